@@ -1,0 +1,45 @@
+"""Errors that a user sees. Every one prints as one line that says what is wrong and where."""
+
+
+class MariusOacError(Exception):
+    """Base of all errors raised on purpose by this package. `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class InputError(MariusOacError):
+    """The user's input (file, config key, argument) is wrong; nothing was written.
+
+    Args:
+        message: what is wrong, in one line.
+        where: file, `file:line` or config key that is to blame; printed before the message.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, where: object = None):
+        self.message = " ".join(str(message).split())
+        self.where = None if where is None else str(where)
+        super().__init__(self.message if where is None else f"{self.where}: {self.message}")
+
+
+class ConfigError(InputError):
+    """A configuration is wrong; `where` is the key's path, after the file and line where they are known."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint or run folder is missing, damaged, or belongs to another run, graph or version."""
+
+
+class DivergedError(MariusOacError):
+    """The loss became NaN or infinite: training stopped before that batch was committed."""
+
+    def __init__(self, sequence: int, loss: float):
+        self.sequence, self.loss = sequence, loss
+        super().__init__(f"the loss is {loss} at batch {sequence}: training stopped; nothing of that batch was kept")
+
+
+class Interrupted(MariusOacError):
+    """The user asked to stop; the batches in flight were finished and a checkpoint was written."""
+
+    exit_code = 130

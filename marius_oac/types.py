@@ -1,0 +1,82 @@
+"""Names of the domain that every room shares. Imports neither torch nor numba."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+NEVER = -1
+"""The timestamp of a row that no batch has written yet (OAC, section 3.2)."""
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Side(IntEnum):
+    """Which end of an edge is replaced by a negative."""
+
+    HEAD = 0
+    TAIL = 1
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table of rows that the pipeline moves.
+
+    Attributes:
+        name: the table's name in checkpoints, exports and metrics.
+        num_rows: rows of the table.
+        max_batch_rows: no batch has more unique rows of this table: staging buffers are made this long.
+    """
+
+    name: str
+    num_rows: int
+    max_batch_rows: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one batch will read and compute: a pure function of (seed, epoch, index), so any thread can make any batch.
+
+    Attributes:
+        sequence: the batch's place in plan order, from 0, over all epochs.
+        rows: for each table, in the planner's table order, the sorted unique row ids, int64.
+        arrays: what the step needs beside the rows: local indices, targets (see the planner that makes it).
+        examples: training examples in the batch, for throughput.
+    """
+
+    sequence: int
+    rows: Sequence[np.ndarray]
+    arrays: Arrays
+    examples: int
+
+
+class Planner(Protocol):
+    """Makes batches; thread-safe and stateless, called by several plan workers at once."""
+
+    tables: Sequence[TableSpec]
+    batches_per_epoch: int
+
+    def plan(self, sequence: int) -> Plan: ...
+
+
+class Step(Protocol):
+    """Forward, loss, gradient and row optimizer of one batch; called by one thread, in computation order.
+
+    `compute` changes the rows in place: `rows[k]` is float32 [n, width] of the planner's table k (value columns first,
+    then optimizer state), on the step's device. Arrays come as numpy on the CPU device, as tensors on CUDA.
+    Dense parameters (relations, networks) belong to the step and are updated in the same call, hence in computation
+    order; `dense_state` and `load_dense_state` carry them and their optimizer state through checkpoints.
+    """
+
+    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+        """Returns the batch's mean loss, a float (or a 0-d tensor on CUDA, which nobody reads before the download)."""
+
+    def dense_state(self) -> Mapping[str, Any]: ...
+
+    def load_dense_state(self, state: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
