@@ -1,0 +1,12 @@
+"""How the storage kernels are compiled: the one place for Numba's options.
+
+- `nogil`: a kernel lets other threads run; all of them work on shared rows, see `atomics`.
+- `cache`: compiled once per machine, not once per process.
+- `fastmath` stays off: the same inputs must give the same bits whatever the compiler would like to reorder or contract.
+
+With `NUMBA_DISABLE_JIT=1` the kernels run as the Python functions they are, and the atomics fall back to a lock.
+"""
+
+from numba import njit
+
+compiled = njit(nogil=True, cache=True, fastmath=False)

@@ -1,0 +1,262 @@
+"""What every store of parameter rows does, wherever the rows lie.
+
+Guarantees of every `ParameterStore`:
+- Each method may be called from any number of threads at once, `close` and `load` excepted.
+- A row is read and written whole: value, optimizer state and timestamp belong together.
+- A call is a sequence of single-row operations in ascending order, not a transaction: two calls that overlap may
+  interleave between rows. What holds a batch together is validation, above the store.
+- A call that raises ValueError has changed nothing.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from marius_oac.storage import kernels
+from marius_oac.storage.bfloat16 import bfloat16_bits
+from marius_oac.types import NEVER
+
+MAX_TIMESTAMP = kernels.MAX_TIMESTAMP
+ROWS_PER_BLOCK = 1 << 14
+
+Update = Callable[[np.ndarray, np.ndarray], None]
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Elements of a row and their place in memory: `[ timestamp word | value | optimizer state ]`.
+
+    A row starts at a multiple of 8 bytes. The optimizer state is float32 whatever the values are.
+    """
+
+    dimension: int
+    state_width: int
+    value_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dimension < 1:
+            raise ValueError(f"dimension must be at least 1, not {self.dimension}")
+        if self.state_width < 0:
+            raise ValueError(f"state_width must be at least 0, not {self.state_width}")
+        if self.value_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"value_dtype must be float32 or bfloat16, not {self.value_dtype!r}")
+
+    @property
+    def width(self) -> int:
+        """Elements of a row in a staging buffer."""
+        return self.dimension + self.state_width
+
+    @property
+    def state_offset(self) -> int:
+        """Bytes from the start of a row to its optimizer state."""
+        value_bytes = self.dimension * (2 if self.value_dtype == "bfloat16" else 4)
+        return kernels.WORD_BYTES + -(-value_bytes // 4) * 4
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory, timestamp word and padding included."""
+        return -(-(self.state_offset + 4 * self.state_width) // 8) * 8
+
+
+class Block(NamedTuple):
+    """Consecutive rows of a table."""
+
+    first_row: int
+    timestamps: np.ndarray  # int64 [n]
+    rows: np.ndarray  # float32 [n, width]
+
+
+class ParameterStore(ABC):
+    """A table of rows with timestamps.
+
+    Staging buffers are float32 [n, width], C-contiguous: the value in `[:, :dimension]`, the optimizer state in
+    `[:, dimension:]`. `rows` are int64 [n], ascending, without repetition, in `[0, num_rows)`. Anything else is a
+    ValueError, as is using a closed store. Timestamps are `NEVER`, -1, to `MAX_TIMESTAMP`.
+    """
+
+    def __init__(self, name: str, num_rows: int, layout: RowLayout) -> None:
+        if num_rows < 0:
+            raise ValueError(f"table {name!r}: num_rows must be at least 0, not {num_rows}")
+        self.name = name
+        self.num_rows = num_rows
+        self.layout = layout
+        self._closed = False
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of memory that the store holds."""
+
+    def read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
+        """Copies rows to `into`, float32 [n, width], and their timestamps to `timestamps`, int64 [n]."""
+        self._check_rows(rows)
+        self._check_array("into", into, np.float32, (rows.size, self.layout.width), written=True)
+        self._check_array("timestamps", timestamps, np.int64, (rows.size,), written=True)
+        self._read(rows, into, timestamps)
+
+    def commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
+        """Overwrites each row whose timestamp is smaller than `timestamp`; returns how many rows refused.
+
+        The write rule of OAC (Waleffe and Mohoney, section 3.1, "Parameter Timestamps"): the outcome is that of the
+        largest timestamp, whatever the order of the calls. `values` is float32 [n, width].
+        """
+        self._check_write(rows, "values", values, timestamp)
+        return self._commit(rows, values, timestamp)
+
+    def overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int:
+        """Overwrites every row and its timestamp: the last writer wins, as in the paper's asynchronous baseline.
+
+        `seen`, int64 [n], are the timestamps read before; returns how many rows had another one by now: each is an
+        update of another batch that is lost.
+        """
+        self._check_write(rows, "values", values, timestamp)
+        self._check_array("seen", seen, np.int64, (rows.size,))
+        return self._overwrite(rows, values, timestamp, seen)
+
+    def add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None:
+        """Adds `deltas`, float32 [n, width], to what the rows hold now; a row keeps the larger timestamp."""
+        self._check_write(rows, "deltas", deltas, timestamp)
+        self._add(rows, deltas, timestamp)
+
+    def apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None:
+        """Runs a row optimizer at the store; a row keeps the larger timestamp.
+
+        `update(rows, gradients)` gets float32 [k, width] and [k, dimension], some rows of the call at a time, and
+        changes `rows` in place while nobody else can read or write them: it must treat each row on its own and must
+        not use the store. If it raises, the rows it was given stay as they were and the error goes to the caller;
+        the rows that earlier calls of `update` returned are written.
+        """
+        self._check_rows(rows)
+        self._check_array("gradients", gradients, np.float32, (rows.size, self.layout.dimension))
+        self._check_timestamp(timestamp)
+        self._apply(rows, gradients, update, timestamp)
+
+    def flush(self) -> None:
+        """Returns when everything written so far is where the store keeps it for good."""
+        self._check_open()
+        self._flush()
+
+    def close(self) -> None:
+        """Flushes and lets go of the memory; nothing else may be using the store. Closing twice does nothing."""
+        if not self._closed:
+            self._flush()
+            self._closed = True
+            self._release()
+
+    def blocks(self, rows_per_block: int = ROWS_PER_BLOCK) -> Iterator[Block]:
+        """The whole table in row order, in new arrays; each row as it is when its block is made."""
+        if rows_per_block < 1:
+            raise ValueError(f"rows_per_block must be at least 1, not {rows_per_block}")
+        for first in range(0, self.num_rows, rows_per_block):
+            rows = np.arange(first, min(first + rows_per_block, self.num_rows))
+            block = Block(first, np.empty(rows.size, np.int64), np.empty((rows.size, self.layout.width), np.float32))
+            self.read(rows, block.rows, block.timestamps)
+            yield block
+
+    def load(self, first_row: int, timestamps: np.ndarray, rows: np.ndarray) -> None:
+        """Sets the rows from `first_row` on, whatever they were: int64 [n] and float32 [n, width]."""
+        self._check_open()
+        count = len(timestamps)
+        if not 0 <= first_row <= first_row + count <= self.num_rows:
+            raise ValueError(
+                f"table {self.name!r}: rows {first_row} to {first_row + count - 1} are not all in 0 to "
+                f"{self.num_rows - 1}"
+            )
+        self._check_array("timestamps", timestamps, np.int64, (count,))
+        self._check_array("rows", rows, np.float32, (count, self.layout.width))
+        if count and not NEVER <= timestamps.min() <= timestamps.max() <= MAX_TIMESTAMP:
+            raise ValueError(f"table {self.name!r}: timestamps must be {NEVER} to {MAX_TIMESTAMP}")
+        self._restore(np.arange(first_row, first_row + count), rows, timestamps)
+
+    def fingerprint(self) -> str:
+        """SHA-256, in hexadecimal, of values and optimizer state in row order.
+
+        Little-endian bytes as stored (bfloat16 values as two bytes), without timestamps and padding: the same rows
+        have the same fingerprint in every kind of store.
+        """
+        digest = hashlib.sha256()
+        dimension = self.layout.dimension
+        for block in self.blocks():
+            if self.layout.value_dtype == "float32":
+                digest.update(block.rows.astype("<f4", copy=False))
+                continue
+            stored = np.empty((len(block.rows), 2 * dimension + 4 * self.layout.state_width), np.uint8)
+            stored[:, : 2 * dimension] = bfloat16_bits(block.rows[:, :dimension]).astype("<u2").view(np.uint8)
+            stored[:, 2 * dimension :] = np.ascontiguousarray(block.rows[:, dimension:], "<f4").view(np.uint8)
+            digest.update(stored)
+        return digest.hexdigest()
+
+    def __enter__(self) -> "ParameterStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None: ...
+
+    @abstractmethod
+    def _commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int: ...
+
+    @abstractmethod
+    def _overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int: ...
+
+    @abstractmethod
+    def _add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None: ...
+
+    @abstractmethod
+    def _apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None: ...
+
+    @abstractmethod
+    def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None: ...
+
+    @abstractmethod
+    def _flush(self) -> None: ...
+
+    @abstractmethod
+    def _release(self) -> None: ...
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"table {self.name!r}: the store is closed")
+
+    def _check_rows(self, rows: np.ndarray) -> None:
+        self._check_open()
+        self._check_array("rows", rows, np.int64, (rows.size,))
+        index = kernels.first_misplaced(rows, self.num_rows)
+        if index < 0:
+            return
+        row = rows[index]
+        if 0 <= row < self.num_rows:
+            raise ValueError(
+                f"table {self.name!r}: row ids must ascend without repetition, but rows[{index}] = {row} follows "
+                f"{rows[index - 1]}"
+            )
+        raise ValueError(f"table {self.name!r}: rows[{index}] = {row} is not in 0 to {self.num_rows - 1}")
+
+    def _check_write(self, rows: np.ndarray, name: str, values: np.ndarray, timestamp: int) -> None:
+        self._check_rows(rows)
+        self._check_array(name, values, np.float32, (rows.size, self.layout.width))
+        self._check_timestamp(timestamp)
+
+    def _check_timestamp(self, timestamp: int) -> None:
+        if not 0 <= timestamp <= MAX_TIMESTAMP:
+            raise ValueError(f"table {self.name!r}: timestamp {timestamp} is not in 0 to {MAX_TIMESTAMP}")
+
+    def _check_array(self, name: str, array: np.ndarray, dtype: type, shape: tuple, written: bool = False) -> None:
+        if array.dtype != dtype or array.shape != shape:
+            raise ValueError(
+                f"table {self.name!r}: {name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} "
+                f"{list(array.shape)}"
+            )
+        if not array.flags.c_contiguous or not array.flags.aligned or (written and not array.flags.writeable):
+            raise ValueError(
+                f"table {self.name!r}: {name} must be C-contiguous and aligned" + (" and writable" * written)
+            )
