@@ -132,10 +132,10 @@ class _Parser:
         mark = self.comment
         if not mark or not (block.startswith(mark) or b"\n" + mark in block):
             return block
-        lines = block.splitlines(keepends=True)
+        lines = block.split(b"\n")
         kept = [line for line in lines if not line.startswith(mark)]
         self.file.comment_lines += len(lines) - len(kept)
-        return b"".join(kept)
+        return b"\n".join(kept)
 
     def _settle_columns(self, first_line: int, block: bytes, body: bytes) -> bytes:
         """Finds width and columns in the first line of data; returns the body without its header."""
@@ -162,7 +162,9 @@ class _Parser:
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            raise InputError(f"byte {line[error.start]:#04x} at position {error.start + 1} is not UTF-8", where) from None
+            raise InputError(
+                f"byte {line[error.start]:#04x} at position {error.start + 1} is not UTF-8", where
+            ) from None
         if "\r" in text:
             raise InputError("a carriage return inside the line", where)
         if not self.quoted:

@@ -1,0 +1,89 @@
+"""What a graph folder holds, byte for byte, and how its files are written.
+
+`train.npy`, `valid.npy`, `test.npy`: ids, C order, [edges, 3] (head, relation, tail) or [edges, 2] (head, tail), int32
+where nodes and relations number at most 2**31, else int64. `nodes.parquet`, `relations.parquet`: one string column
+`name`, in the order of the ids. `graph.json`: version, counts, options, and size and SHA-256 of every other file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FORMAT = "marius_oac.graph"
+VERSION = 1
+MANIFEST = "graph.json"
+NAME_ROWS = 1 << 17  # names in a row group: what looking up one name must read (some MiB)
+
+
+class NpyWriter:
+    """Writes a .npy file whose length is only known at the end. Use it as a context manager."""
+
+    def __init__(self, path: Path, columns: int, dtype: np.dtype) -> None:
+        self._columns, self._dtype, self.rows = columns, dtype, 0
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by __exit__
+        self._header_bytes = self._write_header()
+
+    def append(self, edges: np.ndarray) -> None:
+        """Add rows [n, columns], cast to the file's type."""
+        self._file.write(np.ascontiguousarray(edges, dtype=self._dtype).data)
+        self.rows += len(edges)
+
+    def _write_header(self) -> int:
+        # NumPy pads the header so that the number of rows may grow in place.
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.rows, self._columns)}
+        self._file.seek(0)
+        np.lib.format.write_array_header_1_0(self._file, header)
+        return self._file.tell()
+
+    def __enter__(self) -> NpyWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None and self._write_header() != self._header_bytes:
+                raise AssertionError("the header of a .npy file changed its length")
+        finally:
+            self._file.close()
+
+
+def write_names(path: Path, batches: Iterable[pa.Array]) -> None:
+    """Write names, given in the order of their ids, as a Parquet file with one column `name`."""
+    schema = pa.schema([pa.field("name", pa.string(), nullable=False)])
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for names in batches:
+            writer.write_table(pa.table([names], schema=schema), row_group_size=NAME_ROWS)
+
+
+def write_manifest(folder: Path, content: dict[str, Any], names: Iterable[str]) -> str:
+    """Write `graph.json` with size and SHA-256 of the named files, all forced to disk; returns the fingerprint."""
+    files = {}
+    for name in names:
+        with open(folder / name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+            files[name] = {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
+    manifest = {"format": FORMAT, "version": VERSION, **content, "files": files}
+    with open(folder / MANIFEST, "w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return fingerprint(files)
+
+
+def fingerprint(files: dict[str, Any]) -> str:
+    """SHA-256 (hex) over the names and digests of a graph's files: equal exactly where the graphs are."""
+    text = "".join(f"{name}:{files[name]['sha256']}\n" for name in sorted(files))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""Which edge goes where: given files, or seeded fractions of one file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from marius_oac.errors import InputError
+
+SPLITS = ("train", "valid", "test")
+STRATUM_EDGES = 1 << 16
+"""Edges among which each stratum draws its share; part of what the seed means, so never an option."""
+
+
+@dataclass(frozen=True)
+class GivenSplits:
+    """The splits are files, read in the order train, valid, test.
+
+    Attributes:
+        ends: number of the first edge after each of the three.
+    """
+
+    ends: tuple[int, int, int]
+    over_kept: ClassVar[bool] = False  # edges are numbered as read, repetitions included
+
+    def of(self, numbers: np.ndarray) -> np.ndarray:
+        """Index into `SPLITS` of the edges with these numbers, int8 of the same shape."""
+        return np.searchsorted(self.ends, numbers, side="right").astype(np.int8)
+
+
+@dataclass(frozen=True)
+class DrawnSplits:
+    """A seeded draw without replacement: exactly round(fraction * edges) edges of each kind.
+
+    Every stratum of `STRATUM_EDGES` edges gets its proportional share, so the draw streams: which split an edge goes
+    to depends on (seed, edges, fractions, edge number) alone, and nothing is held for the whole graph.
+    """
+
+    edges: int
+    valid_fraction: float
+    test_fraction: float
+    seed: int
+
+    over_kept: ClassVar[bool] = True  # edges are numbered once the repetitions that were to go are gone
+
+    def __post_init__(self) -> None:
+        check_fractions(self.valid_fraction, self.test_fraction)
+
+    def of(self, numbers: np.ndarray) -> np.ndarray:
+        """Index into `SPLITS` of the edges with these ascending numbers, int8 of the same shape."""
+        if not len(numbers):
+            return np.empty(0, np.int8)
+        first, last = int(numbers[0]) // STRATUM_EDGES, int(numbers[-1]) // STRATUM_EDGES
+        strata = np.concatenate([self._stratum(number) for number in range(first, last + 1)])
+        return strata[numbers - first * STRATUM_EDGES]
+
+    def _stratum(self, number: int) -> np.ndarray:
+        start = number * STRATUM_EDGES
+        stop = min(start + STRATUM_EDGES, self.edges)
+        counts = []
+        for fraction in (self.valid_fraction, self.test_fraction):
+            total = round(fraction * self.edges)
+            # Cumulative shares in integers: they add up to `total` exactly, whatever the size.
+            counts.append(total * stop // self.edges - total * start // self.edges)
+        splits = np.zeros(stop - start, dtype=np.int8)
+        splits[: counts[0]] = 1
+        splits[counts[0] : counts[0] + counts[1]] = 2
+        return np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, number])).permutation(splits)
+
+
+def check_fractions(valid: float, test: float) -> None:
+    """Raises InputError unless both lie in [0, 1) and leave something to train on."""
+    for name, fraction in (("valid_fraction", valid), ("test_fraction", test)):
+        if not 0 <= fraction < 1:
+            raise InputError(f"a fraction in [0, 1) is needed, not {fraction}", name)
+    if valid + test >= 1:
+        raise InputError(
+            f"{valid} for validation and {test} for the test leave nothing to train on (their sum must stay below 1)",
+            "valid_fraction, test_fraction",
+        )
