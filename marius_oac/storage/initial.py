@@ -90,16 +90,17 @@ def _fill(keys, flat, dimension, state_width, stream, scale, state_initial, norm
     for i in range(keys.size):
         row_stream = _mix(stream + np.uint64(keys[i]) * _GOLDEN)
         row = flat[i * width : (i + 1) * width]
+        # Adding 0.0 makes a -0.0 positive: rows of scale 0 are all zero bits.
         for j in range(dimension):
             bits = _mix(row_stream + np.uint64(j + 1) * _GOLDEN)
             if normal:
                 # The middles of 2**52 equal steps: never 0 or 1.
                 p = (np.float64(bits >> np.uint64(12)) + 0.5) * 2.0**-52
-                row[j] = scale * normal_quantile(p)
+                row[j] = scale * normal_quantile(p) + 0.0
             else:
                 # The middles of 2**24 equal steps of (-1, 1), exact in float32.
                 odd = 2 * np.int64(bits >> np.uint64(40)) + 1 - (1 << 24)
-                row[j] = scale * (np.float64(odd) * 2.0**-24)
+                row[j] = scale * (np.float64(odd) * 2.0**-24) + 0.0
         row[dimension:] = state_initial
 
 

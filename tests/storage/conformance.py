@@ -1,0 +1,474 @@
+"""What every parameter store must do. A store's test module derives from these classes and defines `make_store`."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from marius_oac.storage.contract import MAX_TIMESTAMP, ParameterStore, RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.types import NEVER
+from tests.storage.naive import NaiveStore
+
+JIT = not numba.config.DISABLE_JIT
+EXAMPLES = settings(
+    max_examples=60 if JIT else 15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.function_scoped_fixture],
+)
+THREADS = 4
+ROUNDS = 8000 if JIT else 12
+"""Calls per thread of a torture test: bounded work, not bounded time."""
+
+layouts = st.builds(
+    RowLayout,
+    dimension=st.integers(1, 9),
+    state_width=st.integers(0, 5),
+    value_dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+numbers = st.floats(-1e6, 1e6, width=32)
+
+
+def ids(*rows):
+    return np.array(rows, np.int64)
+
+
+def filled(count, width, value):
+    return np.full((count, width), value, np.float32)
+
+
+def initial_rows(initial, num_rows, layout):
+    rows = np.empty((num_rows, layout.width), np.float32)
+    initial.fill(np.arange(num_rows), rows, layout.dimension)
+    return rows
+
+
+def read(store, rows):
+    into = np.full((len(rows), store.layout.width), np.nan, np.float32)
+    timestamps = np.full(len(rows), -7, np.int64)
+    store.read(rows, into, timestamps)
+    return into, timestamps
+
+
+def read_all(store):
+    return read(store, np.arange(store.num_rows))
+
+
+def together(*functions):
+    """Runs the functions at once, each in a thread of its own; the first error comes out."""
+    start = threading.Barrier(len(functions))
+
+    def run(function):
+        start.wait()
+        return function()
+
+    with ThreadPoolExecutor(len(functions)) as threads:
+        return [future.result() for future in [threads.submit(run, function) for function in functions]]
+
+
+class Making:
+    """Hands out stores; a subclass says which."""
+
+    def make_store(self, num_rows: int, layout: RowLayout, initial: RowInitial) -> ParameterStore:
+        raise NotImplementedError
+
+    def zeros(self, num_rows, dimension=4, state_width=2, value_dtype="float32"):
+        layout = RowLayout(dimension, state_width, value_dtype)
+        return self.make_store(num_rows, layout, RowInitial("uniform", 0.0, 0, "zeros"))
+
+
+class StoreConformance(Making):
+    """One thread."""
+
+    @EXAMPLES
+    @given(data=st.data(), layout=layouts, num_rows=st.integers(1, 12), kind=st.sampled_from(["uniform", "normal"]))
+    def test_any_calls_do_what_the_naive_store_does(self, data, layout, num_rows, kind):
+        initial = RowInitial(kind, 0.5, data.draw(st.integers(0, 9)), "table", state_initial=0.25)
+        naive = NaiveStore(layout, initial_rows(initial, num_rows, layout))
+        subsets = st.sets(st.integers(0, num_rows - 1)).map(lambda rows: ids(*sorted(rows)))
+
+        def matrix(count, width):
+            flat = data.draw(st.lists(numbers, min_size=count * width, max_size=count * width))
+            return np.array(flat, np.float32).reshape(count, width)
+
+        def update(rows, gradients):
+            rows[:, : layout.dimension] -= np.float32(0.5) * gradients
+            rows[:, layout.dimension :] += 1
+
+        with self.make_store(num_rows, layout, initial) as store:
+            for _ in range(data.draw(st.integers(0, 6))):
+                rows, timestamp = data.draw(subsets), data.draw(st.integers(0, 5) | st.just(MAX_TIMESTAMP))
+                call = data.draw(st.sampled_from(["commit", "overwrite", "add", "apply", "load"]))
+                if call == "load":
+                    first = int(rows[0]) if len(rows) else 0
+                    stamps = np.array(data.draw(st.lists(st.integers(-1, 9), max_size=num_rows - first)), np.int64)
+                    arguments = (first, stamps, matrix(len(stamps), layout.width))
+                elif call == "apply":
+                    arguments = (rows, matrix(len(rows), layout.dimension), update, timestamp)
+                elif call == "overwrite":
+                    seen = ids(*data.draw(st.lists(st.integers(-1, 3), min_size=len(rows), max_size=len(rows))))
+                    arguments = (rows, matrix(len(rows), layout.width), timestamp, seen)
+                else:
+                    arguments = (rows, matrix(len(rows), layout.width), timestamp)
+                assert getattr(store, call)(*arguments) == getattr(naive, call)(*arguments)
+                some = data.draw(subsets)
+                for found, expected in zip(read(store, some), naive.read(some.tolist()), strict=True):
+                    np.testing.assert_array_equal(found, expected)
+            for found, expected in zip(read_all(store), naive.read(range(num_rows)), strict=True):
+                np.testing.assert_array_equal(found, expected)
+            assert store.fingerprint() == naive.fingerprint()
+
+    def test_starts_at_its_initial_rows_never_written(self):
+        layout = RowLayout(7, 3)
+        initial = RowInitial("normal", 0.1, 5, "entities", state_initial=0.5)
+        with self.make_store(40_000, layout, initial) as store:
+            values, timestamps = read_all(store)
+        np.testing.assert_array_equal(values, initial_rows(initial, 40_000, layout))
+        assert (timestamps == NEVER).all()
+
+    def test_largest_timestamp_wins_in_every_order(self):
+        for order in permutations([3, 0, 2, 1]):
+            with self.zeros(2) as store:
+                refused = [store.commit(ids(0, 1), filled(2, 6, t), t) for t in order]
+                values, timestamps = read_all(store)
+            assert (values == 3).all() and (timestamps == 3).all()
+            smaller_came_later = [any(earlier > t for earlier in order[:i]) for i, t in enumerate(order)]
+            assert refused == [2 * late for late in smaller_came_later]
+
+    def test_an_equal_timestamp_is_refused(self):
+        with self.zeros(1) as store:
+            assert store.commit(ids(0), filled(1, 6, 1), 0) == 0
+            assert store.commit(ids(0), filled(1, 6, 2), 0) == 1
+            assert (read_all(store)[0] == 1).all()
+
+    def test_overwrite_counts_the_updates_it_loses(self):
+        with self.zeros(4) as store:
+            # Batches 0 and 1 read, then both write: they share rows 1 and 2.
+            first, second = ids(0, 1, 2), ids(1, 2, 3)
+            seen_first, seen_second = read(store, first)[1], read(store, second)[1]
+            assert store.overwrite(first, filled(3, 6, 10), 0, seen_first) == 0
+            assert store.overwrite(second, filled(3, 6, 11), 1, seen_second) == 2
+            # Batches 2 and 3 take turns: nothing is lost.
+            assert store.overwrite(first, filled(3, 6, 12), 2, read(store, first)[1]) == 0
+            assert store.overwrite(second, filled(3, 6, 13), 3, read(store, second)[1]) == 0
+            # Batch 5 overtakes batch 4, which reads first and writes last.
+            seen = read(store, ids(1))[1]
+            assert store.overwrite(ids(1), filled(1, 6, 15), 5, read(store, ids(1))[1]) == 0
+            assert store.overwrite(ids(1), filled(1, 6, 14), 4, seen) == 1
+            values, timestamps = read_all(store)
+        assert values[:, 0].tolist() == [12, 14, 13, 13]
+        assert timestamps.tolist() == [2, 4, 3, 3]
+
+    def test_apply_that_raises_changes_nothing_and_holds_nothing(self):
+        with self.zeros(3) as store:
+            store.commit(ids(0, 1, 2), filled(3, 6, 1), 4)
+            before = store.fingerprint()
+
+            def fail(rows, gradients):
+                rows += 1
+                raise ArithmeticError("from the optimizer")
+
+            with pytest.raises(ArithmeticError, match="from the optimizer"):
+                store.apply(ids(0, 2), filled(2, 4, 1), fail, 5)
+            assert store.fingerprint() == before
+            assert read_all(store)[1].tolist() == [4, 4, 4]
+            assert store.commit(ids(0, 1, 2), filled(3, 6, 2), 6) == 0  # would wait for ever for a lock left behind
+
+    def test_apply_treats_many_rows_in_pieces(self):
+        count = 50_000 if JIT else 3000
+        pieces = []
+
+        def update(rows, gradients):
+            assert rows.dtype == gradients.dtype == np.float32
+            assert rows.shape == (len(gradients), 6 if JIT else 600)
+            pieces.append(len(rows))
+            if len(pieces) == 3:
+                raise ArithmeticError
+            rows[:, : gradients.shape[1]] += gradients
+
+        with self.zeros(count, *((4, 2) if JIT else (400, 200))) as store:
+            gradients = np.arange(1, count + 1, dtype=np.float32)[:, None].repeat(store.layout.dimension, axis=1)
+            with pytest.raises(ArithmeticError):
+                store.apply(np.arange(count), gradients, update, 9)
+            values, timestamps = read_all(store)
+            done = pieces[0] + pieces[1]
+            assert done < count
+            np.testing.assert_array_equal(values[:done, : gradients.shape[1]], gradients[:done])
+            assert not values[done:].any()
+            assert (timestamps[:done] == 9).all() and (timestamps[done:] == NEVER).all()
+            assert store.commit(np.arange(count), np.zeros_like(values), 10) == 0
+
+    @pytest.mark.parametrize("value_dtype", ["float32", "bfloat16"])
+    def test_blocks_carry_a_table_to_another_store(self, value_dtype):
+        layout = RowLayout(5, 3, value_dtype)
+        with (
+            self.make_store(103, layout, RowInitial("normal", 1.0, 1, "one")) as one,
+            self.make_store(103, layout, RowInitial("uniform", 1.0, 2, "other")) as other,
+        ):
+            one.commit(ids(3, 50, 102), np.random.default_rng(0).random((3, 8), np.float32), 17)
+            assert one.fingerprint() != other.fingerprint()
+            blocks = list(one.blocks(20))
+            assert [block.first_row for block in blocks] == [0, 20, 40, 60, 80, 100]
+            for block in blocks:
+                other.load(*block)
+            assert one.fingerprint() == other.fingerprint()
+            for found, expected in zip(read_all(other), read_all(one), strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+    def test_fingerprint_covers_every_element_but_not_timestamps(self):
+        with self.zeros(3) as store:
+            prints = {store.fingerprint()}
+            store.commit(ids(1), filled(1, 6, 0), 8)
+            assert {store.fingerprint()} == prints
+            for row in range(3):
+                for column in range(6):
+                    values = filled(1, 6, 0)
+                    values[0, column] = 1
+                    store.overwrite(ids(row), values, 1, ids(0))
+                    prints.add(store.fingerprint())
+                store.overwrite(ids(row), filled(1, 6, 0), 1, ids(0))
+            assert len(prints) == 1 + 3 * 6
+
+    def test_the_caller_keeps_its_arrays(self):
+        with self.zeros(2) as store:
+            values, (into, timestamps) = filled(1, 6, 5), read(store, ids(0))
+            store.commit(ids(0), values, 1)
+            values[:] = 6
+            assert not into.any() and timestamps[0] == NEVER
+            assert (read(store, ids(0))[0] == 5).all()
+
+    @pytest.mark.parametrize("value_dtype", ["float32", "bfloat16"])
+    def test_no_rows_at_all(self, value_dtype):
+        with self.zeros(0, value_dtype=value_dtype) as store:
+            none = ids()
+            assert store.commit(none, filled(0, 6, 0), 0) == 0
+            assert store.overwrite(none, filled(0, 6, 0), 0, none) == 0
+            store.add(none, filled(0, 6, 0), 0)
+            store.apply(none, filled(0, 4, 0), lambda rows, gradients: None, 0)
+            store.load(0, none, filled(0, 6, 0))
+            assert list(store.blocks()) == []
+            assert read_all(store)[0].shape == (0, 6)
+
+    @pytest.mark.parametrize("rows", [[5], [-1], [0, 0], [1, 0], [0, 1, 1, 2], [2**62], [0, 2, 5]])
+    def test_bad_row_ids_are_refused(self, rows):
+        with self.zeros(5) as store:
+            before, rows, n = store.fingerprint(), ids(*rows), len(rows)
+            for call, *arguments in (
+                ("read", filled(n, 6, 0), np.zeros(n, np.int64)),
+                ("commit", filled(n, 6, 1), 1),
+                ("overwrite", filled(n, 6, 1), 1, np.zeros(n, np.int64)),
+                ("add", filled(n, 6, 1), 1),
+                ("apply", filled(n, 4, 1), lambda rows, gradients: None, 1),
+            ):
+                with pytest.raises(ValueError, match=r"table 'zeros': (rows\[|row ids must ascend)"):
+                    getattr(store, call)(rows, *arguments)
+            assert store.fingerprint() == before
+            assert (read_all(store)[1] == NEVER).all()
+
+    def test_bad_arrays_are_refused(self):
+        with self.zeros(5) as store:
+            good = filled(2, 6, 0)
+            for rows, values, timestamp in (
+                (np.array([0, 1], np.int32), good, 1),
+                (np.array([0.0, 1.0]), good, 1),
+                (np.arange(4)[::2], good, 1),
+                (ids(0, 1)[None], good, 1),
+                (ids(0, 1), good.astype(np.float64), 1),
+                (ids(0, 1), filled(2, 5, 0), 1),
+                (ids(0, 1), filled(3, 6, 0), 1),
+                (ids(0, 1), np.zeros((6, 2), np.float32).T, 1),
+                (ids(0, 1), good, -1),
+                (ids(0, 1), good, MAX_TIMESTAMP + 1),
+            ):
+                for call in (store.commit, store.add):
+                    with pytest.raises(ValueError, match="table 'zeros'"):
+                        call(rows, values, timestamp)
+            read_only = filled(2, 6, 0)
+            read_only.flags.writeable = False
+            with pytest.raises(ValueError, match="into must be C-contiguous and aligned and writable"):
+                store.read(ids(0, 1), read_only, ids(0, 0))
+            assert store.commit(ids(0, 1), read_only, 1) == 0
+            for first, count, timestamp in ((4, 2, 0), (-1, 2, 0), (0, 2, -2), (0, 2, MAX_TIMESTAMP + 1)):
+                with pytest.raises(ValueError, match="table 'zeros'"):
+                    store.load(first, np.full(count, timestamp), filled(count, 6, 1))
+            with pytest.raises(ValueError, match="rows_per_block"):
+                list(store.blocks(0))
+
+    def test_a_closed_store_refuses_everything(self):
+        store = self.zeros(2)
+        store.flush()
+        store.close()
+        store.close()
+        for call in (
+            lambda: read_all(store),
+            lambda: store.commit(ids(0), filled(1, 6, 0), 0),
+            lambda: store.load(0, ids(0), filled(1, 6, 0)),
+            store.flush,
+            store.fingerprint,
+        ):
+            with pytest.raises(ValueError, match="closed"):
+                call()
+
+
+class ConcurrentConformance(Making):
+    """Many threads on few rows. What is written tells which call wrote it, so a torn row shows.
+
+    The rows are long, so that most of a call is copying and calls do overlap.
+    """
+
+    ROWS = 3
+    DIMENSION = 12_000 if JIT else 60
+    STATE = 4_000 if JIT else 20
+
+    def _store(self, value_dtype="float32"):
+        return self.zeros(self.ROWS, self.DIMENSION, self.STATE, value_dtype)
+
+    def _values(self, number):
+        return filled(self.ROWS, self.DIMENSION + self.STATE, number)
+
+    def _reader(self, store, check):
+        rows = np.arange(self.ROWS)
+        into, timestamps = self._values(0), np.zeros(self.ROWS, np.int64)
+
+        def run():
+            for _ in range(ROUNDS):
+                store.read(rows, into, timestamps)
+                assert (into.min(axis=1) == into.max(axis=1)).all(), "a torn row"
+                check(into[:, 0], timestamps)
+
+        return run
+
+    @pytest.mark.parametrize("value_dtype", ["float32", "bfloat16"])
+    def test_commits_leave_the_largest_timestamp_and_no_torn_row(self, value_dtype):
+        # bfloat16 has 8 bits of precision: content is the timestamp modulo 256.
+        modulus = 256 if value_dtype == "bfloat16" else 1 << 24
+
+        def writer(store, rank):
+            numbers = np.arange(rank, THREADS * ROUNDS, THREADS)
+            np.random.default_rng(rank).shuffle(numbers[: ROUNDS // 2])
+            rows = np.arange(self.ROWS)
+
+            def run():
+                refused, values = 0, self._values(0)
+                for n in numbers.tolist():
+                    values.fill(n % modulus)
+                    refused += store.commit(rows, values, n)
+                return refused
+
+            return run
+
+        def check(content, timestamps):
+            written = timestamps >= 0
+            np.testing.assert_array_equal(content[written], (timestamps % modulus)[written])
+            assert not content[~written].any()
+
+        with self._store(value_dtype) as store:
+            writers = [writer(store, rank) for rank in range(THREADS)]
+            outcomes = together(*writers, self._reader(store, check), self._reader(store, check))
+            values, timestamps = read_all(store)
+        last = THREADS * ROUNDS - 1
+        assert (timestamps == last).all() and (values == last % modulus).all()
+        assert 0 < sum(outcomes[:THREADS]) < THREADS * ROUNDS * self.ROWS
+
+    def test_overwrites_with_one_timestamp_are_never_torn(self):
+        """The timestamp stays the same from write to write: only the version tells a reader."""
+
+        def writer(store, rank):
+            rows, seen, values = np.arange(self.ROWS), np.zeros(self.ROWS, np.int64), self._values(0)
+
+            def run():
+                for n in range(ROUNDS):
+                    values.fill(THREADS * n + rank)
+                    store.overwrite(rows, values, 0, seen)
+
+            return run
+
+        with self._store() as store:
+            together(
+                *(writer(store, rank) for rank in range(THREADS)),
+                self._reader(store, lambda content, timestamps: None),
+                self._reader(store, lambda content, timestamps: None),
+            )
+
+    def test_updates_are_missing_exactly_if_lost_ones_were_counted(self):
+        """Each call adds one to what it read: the last value of a row counts the writes that built on each other."""
+
+        def writer(store, rank):
+            rows, into, seen = np.arange(self.ROWS), self._values(0), np.zeros(self.ROWS, np.int64)
+
+            def run():
+                lost = 0
+                for n in range(ROUNDS):
+                    store.read(rows, into, seen)
+                    into[:] += 1
+                    lost += store.overwrite(rows, into, THREADS * n + rank, seen)
+                return lost
+
+            return run
+
+        with self._store() as store:
+            lost = sum(together(*(writer(store, rank) for rank in range(THREADS))))
+            counts = read_all(store)[0][:, 0]
+        missing = THREADS * ROUNDS * self.ROWS - int(counts.sum())
+        assert 0 <= missing and 0 <= lost < THREADS * ROUNDS * self.ROWS
+        assert (missing == 0) == (lost == 0)
+
+    def test_additions_and_optimizers_at_the_store_lose_nothing(self):
+        def adder(store, rank):
+            rows, ones = np.arange(self.ROWS), self._values(1)
+
+            def run():
+                for n in range(ROUNDS):
+                    store.add(rows, ones, THREADS * n + rank)
+
+            return run
+
+        def applier(store, rank):
+            rows, gradients = np.arange(self.ROWS), filled(self.ROWS, self.DIMENSION, -1)
+
+            def update(values, gradients):
+                values -= gradients[:, :1]
+
+            def run():
+                for n in range(ROUNDS):
+                    store.apply(rows, gradients, update, THREADS * n + rank)
+
+            return run
+
+        with self._store() as store:
+            together(
+                *(adder(store, rank) for rank in range(2)),
+                *(applier(store, rank) for rank in range(2, THREADS)),
+                self._reader(store, lambda content, timestamps: None),
+            )
+            values, timestamps = read_all(store)
+        assert (values == THREADS * ROUNDS).all()
+        assert (timestamps == THREADS * ROUNDS - 1).all()
+
+    def test_overlapping_row_sets_do_not_deadlock(self):
+        """Every thread locks another set of rows at once; in ascending order nobody waits in a circle."""
+
+        def applier(store, rank):
+            generator = np.random.default_rng(rank)
+
+            def update(values, gradients):
+                values += 1
+
+            def run():
+                total = 0
+                for n in range(ROUNDS):
+                    rows = np.flatnonzero(generator.random(self.ROWS) < 0.5)
+                    store.apply(rows, filled(len(rows), self.DIMENSION, 0), update, n)
+                    total += len(rows)
+                return total
+
+            return run
+
+        with self._store() as store:
+            total = sum(together(*(applier(store, rank) for rank in range(THREADS))))
+            assert read_all(store)[0][:, 0].sum() == total

@@ -1,0 +1,40 @@
+"""The memory store passes the conformance suite and holds its memory as it says."""
+
+import numpy as np
+
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.memory import MemoryStore
+from tests.storage.conformance import ConcurrentConformance, StoreConformance, initial_rows
+
+
+class MemoryStores:
+    def make_store(self, num_rows, layout, initial):
+        return MemoryStore(initial.table, num_rows, layout, initial)
+
+
+class TestMemoryStore(MemoryStores, StoreConformance):
+    pass
+
+
+class TestConcurrentMemoryStore(MemoryStores, ConcurrentConformance):
+    pass
+
+
+def test_memory_is_what_the_layout_says():
+    layout = RowLayout(100, 100)
+    store = MemoryStore("t", 1000, layout, RowInitial("uniform", 1.0, 0, "t"))
+    assert store.nbytes == 1000 * layout.row_bytes == 1000 * 808
+    assert store._table.words.ctypes.data % 64 == 0
+    store.close()
+    assert store.nbytes == 0
+
+
+def test_bfloat16_rows_start_rounded():
+    initial, layout = RowInitial("normal", 1.0, 0, "t", state_initial=0.1), RowLayout(3, 1, "bfloat16")
+    with MemoryStore("t", 10, layout, initial) as store:
+        (block,) = store.blocks()
+    exact = initial_rows(initial, 10, layout)
+    assert (block.rows[:, :3] != exact[:, :3]).any()
+    np.testing.assert_allclose(block.rows[:, :3], exact[:, :3], rtol=2**-8)
+    np.testing.assert_array_equal(block.rows[:, 3], exact[:, 3])
