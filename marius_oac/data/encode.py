@@ -44,6 +44,7 @@ class Encoder:
             "autoload_known_extensions": False,
         }
         self._connection = duckdb.connect(str(work / "encode.duckdb"), config=settings)
+        self._connection.execute("SET enable_progress_bar = false")  # it would write to our output
         self._pending: list[pa.RecordBatch] = []
         self._schema: pa.Schema | None = None
         self._inserted = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,8 +62,20 @@ def write_names(path: Path, batches: Iterable[pa.Array]) -> None:
     """Write names, given in the order of their ids, as a Parquet file with one column `name`."""
     schema = pa.schema([pa.field("name", pa.string(), nullable=False)])
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for names in batches:
+        for names in _regrouped(batches):
             writer.write_table(pa.table([names], schema=schema), row_group_size=NAME_ROWS)
+
+
+def _regrouped(batches: Iterable[pa.Array]) -> Iterator[pa.Array]:
+    """The same names, `NAME_ROWS` at a time: how they came must not show in the file."""
+    pending = pa.chunked_array([], pa.string())
+    for batch in batches:
+        pending = pa.chunked_array([*pending.chunks, batch])
+        while len(pending) >= NAME_ROWS:
+            yield pending[:NAME_ROWS].combine_chunks()
+            pending = pending[NAME_ROWS:]
+    if len(pending):
+        yield pending.combine_chunks()
 
 
 def write_manifest(folder: Path, content: dict[str, Any], names: Iterable[str]) -> str:

@@ -1,0 +1,298 @@
+"""Preparing against the naive oracle: every format, option and split, byte for byte where threads could matter."""
+
+import dataclasses
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marius_oac.data import assemble, encode
+from marius_oac.data.generate import GeneratedGraph, write_graph
+from marius_oac.data.graph import Graph
+from marius_oac.data.prepare import PreparedGraph, PrepareRequest, prepare
+from marius_oac.data.readers import ReadOptions
+from marius_oac.data.splits import STRATUM_EDGES, DrawnSplits
+from tests.data import naive_prepare
+
+SPLITS = naive_prepare.SPLITS
+ROWS = {
+    "train": [("b", "likes", "a"), ("a", "likes", "c"), ("ü", "hates", "b"), ("b", "likes", "a")],
+    "valid": [("c", "likes", "b"), ("a", "likes", "c"), ("new", "likes", "a")],
+    "test": [("a", "knows", "b"), ("ü", "hates", "c")],
+}
+
+
+def write_tsv(path, rows):
+    path.write_bytes("".join("\t".join(map(str, row)) + "\n" for row in rows).encode())
+    return path
+
+
+def write_splits(folder, rows):
+    return {split: write_tsv(folder / f"{split}.tsv", rows[split]) for split in rows if rows[split]}
+
+
+def assert_graph_is(summary: PreparedGraph, expected: dict):
+    graph = Graph.open(summary.path)
+    assert graph.num_nodes == len(expected["nodes"])
+    assert graph.node_names(range(graph.num_nodes)) == expected["nodes"]
+    assert graph.num_relations == len(expected["relations"])
+    if expected["relations"]:
+        assert graph.relation_names(range(graph.num_relations)) == expected["relations"]
+    for split in SPLITS:
+        assert graph.edges(split).tolist() == expected["edges"][split]
+    assert summary.edges == {split: len(expected["edges"][split]) for split in SPLITS} == graph.num_edges
+    assert summary.duplicates == expected["duplicates"]
+    assert summary.unseen_edges == {split: expected["unseen_edges"][split] for split in ("valid", "test")}
+    assert (summary.unseen_nodes, summary.unseen_relations) == (expected["unseen_nodes"], expected["unseen_relations"])
+    assert summary.fingerprint == graph.fingerprint
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "drop"])
+@pytest.mark.parametrize("unseen", ["skip", "keep"])
+def test_given_splits(tmp_path, unseen, duplicates):
+    files = write_splits(tmp_path, ROWS)
+    summary = prepare(PrepareRequest(out=tmp_path / "g", unseen=unseen, duplicates=duplicates, **files))
+    expected = naive_prepare.prepare(ROWS, unseen, duplicates)
+    assert_graph_is(summary, expected)
+    assert (expected["duplicates"], expected["unseen_nodes"], expected["unseen_relations"]) == (2, 1, 1)
+    assert f"2 duplicates, {'dropped' if duplicates == 'drop' else 'kept'}" in str(summary)
+    assert "1 nodes and 1 relations that train lacks" in str(summary)
+    assert os.listdir(tmp_path / "g") != [] and not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+names = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\t\r\n\0#\ufeff"), min_size=1, max_size=3)
+few = st.sampled_from(["a", "b", "B", "é", "𝄞", '"', "a b", "NULL", "null", "1", "01", "-1"])
+triples = st.lists(st.tuples(few | names, few, few | names), max_size=12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    train=triples.filter(bool),
+    valid=triples,
+    test=triples,
+    unseen=st.sampled_from(["skip", "keep"]),
+    duplicates=st.sampled_from(["keep", "drop"]),
+    relations=st.booleans(),
+)
+def test_any_names(train, valid, test, unseen, duplicates, relations):
+    rows = {"train": train, "valid": valid, "test": test}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = write_splits(folder, rows)
+        fractions = {"valid_fraction": 0.0, "test_fraction": 0.0} if len(files) == 1 else {}
+        read = ReadOptions(relations=relations)
+        request = PrepareRequest(out=folder / "g", read=read, unseen=unseen, duplicates=duplicates, **files, **fractions)
+        summary = prepare(request)
+        if not relations:
+            rows = {split: [(row[0], row[2]) for row in rows[split]] for split in rows}
+        assert_graph_is(summary, naive_prepare.prepare(rows, unseen, duplicates))
+
+
+@pytest.fixture(scope="module")
+def generated():
+    return GeneratedGraph(num_nodes=500, num_edges=3000, num_relations=7, seed=3)
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".csv", ".csv.gz", ".parquet"])
+def test_formats_give_the_same_graph(tmp_path, generated, suffix):
+    source = tmp_path / f"g{suffix}"
+    write_graph(generated, source)
+    reference = tmp_path / "reference.tsv"
+    write_graph(generated, reference)
+    assert (
+        prepare(PrepareRequest(source=str(source), out=tmp_path / "a")).fingerprint
+        == prepare(PrepareRequest(source=str(reference), out=tmp_path / "b")).fingerprint
+    )
+
+
+def as_parquet(path, ids):
+    pq.write_table(pa.table({"head": ids[:, 0], "relation": ids[:, 1], "tail": ids[:, 2]}), path)
+
+
+def as_npy(path, ids):
+    np.save(path, np.asfortranarray(ids) if path.stem == "fortran" else ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("g.npy", as_npy), ("fortran.npy", as_npy), ("g.parquet", as_parquet)], ids=str
+)
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.uint8])
+def test_integer_ids_keep_their_order(tmp_path, name, write, dtype):
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 200, (400, 3)).astype(dtype)
+    write(tmp_path / name, ids)
+    summary = prepare(
+        PrepareRequest(source=str(tmp_path / name), out=tmp_path / "g", valid_fraction=0, test_fraction=0)
+    )
+    assert_graph_is(summary, naive_prepare.prepare({"train": [tuple(row) for row in ids.tolist()]}))
+
+
+def test_dense_integer_ids_stay_what_they_are(tmp_path):
+    ids = np.stack([np.arange(100), np.arange(100)[::-1]], axis=1)
+    np.save(tmp_path / "g.npy", ids)
+    prepare(PrepareRequest(source=str(tmp_path / "g.npy"), out=tmp_path / "g", valid_fraction=0, test_fraction=0))
+    graph = Graph.open(tmp_path / "g")
+    assert graph.edges("train").tolist() == ids.tolist() and graph.num_relations == 0
+
+
+def test_ids_to_the_last_below_2_63(tmp_path):
+    ids = np.array([[2**63 - 1, 0], [2**53 + 1, 2**53]], dtype=np.uint64)
+    np.save(tmp_path / "g.npy", ids)
+    prepare(PrepareRequest(source=str(tmp_path / "g.npy"), out=tmp_path / "g", valid_fraction=0, test_fraction=0))
+    assert Graph.open(tmp_path / "g").node_names([0, 1, 2, 3]) == ["0", str(2**53), str(2**53 + 1), str(2**63 - 1)]
+
+
+def test_fractions_are_exact_seeded_and_leave_the_order(tmp_path, generated):
+    source = tmp_path / "g.tsv"
+    write_graph(generated, source)
+    request = PrepareRequest(source=str(source), out=tmp_path / "a", unseen="keep", valid_fraction=0.1, seed=5)
+    first = prepare(request)
+    assert first.edges == {"train": 2550, "valid": 300, "test": 150}
+    again = prepare(dataclasses.replace(request, out=tmp_path / "b"))
+    other = prepare(dataclasses.replace(request, out=tmp_path / "c", seed=6))
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+    graph = Graph.open(first.path)
+    rows = [tuple(row) for row in generated.edges().tolist()]
+    whole = Counter()
+    for split in SPLITS:
+        edges = graph.edges(split)
+        heads, tails = graph.node_names(edges[:, 0]), graph.node_names(edges[:, 2])
+        relations = graph.relation_names(edges[:, 1])
+        split_rows = [
+            (int(h[3:]), int(r[3:]), int(t[3:])) for h, r, t in zip(heads, relations, tails, strict=True)
+        ]  # "/m/0000042", "/r/7"
+        places = iter(rows)
+        assert all(row in places for row in split_rows)  # a subsequence: the file's order is kept
+        whole.update(split_rows)
+    assert whole == Counter(rows)
+
+
+def test_duplicates_leave_before_fractions_are_drawn(tmp_path):
+    rows = [(f"n{i % 10}", "r", f"n{i % 7}") for i in range(140)]
+    write_tsv(tmp_path / "g.tsv", rows)
+    summary = prepare(
+        PrepareRequest(
+            source=str(tmp_path / "g.tsv"), out=tmp_path / "g", duplicates="drop", unseen="keep", valid_fraction=0.5
+        )
+    )
+    assert summary.duplicates == 70 and summary.edges == {"train": 31, "valid": 35, "test": 4}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    edges=st.integers(1, 5 * STRATUM_EDGES),
+    valid=st.floats(0, 0.5),
+    test=st.floats(0, 0.49),
+    seed=st.integers(0, 3),
+    cut=st.floats(0, 1),
+)
+def test_drawn_splits_are_exact_and_do_not_depend_on_chunks(edges, valid, test, seed, cut):
+    splits = DrawnSplits(edges, valid, test, seed)
+    numbers = np.arange(edges)
+    middle = int(cut * edges)
+    whole = splits.of(numbers)
+    counts = [round(valid * edges), round(test * edges)]
+    assert np.bincount(whole, minlength=3).tolist() == [edges - sum(counts), *counts]
+    assert np.array_equal(whole, np.concatenate([splits.of(numbers[:middle]), splits.of(numbers[middle:])]))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("h,r,t\n", ReadOptions(), ("h", "r", "t")),
+        ("x,t,r,h\n", ReadOptions(columns=("3", "2", "1")), ("h", "r", "t")),
+        ("w,to,rel,from\n9,t,r,h\n", ReadOptions(columns=("from", "rel", "to"), header=True), ("h", "r", "t")),
+        ("tail,head,relation\nt,h,r\n", ReadOptions(header=True), ("h", "r", "t")),
+        ("destination,weight,source\nt,1,h\n", ReadOptions(header=True), ("h", "t")),
+        ("h,r,t\n", ReadOptions(relations=False), ("h", "t")),
+        ('"a,b","say ""x""",c\n', ReadOptions(), ("a,b", 'say "x"', "c")),
+        ("h;r;t\n", ReadOptions(delimiter=";"), ("h", "r", "t")),
+        ("%x\nh,r,#t\n", ReadOptions(comment="%"), ("h", "r", "#t")),
+        ("#h,r,t\n", ReadOptions(comment=""), ("#h", "r", "t")),
+        ("\ufeff# a comment\r\n\r\nh,r,t\r\n", ReadOptions(), ("h", "r", "t")),
+        ("h,r,t", ReadOptions(), ("h", "r", "t")),
+    ],
+)
+def test_ways_to_write_a_csv(tmp_path, text, options, expected):
+    (tmp_path / "g.csv").write_text(text, encoding="utf-8", newline="")
+    prepare(PrepareRequest(source=str(tmp_path / "g.csv"), out=tmp_path / "g", read=options))
+    graph = Graph.open(tmp_path / "g")
+    (edge,) = graph.edges("train").tolist()
+    assert graph.node_names([edge[0], edge[-1]]) == [expected[0], expected[-1]]
+    assert graph.num_relations == len(expected) - 2
+    if len(expected) == 3:
+        assert graph.relation_names([edge[1]]) == [expected[1]]
+
+
+def test_parquet_columns_by_name_and_dictionary(tmp_path):
+    table = pa.table(
+        {
+            "weight": [1.0],
+            "tail": pa.array(["t"]).dictionary_encode(),
+            "head": pa.array(["h"], pa.large_string()),
+            "relation": pa.array([7], pa.int8()),
+        }
+    )
+    pq.write_table(table, tmp_path / "g.parquet")
+    prepare(PrepareRequest(source=str(tmp_path / "g.parquet"), out=tmp_path / "g"))
+    graph = Graph.open(tmp_path / "g")
+    (edge,) = graph.edges("train").tolist()
+    assert graph.node_names([edge[0], edge[2]]) + graph.relation_names([edge[1]]) == ["h", "t", "7"]
+
+
+def test_comments_are_counted_and_the_manifest_tells(tmp_path):
+    (tmp_path / "g.txt").write_text("# one\na\tb\n#two\nb\ta\n")
+    summary = prepare(
+        PrepareRequest(source=str(tmp_path / "g.txt"), out=tmp_path / "deep" / "g", valid_fraction=0.5, test_fraction=0)
+    )
+    assert summary.comment_lines == 2 and "2 comment lines skipped" in str(summary)
+    manifest = json.loads((tmp_path / "deep" / "g" / "graph.json").read_text())
+    assert manifest["sources"] == {"all": str(tmp_path / "g.txt")}
+    assert manifest["options"]["valid_fraction"] == 0.5 and manifest["comment_lines"] == 2
+    assert set(manifest["files"]) == {"train.npy", "valid.npy", "test.npy", "nodes.parquet"}
+
+
+def test_small_chunks_and_one_thread_give_the_same_bytes(tmp_path, generated, monkeypatch):
+    source = tmp_path / "g.tsv.gz"
+    write_graph(generated, source)
+    request = PrepareRequest(source=str(source), out=tmp_path / "a", duplicates="drop")
+    first = prepare(request)
+    monkeypatch.setattr(encode, "MAX_THREADS", 1)
+    monkeypatch.setattr(encode, "INSERT_ROWS", 100)
+    monkeypatch.setattr(encode, "STREAM_ROWS", 64)
+    monkeypatch.setattr(assemble, "CHUNK_EDGES", 97)
+    monkeypatch.setattr("marius_oac.data.text.BLOCK_BYTES", 1000)
+    assert prepare(dataclasses.replace(request, out=tmp_path / "b")).fingerprint == first.fingerprint
+
+
+def test_ids_beyond_int32_are_written_as_int64(tmp_path, monkeypatch):
+    monkeypatch.setattr(assemble, "INT32_IDS", 2)
+    summary = prepare(PrepareRequest(out=tmp_path / "g", **write_splits(tmp_path, ROWS)))
+    assert Graph.open(tmp_path / "g").dtype == np.int64
+    assert_graph_is(summary, naive_prepare.prepare(ROWS))
+
+
+def test_importing_the_room_imports_no_torch():
+    rooms = "prepare, graph, generate, registry, download"
+    code = f"import sys; from marius_oac.data import {rooms}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_progress_in_plain_lines(tmp_path, capsys, monkeypatch, generated):
+    monkeypatch.setattr("marius_oac.data.progress.FIRST_SECONDS", 0.0)
+    with gzip.open(tmp_path / "g.tsv.gz", "wt") as file:
+        file.write("a\tr\tb\n" * 100)
+    prepare(PrepareRequest(source=str(tmp_path / "g.tsv.gz"), out=tmp_path / "g"))
+    said = capsys.readouterr().err
+    assert "reading g.tsv.gz: 100 edges, done\n" in said and "\r" not in said
