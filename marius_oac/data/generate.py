@@ -136,8 +136,7 @@ def write_graph(spec: GeneratedGraph, path: Path) -> None:
         options = pa_csv.WriteOptions(
             include_header=False, delimiter="\t" if ".tsv" in suffix else ",", quoting_style="none"
         )
-        opened = gzip.open(path, "wb", compresslevel=1) if suffix.endswith(".gz") else open(path, "wb")
-        with opened as out:
+        with gzip.open(path, "wb", compresslevel=1) if suffix.endswith(".gz") else path.open("wb") as out:
             for chunk in spec.chunks():
                 pa_csv.write_csv(_named(chunk), out, options)
     else:

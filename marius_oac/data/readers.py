@@ -51,7 +51,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.columns is not None and len(self.columns) not in (2, 3):
             raise InputError(
-                f"two columns (source, destination) or three (head, relation, tail) are needed, not {len(self.columns)}",
+                f"two (source, destination) or three (head, relation, tail) are needed, not {len(self.columns)}",
                 "columns",
             )
         if self.columns is not None and len(set(self.columns)) != len(self.columns):

@@ -71,7 +71,9 @@ def test_given_splits(tmp_path, unseen, duplicates):
     assert os.listdir(tmp_path / "g") != [] and not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
-names = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\t\r\n\0#\ufeff"), min_size=1, max_size=3)
+names = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\t\r\n\0#\ufeff"), min_size=1, max_size=3
+)
 few = st.sampled_from(["a", "b", "B", "é", "𝄞", '"', "a b", "NULL", "null", "1", "01", "-1"])
 triples = st.lists(st.tuples(few | names, few, few | names), max_size=12)
 
@@ -92,7 +94,9 @@ def test_any_names(train, valid, test, unseen, duplicates, relations):
         files = write_splits(folder, rows)
         fractions = {"valid_fraction": 0.0, "test_fraction": 0.0} if len(files) == 1 else {}
         read = ReadOptions(relations=relations)
-        request = PrepareRequest(out=folder / "g", read=read, unseen=unseen, duplicates=duplicates, **files, **fractions)
+        request = PrepareRequest(
+            out=folder / "g", read=read, unseen=unseen, duplicates=duplicates, **files, **fractions
+        )
         summary = prepare(request)
         if not relations:
             rows = {split: [(row[0], row[2]) for row in rows[split]] for split in rows}
