@@ -1,0 +1,68 @@
+"""The ledger of timestamps: which batches have been written back, and which may start reading.
+
+Names are the paper's (Optimistic Asynchrony Control, section 3.3): the *maximum finished timestamp* (MFT) is the
+largest t such that the batches with timestamps 0..t have all been written to the store; a batch notes it before it
+reads its first row. *Safe to evict* (STE) is the smallest MFT noted by a batch that has still to be validated.
+
+Guarantees, with `in_flight` = S + 1:
+- Batch n notes its MFT, and may read, only when MFT >= n - in_flight: a window over the sequence. A bound on the mere
+  number of batches in flight would let one stalled writer hold the MFT back while the others go round, and the device
+  cache would grow without limit.
+- A batch that is validated later has noted an MFT >= the STE returned now. So no such batch needs a cached row with
+  timestamp <= STE. (The paper takes the minimum when a batch is created, over all batches not yet written. Taking it
+  at validation, over those not yet validated, is as safe and evicts earlier: in plan order the cache then holds rows
+  of at most `in_flight` batches, against 2S + 1.)
+- Every wait ends when `abort` is called.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from marius_oac.runtime.channel import Closed
+
+
+class Ledger:
+    """Starts with every timestamp below `first` finished and no batch outstanding."""
+
+    def __init__(self, first: int, in_flight: int):
+        self._in_flight = in_flight
+        self._changed = threading.Condition()
+        self._mft = first - 1
+        self._finished: set[int] = set()
+        self._noted: dict[int, int] = {}
+        self._aborted = False
+
+    @property
+    def maximum_finished(self) -> int:
+        return self._mft
+
+    def enter(self, sequence: int) -> int:
+        """Waits until batch `sequence` is within the window; returns the MFT that it must take along."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._aborted or self._mft >= sequence - self._in_flight)
+            if self._aborted:
+                raise Closed("ledger")
+            self._noted[sequence] = self._mft
+            return self._mft
+
+    def validating(self, sequence: int) -> int:
+        """The STE as batch `sequence` is about to be validated; the batch counts as validated from now on."""
+        with self._changed:
+            safe_to_evict = min(self._noted.values())
+            del self._noted[sequence]
+            return safe_to_evict
+
+    def finish(self, timestamp: int) -> None:
+        """The batch that was given `timestamp` has been written back."""
+        with self._changed:
+            self._finished.add(timestamp)
+            while self._mft + 1 in self._finished:
+                self._mft += 1
+                self._finished.remove(self._mft)
+            self._changed.notify_all()
+
+    def abort(self) -> None:
+        with self._changed:
+            self._aborted = True
+            self._changed.notify_all()

@@ -1,0 +1,76 @@
+"""Threads that stop together.
+
+Guarantees:
+- The first exception of any worker is kept, `on_failure` is called once to wake all the others, and `join` raises that
+  very exception with its traceback after every thread has ended.
+- `Closed` ends a worker quietly: its channel has nothing more to give.
+- Leaving the `with` block joins every thread, also when its body raises (Ctrl-C in the caller included). No thread is
+  a daemon; none outlives the block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from marius_oac.runtime.channel import Closed
+
+
+class Workers:
+    """A group of threads; `on_failure` must make all of them return soon, and may be called from any thread."""
+
+    def __init__(self, on_failure: Callable[[], None]):
+        self._on_failure = on_failure
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+
+    def start(self, name: str, count: int, work: Callable[[], None], when_all_done: Callable[[], None]) -> None:
+        """Starts `count` threads that call `work()`; the last one to end in peace calls `when_all_done()`."""
+        left = [count]
+
+        def run() -> None:
+            try:
+                work()
+            except Closed:
+                pass
+            except BaseException as error:  # noqa: BLE001 - any error of a worker stops everything and is re-raised
+                self._fail(error)
+                return
+            with self._lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if last:
+                when_all_done()
+
+        for number in range(count):
+            thread = threading.Thread(target=run, name=f"{name}-{number}")
+            self._threads.append(thread)
+            thread.start()
+
+    def join(self) -> None:
+        """Waits for every thread, then raises the first error if there was one."""
+        for thread in self._threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            first = self._error is None
+            if first:
+                self._error = error
+        if first:
+            self._on_failure()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._on_failure()
+            for thread in self._threads:
+                thread.join()
