@@ -1,0 +1,79 @@
+"""A batch on its way, and the buffers that it borrows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marius_oac.types import NEVER, Plan
+
+
+@dataclass
+class Buffers:
+    """Room for one batch's rows of every table, on the host or on the device (numpy arrays or tensors).
+
+    `rows[k]` int64 [capacity], `timestamps[k]` int64 [capacity], `values[k]` float32 [capacity, width].
+    `free_after` is a CUDA event that must have passed before the room is written again, or None.
+    """
+
+    rows: Sequence[Any]
+    timestamps: Sequence[Any]
+    values: Sequence[Any]
+    free_after: Any = None
+
+
+@dataclass
+class Batch:
+    """One batch from plan to write. A stage owns it from the `get` of its channel to the `put` of the next."""
+
+    plan: Plan
+    noted: int = NEVER
+    """The MFT when it began to read: every batch up to here was in the store."""
+    timestamp: int = NEVER
+    staging: Buffers | None = None
+    resident: Buffers | None = None
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    uploaded: Any = None
+    computed: Any = None
+    loss: Any = None
+    replaced: Any = 0
+    refused: int = 0
+    lost: int = 0
+    cached_rows: int = 0
+
+    @property
+    def sequence(self) -> int:
+        return self.plan.sequence
+
+    def rows_in(self, buffers: Buffers, table: int) -> tuple[Any, Any, Any]:
+        """The table's row ids, timestamps and values in `buffers`, cut to the batch's n rows."""
+        count = len(self.plan.rows[table])
+        return buffers.rows[table][:count], buffers.timestamps[table][:count], buffers.values[table][:count]
+
+
+class Pool:
+    """Buffers, made when first needed and reused, at most `limit` of them.
+
+    The window over the sequence bounds how many batches can hold one, so running out is an error, never a wait.
+    """
+
+    def __init__(self, name: str, limit: int, make: Callable[[], Buffers]):
+        self._name, self._limit, self._make = name, limit, make
+        self._lock = threading.Lock()
+        self._free: list[Buffers] = []
+        self.made = 0
+
+    def take(self) -> Buffers:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            if self.made == self._limit:
+                raise RuntimeError(f"all {self._limit} {self._name} buffers are taken: the window does not hold")
+            self.made += 1
+        return self._make()
+
+    def give_back(self, buffers: Buffers) -> None:
+        with self._lock:
+            self._free.append(buffers)

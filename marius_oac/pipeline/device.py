@@ -1,0 +1,221 @@
+"""Where batches compute: the host itself, or a torch device behind pinned staging buffers and streams.
+
+`HostDevice` shares memory with the store's threads: one buffer is staging, resident and cache at once, and upload and
+download move nothing (they may wait for an emulated link). `TorchDevice` copies; on CUDA from pinned memory, with one
+stream each for upload, compute and download, ordered by events; on a CPU device with plain copies, which is how its
+logic is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+
+from marius_oac.pipeline.batch import Batch, Buffers, Pool
+from marius_oac.pipeline.link import Link
+from marius_oac.pipeline.validation import Replace, replace_older, replace_older_torch
+from marius_oac.storage.bfloat16 import round_to_bfloat16
+from marius_oac.storage.contract import RowLayout
+from marius_oac.types import TableSpec
+
+ALIGNMENT = 64
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """An uninitialised array whose memory starts at a multiple of 64 bytes; untouched pages take no memory."""
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + num_bytes].view(dtype).reshape(shape)
+
+
+class Device(ABC):
+    """Buffers and transfers for batches of the given tables.
+
+    `in_flight` batches may be under way and, when `caching`, as many again be held by the cache (pipeline/ledger.py).
+    """
+
+    replace: Replace
+
+    def __init__(self, tables: Sequence[TableSpec], layouts: Sequence[RowLayout], in_flight: int, caching: bool):
+        self._tables, self._layouts = tables, layouts
+        self._resident = Pool("device", (3 if caching else 1) * in_flight, self._make_resident)
+
+    def borrow(self, batch: Batch) -> None:
+        """Gives the batch the buffer that the store is read into."""
+        batch.staging = batch.resident = self._resident.take()
+
+    @abstractmethod
+    def upload(self, batch: Batch) -> None: ...
+
+    def computing(self, batch: Batch) -> AbstractContextManager:
+        """Entered around validation and compute."""
+        return nullcontext()
+
+    def computed(self, batch: Batch) -> None:
+        """Called inside `computing` when the rows are new; values are rounded to what the store will hold."""
+        for table, layout in enumerate(self._layouts):
+            if layout.value_dtype == "bfloat16":
+                self._round(batch.rows_in(batch.resident, table)[2][:, : layout.dimension])
+
+    @abstractmethod
+    def download(self, batch: Batch) -> None: ...
+
+    def written(self, batch: Batch, cached: bool) -> None:
+        """The store has the rows; a cached batch keeps its resident buffer until `evicted`."""
+        if not cached:
+            self._resident.give_back(batch.resident)
+
+    def evicted(self, batch: Batch) -> None:
+        self._resident.give_back(batch.resident)
+
+    def staging_bytes(self) -> int:
+        """Bytes of one set of buffers, all tables at their largest."""
+        return sum(
+            table.max_batch_rows * (4 * layout.width + 16)
+            for table, layout in zip(self._tables, self._layouts, strict=True)
+        )
+
+    @abstractmethod
+    def _make_resident(self) -> Buffers: ...
+
+    @abstractmethod
+    def _round(self, values) -> None: ...
+
+    def _shapes(self):
+        for table, layout in zip(self._tables, self._layouts, strict=True):
+            yield table.max_batch_rows, layout.width
+
+
+class HostDevice(Device):
+    """The CPU: nothing is copied. `up` and `down` emulate a link, if given."""
+
+    replace = staticmethod(replace_older)
+
+    def __init__(self, tables, layouts, in_flight, caching, up: Link | None = None, down: Link | None = None):
+        super().__init__(tables, layouts, in_flight, caching)
+        self._up, self._down = up, down
+
+    def upload(self, batch: Batch) -> None:
+        batch.arrays = batch.plan.arrays
+        if self._up:
+            self._up.transfer(self._num_bytes(batch))
+
+    def download(self, batch: Batch) -> None:
+        if self._down:
+            self._down.transfer(self._num_bytes(batch))
+
+    def _num_bytes(self, batch: Batch) -> int:
+        pairs = zip(batch.plan.rows, self._layouts, strict=True)
+        return sum(len(rows) * (8 + 4 * layout.width) for rows, layout in pairs)
+
+    def _make_resident(self) -> Buffers:
+        shapes = list(self._shapes())
+        return Buffers(
+            rows=[aligned_empty((count,), np.int64) for count, _ in shapes],
+            timestamps=[aligned_empty((count,), np.int64) for count, _ in shapes],
+            values=[aligned_empty(shape, np.float32) for shape in shapes],
+        )
+
+    def _round(self, values: np.ndarray) -> None:
+        round_to_bfloat16(values)
+
+
+class TorchDevice(Device):
+    """A torch device. On CUDA every copy is asynchronous; nothing but the download's end waits for the device."""
+
+    replace = staticmethod(replace_older_torch)
+
+    def __init__(self, device: torch.device, tables, layouts, in_flight, caching):
+        super().__init__(tables, layouts, in_flight, caching)
+        self._device, self._cuda = device, device.type == "cuda"
+        self._staging = Pool("staging", in_flight, self._make_staging)
+        if self._cuda:
+            self._up, self._compute, self._down = (torch.cuda.Stream(device) for _ in range(3))
+
+    def borrow(self, batch: Batch) -> None:
+        batch.staging, batch.resident = self._staging.take(), self._resident.take()
+
+    def upload(self, batch: Batch) -> None:
+        if not self._cuda:
+            self._copy_up(batch)
+            return
+        with torch.cuda.stream(self._up):
+            if batch.resident.free_after is not None:
+                self._up.wait_event(batch.resident.free_after)
+            self._copy_up(batch)
+            batch.uploaded = self._up.record_event()
+
+    def computing(self, batch: Batch) -> AbstractContextManager:
+        if not self._cuda:
+            return nullcontext()
+        self._compute.wait_event(batch.uploaded)
+        return torch.cuda.stream(self._compute)
+
+    def computed(self, batch: Batch) -> None:
+        super().computed(batch)
+        if self._cuda:
+            batch.computed = self._compute.record_event()
+
+    def download(self, batch: Batch) -> None:
+        if not self._cuda:
+            self._copy_down(batch)
+            return
+        with torch.cuda.stream(self._down):
+            self._down.wait_event(batch.computed)
+            self._copy_down(batch)
+            done = self._down.record_event()
+        done.synchronize()
+
+    def written(self, batch: Batch, cached: bool) -> None:
+        self._staging.give_back(batch.staging)
+        super().written(batch, cached)
+
+    def evicted(self, batch: Batch) -> None:
+        if self._cuda:  # a validation that reads this buffer may still be queued
+            batch.resident.free_after = self._compute.record_event()
+        super().evicted(batch)
+
+    def _copy_up(self, batch: Batch) -> None:
+        for table, rows in enumerate(batch.plan.rows):
+            staged = batch.rows_in(batch.staging, table)
+            staged[0].copy_(torch.from_numpy(rows))
+            for target, source in zip(batch.rows_in(batch.resident, table), staged, strict=True):
+                target.copy_(source, non_blocking=True)
+        batch.arrays = {name: self._move(array) for name, array in batch.plan.arrays.items()}
+
+    def _move(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.tensor(array)
+        if not self._cuda:
+            return tensor
+        moved = tensor.pin_memory().to(self._device, non_blocking=True)
+        moved.record_stream(self._compute)
+        return moved
+
+    def _copy_down(self, batch: Batch) -> None:
+        for table in range(len(batch.plan.rows)):
+            batch.rows_in(batch.staging, table)[2].copy_(batch.rows_in(batch.resident, table)[2], non_blocking=True)
+
+    def _tensors(self, device: torch.device, pinned: bool) -> Buffers:
+        def empty(shape, dtype):
+            return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
+
+        shapes = list(self._shapes())
+        return Buffers(
+            rows=[empty((count,), torch.int64) for count, _ in shapes],
+            timestamps=[empty((count,), torch.int64) for count, _ in shapes],
+            values=[empty(shape, torch.float32) for shape in shapes],
+        )
+
+    def _make_resident(self) -> Buffers:
+        return self._tensors(self._device, pinned=False)
+
+    def _make_staging(self) -> Buffers:
+        return self._tensors(torch.device("cpu"), pinned=self._cuda)
+
+    def _round(self, values: torch.Tensor) -> None:
+        values.copy_(values.to(torch.bfloat16))

@@ -1,0 +1,268 @@
+"""The pipeline: runs batches [first, last) over the seven stages and comes back with everything written.
+
+Guarantees:
+- `run` returns when every batch it planned is in the store and every thread has ended; the store then holds one moment.
+- In mode `oac` in plan order the rows, and the step's dense parameters, have the bits of mode `sync`, for any number
+  of workers and batches in flight. In order of arrival they have the bits of a run in the recorded order.
+- The first error of any stage stops all of them and is raised with its traceback; no batch after it is committed by a
+  stage that has not begun to. `request_stop` ends the run early and in peace, after a batch boundary.
+- Memory is bounded: at most `in_flight` batches between read and write, as many again in the cache (three times as
+  many in order of arrival).
+
+One thread validates and computes, because validation must see the rows of the batch computed just before.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from marius_oac.config import PipelineConfig
+from marius_oac.errors import DivergedError
+from marius_oac.pipeline.batch import Batch
+from marius_oac.pipeline.device import Device, HostDevice, TorchDevice
+from marius_oac.pipeline.ledger import Ledger
+from marius_oac.pipeline.link import Link
+from marius_oac.pipeline.validation import Cache
+from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
+from marius_oac.runtime.telemetry import Telemetry
+from marius_oac.runtime.workers import Workers
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.types import Planner, Step
+
+STAGES = ("plan", "read", "upload", "validate", "compute", "download", "write")
+
+Probe = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What is known of a batch when it has been written."""
+
+    sequence: int
+    timestamp: int
+    loss: float
+    examples: int
+    replaced: int
+    refused: int
+    lost: int
+    cached_rows: int
+
+
+class Pipeline:
+    """Moves batches of `planner` through `stores` (one per table of the planner) and `step`.
+
+    Args:
+        on_result: called by a write worker for each batch, one call at a time.
+        probe: called by a worker with (stage, sequence) before each stage of each batch; tests inject delays and
+            errors with it.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        stores: Sequence[ParameterStore],
+        step: Step,
+        config: PipelineConfig,
+        device: torch.device,
+        telemetry: Telemetry,
+        on_result: Callable[[BatchResult], None],
+        probe: Probe | None = None,
+    ):
+        self.planner, self.stores, self.step, self.config = planner, stores, step, config
+        self.telemetry, self.on_result, self.probe = telemetry, on_result, probe
+        self.in_flight = 1 if config.mode == "sync" else config.in_flight
+        self.validates = config.mode == "oac"
+        self._stopped, self._stop_requested = threading.Event(), threading.Event()
+        self.device = self._make_device(device)
+
+    def _make_device(self, device: torch.device) -> Device:
+        shape = (self.planner.tables, [store.layout for store in self.stores], self.in_flight, self.validates)
+        if device.type != "cpu":
+            return TorchDevice(device, *shape)
+        link = self.config.link
+        return HostDevice(*shape, *((Link(link, self._stopped), Link(link, self._stopped)) if link else ()))
+
+    def request_stop(self) -> None:
+        """Ends the current `run` after the batches that are already planned. May be called from a signal handler."""
+        self._stop_requested.set()
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._stop_requested.is_set()
+
+    def run(self, first: int, last: int) -> int:
+        """Runs the batches numbered [first, last); all before `first` must be in the stores.
+
+        Returns:
+            The number of the next batch to run: `last`, or less after `request_stop`.
+
+        Raises:
+            DivergedError: a loss is NaN or infinite; the batch was not written.
+            Exception: whatever a stage raised first.
+        """
+        return _Run(self, first, last).run()
+
+
+class _Run:
+    """One call of `Pipeline.run`: its channels, ledger and cache."""
+
+    def __init__(self, pipeline: Pipeline, first: int, last: int):
+        self.pipeline, self.first, self.last = pipeline, first, last
+        self.next_planned = self.next_timestamp = first
+        self.lock = threading.Lock()
+        self.ledger = Ledger(first, pipeline.in_flight)
+        self.cache = Cache(pipeline.device.replace, pipeline.device.evicted)
+        room = pipeline.in_flight
+        self.planned: Channel[Batch] = OrderedChannel("planned", room + pipeline.config.workers.plan, first)
+        self.filled: Channel[Batch] = Channel("read", room)
+        self.uploaded = self._compute_channel(room)
+        self.computed: Channel[Batch] = Channel("computed", room)
+        self.downloaded: Channel[Batch] = Channel("downloaded", room)
+        self.channels = (self.planned, self.filled, self.uploaded, self.computed, self.downloaded)
+
+    def _compute_channel(self, room: int) -> Channel[Batch]:
+        config = self.pipeline.config
+        if config.mode in ("async", "async-delta"):
+            return Channel("uploaded", room)
+        if config.order == "arrival":
+            return ArrivalChannel("uploaded", room, self.first, limit=room - 1)
+        return OrderedChannel("uploaded", room, self.first)
+
+    def run(self) -> int:
+        count = self.pipeline.config.workers
+        if self.pipeline._stopped.is_set():
+            raise RuntimeError("this pipeline has failed before; make a new one")
+        with Workers(on_failure=self._abort) as workers:
+            workers.start("plan", count.plan, self._plan, self.planned.close)
+            workers.start("read", count.read, self._stage(self.planned, self._read, self.filled), self.filled.close)
+            workers.start(
+                "upload", count.upload, self._stage(self.filled, self._upload, self.uploaded), self.uploaded.close
+            )
+            workers.start(
+                "compute", 1, self._stage(self.uploaded, self._compute, self.computed), self.computed.close
+            )
+            workers.start(
+                "download", count.download, self._stage(self.computed, self._download, self.downloaded),
+                self.downloaded.close,
+            )
+            workers.start("write", count.write, self._stage(self.downloaded, self._write, None), lambda: None)
+            workers.join()
+        self.cache.evict(self.next_timestamp)
+        return self.next_planned
+
+    def _abort(self) -> None:
+        self.pipeline._stopped.set()
+        self.ledger.abort()
+        for channel in self.channels:
+            channel.abort()
+
+    def _begin(self, stage: str, sequence: int):
+        if self.pipeline.probe:
+            self.pipeline.probe(stage, sequence)
+        return self.pipeline.telemetry.stage(stage, sequence)
+
+    def _stage(self, source: Channel[Batch], work: Callable[[Batch], None], target: Channel[Batch] | None):
+        def loop() -> None:
+            while True:
+                batch = source.get()
+                work(batch)
+                if target is not None:
+                    target.put(batch)
+
+        return loop
+
+    def _plan(self) -> None:
+        while True:
+            with self.lock:
+                sequence = self.next_planned
+                if sequence >= self.last or self.pipeline.stop_requested:
+                    return
+                self.next_planned += 1
+            with self._begin("plan", sequence):
+                batch = Batch(self.pipeline.planner.plan(sequence))
+            self.planned.put(batch)
+
+    def _read(self, batch: Batch) -> None:
+        batch.noted = self.ledger.enter(batch.sequence)
+        self.pipeline.device.borrow(batch)
+        with self._begin("read", batch.sequence):
+            for table, store in enumerate(self.pipeline.stores):
+                _, timestamps, values = batch.rows_in(batch.staging, table)
+                store.read(batch.plan.rows[table], np.asarray(values), np.asarray(timestamps))
+
+    def _upload(self, batch: Batch) -> None:
+        with self._begin("upload", batch.sequence):
+            self.pipeline.device.upload(batch)
+            if isinstance(self.pipeline.device, HostDevice):
+                for table, rows in enumerate(batch.plan.rows):
+                    batch.rows_in(batch.resident, table)[0][:] = rows
+
+    def _compute(self, batch: Batch) -> None:
+        device, step = self.pipeline.device, self.pipeline.step
+        safe_to_evict = self.ledger.validating(batch.sequence)
+        with device.computing(batch):
+            if self.pipeline.validates:
+                with self._begin("validate", batch.sequence):
+                    batch.cached_rows = self.cache.num_rows
+                    self.cache.evict(safe_to_evict)
+                    batch.replaced = self.cache.validate(batch)
+            with self._begin("compute", batch.sequence):
+                values = [batch.rows_in(batch.resident, table)[2] for table in range(len(batch.plan.rows))]
+                before = self._copies(values) if self.pipeline.config.mode == "async-delta" else None
+                batch.timestamp, self.next_timestamp = self.next_timestamp, self.next_timestamp + 1
+                batch.loss = step.compute(values, batch.arrays, batch.timestamp)
+                if isinstance(batch.loss, float) and not math.isfinite(batch.loss):
+                    raise DivergedError(batch.sequence, batch.loss)
+                device.computed(batch)
+                for new, old in zip(values, before or (), strict=False):
+                    new -= old
+        if self.pipeline.validates:
+            self.cache.add(batch)
+
+    @staticmethod
+    def _copies(values: Sequence) -> list:
+        return [value.copy() if isinstance(value, np.ndarray) else value.clone() for value in values]
+
+    def _download(self, batch: Batch) -> None:
+        with self._begin("download", batch.sequence):
+            self.pipeline.device.download(batch)
+
+    def _write(self, batch: Batch) -> None:
+        with self._begin("write", batch.sequence):
+            batch.loss = float(batch.loss)
+            if not math.isfinite(batch.loss):
+                raise DivergedError(batch.sequence, batch.loss)
+            for table, store in enumerate(self.pipeline.stores):
+                _, timestamps, values = (np.asarray(part) for part in batch.rows_in(batch.staging, table))
+                self._store(store, batch, batch.plan.rows[table], values, timestamps)
+            self.pipeline.device.written(batch, cached=self.pipeline.validates)
+            self.ledger.finish(batch.timestamp)
+        with self.lock:
+            self.pipeline.on_result(self._result(batch))
+
+    def _store(self, store: ParameterStore, batch: Batch, rows, values, timestamps) -> None:
+        if self.pipeline.config.mode == "async":
+            batch.lost += store.overwrite(rows, values, batch.timestamp, timestamps)
+        elif self.pipeline.config.mode == "async-delta":
+            store.add(rows, values, batch.timestamp)
+        else:
+            batch.refused += store.commit(rows, values, batch.timestamp)
+
+    @staticmethod
+    def _result(batch: Batch) -> BatchResult:
+        return BatchResult(
+            sequence=batch.sequence,
+            timestamp=batch.timestamp,
+            loss=batch.loss,
+            examples=batch.plan.examples,
+            replaced=int(batch.replaced),
+            refused=batch.refused,
+            lost=batch.lost,
+            cached_rows=batch.cached_rows,
+        )

@@ -1,0 +1,111 @@
+"""Validation: just before compute, each row of a batch is replaced by the newest version known on the device.
+
+Optimistic Asynchrony Control, section 3.2, "Validation", and 3.3, "Cache Eviction". The cache needs no table over all
+rows: it is the list of the last batches' own buffers, which hold their new rows under sorted row ids.
+
+One thread owns a cache: the one that computes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from marius_oac.pipeline.batch import Batch
+
+Replace = Callable[[Any, Any, int, Any, Any, Any], Any]
+
+
+@numba.njit(nogil=True, cache=True)
+def _replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, values):
+    replaced, i, j = 0, 0, 0
+    while i < rows.size and j < newer_rows.size:
+        if rows[i] < newer_rows[j]:
+            i += 1
+        elif rows[i] > newer_rows[j]:
+            j += 1
+        else:
+            if timestamps[i] < newer_timestamp:
+                values[i, :] = newer_values[j, :]
+                timestamps[i] = newer_timestamp
+                replaced += 1
+            i += 1
+            j += 1
+    return replaced
+
+
+def replace_older(
+    newer_rows: np.ndarray,
+    newer_values: np.ndarray,
+    newer_timestamp: int,
+    rows: np.ndarray,
+    timestamps: np.ndarray,
+    values: np.ndarray,
+) -> int:
+    """Copies `newer_values` over the rows that both hold and whose timestamp is smaller; returns how many.
+
+    Row ids are int64, sorted and unique: `newer_rows` [m], `rows` [n]; `newer_values` float32 [m, width];
+    `timestamps` int64 [n] and `values` float32 [n, width] are changed in place.
+    """
+    return _replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, values)
+
+
+def replace_older_torch(
+    newer_rows: torch.Tensor,
+    newer_values: torch.Tensor,
+    newer_timestamp: int,
+    rows: torch.Tensor,
+    timestamps: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """The same on tensors of any device; returns the count as a 0-d tensor, so that nothing waits for the device."""
+    if not len(rows) or not len(newer_rows):
+        return torch.zeros((), dtype=torch.int64, device=values.device)
+    place = torch.searchsorted(newer_rows, rows).clamp_(max=len(newer_rows) - 1)
+    hit = (newer_rows[place] == rows) & (timestamps < newer_timestamp)
+    values.copy_(torch.where(hit[:, None], newer_values[place], values))
+    timestamps.masked_fill_(hit, newer_timestamp)
+    return hit.sum()
+
+
+class Cache:
+    """The batches whose new rows others may still need, oldest first; `release` gets each buffer back after eviction."""
+
+    def __init__(self, replace: Replace, release: Callable[[Batch], None]):
+        self._replace, self._release = replace, release
+        self._batches: deque[Batch] = deque()
+        self.num_rows = 0
+
+    def evict(self, safe_to_evict: int) -> None:
+        """Lets go of the batches whose timestamp is <= `safe_to_evict`."""
+        while self._batches and self._batches[0].timestamp <= safe_to_evict:
+            batch = self._batches.popleft()
+            self.num_rows -= sum(map(len, batch.plan.rows))
+            self._release(batch)
+
+    def validate(self, batch: Batch) -> Any:
+        """Brings the rows of `batch` up to date; returns how many were replaced (int or 0-d tensor)."""
+        replaced = 0
+        for newer in reversed(self._batches):  # newest first: no row is copied twice
+            if newer.timestamp <= batch.noted:
+                break  # it was in the store before the batch began to read, and so were all before it
+            for table in range(len(batch.plan.rows)):
+                newer_rows, _, newer_values = newer.rows_in(newer.resident, table)
+                rows, timestamps, values = batch.rows_in(batch.resident, table)
+                replaced += self._replace(newer_rows, newer_values, newer.timestamp, rows, timestamps, values)
+        return replaced
+
+    def add(self, batch: Batch) -> None:
+        """Keeps a computed batch; timestamps must ascend."""
+        self._batches.append(batch)
+        self.num_rows += sum(map(len, batch.plan.rows))
+
+    @property
+    def oldest(self) -> int | None:
+        """The smallest timestamp held, or None."""
+        return self._batches[0].timestamp if self._batches else None
