@@ -6,6 +6,7 @@ Edges pass twice, in chunks: once to see which names train has, once to be writt
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -136,13 +137,10 @@ class Assembler:
     def _write_edges(self, folder: Path, counts: Counts) -> None:
         keep = self._unseen == "keep"
         node_ids, relation_ids = (_compact(seen | keep, self._raw.dtype) for seen in (self._nodes, self._relations))
-        writers = [NpyWriter(folder / f"{split}.npy", self._raw.columns, self._raw.dtype) for split in SPLITS]
-        with (
-            writers[0],
-            writers[1],
-            writers[2],
-            Progress("writing", "edges", self._raw.kept_rows) as progress,
-        ):
+        with ExitStack() as stack:
+            progress = stack.enter_context(Progress("writing", "edges", self._raw.kept_rows))
+            paths = [folder / f"{split}.npy" for split in SPLITS]
+            writers = [stack.enter_context(NpyWriter(path, self._raw.columns, self._raw.dtype)) for path in paths]
             for edges, split in self._chunks():
                 known = self._known(edges)
                 for index in (1, 2):
@@ -156,7 +154,7 @@ class Assembler:
                 for index, writer in enumerate(writers):
                     writer.append(edges[(split == index) & (known | keep)])
                 progress.add(len(edges))
-        counts.edges = {split: writer.rows for split, writer in zip(SPLITS, writers, strict=True)}
+            counts.edges = {split: writer.rows for split, writer in zip(SPLITS, writers, strict=True)}
 
     def _refuse(self, split: str, edge: np.ndarray) -> None:
         tables = ("nodes", "relations", "nodes") if len(edge) == 3 else ("nodes", "nodes")

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a user's files and options: one line, with file and line, and nothing left behind."""
+"""All that can be wrong with a user's files and options: one line with file and line, and nothing left behind."""
 
 import dataclasses
 import errno
@@ -39,6 +39,7 @@ def refused_file(folder: Path, name: str, content: bytes, **request) -> str:
     return message.removeprefix(str(folder / name))
 
 
+FLOATS = "ids must be integers, not float64 (which can't tell large ids apart)"
 LONG = b"".join(b"n%d\tr\tn%d\n" % (i, i + 1) for i in range(5000))
 
 
@@ -102,12 +103,12 @@ IDS = np.array([[0, 1], [1, 2], [2, 0]])
     [
         (np.array([[0, 1], [1, -2]]), "row 2: id -2 is negative"),
         (np.array([[0, 1], [1, 2**63]], np.uint64), "row 2: id 9223372036854775808 is beyond 2^63 - 1"),
-        (np.array([[0, 1], [1, np.nan]]), "ids must be integers, not float64 (which can't tell large ids apart); row 2 holds nan"),
-        (np.array([[0, 1], [1, 2.5]]), "ids must be integers, not float64 (which can't tell large ids apart); row 2 holds 2.5"),
-        (np.array([[0.0, 1.0]]), "ids must be integers, not float64 (which can't tell large ids apart)"),
+        (np.array([[0, 1], [1, np.nan]]), FLOATS + "; row 2 holds nan"),
+        (np.array([[0, 1], [1, 2.5]]), FLOATS + "; row 2 holds 2.5"),
+        (np.array([[0.0, 1.0]]), FLOATS),
         (np.array([["a", "b"]]), "ids must be integers, not <U1"),
         (np.array([[True, False]]), "ids must be integers, not bool"),
-        (np.array([[0, 1], [1, None]], object), "not a NumPy file of integers, or a damaged one: it holds Python objects"),
+        (np.array([[0, None]], object), "not a NumPy file of integers, or a damaged one: it holds Python objects"),
         (np.zeros((3, 4), np.int64), "2 or 3 columns are expected, 4 found; say which ones with `columns`"),
         (np.zeros(3, np.int64), "an array [edges, 2 or 3] is needed, not one of shape (3,)"),
         (np.zeros((0, 2), np.int64), "the file has no edges"),
@@ -130,7 +131,7 @@ def test_truncated_numpy_and_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("tails", "message"),
     [
-        (pa.array([1.0, float("nan")]), "ids must be integers, not float64 (which can't tell large ids apart); row 2 holds nan"),
+        (pa.array([1.0, float("nan")]), FLOATS + "; row 2 holds nan"),
         (pa.array([1, None]), "row 2 has no value in column 'tail'"),
         (pa.array([1, -1]), "row 2: id -1 is negative"),
         (pa.array([1, 2**64 - 1], pa.uint64()), "row 2: id 18446744073709551615 is beyond 2^63 - 1"),
@@ -178,7 +179,7 @@ def test_read_options(options):
         ({"source": "a", "train": "b"}, "name one file or data set, or the files of the splits"),
         ({"source": "a", "valid": "b"}, "files for valid or test need one for train"),
         ({"train": "a", "from_dir": "b"}, "from_dir: a folder with a data set's files needs the data set's name"),
-        ({"source": "a", "valid_fraction": 0.6, "test_fraction": 0.4}, "valid_fraction, test_fraction: 0.6 for validation"),
+        ({"source": "a", "valid_fraction": 0.6, "test_fraction": 0.4}, "valid_fraction, test_fraction: 0.6 for valid"),
         ({"source": "a", "valid_fraction": 0.96}, "valid_fraction, test_fraction: 0.96 for validation and 0.05 for"),
         ({"source": "a", "valid_fraction": -0.1}, "valid_fraction: a fraction in [0, 1) is needed, not -0.1"),
         ({"source": "a", "test_fraction": 1.0}, "test_fraction: a fraction in [0, 1) is needed, not 1.0"),

@@ -211,6 +211,13 @@ def test_drawn_splits_are_exact_and_do_not_depend_on_chunks(edges, valid, test, 
     assert np.array_equal(whole, np.concatenate([splits.of(numbers[:middle]), splits.of(numbers[middle:])]))
 
 
+def test_strata_are_drawn_apart():
+    whole = DrawnSplits(2 * STRATUM_EDGES, 0.2, 0.2, 0).of(np.arange(2 * STRATUM_EDGES))
+    first, second = whole[:STRATUM_EDGES], whole[STRATUM_EDGES:]
+    chance = 0.6**2 + 0.2**2 + 0.2**2
+    assert (first == second).mean() == pytest.approx(chance, abs=0.02)
+
+
 @pytest.mark.parametrize(
     ("text", "options", "expected"),
     [
