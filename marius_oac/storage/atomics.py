@@ -1,60 +1,55 @@
-"""Atomic operations on the elements of one-dimensional int64 (or uint64) arrays, for use inside kernels.
+"""Shared memory by address, for use inside kernels: atomic words, fences, plain elements, copies, prefetches.
 
-Numba has none for the CPU, so these are LLVM's own instructions. The array must be C-contiguous and its elements
-aligned to 8 bytes, and the index must be in range: nothing is checked.
+Numba has no atomics for the CPU, so these are LLVM's own instructions. They take addresses (int64) and not arrays
+because Numba counts references to arrays with locked instructions, which in a loop over rows cost more than the copying
+does. Nothing is checked: the memory must be there, stay there, and atomic words must lie at multiples of 8 bytes.
 
 Guarantees:
 - `load` acquires, `store` releases, `compare_exchange` and `fetch_add` do both, and each is indivisible.
 - `acquire_fence` keeps every load before it ahead of everything after it; `release_fence` keeps everything before it
   ahead of every store after it.
-- With `NUMBA_DISABLE_JIT=1` the same names are Python functions under one lock: slower, with the same guarantees.
+- With `NUMBA_DISABLE_JIT=1` the same names are Python functions, the atomic ones under one lock: slower, with the same
+  guarantees.
 """
 
+import ctypes
 import threading
 import time
 
+import numpy as np
 from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_WORD = ir.IntType(64)
-_VOID_POINTER = ir.IntType(8).as_pointer()
-
-
-def _pointer(context, builder, array_type, array, index_type, index):
-    """Address of `array[index]`."""
-    index = context.cast(builder, index, index_type, types.intp)
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.gep(data, [index])
-
-
-def _is_words(array) -> bool:
-    return isinstance(array, types.Array) and array.dtype in (types.int64, types.uint64) and array.layout == "C"
-
-
 if config.DISABLE_JIT:
     _LOCK = threading.Lock()
 
-    def load(words, index):
-        with _LOCK:
-            return words[index]
+    def _word(address):
+        return ctypes.c_int64.from_address(int(address))
 
-    def store(words, index, value):
-        with _LOCK:
-            words[index] = value
+    def address_of(array):
+        return array.ctypes.data
 
-    def compare_exchange(words, index, expected, desired):
+    def load(address):
         with _LOCK:
-            found = words[index]
+            return _word(address).value
+
+    def store(address, value):
+        with _LOCK:
+            _word(address).value = int(value)
+
+    def compare_exchange(address, expected, desired):
+        with _LOCK:
+            found = _word(address).value
             if found == expected:
-                words[index] = desired
+                _word(address).value = int(desired)
             return found
 
-    def fetch_add(words, index, amount):
+    def fetch_add(address, amount):
         with _LOCK:
-            found = words[index]
-            words[index] = found + amount
+            found = _word(address).value
+            _word(address).value = found + int(amount)
             return found
 
     def acquire_fence():
@@ -66,67 +61,70 @@ if config.DISABLE_JIT:
     def yield_thread():
         time.sleep(0)
 
-    def prefetch(array, index, for_writing):
+    def prefetch(address, for_writing):
         pass
 
-    def copy_elements(target, target_index, source, source_index, count):
-        target[target_index : target_index + count] = source[source_index : source_index + count]
+    def copy_bytes(target, source, count):
+        ctypes.memmove(int(target), int(source), int(count))
 
 else:
+    _WORD = ir.IntType(64)
+    _INT = ir.IntType(32)
+    _BYTES = ir.IntType(8).as_pointer()
+
+    def _pointer(builder, address, kind=_WORD):
+        return builder.inttoptr(address, kind.as_pointer())
 
     @intrinsic
-    def load(typingctx, words, index):
-        """The value of `words[index]`; what its writer wrote before storing it is visible from here on."""
-        if not _is_words(words):
+    def address_of(typingctx, array):
+        """Address of the first element of a C-contiguous array."""
+        if not (isinstance(array, types.Array) and array.layout == "C"):
             return None
 
         def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, words, args[0], signature.args[1], args[1])
-            return builder.load_atomic(pointer, ordering="acquire", align=8)
+            return builder.ptrtoint(context.make_array(array)(context, builder, args[0]).data, _WORD)
 
-        return words.dtype(words, index), codegen
+        return types.int64(array), codegen
 
     @intrinsic
-    def store(typingctx, words, index, value):
-        """Sets `words[index]`; everything written before is visible to whoever loads this value."""
-        if not _is_words(words):
-            return None
+    def load(typingctx, address):
+        """The word at `address`; what its writer wrote before storing it is visible from here on."""
 
         def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, words, args[0], signature.args[1], args[1])
-            value = context.cast(builder, args[2], signature.args[2], words.dtype)
-            builder.store_atomic(value, pointer, ordering="release", align=8)
+            return builder.load_atomic(_pointer(builder, args[0]), ordering="acquire", align=8)
+
+        return types.int64(types.int64), codegen
+
+    @intrinsic
+    def store(typingctx, address, value):
+        """Sets the word at `address`; everything written before is visible to whoever loads this value."""
+
+        def codegen(context, builder, signature, args):
+            builder.store_atomic(args[1], _pointer(builder, args[0]), ordering="release", align=8)
             return context.get_dummy_value()
 
-        return types.void(words, index, value), codegen
+        return types.void(types.int64, types.int64), codegen
 
     @intrinsic
-    def compare_exchange(typingctx, words, index, expected, desired):
-        """Sets `words[index]` to `desired` if it is `expected`; returns what was found, so success is `== expected`."""
-        if not _is_words(words):
-            return None
+    def compare_exchange(typingctx, address, expected, desired):
+        """Sets the word to `desired` if it is `expected`; returns what was found: `expected` if it was set."""
 
         def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, words, args[0], signature.args[1], args[1])
-            expected = context.cast(builder, args[2], signature.args[2], words.dtype)
-            desired = context.cast(builder, args[3], signature.args[3], words.dtype)
-            outcome = builder.cmpxchg(pointer, expected, desired, ordering="acq_rel", failordering="acquire")
+            outcome = builder.cmpxchg(
+                _pointer(builder, args[0]), args[1], args[2], ordering="acq_rel", failordering="acquire"
+            )
             return builder.extract_value(outcome, 0)
 
-        return words.dtype(words, index, expected, desired), codegen
+        return types.int64(types.int64, types.int64, types.int64), codegen
 
     @intrinsic
-    def fetch_add(typingctx, words, index, amount):
-        """Adds `amount` to `words[index]` and returns what was there before."""
-        if not _is_words(words):
-            return None
+    def fetch_add(typingctx, address, amount):
+        """Adds `amount` to the word and returns what was there before."""
 
         def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, words, args[0], signature.args[1], args[1])
-            amount = context.cast(builder, args[2], signature.args[2], words.dtype)
-            return builder.atomic_rmw("add", pointer, amount, ordering="acq_rel")
+            return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], ordering="acq_rel")
 
-        return words.dtype(words, index, amount), codegen
+        return types.int64(types.int64, types.int64), codegen
 
     @intrinsic
     def acquire_fence(typingctx):
@@ -153,45 +151,76 @@ else:
         """Lets another thread have the core: the holder of a lock bit may have been preempted."""
 
         def codegen(context, builder, signature, args):
-            function = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield"
-            )
+            function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_INT, []), "sched_yield")
             builder.call(function, [])
             return context.get_dummy_value()
 
         return types.void(), codegen
 
     @intrinsic
-    def prefetch(typingctx, array, index, for_writing):
-        """Asks for the cache line of `array[index]`, which may be out of range; `for_writing` is a literal 0 or 1."""
+    def prefetch(typingctx, address, for_writing):
+        """Asks for the cache line at `address`, which may be any; `for_writing` is a literal 0 or 1."""
         if not isinstance(for_writing, types.IntegerLiteral):
             return None
 
         def codegen(context, builder, signature, args):
-            pointer = _pointer(context, builder, array, args[0], signature.args[1], args[1])
-            flag = ir.IntType(32)
             function = cgutils.get_or_insert_function(
                 builder.module,
-                ir.FunctionType(ir.VoidType(), [_VOID_POINTER, flag, flag, flag]),
+                ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT]),
                 "llvm.prefetch.p0i8",
             )
-            builder.call(
-                function,
-                [builder.bitcast(pointer, _VOID_POINTER), flag(for_writing.literal_value), flag(3), flag(1)],
-            )
+            everywhere, data = _INT(3), _INT(1)
+            pointer = _pointer(builder, args[0], ir.IntType(8))
+            builder.call(function, [pointer, _INT(for_writing.literal_value), everywhere, data])
             return context.get_dummy_value()
 
-        return types.void(array, index, for_writing), codegen
+        return types.void(types.int64, for_writing), codegen
 
     @intrinsic
-    def copy_elements(typingctx, target, target_index, source, source_index, count):
-        """memcpy of `count` elements between one-dimensional arrays of one dtype that don't overlap."""
+    def copy_bytes(typingctx, target, source, count):
+        """Copies `count` bytes between addresses that don't overlap."""
 
         def codegen(context, builder, signature, args):
-            to = _pointer(context, builder, target, args[0], signature.args[1], args[1])
-            origin = _pointer(context, builder, source, args[2], signature.args[3], args[3])
-            count = context.cast(builder, args[4], signature.args[4], types.intp)
-            cgutils.raw_memcpy(builder, to, origin, count, target.dtype.bitwidth // 8)
+            byte = ir.IntType(8)
+            cgutils.raw_memcpy(builder, _pointer(builder, args[0], byte), _pointer(builder, args[1], byte), args[2], 1)
             return context.get_dummy_value()
 
-        return types.void(target, target_index, source, source_index, count), codegen
+        return types.void(types.int64, types.int64, types.int64), codegen
+
+
+def _make_element_access(element_type, c_type):
+    """Plain (not atomic) `get(address, index)` and `set(address, index, value)` of one element type."""
+    if config.DISABLE_JIT:
+        size, convert = ctypes.sizeof(c_type), getattr(np, element_type.name)
+
+        def get(address, index):
+            return convert(c_type.from_address(int(address + size * index)).value)
+
+        def set_(address, index, value):
+            c_type.from_address(int(address + size * index)).value = value.item()
+
+        return get, set_
+
+    @intrinsic
+    def get(typingctx, address, index):
+        def codegen(context, builder, signature, args):
+            kind = context.get_value_type(element_type)
+            return builder.load(builder.gep(_pointer(builder, args[0], kind), [args[1]]))
+
+        return element_type(types.int64, types.int64), codegen
+
+    @intrinsic
+    def set_(typingctx, address, index, value):
+        def codegen(context, builder, signature, args):
+            kind = context.get_value_type(element_type)
+            builder.store(args[2], builder.gep(_pointer(builder, args[0], kind), [args[1]]))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, element_type), codegen
+
+    return get, set_
+
+
+get_uint16, set_uint16 = _make_element_access(types.uint16, ctypes.c_uint16)
+get_uint32, set_uint32 = _make_element_access(types.uint32, ctypes.c_uint32)
+get_float32, set_float32 = _make_element_access(types.float32, ctypes.c_float)

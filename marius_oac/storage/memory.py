@@ -35,22 +35,20 @@ class MemoryStore(ParameterStore):
         """Raises ValueError for impossible sizes, OSError (ENOMEM) if the memory is not to be had."""
         super().__init__(name, num_rows, layout)
         size = num_rows * layout.row_bytes
-        memory = _allocate(size)
+        self._memory = np.frombuffer(_allocate(size), np.uint8, size)
         self._table = kernels.Table(
-            words=np.frombuffer(memory, np.int64, size // 8),
-            floats=np.frombuffer(memory, np.float32, size // 4),
-            halves=np.frombuffer(memory, np.uint16, size // 2),
-            row_words=layout.row_bytes // 8,
+            address=self._memory.ctypes.data,
+            row_bytes=layout.row_bytes,
             dimension=layout.dimension,
             state_width=layout.state_width,
-            state_offset=layout.state_offset // 4,
+            state_offset=layout.state_offset,
             bfloat16=layout.value_dtype == "bfloat16",
         )
         self._fill(initial)
 
     @property
     def nbytes(self) -> int:
-        return self._table.words.nbytes
+        return self._memory.nbytes
 
     def _fill(self, initial: RowInitial) -> None:
         def fill_block(first: int) -> None:
@@ -64,16 +62,16 @@ class MemoryStore(ParameterStore):
                 pass
 
     def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
-        kernels.read(self._table, rows, into.reshape(-1), timestamps)
+        kernels.read(self._table, rows, into, timestamps)
 
     def _commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
-        return kernels.commit(self._table, rows, values.reshape(-1), timestamp)
+        return kernels.commit(self._table, rows, values, timestamp)
 
     def _overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int:
-        return kernels.overwrite(self._table, rows, values.reshape(-1), timestamp, seen)
+        return kernels.overwrite(self._table, rows, values, timestamp, seen)
 
     def _add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None:
-        kernels.add(self._table, rows, deltas.reshape(-1), timestamp)
+        kernels.add(self._table, rows, deltas, timestamp, np.empty(self.layout.width, np.float32))
 
     def _apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None:
         rows_at_once = max(1, _APPLY_BYTES // (4 * self.layout.width))
@@ -86,20 +84,20 @@ class MemoryStore(ParameterStore):
         held = np.full(rows.size, kernels.NOT_HELD, np.int64)
         # `held` says at every moment which lock bits are ours: an interrupt may come between any two calls.
         try:
-            kernels.lock_rows(self._table, rows, values.reshape(-1), held)
+            kernels.lock_rows(self._table, rows, values, held)
             update(values, gradients)
-            kernels.unlock_changed(self._table, rows, values.reshape(-1), held, timestamp)
+            kernels.unlock_changed(self._table, rows, values, held, timestamp)
         except BaseException:
             kernels.unlock_unchanged(self._table, rows, held)
             raise
 
     def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
-        kernels.restore(self._table, rows, values.reshape(-1), timestamps)
+        kernels.restore(self._table, rows, values, timestamps)
 
     def _flush(self) -> None:
         pass
 
     def _release(self) -> None:
-        # The mapping goes with the last of its views.
-        nothing = np.empty(0, np.int64)
-        self._table = self._table._replace(words=nothing, floats=nothing.view("f4"), halves=nothing.view("u2"))
+        # The mapping goes with its last view, and with it what the table's address stands for.
+        self._memory = self._memory[:0].copy()
+        del self._table

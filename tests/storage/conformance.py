@@ -415,7 +415,7 @@ class ConcurrentConformance(Making):
             lost = sum(together(*(writer(store, rank) for rank in range(THREADS))))
             counts = read_all(store)[0][:, 0]
         missing = THREADS * ROUNDS * self.ROWS - int(counts.sum())
-        assert 0 <= missing and 0 <= lost < THREADS * ROUNDS * self.ROWS
+        assert missing >= 0 and 0 <= lost < THREADS * ROUNDS * self.ROWS
         assert (missing == 0) == (lost == 0)
 
     def test_additions_and_optimizers_at_the_store_lose_nothing(self):

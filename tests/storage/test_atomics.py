@@ -15,61 +15,74 @@ THREADS = 4
 
 @compiled
 def _each(words):
-    before = atomics.load(words, 1)
-    atomics.store(words, 1, before + 5)
-    failed = atomics.compare_exchange(words, 1, before, 99)
-    done = atomics.compare_exchange(words, 1, before + 5, 7)
-    added = atomics.fetch_add(words, 1, 3)
+    word = atomics.address_of(words) + 8
+    before = atomics.load(word)
+    atomics.store(word, before + 5)
+    failed = atomics.compare_exchange(word, before, 99)
+    done = atomics.compare_exchange(word, before + 5, 7)
+    added = atomics.fetch_add(word, 3)
     atomics.acquire_fence()
     atomics.release_fence()
     atomics.yield_thread()
-    atomics.prefetch(words, 1, 0)
-    atomics.prefetch(words, 1000, 1)
+    atomics.prefetch(word, 0)
+    atomics.prefetch(word + 1_000_000, 1)
     return before, failed, done, added
 
 
 @compiled
 def _count(words, steps):
+    first = atomics.address_of(words)
     for _ in range(steps):
-        atomics.fetch_add(words, 0, 1)
+        atomics.fetch_add(first, 1)
         while True:
-            found = atomics.load(words, 1)
-            if atomics.compare_exchange(words, 1, found, found + 1) == found:
+            found = atomics.load(first + 8)
+            if atomics.compare_exchange(first + 8, found, found + 1) == found:
                 break
 
 
 @compiled
 def _publish(words, data, steps):
+    flag = atomics.address_of(words)
     for n in range(1, steps + 1):
-        while atomics.load(words, 0) != 0:
+        while atomics.load(flag) != 0:
             atomics.yield_thread()
         data[0] = n
-        atomics.store(words, 0, n)
+        atomics.store(flag, n)
 
 
 @compiled
 def _receive(words, data, steps):
     """How many messages did not match the flag that announced them."""
+    flag = atomics.address_of(words)
     wrong = 0
     for _ in range(steps):
-        flag = atomics.load(words, 0)
-        while flag == 0:
+        number = atomics.load(flag)
+        while number == 0:
             atomics.yield_thread()
-            flag = atomics.load(words, 0)
-        if data[0] != flag:
+            number = atomics.load(flag)
+        if data[0] != number:
             wrong += 1
-        atomics.store(words, 0, 0)
+        atomics.store(flag, 0)
     return wrong
 
 
 @compiled
-def _copy(target, at, source, origin, count):
-    atomics.copy_elements(target, at, source, origin, count)
+def _copy(target, source, count):
+    atomics.copy_bytes(atomics.address_of(target) + 8, atomics.address_of(source) + 4, count)
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
-def test_each_operation(dtype):
-    words = np.array([1, 10, 3], dtype)
+@compiled
+def _elements(halves, integers, floats):
+    """Every element becomes the one before it plus one."""
+    half, integer, number = atomics.address_of(halves), atomics.address_of(integers), atomics.address_of(floats)
+    for i in range(1, len(halves)):
+        atomics.set_uint16(half, i, np.uint16(atomics.get_uint16(half, i - 1) + np.uint16(1)))
+        atomics.set_uint32(integer, i, np.uint32(atomics.get_uint32(integer, i - 1) + np.uint32(1)))
+        atomics.set_float32(number, i, atomics.get_float32(number, i - 1) + np.float32(1))
+
+
+def test_each_operation():
+    words = np.array([1, 10, 3])
     assert _each(words) == (10, 15, 15, 7)
     assert words.tolist() == [1, 10, 3]
 
@@ -89,14 +102,20 @@ def test_what_was_written_before_a_store_is_seen_after_the_load():
         sent.result()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint16])
-def test_copy(dtype):
-    target = np.zeros(8, dtype)
-    _copy(target, 2, np.arange(10, dtype=dtype), 5, 4)
-    assert target.tolist() == [0, 0, 5, 6, 7, 8, 0, 0]
+def test_copy_takes_bytes_at_any_address():
+    target = np.zeros(5, np.int32)
+    _copy(target, np.arange(1, 6, dtype=np.int32), 8)
+    assert target.tolist() == [0, 0, 2, 3, 0]
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="compiled only: the types are known when compiling")
-def test_only_words_are_atomic():
+def test_elements_by_address():
+    halves, integers, floats = (np.full(4, 7, dtype) for dtype in (np.uint16, np.uint32, np.float32))
+    _elements(halves, integers, floats)
+    for array in (halves, integers, floats):
+        assert array.tolist() == [7, 8, 9, 10]
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="compiled only: the layout is known when compiling")
+def test_an_address_needs_a_contiguous_array():
     with pytest.raises(numba.core.errors.TypingError):
-        _count(np.zeros(2, np.float64), 1)
+        _count(np.zeros(4, np.int64)[::2], 1)

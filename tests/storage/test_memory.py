@@ -25,7 +25,7 @@ def test_memory_is_what_the_layout_says():
     layout = RowLayout(100, 100)
     store = MemoryStore("t", 1000, layout, RowInitial("uniform", 1.0, 0, "t"))
     assert store.nbytes == 1000 * layout.row_bytes == 1000 * 808
-    assert store._table.words.ctypes.data % 64 == 0
+    assert store._memory.ctypes.data % 64 == 0
     store.close()
     assert store.nbytes == 0
 
