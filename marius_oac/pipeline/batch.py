@@ -50,7 +50,8 @@ class Batch:
     def rows_in(self, buffers: Buffers, table: int) -> tuple[Any, Any, Any]:
         """The table's row ids, timestamps and values in `buffers`, cut to the batch's n rows."""
         count = len(self.plan.rows[table])
-        return buffers.rows[table][:count], buffers.timestamps[table][:count], buffers.values[table][:count]
+        rows = buffers.rows[table][:count] if buffers.rows else None
+        return rows, buffers.timestamps[table][:count], buffers.values[table][:count]
 
 
 class Pool:

@@ -101,7 +101,7 @@ class HostDevice(Device):
         self._up, self._down = up, down
 
     def upload(self, batch: Batch) -> None:
-        batch.arrays = batch.plan.arrays
+        batch.arrays, batch.resident.rows = batch.plan.arrays, batch.plan.rows
         if self._up:
             self._up.transfer(self._num_bytes(batch))
 
@@ -116,7 +116,7 @@ class HostDevice(Device):
     def _make_resident(self) -> Buffers:
         shapes = list(self._shapes())
         return Buffers(
-            rows=[aligned_empty((count,), np.int64) for count, _ in shapes],
+            rows=(),  # a batch lends its plan's own
             timestamps=[aligned_empty((count,), np.int64) for count, _ in shapes],
             values=[aligned_empty(shape, np.float32) for shape in shapes],
         )

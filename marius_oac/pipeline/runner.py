@@ -115,7 +115,7 @@ class _Run:
     def __init__(self, pipeline: Pipeline, first: int, last: int):
         self.pipeline, self.first, self.last = pipeline, first, last
         self.next_planned = self.next_timestamp = first
-        self.lock = threading.Lock()
+        self.plan_lock, self.result_lock = threading.Lock(), threading.Lock()
         self.ledger = Ledger(first, pipeline.in_flight)
         self.cache = Cache(pipeline.device.replace, pipeline.device.evicted)
         room = pipeline.in_flight
@@ -179,7 +179,7 @@ class _Run:
 
     def _plan(self) -> None:
         while True:
-            with self.lock:
+            with self.plan_lock:
                 sequence = self.next_planned
                 if sequence >= self.last or self.pipeline.stop_requested:
                     return
@@ -199,9 +199,6 @@ class _Run:
     def _upload(self, batch: Batch) -> None:
         with self._begin("upload", batch.sequence):
             self.pipeline.device.upload(batch)
-            if isinstance(self.pipeline.device, HostDevice):
-                for table, rows in enumerate(batch.plan.rows):
-                    batch.rows_in(batch.resident, table)[0][:] = rows
 
     def _compute(self, batch: Batch) -> None:
         device, step = self.pipeline.device, self.pipeline.step
@@ -243,7 +240,7 @@ class _Run:
                 self._store(store, batch, batch.plan.rows[table], values, timestamps)
             self.pipeline.device.written(batch, cached=self.pipeline.validates)
             self.ledger.finish(batch.timestamp)
-        with self.lock:
+        with self.result_lock:
             self.pipeline.on_result(self._result(batch))
 
     def _store(self, store: ParameterStore, batch: Batch, rows, values, timestamps) -> None:

@@ -101,9 +101,6 @@ class OrderedChannel(Channel[Item]):
         self._early[item.sequence] = item
 
     def _ready(self) -> bool:
-        # A channel closed with a gap (an upstream stage gave up) still hands out what it has.
-        if self._closed and self._early and self._due not in self._early:
-            self._due = min(self._early)
         return self._due in self._early
 
     def _take(self) -> Item:

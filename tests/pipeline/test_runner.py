@@ -1,0 +1,174 @@
+"""The promise: whatever the threads do, `oac` has the bits of `sync`. Races are forced by delays and stalls."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from marius_oac.config import LinkConfig, WorkersConfig
+from marius_oac.errors import DivergedError
+from marius_oac.pipeline.device import TorchDevice
+from marius_oac.pipeline.runner import STAGES, Pipeline
+from tests.pipeline.toy import ToyPlanner, ToyStep, run_toy, toy_stores
+
+
+def jitter(seed):
+    """A probe that holds each stage of each batch for a random while (a wait on an event nobody sets)."""
+    never = threading.Event()
+
+    def probe(stage, sequence):
+        never.wait(random.Random(f"{seed}{stage}{sequence}").choice([0, 0, 0.0005, 0.002]))
+
+    return probe
+
+
+def workers(count):
+    return WorkersConfig(plan=count, read=count, upload=count, download=count, write=count)
+
+
+def copying(pipeline: Pipeline) -> TorchDevice:
+    """The copying device on the CPU: what CUDA runs, without its streams."""
+    layouts = [store.layout for store in pipeline.stores]
+    return TorchDevice(torch.device("cpu"), pipeline.planner.tables, layouts, pipeline.in_flight, pipeline.validates)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def synchronous(request):
+    return request.param, run_toy(mode="sync", dtype=request.param)[:2]
+
+
+@pytest.mark.parametrize("device", [None, copying])
+@pytest.mark.parametrize("in_flight", [1, 4, 16])
+@pytest.mark.parametrize("count", [1, 4])
+def test_oac_in_plan_order_has_the_bits_of_sync(synchronous, device, in_flight, count):
+    dtype, expected = synchronous
+    *tables, results, _ = run_toy(
+        mode="oac", in_flight=in_flight, workers=workers(count), dtype=dtype, probe=jitter(in_flight), device=device
+    )
+    assert tuple(tables) == expected
+    assert [result.sequence for result in results] == list(range(60))
+    assert in_flight == 1 or sum(result.replaced for result in results) > 0
+
+
+@pytest.mark.parametrize("in_flight", [4, 16])
+def test_arrival_has_the_bits_of_the_replay_of_its_order(in_flight):
+    *tables, results, _ = run_toy(
+        mode="oac", order="arrival", in_flight=in_flight, workers=workers(4), probe=jitter(in_flight)
+    )
+    order = [result.sequence for result in results]
+    assert sorted(order) == list(range(60)) and order != list(range(60))
+    assert all(place - sequence < in_flight for place, sequence in enumerate(order))
+
+    class Replay(ToyPlanner):
+        def plan(self, sequence):
+            plan = super().plan(order[sequence])
+            return type(plan)(sequence, plan.rows, plan.arrays, plan.examples)
+
+    assert run_toy(Replay(), mode="sync")[:2] == tuple(tables)
+
+
+@pytest.mark.parametrize("mode", ["async", "async-delta"])
+@pytest.mark.parametrize("device", [None, copying])
+def test_async_differs_from_sync_and_counts_what_it_loses(synchronous, mode, device):
+    _, expected = synchronous
+    *tables, results, _ = run_toy(mode=mode, in_flight=8, workers=workers(2), probe=jitter(1), device=device)
+    assert tuple(tables) != expected
+    assert (sum(result.lost for result in results) > 0) == (mode == "async")
+
+
+def test_async_with_one_batch_in_flight_is_sync(synchronous):
+    dtype, expected = synchronous
+    *tables, results, _ = run_toy(mode="async", in_flight=1, dtype=dtype)
+    assert tuple(tables) == expected and sum(result.lost for result in results) == 0
+
+
+@pytest.mark.parametrize("order", ["plan", "arrival"])
+@pytest.mark.parametrize("in_flight", [2, 5])
+def test_a_stalled_writer_cannot_grow_the_cache(order, in_flight):
+    """Batch 10 is not written before batch 10 + in_flight has been planned and everyone who can has gone round."""
+    planner = ToyPlanner(batches=40)
+    gate, far = threading.Event(), threading.Event()
+
+    def probe(stage, sequence):
+        if stage == "plan" and sequence >= 10 + in_flight:
+            far.set()
+        if stage == "write" and sequence == 10:
+            assert far.wait(30)
+            gate.wait(0.05)
+
+    *tables, results, pipeline = run_toy(
+        planner, mode="oac", order=order, in_flight=in_flight, workers=workers(3), probe=probe
+    )
+    rows = sum(table.max_batch_rows for table in planner.tables)
+    held = max(result.cached_rows for result in results) // rows
+    assert held <= (in_flight if order == "plan" else 2 * in_flight - 1)
+    assert pipeline.device._resident.made <= (2 if order == "plan" else 3) * in_flight
+    if order == "plan":
+        assert tuple(tables) == run_toy(planner, mode="sync")[:2]
+
+
+@pytest.mark.parametrize("mode", ["sync", "oac", "async"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_first_error_of_any_stage_stops_everything(mode, stage):
+    if stage == "validate" and mode != "oac":
+        pytest.skip("only oac validates")
+
+    def probe(at, sequence):
+        if at == stage and sequence == 17:
+            raise OSError(f"injected in {stage}")
+
+    before = threading.active_count()
+    with pytest.raises(OSError, match=f"injected in {stage}") as caught:
+        run_toy(mode=mode, in_flight=6, workers=workers(2), probe=probe)
+    assert any(entry.name == "probe" for entry in caught.traceback)
+    assert threading.active_count() == before
+
+
+def test_a_stop_ends_after_whole_batches_and_goes_on_to_the_same_bits(synchronous):
+    dtype, expected = synchronous
+    held = {}
+
+    def probe(stage, sequence):
+        if stage == "compute" and sequence == 20:
+            held["pipeline"].request_stop()
+
+    planner, step = ToyPlanner(), ToyStep()
+    stores = toy_stores(planner, dtype)
+
+    def remember(pipeline):
+        held["pipeline"] = pipeline
+        return pipeline.device
+
+    *_, results, pipeline = run_toy(
+        planner, mode="oac", in_flight=4, stores=stores, step=step, device=remember, probe=probe
+    )
+    stopped_at = len(results)
+    assert 20 < stopped_at < 60 and pipeline.stop_requested
+    tables = run_toy(planner, mode="oac", in_flight=9, stores=stores, step=step, first=stopped_at)[:2]
+    assert tables == expected
+
+
+def test_a_diverging_batch_is_named_and_not_written():
+    class Diverging(ToyStep):
+        def compute(self, rows, arrays, timestamp):
+            loss = super().compute(rows, arrays, timestamp)
+            return float("nan") if timestamp == 30 else loss
+
+    with pytest.raises(DivergedError, match="nan at batch 30"):
+        run_toy(mode="oac", in_flight=4, step=Diverging())
+
+
+def test_an_emulated_link_changes_no_bits_and_is_waited_for(synchronous):
+    dtype, expected = synchronous
+    link = LinkConfig(bandwidth=0.001, latency=100)
+    *tables, _, pipeline = run_toy(mode="oac", in_flight=4, link=link, dtype=dtype)
+    assert tuple(tables) == expected
+    seconds = pipeline.telemetry.snapshot()["seconds"]
+    assert seconds["upload"] >= 60 * (18 * 28 / 1e6)
+
+
+def test_loss_and_examples_reach_the_caller():
+    *_, results, _ = run_toy(mode="sync")
+    assert all(np.isfinite(result.loss) and result.examples == 4 for result in results)
