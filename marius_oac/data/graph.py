@@ -209,7 +209,7 @@ def _ids(path: Path, names: Sequence[str], count: int, kind: str) -> np.ndarray:
     found = np.full(len(asked), -1, dtype=np.int64)
     question = pa.array(asked.tolist(), pa.string())
     start = 0
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, pre_buffer=False) as file:  # else the whole file would gather in memory
         for batch in file.iter_batches(columns=["name"]):
             hits = pc.index_in(batch.column("name"), value_set=question)
             at = np.flatnonzero(hits.is_valid().to_numpy(zero_copy_only=False))

@@ -156,7 +156,8 @@ def column_names(count: int) -> list[str]:
 
 def _read_parquet(file: EdgeFile) -> Iterator[pa.RecordBatch]:
     try:
-        with pq.ParquetFile(file.path) as parquet:
+        # Without pre_buffer=False the whole file would gather in memory while it is read.
+        with pq.ParquetFile(file.path, pre_buffer=False) as parquet:
             names = list(parquet.schema_arrow.names)
             chosen = [names[index] for index in file.select(len(names), names)]
             if parquet.metadata.num_rows == 0:

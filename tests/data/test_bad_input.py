@@ -120,6 +120,17 @@ def test_numpy_ids(tmp_path, ids, message):
     assert refused(tmp_path / "out", source=str(path)) == f"{path}: {message}"
 
 
+def test_rows_are_counted_across_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("marius_oac.data.readers.BATCH_ROWS", 4)
+    ids = np.arange(40).reshape(20, 2)
+    ids[17, 1] = -7
+    np.save(tmp_path / "g.npy", ids)
+    pq.write_table(pa.table({"a": ids[:, 0], "b": ids[:, 1]}), tmp_path / "g.parquet")
+    for name in ("g.npy", "g.parquet"):
+        message = refused(tmp_path / "out", source=str(tmp_path / name))
+        assert message == f"{tmp_path / name}: row 18: id -7 is negative"
+
+
 def test_truncated_numpy_and_parquet(tmp_path):
     np.save(tmp_path / "g.npy", np.zeros((1000, 2), np.int64))
     pq.write_table(pa.table({"a": ["x"] * 1000, "b": ["y"] * 1000}), tmp_path / "g.parquet")
