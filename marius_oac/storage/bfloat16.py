@@ -5,10 +5,10 @@ A NaN stays a NaN (made quiet); what is too large becomes an infinity, as IEEE 7
 
 import numpy as np
 
-from marius_oac.storage.compiled import compiled
+from marius_oac.storage.compiled import compiled, inlined
 
 
-@compiled
+@inlined
 def rounded_bits(bits):
     """Upper two bytes of the float32 with the bit pattern `bits` (uint32), rounded to nearest even."""
     if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):

@@ -9,4 +9,8 @@ With `NUMBA_DISABLE_JIT=1` the kernels run as the Python functions they are, and
 
 from numba import njit
 
-compiled = njit(nogil=True, cache=True, fastmath=False)
+_OPTIONS = {"nogil": True, "cache": True, "fastmath": False}
+
+compiled = njit(**_OPTIONS)
+inlined = njit(**_OPTIONS, forceinline=True)
+"""For the few lines that are done for every row: LLVM would rather call them, at 30 % of a gather's speed."""

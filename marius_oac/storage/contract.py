@@ -62,6 +62,20 @@ class RowLayout:
         """Bytes of a row in memory, timestamp word and padding included."""
         return -(-(self.state_offset + 4 * self.state_width) // 8) * 8
 
+    def table_at(self, address: int) -> kernels.Table:
+        """What the kernels need to know of rows that lie one behind the other from `address` on."""
+        narrow = self.value_dtype == "bfloat16"
+        return kernels.Table(
+            address=address,
+            row_bytes=self.row_bytes,
+            dimension=self.dimension,
+            bfloat16=(True,) if narrow else (),
+            float_bytes=4 * (self.state_width if narrow else self.width),
+            float_offset=self.state_offset if narrow else kernels.WORD_BYTES,
+            buffer_offset=4 * self.dimension if narrow else 0,
+            buffer_row_bytes=4 * self.width,
+        )
+
 
 class Block(NamedTuple):
     """Consecutive rows of a table."""

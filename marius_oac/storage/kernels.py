@@ -19,7 +19,7 @@ import numpy as np
 
 from marius_oac.storage import atomics
 from marius_oac.storage.bfloat16 import rounded_bits
-from marius_oac.storage.compiled import compiled
+from marius_oac.storage.compiled import compiled, inlined
 
 WORD_BYTES = 8
 MAX_TIMESTAMP = (1 << 40) - 2
@@ -43,23 +43,28 @@ class Table(NamedTuple):
     address: int
     row_bytes: int
     dimension: int
-    state_width: int
-    state_offset: int
-    bfloat16: bool
+    # One element for bfloat16 values, none for float32: compiled code knows the length of a tuple, so that each of the
+    # two has kernels of its own and neither pays for the other.
+    bfloat16: tuple
+    # The part of a row that is float32, in the table and in a buffer: value and state, or the state alone.
+    float_bytes: int
+    float_offset: int
+    buffer_offset: int
+    buffer_row_bytes: int
 
 
-@compiled
+@inlined
 def timestamp_of(word):
     return (word >> _TIMESTAMP_SHIFT) - 1
 
 
-@compiled
+@inlined
 def _next_word(word, timestamp):
     """The unlocked word after a write."""
     return ((timestamp + 1) << _TIMESTAMP_SHIFT) | ((word + _VERSION_STEP) & _VERSION_MASK)
 
 
-@compiled
+@inlined
 def _lock(at):
     """Takes the lock bit of the word at `at`; returns the word as it was."""
     spins = 0
@@ -74,14 +79,14 @@ def _lock(at):
             atomics.yield_thread()
 
 
-@compiled
+@inlined
 def _prefetch_for_reading(at, row_bytes):
     for offset in range(0, row_bytes, _LINE_BYTES):
         atomics.prefetch(at + offset, 0)
     atomics.prefetch(at + row_bytes - 1, 0)
 
 
-@compiled
+@inlined
 def _prefetch_for_writing(at, row_bytes):
     for offset in range(0, row_bytes, _LINE_BYTES):
         atomics.prefetch(at + offset, 1)
@@ -94,27 +99,33 @@ def _rows_ahead(row_bytes):
 
 
 @compiled
-def _copy_out(table, at, target):
-    """Copies the row at `at` to the float32 elements at `target`."""
-    value = at + WORD_BYTES
-    if table.bfloat16:
-        for j in range(table.dimension):
-            atomics.set_uint32(target, j, np.uint32(atomics.get_uint16(value, j)) << np.uint32(16))
-        atomics.copy_bytes(target + 4 * table.dimension, at + table.state_offset, 4 * table.state_width)
-    else:
-        atomics.copy_bytes(target, value, 4 * (table.dimension + table.state_width))
+def _widen(target, source, count):
+    """Copies bfloat16 elements to float32 ones."""
+    for j in range(count):
+        atomics.set_uint32(target, j, np.uint32(atomics.get_uint16(source, j)) << np.uint32(16))
 
 
 @compiled
+def _narrow(target, source, count):
+    """Copies float32 elements to bfloat16 ones."""
+    for j in range(count):
+        atomics.set_uint16(target, j, rounded_bits(atomics.get_uint32(source, j)))
+
+
+@inlined
+def _copy_out(table, at, target):
+    """Copies the row at `at` to the float32 elements at `target`."""
+    if len(table.bfloat16) > 0:
+        _widen(target, at + WORD_BYTES, table.dimension)
+    atomics.copy_bytes(target + table.buffer_offset, at + table.float_offset, table.float_bytes)
+
+
+@inlined
 def _copy_in(table, at, source):
     """Copies the float32 elements at `source` to the row at `at`; the caller holds its lock bit."""
-    value = at + WORD_BYTES
-    if table.bfloat16:
-        for j in range(table.dimension):
-            atomics.set_uint16(value, j, rounded_bits(atomics.get_uint32(source, j)))
-        atomics.copy_bytes(at + table.state_offset, source + 4 * table.dimension, 4 * table.state_width)
-    else:
-        atomics.copy_bytes(value, source, 4 * (table.dimension + table.state_width))
+    if len(table.bfloat16) > 0:
+        _narrow(at + WORD_BYTES, source, table.dimension)
+    atomics.copy_bytes(at + table.float_offset, source + table.buffer_offset, table.float_bytes)
 
 
 @compiled
@@ -133,7 +144,7 @@ def first_misplaced(rows, num_rows):
 def read(table, rows, into, timestamps):
     """Copies rows to `into`, float32 [n, width], and their timestamps, taking no lock."""
     base, row_bytes, target = table.address, table.row_bytes, atomics.address_of(into)
-    buffer_row_bytes = 4 * (table.dimension + table.state_width)
+    buffer_row_bytes = table.buffer_row_bytes
     ahead = _rows_ahead(row_bytes)
     for i in range(rows.size):
         if i + ahead < rows.size:
@@ -158,7 +169,7 @@ def read(table, rows, into, timestamps):
 def commit(table, rows, values, timestamp):
     """Overwrites the rows whose timestamp is smaller; returns how many were not."""
     base, row_bytes, source = table.address, table.row_bytes, atomics.address_of(values)
-    buffer_row_bytes = 4 * (table.dimension + table.state_width)
+    buffer_row_bytes = table.buffer_row_bytes
     ahead = _rows_ahead(row_bytes)
     refused = 0
     for i in range(rows.size):
@@ -179,7 +190,7 @@ def commit(table, rows, values, timestamp):
 def overwrite(table, rows, values, timestamp, seen):
     """Overwrites every row; returns how many had a timestamp other than `seen`."""
     base, row_bytes, source = table.address, table.row_bytes, atomics.address_of(values)
-    buffer_row_bytes = 4 * (table.dimension + table.state_width)
+    buffer_row_bytes = table.buffer_row_bytes
     ahead = _rows_ahead(row_bytes)
     lost = 0
     for i in range(rows.size):
@@ -201,17 +212,17 @@ def add(table, rows, deltas, timestamp, sums):
     `sums`, float32 [width], is room to work in, the caller's because an address keeps no array alive.
     """
     base, row_bytes, source = table.address, table.row_bytes, atomics.address_of(deltas)
-    width = table.dimension + table.state_width
+    buffer_row_bytes = table.buffer_row_bytes
     ahead = _rows_ahead(row_bytes)
     sum_address = atomics.address_of(sums)
     for i in range(rows.size):
         if i + ahead < rows.size:
             _prefetch_for_writing(base + rows[i + ahead] * row_bytes, row_bytes)
         at = base + rows[i] * row_bytes
-        delta = source + i * 4 * width
+        delta = source + i * buffer_row_bytes
         word = _lock(at)
         _copy_out(table, at, sum_address)
-        for j in range(width):
+        for j in range(sums.size):
             atomics.set_float32(sum_address, j, atomics.get_float32(sum_address, j) + atomics.get_float32(delta, j))
         _copy_in(table, at, sum_address)
         atomics.store(at, _next_word(word, max(timestamp, timestamp_of(word))))
@@ -221,7 +232,7 @@ def add(table, rows, deltas, timestamp, sums):
 def restore(table, rows, values, timestamps):
     """Sets rows and their timestamps, whatever they were."""
     source = atomics.address_of(values)
-    buffer_row_bytes = 4 * (table.dimension + table.state_width)
+    buffer_row_bytes = table.buffer_row_bytes
     for i in range(rows.size):
         at = table.address + rows[i] * table.row_bytes
         word = _lock(at)
@@ -233,7 +244,7 @@ def restore(table, rows, values, timestamps):
 def lock_rows(table, rows, values, held):
     """Takes the lock bits in ascending order and copies the rows to `values`; `held` gets the words as they were."""
     target = atomics.address_of(values)
-    buffer_row_bytes = 4 * (table.dimension + table.state_width)
+    buffer_row_bytes = table.buffer_row_bytes
     for i in range(rows.size):
         at = table.address + rows[i] * table.row_bytes
         held[i] = _lock(at)
@@ -244,7 +255,7 @@ def lock_rows(table, rows, values, held):
 def unlock_changed(table, rows, values, held, timestamp):
     """Writes the locked rows and lets them go; the timestamp of a row becomes the larger of the two."""
     source = atomics.address_of(values)
-    buffer_row_bytes = 4 * (table.dimension + table.state_width)
+    buffer_row_bytes = table.buffer_row_bytes
     for i in range(rows.size):
         at = table.address + rows[i] * table.row_bytes
         _copy_in(table, at, source + i * buffer_row_bytes)

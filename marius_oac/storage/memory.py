@@ -36,14 +36,7 @@ class MemoryStore(ParameterStore):
         super().__init__(name, num_rows, layout)
         size = num_rows * layout.row_bytes
         self._memory = np.frombuffer(_allocate(size), np.uint8, size)
-        self._table = kernels.Table(
-            address=self._memory.ctypes.data,
-            row_bytes=layout.row_bytes,
-            dimension=layout.dimension,
-            state_width=layout.state_width,
-            state_offset=layout.state_offset,
-            bfloat16=layout.value_dtype == "bfloat16",
-        )
+        self._table = layout.table_at(self._memory.ctypes.data)
         self._fill(initial)
 
     @property
