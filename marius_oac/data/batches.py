@@ -1,0 +1,238 @@
+"""Batches of a graph's training edges with shared negatives (`docs/design.md`, "A training batch of a graph").
+
+Guarantees: a plan is a pure function of (edges, configuration, sequence). A planner holds no state that changes, so any
+number of threads call `plan` at once and in any order; nearly all of its time is spent without the GIL. Neither memory
+nor time of a batch depends on the number of nodes or edges (but for `negatives.all`, where every node is a row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from marius_oac.config import Config
+from marius_oac.data.compiled import compiled
+from marius_oac.data.negatives import as_kernel_input, count_by_degree, fill_negatives
+from marius_oac.data.permutation import MAX_SIZE, bit_length, permuted, round_keys
+from marius_oac.data.random import fold, stream_key, wrapping
+from marius_oac.errors import InputError
+from marius_oac.types import Plan, Planner, Side, TableSpec
+
+_MAX_DIGIT_BITS = 11  # a histogram of 16 KiB stays in the first-level cache
+
+
+class EdgePlanner:
+    """Plans batches over the training edges of a graph; a `types.Planner` of one table, "entities".
+
+    Every epoch covers every edge once, in an order of its own; its last batch may be shorter. A batch of fewer edges
+    than `negatives.chunks` has one chunk per edge. Decoder `dot` ignores the relations of a graph that has some: its
+    batches have neither `relations` nor `relation_rows`.
+
+    Args:
+        edges: int32 or int64, C order, an array or a memmap: [E, 3] (head, relation, tail) where num_relations > 0,
+            else [E, 2] (head, tail). Read once through to check the ids, then at random.
+        num_nodes: ids lie in [0, num_nodes), at most 2**40.
+        num_relations: relation ids lie in [0, num_relations); 0: the edges have none.
+        config: `seed`, `model` and `training` are used.
+
+    Attributes:
+        tables: the one table, with the most rows that a batch can have.
+        batches_per_epoch: batches that one pass over the edges (twice as many with `model.reciprocal`) takes.
+
+    Raises:
+        InputError: no edges, an id out of range, or a configuration that doesn't fit the graph, named by its key.
+        ValueError: `edges` has another type or shape.
+    """
+
+    def __init__(self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config) -> None:
+        self._edges = as_kernel_input(edges)
+        self._num_nodes = num_nodes
+        if edges.shape[1] != (3 if num_relations else 2):
+            raise ValueError(f"edges have {edges.shape[1]} columns, but the graph has {num_relations} relations")
+        _check_model(config, num_relations)
+        _check_ids(self._edges, num_nodes, num_relations)
+        negatives, reciprocal = config.training.negatives, config.model.reciprocal
+        self._num_relations = 0 if config.model.decoder == "dot" else num_relations * (1 + reciprocal)
+        self._num_examples = len(edges) * (1 + reciprocal)
+        if self._num_examples > MAX_SIZE:
+            raise InputError(f"{self._num_examples:,} training edges, at most 2**40 are possible", "data.path")
+        self._batch_size = min(config.training.batch_size, self._num_examples)
+        self._chunks, self._count = (1, 0) if negatives.all else (negatives.chunks, negatives.count)
+        self._by_degree = count_by_degree(self._count, negatives.degree_fraction)
+        self._all_rows = _read_only(np.arange(num_nodes)) if negatives.all else None
+        self._sides = _read_only(np.array([Side.TAIL] if reciprocal else [Side.HEAD, Side.TAIL], dtype=np.int64))
+        self._shuffle_key = stream_key(config.seed, "shuffle")
+        self._negatives_key = stream_key(config.seed, "negatives")
+        self.batches_per_epoch = -(-self._num_examples // self._batch_size)
+        most_ids = 2 * self._batch_size + len(self._sides) * self._chunks * self._count
+        if bit_length(max(num_nodes, self._num_relations) - 1) + bit_length(most_ids - 1) > 63:
+            raise InputError(f"{most_ids:,} ids in a batch are too many for {num_nodes:,} nodes", "training.batch_size")
+        most_rows = num_nodes if negatives.all else min(num_nodes, most_ids)
+        self.tables: Sequence[TableSpec] = (TableSpec("entities", num_nodes, most_rows),)
+
+    @wrapping
+    def plan(self, sequence: int) -> Plan:
+        """Batch number `sequence`, counted from 0 over all epochs."""
+        if sequence < 0:
+            raise ValueError(f"sequence must be at least 0, not {sequence}")
+        epoch, batch = divmod(sequence, self.batches_per_epoch)
+        start = batch * self._batch_size
+        size = min(self._batch_size, self._num_examples - start)
+        chunks, sides = min(self._chunks, size), len(self._sides)
+        ids = np.empty(2 * size + sides * chunks * self._count, dtype=np.int64)
+        heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :]
+        relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
+        shuffle_key = np.uint64(fold(self._shuffle_key, epoch))
+        _gather_edges(self._edges, self._num_examples, self._num_relations, shuffle_key, start, heads, relations, tails)
+        arrays = {"heads": heads, "tails": tails, "sides": self._sides}
+        arrays["chunk_offsets"] = np.arange(chunks + 1) * size // chunks
+        if self._num_relations:
+            arrays["relation_rows"] = relabel(relations, self._num_relations)
+            arrays["relations"] = relations
+        if self._all_rows is not None:
+            return Plan(sequence, (self._all_rows,), arrays, size)
+        key = np.uint64(fold(np.uint64(fold(self._negatives_key, epoch)), batch))
+        groups = negatives.reshape(sides * chunks, self._count)
+        fill_negatives(key, self._edges, self._num_nodes, self._by_degree, groups)
+        rows = relabel(ids, self._num_nodes)
+        arrays["negatives"] = negatives.reshape(sides, chunks, self._count)
+        return Plan(sequence, (rows,), arrays, size)
+
+
+class ReorderedPlanner:
+    """Plans batch `order[i]` of another planner as batch i: the replay of a recorded computation order.
+
+    Args:
+        order: int64 [n], the other planner's sequence numbers, each at most once.
+
+    Raises:
+        InputError: a number that is negative or comes twice; later, a batch beyond the end of the order.
+    """
+
+    def __init__(self, planner: Planner, order: np.ndarray) -> None:
+        if order.dtype != np.int64 or order.ndim != 1:
+            raise InputError(f"an order is int64 [n], not {order.dtype} {list(order.shape)}", "pipeline.order")
+        numbers = np.sort(order)
+        if len(numbers) and numbers[0] < 0:
+            raise InputError(f"holds {numbers[0]}, but batches are counted from 0", "pipeline.order")
+        twice = np.flatnonzero(numbers[1:] == numbers[:-1])
+        if len(twice):
+            raise InputError(f"holds batch {numbers[twice[0]]} more than once", "pipeline.order")
+        self._planner, self._order = planner, order.copy()
+        self.tables = planner.tables
+        self.batches_per_epoch = planner.batches_per_epoch
+
+    def plan(self, sequence: int) -> Plan:
+        """The other planner's batch `order[sequence]`, numbered `sequence`."""
+        if not 0 <= sequence < len(self._order):
+            raise InputError(f"has {len(self._order)} batches, none with number {sequence}", "pipeline.order")
+        original = self._planner.plan(int(self._order[sequence]))
+        return Plan(sequence, original.rows, original.arrays, original.examples)
+
+
+def relabel(ids: np.ndarray, bound: int) -> np.ndarray:
+    """Turns ids into local indices, in place, and returns what they index: the sorted unique ids, int64 [n].
+
+    A radix sort of (id, position) packed into one integer, stable and free of comparisons; `benchmarks/plan_speed.py`
+    sets it against the alternatives.
+
+    Args:
+        ids: int64 [m] in [0, bound), contiguous; bit lengths of bound - 1 and of m - 1 sum to at most 63.
+    """
+    rows = np.empty(ids.size, dtype=np.int64)
+    return rows[: _relabel(ids, bit_length(bound - 1), rows)]
+
+
+@compiled
+def _relabel(ids, id_bits, rows):
+    size = ids.size
+    if size == 0:
+        return 0
+    position_bits = bit_length(size - 1)
+    passes = max(1, -(-id_bits // _MAX_DIGIT_BITS))
+    digit_bits = -(-id_bits // passes)
+    mask = (1 << digit_bits) - 1
+    starts = np.zeros((passes, mask + 1), dtype=np.int64)
+    packed, other = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    for i in range(size):
+        packed[i] = (ids[i] << position_bits) | i
+        for p in range(passes):
+            starts[p, (ids[i] >> (p * digit_bits)) & mask] += 1
+    for p in range(passes):
+        total = 0
+        for digit in range(mask + 1):
+            count = starts[p, digit]
+            starts[p, digit] = total
+            total += count
+        shift = position_bits + p * digit_bits
+        for i in range(size):
+            digit = (packed[i] >> shift) & mask
+            other[starts[p, digit]] = packed[i]
+            starts[p, digit] += 1
+        packed, other = other, packed
+    position_mask = (1 << position_bits) - 1
+    last, previous = -1, np.int64(-1)
+    for i in range(size):
+        row = packed[i] >> position_bits
+        if row != previous:
+            last += 1
+            rows[last] = row
+            previous = row
+        ids[packed[i] & position_mask] = last
+    return last + 1
+
+
+@compiled
+def _gather_edges(edges, num_examples, num_relations, key, start, heads, relations, tails):
+    num_edges, last = edges.shape[0], edges.shape[1] - 1
+    keys, bits = round_keys(key), bit_length(num_examples - 1)
+    # First all numbers, then all edges: the loads of the second loop miss the cache side by side.
+    for i in range(heads.size):
+        heads[i] = permuted(start + i, num_examples, bits, keys)
+    for i in range(heads.size):
+        edge = heads[i]
+        backward = edge >= num_edges
+        if backward:
+            edge -= num_edges
+        if relations.size:
+            relations[i] = edges[edge, 1] + (num_relations // 2 if backward else 0)
+        heads[i] = edges[edge, last if backward else 0]
+        tails[i] = edges[edge, 0 if backward else last]
+
+
+@compiled
+def _first_bad_id(edges, num_nodes, num_relations):
+    """The first edge with an id out of range; -1: none."""
+    last = edges.shape[1] - 1
+    for i in range(edges.shape[0]):
+        good = 0 <= edges[i, 0] < num_nodes and 0 <= edges[i, last] < num_nodes
+        if last == 2:
+            good = good and 0 <= edges[i, 1] < num_relations
+        if not good:
+            return i
+    return -1
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def _check_model(config: Config, num_relations: int) -> None:
+    decoder = config.model.decoder
+    if decoder != "dot" and not num_relations:
+        raise InputError(f"{decoder} needs relations, but this graph has none; use dot", "model.decoder")
+    if decoder == "dot" and config.model.reciprocal:
+        raise InputError("dot has no relations that could be reversed", "model.reciprocal")
+
+
+def _check_ids(edges: np.ndarray, num_nodes: int, num_relations: int) -> None:
+    if not len(edges):
+        raise InputError("the graph has no training edges", "data.path")
+    if not 1 <= num_nodes <= MAX_SIZE:
+        raise InputError(f"{num_nodes:,} nodes, 1 to 2**40 are possible", "data.path")
+    bad = _first_bad_id(edges, num_nodes, num_relations)
+    if bad >= 0:
+        limits = f"{num_nodes:,} nodes" + (f" and {num_relations:,} relations" if num_relations else "")
+        raise InputError(f"training edge {bad} is {edges[bad].tolist()}, but the graph has {limits}", "data.path")

@@ -1,0 +1,305 @@
+import dataclasses
+import threading
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marius_oac.config import Config
+from marius_oac.data.batches import EdgePlanner, ReorderedPlanner, relabel
+from marius_oac.errors import InputError
+from marius_oac.types import Side
+from tests.data import naive_batches as naive
+
+EXAMPLES = 20 if numba.config.DISABLE_JIT else 80
+
+
+def config(*overrides: str) -> Config:
+    return Config.build({"data": {"path": "g"}}, overrides)
+
+
+def random_edges(num_nodes, num_relations, num_edges, dtype=np.int64, seed=0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    columns = [rng.integers(0, num_nodes, num_edges), rng.integers(0, num_nodes, num_edges)]
+    if num_relations:
+        columns.insert(1, rng.integers(0, num_relations, num_edges))
+    return np.stack(columns, axis=1).astype(dtype)
+
+
+def original(plan) -> list[tuple]:
+    """The plan's examples by original ids."""
+    rows, arrays = plan.rows[0], plan.arrays
+    relations = [None] * plan.examples
+    if "relations" in arrays:
+        relations = arrays["relation_rows"][arrays["relations"]].tolist()
+    return list(zip(rows[arrays["heads"]].tolist(), relations, rows[arrays["tails"]].tolist(), strict=True))
+
+
+def epoch(planner, number=0) -> list[tuple]:
+    batches = planner.batches_per_epoch
+    return [edge for n in range(number * batches, (number + 1) * batches) for edge in original(planner.plan(n))]
+
+
+def assert_same(one, two):
+    assert (one.sequence, one.examples, list(one.arrays)) == (two.sequence, two.examples, list(two.arrays))
+    pairs = [*zip(one.rows, two.rows, strict=True), *((one.arrays[key], two.arrays[key]) for key in one.arrays)]
+    for a, b in pairs:
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+
+
+@st.composite
+def cases(draw):
+    num_nodes, num_relations = draw(st.integers(1, 30)), draw(st.sampled_from([0, 1, 2, 7]))
+    num_edges = draw(st.integers(1, 25))
+    dtype = draw(st.sampled_from([np.int32, np.int64]))
+    edges = random_edges(num_nodes, num_relations, num_edges, dtype, draw(st.integers(0, 5)))
+    batch_size = draw(st.integers(1, 40))
+    reciprocal = bool(num_relations) and draw(st.booleans())
+    settings = config(
+        f"seed={draw(st.integers(0, 3))}",
+        f"model.decoder={'distmult' if num_relations else 'dot'}",
+        f"model.reciprocal={reciprocal}",
+        f"training.batch_size={batch_size}",
+        f"training.negatives.count={draw(st.integers(1, 40))}",
+        f"training.negatives.chunks={draw(st.integers(1, batch_size))}",
+        f"training.negatives.degree_fraction={draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))}",
+    )
+    return edges, num_nodes, num_relations, settings, draw(st.integers(0, 200))
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(cases())
+def test_a_plan_is_the_naive_batch(case):
+    edges, num_nodes, num_relations, settings, sequence = case
+    planner = EdgePlanner(edges, num_nodes, num_relations, settings)
+    plan = planner.plan(sequence)
+    examples, negatives = naive.batch(edges.tolist(), num_nodes, num_relations, settings, sequence)
+    (rows,), arrays = plan.rows, plan.arrays
+    assert (plan.sequence, plan.examples) == (sequence, len(examples))
+    assert original(plan) == examples
+    assert rows[arrays["negatives"]].tolist() == negatives
+    assert arrays["sides"].tolist() == ([Side.TAIL] if settings.model.reciprocal else [Side.HEAD, Side.TAIL])
+    used = {end for h, _, t in examples for end in (h, t)} | set(np.ravel(negatives).tolist())
+    assert rows.tolist() == sorted(used)
+    assert ("relations" in arrays) == ("relation_rows" in arrays) == bool(num_relations)
+    if num_relations:
+        assert arrays["relation_rows"].tolist() == sorted({r for _, r, _ in examples})
+    offsets = arrays["chunk_offsets"]
+    assert len(offsets) == arrays["negatives"].shape[1] + 1
+    assert (offsets[0], offsets[-1]) == (0, plan.examples)
+    sizes = np.diff(offsets)
+    assert sizes.min() >= 1 and sizes.max() - sizes.min() <= 1
+    for array in (rows, *arrays.values()):
+        assert array.dtype == np.int64 and array.flags.c_contiguous
+    (table,) = planner.tables
+    assert (table.name, table.num_rows) == ("entities", num_nodes)
+    assert len(rows) <= table.max_batch_rows <= num_nodes
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(cases(), st.integers(0, 3))
+def test_an_epoch_has_every_edge_once(case, number):
+    edges, num_nodes, num_relations, settings, _ = case
+    planner = EdgePlanner(edges, num_nodes, num_relations, settings)
+    every = naive.examples(edges.tolist(), num_relations, settings.model.reciprocal)
+    assert sorted(epoch(planner, number)) == sorted(every)
+
+
+def test_epochs_and_seeds_have_orders_and_negatives_of_their_own():
+    edges = np.stack([np.arange(100), np.zeros(100, int), np.arange(100)], axis=1)
+    orders, negatives = [], []
+    for seed in (0, 1):
+        planner = EdgePlanner(edges, 1000, 1, config(f"seed={seed}", "training.batch_size=30"))
+        for number in (0, 1):
+            orders.append(epoch(planner, number))
+            first = planner.plan(number * planner.batches_per_epoch)
+            negatives.append(first.rows[0][first.arrays["negatives"]])
+    for i in range(4):
+        for j in range(i):
+            assert orders[i] != orders[j]
+            assert not np.array_equal(negatives[i], negatives[j])
+    assert not np.array_equal(negatives[0][Side.HEAD], negatives[0][Side.TAIL])
+
+
+def test_plans_are_the_same_from_any_thread_in_any_order():
+    planner = EdgePlanner(
+        random_edges(500, 5, 2000),
+        500,
+        5,
+        config("training.batch_size=64", "training.negatives.chunks=3", "training.negatives.degree_fraction=0.5"),
+    )
+    sequences = range(0, 90, 3)
+    expected = {n: planner.plan(n) for n in sequences}
+    start, seen = threading.Barrier(4), []
+
+    def run(seed):
+        start.wait()
+        for n in np.random.default_rng(seed).permutation(sequences):
+            seen.append(planner.plan(int(n)))
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 4 * len(sequences)
+    for plan in seen:
+        assert_same(plan, expected[plan.sequence])
+
+
+def test_all_nodes_as_negatives():
+    edges = random_edges(40, 3, 10)
+    planner = EdgePlanner(
+        edges,
+        40,
+        3,
+        config("training.negatives.all=true", "training.batch_size=4", "training.negatives.chunks=3"),
+    )
+    plan, other = planner.plan(0), planner.plan(5)
+    assert plan.rows[0] is other.rows[0] and not plan.rows[0].flags.writeable
+    assert plan.rows[0].tolist() == list(range(40))
+    assert "negatives" not in plan.arrays
+    assert plan.arrays["sides"].tolist() == [0, 1]
+    assert plan.arrays["chunk_offsets"].tolist() == [0, 4]
+    assert planner.tables[0].max_batch_rows == 40
+    for number in (0, 1):
+        assert sorted(epoch(planner, number)) == sorted(map(tuple, edges.tolist()))
+
+
+def test_one_node_one_edge_and_more_negatives_than_nodes():
+    planner = EdgePlanner(np.array([[0, 0]]), 1, 0, config("model.decoder=dot", "training.negatives.count=7"))
+    assert planner.batches_per_epoch == 1
+    plan = planner.plan(12)
+    assert (plan.sequence, plan.examples, plan.rows[0].tolist()) == (12, 1, [0])
+    assert plan.arrays["negatives"].tolist() == [[[0] * 7]] * 2
+    assert planner.tables[0].max_batch_rows == 1
+
+
+def test_a_batch_larger_than_the_graph_is_the_graph():
+    planner = EdgePlanner(random_edges(9, 2, 5), 9, 2, config("training.batch_size=1000", "training.negatives.count=3"))
+    assert planner.batches_per_epoch == 1
+    assert planner.plan(3).examples == 5
+    assert planner.tables[0].max_batch_rows == 9
+    large = EdgePlanner(random_edges(9, 2, 5), 10**6, 2, config("training.batch_size=1000"))
+    assert large.tables[0].max_batch_rows == 2 * 5 + 2 * 500
+
+
+def test_a_batch_of_fewer_edges_than_chunks_has_one_chunk_per_edge():
+    planner = EdgePlanner(random_edges(9, 2, 10), 9, 2, config("training.batch_size=8", "training.negatives.chunks=4"))
+    assert planner.plan(0).arrays["chunk_offsets"].tolist() == [0, 2, 4, 6, 8]
+    assert planner.plan(1).arrays["chunk_offsets"].tolist() == [0, 1, 2]
+    assert planner.plan(1).arrays["negatives"].shape == (2, 2, 500)
+
+
+def test_dot_ignores_the_relations_of_a_graph():
+    edges = random_edges(20, 4, 15)
+    planner = EdgePlanner(edges, 20, 4, config("model.decoder=dot", "training.batch_size=4"))
+    assert not {"relations", "relation_rows"} & set(planner.plan(0).arrays)
+    assert sorted(epoch(planner)) == sorted((h, None, t) for h, _, t in edges.tolist())
+
+
+def test_a_huge_graph_costs_no_more_than_a_small_one(tmp_path):
+    """Ids close to 2**40 and a mapped file: nothing is as long as the nodes."""
+    path = tmp_path / "train.npy"
+    edges = random_edges(2**40, 3, 5000)
+    np.save(path, edges)
+    planner = EdgePlanner(
+        np.load(path, mmap_mode="r"),
+        2**40,
+        3,
+        config("training.batch_size=512", "training.negatives.degree_fraction=0.5", "training.negatives.count=20"),
+    )
+    assert sorted(epoch(planner)) == sorted(map(tuple, edges.tolist()))
+    assert len(planner.plan(0).rows[0]) <= planner.tables[0].max_batch_rows == 2 * 512 + 2 * 20
+    in_memory = EdgePlanner(edges, 2**40, 3, planner_config := config("training.batch_size=512"))
+    mapped = EdgePlanner(np.load(path, mmap_mode="r"), 2**40, 3, planner_config)
+    assert_same(in_memory.plan(3), mapped.plan(3))
+
+
+@pytest.mark.parametrize(
+    ("edges", "num_nodes", "num_relations", "overrides", "where", "message"),
+    [
+        ([[0, 1]], 2, 0, ["model.decoder=distmult"], "model.decoder", "distmult needs relations, but this graph"),
+        ([[0, 1]], 2, 0, ["model.decoder=transe"], "model.decoder", "transe needs relations"),
+        ([[0, 0, 1]], 2, 1, ["model.decoder=dot", "model.reciprocal=true"], "model.reciprocal", "dot has no relations"),
+        (np.empty((0, 3), int), 2, 1, [], "data.path", "no training edges"),
+        ([[0, 0, 1], [0, 0, 2]], 2, 1, [], "data.path", "training edge 1 is [0, 0, 2], but the graph has 2 nodes and"),
+        ([[0, 0, 1], [-1, 0, 1]], 2, 1, [], "data.path", "training edge 1 is [-1, 0, 1]"),
+        ([[0, 1, 1]], 2, 1, [], "data.path", "training edge 0 is [0, 1, 1], but the graph has 2 nodes and 1 relation"),
+        ([[0, -1, 1]], 2, 1, [], "data.path", "training edge 0"),
+        ([[0, 2]], 2, 0, ["model.decoder=dot"], "data.path", "but the graph has 2 nodes"),
+        ([[0, 0, 1]], 2**41, 1, [], "data.path", "1 to 2**40 are possible"),
+        (
+            np.zeros((2**13, 3), int),
+            2**40,
+            1,
+            ["training.batch_size=8192", "training.negatives.chunks=8192", "training.negatives.count=1000"],
+            "training.batch_size",
+            "16,400,384 ids in a batch are too many",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(edges, num_nodes, num_relations, overrides, where, message):
+    with pytest.raises(InputError) as error:
+        EdgePlanner(np.asarray(edges), num_nodes, num_relations, config(*overrides))
+    assert error.value.where == where
+    assert message in error.value.message
+
+
+def test_arrays_that_do_not_match_the_relations_are_a_programming_error():
+    with pytest.raises(ValueError, match="2 columns, but the graph has 3 relations"):
+        EdgePlanner(np.zeros((4, 2), int), 5, 3, config())
+    planner = EdgePlanner(np.zeros((4, 3), int), 5, 3, config())
+    with pytest.raises(ValueError, match="sequence must be"):
+        planner.plan(-1)
+
+
+def test_a_reordered_planner_replays_the_same_batches():
+    planner = EdgePlanner(random_edges(30, 2, 50), 30, 2, config("training.batch_size=8"))
+    order = np.array([3, 0, 9, 1])
+    replay = ReorderedPlanner(planner, order)
+    order[:] = 0  # the planner keeps what it was given
+    assert replay.tables == planner.tables and replay.batches_per_epoch == planner.batches_per_epoch
+    for i, n in enumerate([3, 0, 9, 1]):
+        assert_same(replay.plan(i), dataclasses.replace(planner.plan(n), sequence=i))
+    with pytest.raises(InputError, match="pipeline.order: has 4 batches, none with number 4"):
+        replay.plan(4)
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ([0, 2, 2], "batch 2 more than once"),
+        ([1, -3], "holds -3"),
+        ([0.0], "an order is int64"),
+        ([[0]], "an order is"),
+    ],
+)
+def test_an_order_that_is_none_is_refused(order, message):
+    planner = EdgePlanner(random_edges(30, 2, 50), 30, 2, config())
+    with pytest.raises(InputError, match=message) as error:
+        ReorderedPlanner(planner, np.array(order))
+    assert error.value.where == "pipeline.order"
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(st.integers(1, 2**40), st.data())
+def test_relabelling_is_numpys_unique(bound, data):
+    some = st.integers(0, bound - 1)
+    few = data.draw(st.lists(some, min_size=1, max_size=4))
+    ids = np.array(data.draw(st.lists(some | st.sampled_from(few), max_size=60)), dtype=np.int64)
+    expected, local = np.unique(ids, return_inverse=True)
+    rows = relabel(ids, bound)
+    assert rows.dtype == np.int64 and rows.tolist() == expected.tolist()
+    assert ids.tolist() == local.tolist()
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="too many ids without the JIT")
+@pytest.mark.parametrize("bound", [1, 2, 2048, 2049, 10**6, 2**31 + 5, 2**45])
+def test_relabelling_many_ids(bound):
+    ids = np.random.default_rng(bound).integers(0, bound, 50_000)
+    expected, local = np.unique(ids, return_inverse=True)
+    rows = relabel(ids, bound)
+    assert np.array_equal(rows, expected) and np.array_equal(ids, local)
