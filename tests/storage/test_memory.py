@@ -5,7 +5,8 @@ import numpy as np
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
-from tests.storage.conformance import ConcurrentConformance, StoreConformance, initial_rows
+from tests.storage.conformance import StoreConformance, initial_rows
+from tests.storage.torture import ConcurrentConformance
 
 
 class MemoryStores:
