@@ -1,0 +1,183 @@
+"""The command `marius-oac`: argv -> Config -> one call. No logic; errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from marius_oac.errors import InputError, MariusOacError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in the house's form: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see `{self.prog} --help`)", self.prog)
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    from marius_oac.data.prepare import PrepareRequest, prepare
+    from marius_oac.data.readers import ReadOptions
+
+    read = ReadOptions(
+        columns=tuple(args.columns.split(",")) if args.columns else None,
+        relations=not args.no_relations,
+        header=args.header,
+        delimiter=args.delimiter,
+        comment=args.comment,
+    )
+    request = PrepareRequest(
+        out=args.out,
+        source=args.source,
+        train=args.train,
+        valid=args.valid,
+        test=args.test,
+        from_dir=args.from_dir,
+        read=read,
+        valid_fraction=args.valid_fraction,
+        test_fraction=args.test_fraction,
+        seed=args.seed,
+        unseen=args.unseen,
+        duplicates=args.duplicates,
+    )
+    print(prepare(request))
+
+
+def _train(args: argparse.Namespace) -> None:
+    from marius_oac.config import Config
+    from marius_oac.train import train
+
+    print(train(Config.load(args.config, args.set), args.out, trace=args.trace))
+
+
+def _resume(args: argparse.Namespace) -> None:
+    from marius_oac.train import resume
+
+    print(resume(args.run, args.set, checkpoint=args.checkpoint, trace=args.trace))
+
+
+def _eval(args: argparse.Namespace) -> None:
+    from marius_oac.trained import TrainedModel
+
+    model = TrainedModel.open(args.run, checkpoint=args.checkpoint)
+    print(model.evaluate(args.split, args.set))
+
+
+def _predict(args: argparse.Namespace) -> None:
+    from marius_oac.trained import TrainedModel
+
+    model = TrainedModel.open(args.run, checkpoint=args.checkpoint)
+    for name, score in model.predict(args.head, args.relation, args.tail, top=args.top, filtered=args.filtered):
+        print(f"{score:.6g}\t{name}")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from marius_oac.trained import export_run
+
+    print(export_run(args.run, args.format, args.out, checkpoint=args.checkpoint))
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from marius_oac.trained import compare_runs
+
+    comparison = compare_runs(args.first, args.second)
+    print(comparison)
+    return 0 if comparison.same else 1
+
+
+def _datasets(args: argparse.Namespace) -> None:
+    from marius_oac.data.registry import describe
+
+    print(describe())
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="marius-oac", description="Train embedding tables: asynchronous speed, synchronous results.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('marius-oac')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+    def command(name: str, function, text: str) -> Parser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(function=function)
+        return added
+
+    _add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
+    command("datasets", _datasets, "List the known data sets: address, format, licence.")
+    training = command("train", _train, "Train a graph's embeddings and evaluate them.")
+    training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
+    training.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME-OF-CONFIG)")
+    resuming = command("resume", _resume, "Go on after Ctrl-C or a crash, or for more epochs.")
+    resuming.add_argument("run", type=Path, help="folder of the run")
+    for added in (training, resuming):
+        _add_set(added)
+        added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
+    evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k.")
+    evaluating.add_argument("run", type=Path, help="folder of the run")
+    evaluating.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
+    _add_set(evaluating)
+    _add_predict(command("predict", _predict, "The most likely tails of (head, relation, ?), or heads of (?, relation, tail)."))
+    exporting = command("export", _export, "Write the embeddings with their names.")
+    exporting.add_argument("run", type=Path, help="folder of the run")
+    exporting.add_argument("--format", choices=("safetensors", "npy", "parquet"), default="safetensors")
+    exporting.add_argument("--out", type=Path, help="folder to write (default: RUN/export-FORMAT)")
+    comparing = command("compare", _compare, "Have two runs the same bits? Exit code 0 if so, 1 if not.")
+    comparing.add_argument("first", type=Path, help="folder of a run")
+    comparing.add_argument("second", type=Path, help="folder of the other")
+    for added in (resuming, evaluating, commands.choices["predict"], exporting):
+        added.add_argument("--checkpoint", metavar="NAME", help="a folder in RUN/checkpoints, or 'best' (default: the newest)")
+    return parser
+
+
+def _add_set(parser: Parser) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+
+
+def _add_prepare(parser: Parser) -> None:
+    parser.add_argument("source", nargs="?", help="a .tsv, .csv (also .gz), .parquet or .npy file, or a data set's name")
+    parser.add_argument("--out", type=Path, required=True, help="graph folder to make")
+    for split in ("train", "valid", "test"):
+        parser.add_argument(f"--{split}", type=Path, metavar="FILE", help=f"edges of the {split} split")
+    parser.add_argument("--from", dest="from_dir", type=Path, metavar="DIR", help="take the data set's files from here")
+    parser.add_argument("--columns", help="names or numbers (from 0), in the order head,relation,tail or source,destination")
+    parser.add_argument("--no-relations", action="store_true", help="ignore the relation column")
+    parser.add_argument("--header", action="store_true", help="the first line holds column names")
+    parser.add_argument("--delimiter", help="of text files (default: by suffix)")
+    parser.add_argument("--comment", default="#", help="lines that begin with it are skipped (default: #)")
+    for split in ("valid", "test"):
+        parser.add_argument(f"--{split}-fraction", type=float, help="share of a single file (default: 0.05)")
+    parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
+    parser.add_argument("--unseen", choices=("skip", "error", "keep"), default="skip",
+                        help="edges of valid and test whose names train lacks (default: skip)")  # fmt: skip
+    parser.add_argument("--duplicates", choices=("keep", "drop"), default="keep", help="default: keep")
+
+
+def _add_predict(parser: Parser) -> None:
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("--head", help="name of the head, to rank tails")
+    parser.add_argument("--relation", help="name of the relation")
+    parser.add_argument("--tail", help="name of the tail, to rank heads")
+    parser.add_argument("--top", type=int, default=10, help="answers (default: 10)")
+    parser.add_argument("--filtered", action="store_true", help="leave known answers out")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        args = _parser().parse_args(argv)
+        return args.function(args) or 0
+    except MariusOacError as error:
+        print(f"marius-oac: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("marius-oac: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Where the time goes: seconds and items per stage, and on request a trace of every event.
+
+Guarantees:
+- `stage` may be used by any number of threads at once; each worker has a track of its own in the trace.
+- The trace is streamed to its file, in bounded memory, and is valid JSON once closed, also after an error.
+- Without a trace an event costs about two microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+
+
+class Telemetry:
+    """Counts busy seconds per stage since the last `take`; writes Chrome trace events if `trace` is a path.
+
+    The trace opens in ui.perfetto.dev: one track per worker, one slice per stage and batch.
+    """
+
+    def __init__(self, trace: Path | None = None):
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._total: dict[str, float] = defaultdict(float)
+        self._tracks: dict[str, int] = {}
+        self._start = time.perf_counter()
+        self._file = open(trace, "w", encoding="utf-8") if trace else None  # noqa: SIM115 - closed by close()
+        if self._file:
+            self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            self._file.write(json.dumps({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "marius-oac"}}))
+
+    def stage(self, name: str, sequence: int) -> _Stage:
+        """A context that times stage `name` of batch `sequence`."""
+        return _Stage(self, name, sequence)
+
+    def take(self) -> dict[str, float]:
+        """Busy seconds per stage, over all its workers, since the last call."""
+        with self._lock:
+            taken, self._seconds = dict(self._seconds), defaultdict(float)
+            return taken
+
+    def total(self) -> dict[str, float]:
+        """Busy seconds per stage since the start."""
+        with self._lock:
+            return dict(self._total)
+
+    def record(self, name: str, sequence: int, begin: float, end: float) -> None:
+        with self._lock:
+            self._seconds[name] += end - begin
+            self._total[name] += end - begin
+            if self._file:
+                self._write(name, sequence, begin, end)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file:
+                self._file.write("\n]}\n")
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self._file = None
+
+    def _write(self, name: str, sequence: int, begin: float, end: float) -> None:
+        worker = threading.current_thread().name
+        track = self._tracks.get(worker)
+        if track is None:
+            track = self._tracks[worker] = len(self._tracks) + 1
+            named = {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": worker}}
+            self._file.write(",\n" + json.dumps(named))
+        self._file.write(
+            f',\n{{"ph": "X", "pid": 1, "tid": {track}, "name": "{name}", "ts": {(begin - self._start) * 1e6:.3f}, '
+            f'"dur": {(end - begin) * 1e6:.3f}, "args": {{"batch": {sequence}}}}}'
+        )
+
+    def __enter__(self) -> Telemetry:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Stage:
+    __slots__ = ("_telemetry", "_name", "_sequence", "_begin")
+
+    def __init__(self, telemetry: Telemetry, name: str, sequence: int):
+        self._telemetry, self._name, self._sequence = telemetry, name, sequence
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._telemetry.record(self._name, self._sequence, self._begin, time.perf_counter())

@@ -1,0 +1,37 @@
+"""Ctrl-C: the first stops after the batches in flight, the second at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def stop_on_interrupt(request_stop: Callable[[], None]) -> Iterator[None]:
+    """Within the block SIGINT and SIGTERM call `request_stop`; a second one raises KeyboardInterrupt.
+
+    Outside the main thread signals can't be caught, and nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        request_stop()
+        sys.stderr.write("\nstopping after the batches in flight; again to stop at once\n")
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handle) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

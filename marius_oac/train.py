@@ -1,0 +1,96 @@
+"""The tour: build, run, close. `train(config) -> Run` and `resume(run) -> Run` are the Python interface."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marius_oac.checkpoint import check_resumable
+from marius_oac.config import Config
+from marius_oac.data.graph import open_or_prepare
+from marius_oac.pipeline.runner import Probe
+from marius_oac.run import RunFolder
+from marius_oac.session import Session
+from marius_oac.training_loop import TrainingLoop
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder and its summary (the keys of `summary.json`)."""
+
+    path: Path
+    summary: dict[str, Any]
+
+    def __str__(self) -> str:
+        keys = ("valid.filtered.mrr", "test.filtered.mrr", "test.filtered.hits@1", "test.filtered.hits@3",
+                "test.filtered.hits@10", "training.epochs", "training.seconds", "training.examples_per_second",
+                "training.lost_updates", "memory.peak_rss_bytes")  # fmt: skip
+        lines = [f"{self.path}: done"]
+        for key in keys:
+            if key in self.summary:
+                value = self.summary[key]
+                lines.append(f"  {key:<32}{value:,.4f}" if isinstance(value, float) else f"  {key:<32}{value:,}")
+        return "\n".join(lines)
+
+
+def train(config: Config, out: str | Path | None = None, *, trace: bool = False, probe: Probe | None = None) -> Run:
+    """Trains from scratch into a new run folder.
+
+    Args:
+        config: what to train; `Config.load` reads it from YAML, `Config.build` from a dict.
+        out: the run's folder, which must not exist (default: `runs/` and the graph's name).
+        trace: also write `trace.json`, one track per worker, for ui.perfetto.dev.
+        probe: called with (stage, batch) before each stage of each batch, for tests.
+
+    Raises:
+        InputError: config, graph or folder are wrong; nothing was written.
+        DivergedError: the loss became NaN or infinite; the last good checkpoint is kept.
+        Interrupted: Ctrl-C; a checkpoint of that moment was written.
+    """
+    graph = open_or_prepare(config.data.path)
+    with Session(config, graph, trace, probe) as session:
+        session.check_memory()
+        folder = RunFolder.create(out or Path("runs") / Path(config.data.path).name, config, graph.fingerprint)
+        with folder:
+            TrainingLoop(session, folder).run()
+    return open_run(folder.path)
+
+
+def resume(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    checkpoint: str | None = None,
+    trace: bool = False,
+    probe: Probe | None = None,
+) -> Run:
+    """Goes on from the newest checkpoint of a run, or from the one named; in plan order to the same bits.
+
+    Args:
+        overrides: `key=value` changes of what a resumed run may change (`training.epochs`, metrics, workers, ...).
+
+    Raises:
+        CheckpointError: no run, a damaged checkpoint, another graph, config or version.
+    """
+    with RunFolder.open(path) as folder:
+        config = folder.config.replace(*overrides)
+        check_resumable(folder.config, config)
+        graph = open_or_prepare(config.data.path)
+        folder.check_graph(graph.fingerprint)
+        with Session(config, graph, trace, probe) as session:
+            session.check_memory()
+            loop = TrainingLoop(session, folder)
+            loop.restore(checkpoint)
+            folder.update_config(config)
+            loop.run()
+    return open_run(path)
+
+
+def open_run(path: str | Path) -> Run:
+    """A run that has been trained before; `summary` is empty if it never ended."""
+    folder = RunFolder.open(path)
+    summary = folder.path / "summary.json"
+    return Run(folder.path, json.loads(summary.read_text("utf-8")) if summary.exists() else {})
