@@ -227,6 +227,7 @@ def test_a_huge_graph_costs_no_more_than_a_small_one(tmp_path):
         (np.empty((0, 3), int), 2, 1, [], "data.path", "no training edges"),
         ([[0, 0, 1], [0, 0, 2]], 2, 1, [], "data.path", "training edge 1 is [0, 0, 2], but the graph has 2 nodes and"),
         ([[0, 0, 1], [-1, 0, 1]], 2, 1, [], "data.path", "training edge 1 is [-1, 0, 1]"),
+        ([[0, 0, -1]], 2, 1, [], "data.path", "training edge 0 is [0, 0, -1]"),
         ([[0, 1, 1]], 2, 1, [], "data.path", "training edge 0 is [0, 1, 1], but the graph has 2 nodes and 1 relation"),
         ([[0, -1, 1]], 2, 1, [], "data.path", "training edge 0"),
         ([[0, 2]], 2, 0, ["model.decoder=dot"], "data.path", "but the graph has 2 nodes"),

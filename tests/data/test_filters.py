@@ -56,6 +56,16 @@ def test_a_queries_own_answer_is_left_out_even_where_no_split_has_it():
     assert as_lists(known, Side.HEAD) == [[], [], [0]]
 
 
+def test_pairs_that_share_a_place_of_the_hash_table_stay_apart():
+    """With so many pairs that differ in one part only, dozens meet in the table."""
+    numbers = np.arange(300)
+    for column in (0, 1):
+        edges = np.full((600, 3), 7)
+        edges[:, column], edges[:, 2] = np.tile(numbers, 2), np.repeat([1000, 2000], 300) + np.tile(numbers, 2)
+        known = KnownAnswers.build([edges], edges[:300], 300)
+        assert as_lists(known, Side.TAIL) == [[2000 + i] for i in range(300)]
+
+
 def test_no_query_and_no_edge():
     nothing = np.empty((0, 3), dtype=np.int64)
     known = KnownAnswers.build([np.array([[0, 0, 1]])], nothing, 1)
