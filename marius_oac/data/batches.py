@@ -85,7 +85,7 @@ class EdgePlanner:
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
         shuffle_key = np.uint64(fold(self._shuffle_key, epoch))
         _gather_edges(self._edges, self._num_examples, self._num_relations, shuffle_key, start, heads, relations, tails)
-        arrays = {"heads": heads, "tails": tails, "sides": self._sides}
+        arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([epoch])}
         arrays["chunk_offsets"] = np.arange(chunks + 1) * size // chunks
         if self._num_relations:
             arrays["relation_rows"] = relabel(relations, self._num_relations)
@@ -154,7 +154,8 @@ def _relabel(ids, id_bits, rows):
     digit_bits = -(-id_bits // passes)
     mask = (1 << digit_bits) - 1
     starts = np.zeros((passes, mask + 1), dtype=np.int64)
-    packed, other = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    # The rows' own memory is one of the two buffers: the last loop writes no element of it that it has yet to read.
+    packed, other = rows, np.empty(size, dtype=np.int64)
     for i in range(size):
         packed[i] = (ids[i] << position_bits) | i
         for p in range(passes):
@@ -174,12 +175,12 @@ def _relabel(ids, id_bits, rows):
     position_mask = (1 << position_bits) - 1
     last, previous = -1, np.int64(-1)
     for i in range(size):
-        row = packed[i] >> position_bits
+        row, position = packed[i] >> position_bits, packed[i] & position_mask
         if row != previous:
             last += 1
             rows[last] = row
             previous = row
-        ids[packed[i] & position_mask] = last
+        ids[position] = last
     return last + 1
 
 
