@@ -1,0 +1,35 @@
+"""Embedding tables larger than the GPU: asynchronous speed, synchronous results.
+
+    import marius_oac
+
+    config = marius_oac.Config.build({"data": {"path": "codex-s"}, "training": {"epochs": 5}})
+    run = marius_oac.train(config, "runs/a")
+    print(run.summary["test.filtered.mrr"])
+
+Names are imported when they are first used: importing the package, or its config, loads neither torch nor numba.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Config": "config",
+    "Graph": "data.graph",
+    "PrepareRequest": "data.prepare",
+    "Run": "training",
+    "TrainedModel": "trained",
+    "open_run": "training",
+    "prepare": "data.prepare",
+    "resume": "training",
+    "train": "training",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

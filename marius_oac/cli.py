@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from marius_oac import __version__
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,13 +49,13 @@ def _prepare(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace) -> None:
     from marius_oac.config import Config
-    from marius_oac.train import train
+    from marius_oac.training import train
 
     print(train(Config.load(args.config, args.set), args.out, trace=args.trace))
 
 
 def _resume(args: argparse.Namespace) -> None:
-    from marius_oac.train import resume
+    from marius_oac.training import resume
 
     print(resume(args.run, args.set, checkpoint=args.checkpoint, trace=args.trace))
 
@@ -97,7 +97,7 @@ def _datasets(args: argparse.Namespace) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="marius-oac", description="Train embedding tables: asynchronous speed, synchronous results.")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('marius-oac')}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     def command(name: str, function, text: str) -> Parser:

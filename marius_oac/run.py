@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from importlib.metadata import version
+from marius_oac import __version__
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -49,7 +49,7 @@ class RunFolder:
         if os.path.lexists(path):
             raise InputError("exists already; choose another --out, or go on with: marius-oac resume", path)
         temporary = path.with_name(f".{path.name}.unfinished")
-        about = {"format": FORMAT, "version": VERSION, "package": version("marius-oac"), "graph": fingerprint}
+        about = {"format": FORMAT, "version": VERSION, "package": __version__, "graph": fingerprint}
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             (temporary / "checkpoints").mkdir(parents=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -12,12 +14,14 @@ import torch
 
 from marius_oac.config import Config
 from marius_oac.data.batches import EdgePlanner, ReorderedPlanner
-from marius_oac.data.graph import Graph
+from marius_oac.data.graph import Graph, Split
 from marius_oac.errors import ConfigError, InputError
+from marius_oac.evaluator import Evaluator, torch_threads
 from marius_oac.models.decoders import make_decoder
-from marius_oac.models.link_prediction import LinkPredictionStep
+from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
+from marius_oac.scoring import EntityReader, LinkScorer
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
@@ -79,7 +83,8 @@ class Session:
         self.device = pick_device(config.device)
         self.threads = config.threads or len(os.sched_getaffinity(0))
         self.decoder = make_decoder(config.model)
-        self._report = lambda result: None
+        self.evaluator = Evaluator(config, graph)
+        self._report: Callable[[BatchResult], None] = lambda result: None
         with ExitStack() as stack:
             self.planner = make_planner(config, graph)
             self.telemetry = stack.enter_context(Telemetry(trace))
@@ -98,18 +103,39 @@ class Session:
         return MemoryStore(name, num_rows, entity_layout(self.config), initial)
 
     def _make_step(self) -> LinkPredictionStep:
-        model, count = self.config.model, num_model_relations(self.config, self.graph)
-        width = self.decoder.relation_width(model.dimension) if count else 0
-        relations = np.zeros((count if width else 0, width), np.float32)
-        if relations.size:
-            initial = RowInitial(model.init, model.init_scale, self.config.seed, "relations")
+        count, width = num_model_relations(self.config, self.graph), relation_width(self.config)
+        relations = None
+        if count and width:
+            relations = np.empty((count, width), np.float32)
+            model = self.config.model
+            initial = RowInitial(model.init, model.init_scale, self.config.seed, RELATIONS)
             initial.fill(np.arange(count), relations, width)
-        return LinkPredictionStep(self.config, relations, self.device, self.threads)
+        return LinkPredictionStep(self.config, count, self.device, self.threads, relations)
 
-    def begin_segment(self, epoch: int, report) -> None:
-        """From now on `report` gets each batch's result, and learning rates are those of `epoch`."""
-        self.step.set_epoch(epoch)
+    def report_to(self, report: Callable[[BatchResult], None]) -> None:
+        """From now on `report` gets each batch's result."""
         self._report = report
+
+    def evaluate(self, split: Split) -> dict[str, float]:
+        """Metrics of the present embeddings on a split; validation may be limited to `evaluation.max_edges`."""
+        relations = self.step.dense_state().get(RELATIONS)
+        width = relation_width(self.config)
+        scorer = LinkScorer(
+            self.decoder,
+            EntityReader.of_store(self.stores[0]),
+            None if relations is None else relations[:, :width],
+            self.config.model.reciprocal,
+            self.device,
+        )
+        with torch_threads(self.threads):
+            return self.evaluator.evaluate(scorer, split)
+
+    def dense_fingerprint(self) -> str:
+        """SHA-256 of the dense parameters and their optimizer state, by name."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.step.dense_state().items()):
+            digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def __enter__(self) -> Session:
         return self
@@ -118,6 +144,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-
-
-__all__ = ["BatchResult", "Session", "entity_layout", "make_planner", "num_model_relations", "pick_device"]

@@ -79,6 +79,7 @@ class Pipeline:
         self.in_flight = 1 if config.mode == "sync" else config.in_flight
         self.validates = config.mode == "oac"
         self._stopped, self._stop_requested = threading.Event(), threading.Event()
+        self._channels: Sequence[Channel] = ()
         self.device = self._make_device(device)
 
     def _make_device(self, device: torch.device) -> Device:
@@ -91,6 +92,10 @@ class Pipeline:
     def request_stop(self) -> None:
         """Ends the current `run` after the batches that are already planned. May be called from a signal handler."""
         self._stop_requested.set()
+
+    def channel_fill(self) -> dict[str, int]:
+        """Batches that wait in each channel right now."""
+        return {channel.name: len(channel) for channel in self._channels}
 
     @property
     def stop_requested(self) -> bool:
@@ -106,7 +111,9 @@ class Pipeline:
             DivergedError: a loss is NaN or infinite; the batch was not written.
             Exception: whatever a stage raised first.
         """
-        return _Run(self, first, last).run()
+        run = _Run(self, first, last)
+        self._channels = run.channels
+        return run.run()
 
 
 class _Run:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marius_oac.checkpoint import check_resumable
 from marius_oac.config import Config
 from marius_oac.data.graph import open_or_prepare
 from marius_oac.pipeline.runner import Probe
+from marius_oac.memory import plan_memory
 from marius_oac.run import RunFolder
 from marius_oac.session import Session
 from marius_oac.training_loop import TrainingLoop
@@ -51,12 +51,11 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
         Interrupted: Ctrl-C; a checkpoint of that moment was written.
     """
     graph = open_or_prepare(config.data.path)
-    with Session(config, graph, trace, probe) as session:
-        session.check_memory()
-        folder = RunFolder.create(out or Path("runs") / Path(config.data.path).name, config, graph.fingerprint)
-        with folder:
-            TrainingLoop(session, folder).run()
-    return open_run(folder.path)
+    plan_memory(config, graph).announce()
+    path = Path(out) if out else Path("runs") / Path(config.data.path).name
+    with RunFolder.create(path, config, graph.fingerprint) as folder:
+        _run(config, graph, folder, trace, probe)
+    return open_run(path)
 
 
 def resume(
@@ -77,16 +76,19 @@ def resume(
     """
     with RunFolder.open(path) as folder:
         config = folder.config.replace(*overrides)
-        check_resumable(folder.config, config)
         graph = open_or_prepare(config.data.path)
-        folder.check_graph(graph.fingerprint)
-        with Session(config, graph, trace, probe) as session:
-            session.check_memory()
-            loop = TrainingLoop(session, folder)
-            loop.restore(checkpoint)
-            folder.update_config(config)
-            loop.run()
+        folder.check_resumable(config, graph.fingerprint)
+        plan_memory(config, graph).announce()
+        _run(config, graph, folder, trace, probe, lambda loop: loop.restore(checkpoint))
     return open_run(path)
+
+
+def _run(config, graph, folder, trace, probe, prepare=lambda loop: None) -> None:
+    with Session(config, graph, folder.path / "trace.json" if trace else None, probe) as session:
+        loop = TrainingLoop(session, folder)
+        prepare(loop)
+        folder.write_config(config)
+        loop.run()
 
 
 def open_run(path: str | Path) -> Run:

@@ -1,0 +1,64 @@
+"""Evaluation as a configuration asks for it: split, candidates, filter; known answers are collected once per split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from marius_oac.config import Config
+from marius_oac.data.filters import KnownAnswers
+from marius_oac.data.graph import Graph, Split
+from marius_oac.data.splits import SPLITS
+from marius_oac.evaluate import DrawnCandidates, evaluate
+from marius_oac.scoring import LinkScorer
+
+
+class Evaluator:
+    """Evaluates models on the splits of one graph."""
+
+    def __init__(self, config: Config, graph: Graph):
+        self._config, self._graph = config, graph
+        self._known: dict[Split, KnownAnswers] = {}
+
+    @property
+    def decisive_metric(self) -> str:
+        """The metric that decides which checkpoint is best."""
+        return "filtered.mrr" if self._config.evaluation.filtered else "unfiltered.mrr"
+
+    def edges(self, split: Split) -> np.ndarray:
+        """The edges to rank: all of the split, or of validation an evenly spread `evaluation.max_edges`."""
+        edges = self._graph.edges(split)
+        most = self._config.evaluation.max_edges
+        if split == "valid" and 0 < most < len(edges):
+            return edges[np.arange(most) * len(edges) // most]
+        return edges
+
+    def evaluate(self, scorer: LinkScorer, split: Split) -> dict[str, float]:
+        """Metrics such as `filtered.mrr`; see `evaluate.Evaluation.as_dict`."""
+        config, edges = self._config.evaluation, self.edges(split)
+        drawn = None
+        if config.candidates != "all":
+            train = self._graph.edges("train")
+            drawn = DrawnCandidates(config.candidates, train, self._config.seed, config.degree_fraction)
+        known = self._known_answers(split, edges) if config.filtered else None
+        return evaluate(scorer, edges, known, drawn, config.memory).as_dict()
+
+    def _known_answers(self, split: Split, edges: np.ndarray) -> KnownAnswers:
+        if split not in self._known:
+            relations = 0 if self._config.model.decoder == "dot" else self._graph.num_relations
+            self._known[split] = KnownAnswers.build((self._graph.edges(name) for name in SPLITS), edges, relations)
+        return self._known[split]
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Within the block torch's own operations on the CPU use `count` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
