@@ -81,11 +81,15 @@ class RunFolder:
 
     def check_resumable(self, config: Config, fingerprint: str) -> None:
         """Raises where the run can't go on with this configuration or graph, naming the key."""
-        if fingerprint != self.fingerprint:
-            raise CheckpointError("this is another graph than the run was trained on", config.data.path)
+        self.check_graph(fingerprint)
         for key, old, new in _differences(self.config.model_dump(mode="json"), config.model_dump(mode="json")):
             if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE):
                 raise ConfigError(f"the run was trained with {old!r}; it can't go on with {new!r}", key)
+
+    def check_graph(self, fingerprint: str) -> None:
+        """Raises CheckpointError where the graph is not the one that the run was trained on."""
+        if fingerprint != self.fingerprint:
+            raise CheckpointError("this is another graph than the run was trained on", self.config.data.path)
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""

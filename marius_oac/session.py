@@ -17,7 +17,6 @@ from marius_oac.data.batches import EdgePlanner, ReorderedPlanner
 from marius_oac.data.graph import Graph, Split
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.evaluator import Evaluator, torch_threads
-from marius_oac.models.decoders import make_decoder
 from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
@@ -40,6 +39,11 @@ def pick_device(name: str) -> torch.device:
             raise ConfigError(f"there is no {name}: torch finds {count} GPUs here", "device")
         return torch.device("cuda", device.index or 0)
     return device
+
+
+def num_threads(config: Config) -> int:
+    """Threads that compute on the CPU."""
+    return config.threads or len(os.sched_getaffinity(0))
 
 
 def entity_layout(config: Config) -> RowLayout:
@@ -81,8 +85,7 @@ class Session:
     def __init__(self, config: Config, graph: Graph, trace: Path | None = None, probe: Probe | None = None):
         self.config, self.graph = config, graph
         self.device = pick_device(config.device)
-        self.threads = config.threads or len(os.sched_getaffinity(0))
-        self.decoder = make_decoder(config.model)
+        self.threads = num_threads(config)
         self.evaluator = Evaluator(config, graph)
         self._report: Callable[[BatchResult], None] = lambda result: None
         with ExitStack() as stack:
@@ -121,10 +124,9 @@ class Session:
         relations = self.step.dense_state().get(RELATIONS)
         width = relation_width(self.config)
         scorer = LinkScorer(
-            self.decoder,
+            self.config.model,
             EntityReader.of_store(self.stores[0]),
             None if relations is None else relations[:, :width],
-            self.config.model.reciprocal,
             self.device,
         )
         with torch_threads(self.threads):

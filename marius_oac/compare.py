@@ -1,0 +1,95 @@
+"""Have two checkpoints the same bits? If not, how far apart are they, and where first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from marius_oac.checkpoint import Checkpoint
+from marius_oac.errors import InputError
+from marius_oac.storage.contract import ROWS_PER_BLOCK
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One array of two checkpoints.
+
+    Attributes:
+        name: such as `entities.values`.
+        rows: its rows; `differing` of them are not the same bits, `first` is the first of these (-1: none).
+        largest, mean: absolute difference of its numbers (NaN where a number is).
+    """
+
+    name: str
+    rows: int
+    differing: int
+    first: int
+    largest: float
+    mean: float
+
+    def __str__(self) -> str:
+        if not self.differing:
+            return f"{self.name}: same bits"
+        return (
+            f"{self.name}: {self.differing:,} of {self.rows:,} rows differ, first row {self.first}; "
+            f"largest difference {self.largest:.3g}, mean {self.mean:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All arrays of two checkpoints; `same` if every bit is. Timestamps are not compared: they are no result."""
+
+    first: str
+    second: str
+    differences: tuple[Difference, ...]
+
+    @property
+    def same(self) -> bool:
+        return not any(difference.differing for difference in self.differences)
+
+    def __str__(self) -> str:
+        verdict = "the same bits" if self.same else "different"
+        return "\n".join([f"{self.first} and {self.second}: {verdict}", *(f"  {one}" for one in self.differences)])
+
+
+def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
+    """Compares values, optimizer state and dense parameters, in bounded memory.
+
+    Raises:
+        InputError: the checkpoints have other tables, or tables of other shapes.
+    """
+    ours, theirs = dict(_arrays(first)), dict(_arrays(second))
+    if ours.keys() != theirs.keys():
+        raise InputError(f"{sorted(ours)} can't be compared with {sorted(theirs)}", second.path)
+    for name, array in ours.items():
+        if array.shape != theirs[name].shape:
+            shapes = f"{list(array.shape)} and {list(theirs[name].shape)}"
+            raise InputError(f"{name} can't be compared: its shapes are {shapes}", second.path)
+    differences = tuple(_difference(name, array, theirs[name]) for name, array in ours.items())
+    return Comparison(str(first.path), str(second.path), differences)
+
+
+def _arrays(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
+    for table in checkpoint.tables():
+        for part in ("values", "state"):
+            yield f"{table}.{part}", checkpoint.array(table, part)
+    for name, tensor in sorted(checkpoint.dense().items()):
+        yield name, np.atleast_1d(tensor.numpy())
+
+
+def _difference(name: str, ours: np.ndarray, theirs: np.ndarray) -> Difference:
+    differing, first, largest, total = 0, -1, 0.0, 0.0
+    for start in range(0, len(ours), ROWS_PER_BLOCK):
+        a, b = (np.ascontiguousarray(array[start : start + ROWS_PER_BLOCK]) for array in (ours, theirs))
+        rows = np.flatnonzero((a.view(np.uint32) != b.view(np.uint32)).reshape(len(a), -1).any(1))
+        if not rows.size:
+            continue
+        first = start + int(rows[0]) if first < 0 else first
+        differing += rows.size
+        gap = np.abs(a[rows].astype(np.float64) - b[rows])
+        largest = max(largest, float(gap.max()))
+        total += float(gap.sum())
+    return Difference(name, len(ours), differing, first, largest, total / max(ours.size, 1))

@@ -1,0 +1,108 @@
+"""A trained model, opened from a run's folder: evaluate it, ask it, export it, compare it with another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from marius_oac.checkpoint import Checkpoint
+from marius_oac.compare import Comparison, compare
+from marius_oac.config import Config
+from marius_oac.data.graph import Graph, Split, open_or_prepare
+from marius_oac.errors import InputError
+from marius_oac.evaluator import Evaluator, torch_threads
+from marius_oac.export import export
+from marius_oac.models.link_prediction import RELATIONS, relation_width
+from marius_oac.predict import Prediction, predict
+from marius_oac.run import RunFolder
+from marius_oac.scoring import EntityReader, LinkScorer
+from marius_oac.session import num_threads, pick_device
+
+ENTITIES = "entities"
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """An evaluation's numbers by name; prints as a table."""
+
+    title: str
+    values: dict[str, float]
+
+    def __str__(self) -> str:
+        lines = [f"  {name:<28}{value:,.4f}" for name, value in self.values.items() if ".heads." not in name]
+        return "\n".join([self.title, *(line for line in lines if ".tails." not in line)])
+
+
+class TrainedModel:
+    """A checkpoint of a run with its graph. The entities' table stays on disk, mapped."""
+
+    def __init__(self, path: Path, config: Config, graph: Graph, checkpoint: Checkpoint):
+        self.path, self.config, self.graph, self.checkpoint = path, config, graph, checkpoint
+        device = pick_device(config.device)
+        relations = checkpoint.dense().get(RELATIONS)
+        self.scorer = LinkScorer(
+            config.model,
+            EntityReader.of_array(checkpoint.array(ENTITIES, "values")),
+            None if relations is None else relations[:, : relation_width(config)].to(device),
+            device,
+        )
+
+    @classmethod
+    def open(cls, path: str | Path, checkpoint: str | None = None) -> TrainedModel:
+        """Opens the newest checkpoint of a run, the named one, or the "best" one.
+
+        Raises:
+            CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
+        """
+        folder = RunFolder.open(path)
+        graph = open_or_prepare(folder.config.data.path)
+        folder.check_graph(graph.fingerprint)
+        return cls(folder.path, folder.config, graph, folder.checkpoints.open(checkpoint))
+
+    def evaluate(self, split: Split = "test", overrides: Iterable[str] = ()) -> Metrics:
+        """Ranks the edges of a split; `overrides` are `key=value` changes of the `evaluation` section."""
+        overrides = list(overrides)
+        for item in overrides:
+            if not item.startswith(("evaluation.", "threads=", "seed=")):
+                raise InputError("only keys of `evaluation`, `threads` and `seed` may change here", f"--set {item}")
+        config = self.config.replace(*overrides)
+        with torch_threads(num_threads(config)):
+            values = Evaluator(config, self.graph).evaluate(self.scorer, split)
+        return Metrics(f"{self.path}, checkpoint {self.checkpoint.name}, {split}", values)
+
+    def predict(
+        self,
+        head: str | None = None,
+        relation: str | None = None,
+        tail: str | None = None,
+        top: int = 10,
+        filtered: bool = False,
+    ) -> list[Prediction]:
+        """The entities that best complete an edge, best first; see `predict.predict`."""
+        return predict(self.scorer, self.graph, head, relation, tail, top, filtered, self.config.evaluation.memory)
+
+    def relation_values(self) -> torch.Tensor | None:
+        """float32 [R, Dr] on the CPU; 2 R rows with reciprocal relations."""
+        return None if self.scorer.relations is None else self.scorer.relations.cpu()
+
+
+def export_run(path: str | Path, format: str, out: Path | None = None, checkpoint: str | None = None) -> Path:
+    """Writes the embeddings of a run with their names; returns the new folder (default: RUN/export-FORMAT)."""
+    model = TrainedModel.open(path, checkpoint)
+    folder = out or model.path / f"export-{format}"
+    names = {ENTITIES: model.graph.node_names, RELATIONS: model.graph.relation_names}
+    tables = {ENTITIES: model.checkpoint.array(ENTITIES, "values")}
+    relations = model.relation_values()
+    if relations is not None:
+        tables[RELATIONS] = relations.numpy()
+    export(tables, names, format, folder)
+    return folder
+
+
+def compare_runs(first: str | Path, second: str | Path) -> Comparison:
+    """Compares the newest checkpoints of two runs, bit by bit."""
+    folders = [RunFolder.open(path) for path in (first, second)]
+    return compare(*(folder.checkpoints.open() for folder in folders))
