@@ -1,0 +1,1 @@
+"""Decoders, losses, regularizers, row optimizers and the link-prediction step. Knows nothing of storage or pipeline."""

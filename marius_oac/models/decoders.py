@@ -1,0 +1,122 @@
+"""Decoders in torch: a query from one end of an edge and its relation, and a similarity of query and candidates.
+
+`query(anchor, relation, side)` stands for the end of the edge on `side`: for `Side.TAIL` the anchor is the head. The
+score of candidate c is `similarity(query, c)`. Everything is differentiable, on the CPU and on CUDA, in any float type.
+Complex vectors are laid out [re | im]; RotatE's relation is D / 2 phases in radians.
+
+| decoder | query for tails / heads | similarity | source |
+|---|---|---|---|
+| DistMult | h * r / t * r | inner | Yang et al., ICLR 2015 |
+| ComplEx | h r / t conj(r) | inner, that is Re<h, r, conj(t)> | Trouillon et al., ICML 2016, equation 9 |
+| TransE | h + r / t - r | -L1 or -L2 | Bordes et al., NIPS 2013 |
+| RotatE | h e^{ir} / t e^{-ir} | -sum of complex moduli | Sun et al., ICLR 2019, equation 4 |
+| Dot | h / t | inner | |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from marius_oac.config import ModelConfig
+from marius_oac.types import Side
+
+
+class Decoder(ABC):
+    """What every decoder can do. `uses_relations` is False where `relation` is None."""
+
+    uses_relations = True
+
+    def relation_width(self, dimension: int) -> int:
+        """Floats per relation for entities of `dimension` floats."""
+        return dimension
+
+    @abstractmethod
+    def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
+        """[B, D] of anchors [B, D] and relations [B, Dr], for candidates on `side`."""
+
+    @abstractmethod
+    def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
+        """Scores [..., B] of queries [..., B, D] with the candidate of the same place."""
+
+    @abstractmethod
+    def against(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Scores [..., B, K] of queries [..., B, D] with each of the candidates [..., K, D]."""
+
+
+class _InnerProduct(Decoder):
+    def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
+        return (query * candidate).sum(-1)
+
+    def against(self, query: Tensor, candidates: Tensor) -> Tensor:
+        return query @ candidates.transpose(-1, -2)
+
+
+class DistMult(_InnerProduct):
+    def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
+        return anchor * relation
+
+
+class ComplEx(_InnerProduct):
+    def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
+        re, im = relation.chunk(2, -1)
+        return _rotated(anchor, re, im if side == Side.TAIL else -im)
+
+
+class Dot(_InnerProduct):
+    uses_relations = False
+
+    def relation_width(self, dimension: int) -> int:
+        return 0
+
+    def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
+        return anchor
+
+
+class TransE(Decoder):
+    """Args: norm: 1 or 2, of the distance."""
+
+    def __init__(self, norm: int) -> None:
+        self._norm = norm
+
+    def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
+        return anchor + relation if side == Side.TAIL else anchor - relation
+
+    def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
+        return -torch.linalg.vector_norm(query - candidate, self._norm, -1)
+
+    def against(self, query: Tensor, candidates: Tensor) -> Tensor:
+        # Distances by way of inner products lose all digits where a candidate is near its query.
+        return -torch.cdist(query, candidates, self._norm, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class RotatE(Decoder):
+    def relation_width(self, dimension: int) -> int:
+        return dimension // 2
+
+    def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
+        sine = torch.sin(relation)
+        return _rotated(anchor, torch.cos(relation), sine if side == Side.TAIL else -sine)
+
+    def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
+        difference = query - candidate
+        pairs = torch.stack(difference.chunk(2, -1), -1)
+        return -torch.linalg.vector_norm(pairs, 2, -1).sum(-1)
+
+    def against(self, query: Tensor, candidates: Tensor) -> Tensor:
+        return self.pairwise(query.unsqueeze(-2), candidates.unsqueeze(-3))
+
+
+def _rotated(z: Tensor, re: Tensor, im: Tensor) -> Tensor:
+    """The complex product of z, [re | im], with re + i im."""
+    z_re, z_im = z.chunk(2, -1)
+    return torch.cat((z_re * re - z_im * im, z_re * im + z_im * re), -1)
+
+
+def make_decoder(config: ModelConfig) -> Decoder:
+    """The decoder of the configuration."""
+    if config.decoder == "transe":
+        return TransE(config.norm)
+    return {"distmult": DistMult, "complex": ComplEx, "rotate": RotatE, "dot": Dot}[config.decoder]()

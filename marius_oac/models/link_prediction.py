@@ -1,0 +1,151 @@
+"""The training step of link prediction: `marius_oac.types.Step` for graphs with and without relations.
+
+Guarantees:
+- `compute` is called by one thread; on the CPU it shares its work with `threads - 1` others, which live until `close`.
+- The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
+- A `compute` that raises has spoilt the rows it was given and the relations; the run must not go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from marius_oac.config import Config
+from marius_oac.errors import ConfigError
+from marius_oac.models.autograd import AutogradGradient
+from marius_oac.models.decoders import make_decoder
+from marius_oac.models.handwritten import HandwrittenGradient, Relations
+from marius_oac.models.lanes import Lanes
+from marius_oac.models.optimizers import RowOptimizer
+
+RELATIONS = "relations"
+"""The key of the relations' table, [R, Dr + state], in the dense state."""
+
+
+def entity_width(config: Config) -> tuple[int, int]:
+    """Floats of value and of optimizer state in an entity's row."""
+    dimension = config.model.dimension
+    return dimension, RowOptimizer(config.training.optimizer).state_width(dimension)
+
+
+def relation_width(config: Config) -> int:
+    """Floats of value in a relation's row; 0 for a decoder without relations."""
+    return make_decoder(config.model).relation_width(config.model.dimension)
+
+
+class LinkPredictionStep:
+    """One batch of edges: loss, gradient and row optimizer.
+
+    Rows in a NumPy array take the gradient that is written out for the CPU, rows in a tensor take autograd.
+
+    The loss is the mean over edges and sides plus the penalty; `autograd` gives the formula. Relations, the only dense
+    parameters, are a table on the device; a batch updates the rows it names in `relation_rows`.
+
+    `arrays["epoch"]`, an int of any shape with one element, sets the learning rate to `decay ** epoch` of itself; it is
+    read only where `training.optimizer.decay` is not 1. It comes with the plan, not through the step, because
+    neighbouring batches may belong to two epochs and be computed in order of arrival.
+
+    Args:
+        config: the run's.
+        num_relations: R, doubled already when reciprocal; 0 for a graph without relations.
+        device: a CPU or CUDA device.
+        threads: lanes on the CPU, at least 1.
+        relations: float32 [R, relation_width(config)], the relations' initial values; copied. None if R or the width
+            is 0.
+    Raises:
+        ConfigError: the decoder needs relations and the graph has none.
+        ValueError: `relations` has another shape or type.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        num_relations: int,
+        device: torch.device,
+        threads: int,
+        relations: np.ndarray | None = None,
+    ) -> None:
+        width = relation_width(config)
+        if width and not num_relations:
+            raise ConfigError(
+                f"{config.model.decoder} needs relations, and the graph has none; use dot", "model.decoder"
+            )
+        optimizer = config.training.optimizer
+        self._dimension, self._decay, self._device = config.model.dimension, optimizer.decay, device
+        self._entity_optimizer = RowOptimizer(optimizer)
+        self._relation_optimizer = RowOptimizer(optimizer, optimizer.relation_learning_rate)
+        self._width = sum(entity_width(config))
+        self._relation_width, self._relations = width, None
+        if width:
+            self._relations = self._make_relations(num_relations, relations)
+        self._lanes = Lanes(threads if device.type == "cpu" else 1)
+        self._autograd = AutogradGradient(config)
+        self._handwritten = HandwrittenGradient(config, self._lanes)
+
+    def _make_relations(self, count: int, values: np.ndarray | None) -> torch.Tensor:
+        shape = (count, self._relation_width)
+        if values is None or values.shape != shape or values.dtype != np.float32:
+            given = None if values is None else f"{values.dtype} {values.shape}"
+            raise ValueError(f"relations must be float32 {shape}, not {given}")
+        table = torch.empty(count, self._relation_width + self._relation_optimizer.state_width(self._relation_width))
+        table[:, : self._relation_width] = torch.from_numpy(values)
+        table[:, self._relation_width :] = self._relation_optimizer.initial_state
+        return table.to(self._device)
+
+    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+        """See `Step.compute`; `rows[0]` are the entities' rows.
+
+        Raises:
+            ValueError: the rows are not float32 [n, D + state] in C order.
+        """
+        (entities,) = rows
+        if entities.ndim != 2 or entities.shape[1] != self._width:
+            raise ValueError(f"rows {tuple(entities.shape)}, but a row has {self._width} floats")
+        if isinstance(entities, torch.Tensor):
+            return self._compute_tensors(entities, arrays, timestamp)
+        if entities.dtype != np.float32 or not entities.flags.c_contiguous:
+            raise ValueError(f"rows must be float32 in C order, not {entities.dtype} with strides {entities.strides}")
+        factor = 1.0 if self._decay == 1 else self._decay ** int(arrays["epoch"].item())
+        table = None if self._relations is None else self._relations.numpy()
+        relations = Relations(table, self._relation_optimizer.rule(timestamp, factor))
+        return self._handwritten.compute(entities, arrays, self._entity_optimizer.rule(timestamp, factor), relations)
+
+    def _compute_tensors(self, rows: torch.Tensor, arrays: Mapping[str, torch.Tensor], timestamp: int) -> torch.Tensor:
+        # The epoch stays on the device, so that nobody waits for it.
+        factor = 1.0 if self._decay == 1 else self._decay ** arrays["epoch"].reshape(()).float()
+        if self._relations is None:
+            loss, gradients, _ = self._autograd(rows[:, : self._dimension], None, arrays)
+        else:
+            picks = arrays["relation_rows"]
+            picked = self._relations[picks]
+            loss, gradients, relation_gradients = self._autograd(
+                rows[:, : self._dimension], picked[:, : self._relation_width], arrays
+            )
+            self._relation_optimizer.update(picked, relation_gradients, timestamp, factor)
+            self._relations[picks] = picked
+        self._entity_optimizer.update(rows, gradients, timestamp, factor)
+        return loss
+
+    def dense_state(self) -> Mapping[str, torch.Tensor]:
+        """A copy of the dense parameters with their optimizer state; empty without relations."""
+        return {} if self._relations is None else {RELATIONS: self._relations.clone()}
+
+    def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes over, by copy, what `dense_state` gave.
+
+        Raises:
+            ValueError: the state is that of another model.
+        """
+        mine = {name: tuple(tensor.shape) for name, tensor in self.dense_state().items()}
+        theirs = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        if mine != theirs:
+            raise ValueError(f"dense state {theirs}, but this model has {mine}")
+        if self._relations is not None:
+            self._relations.copy_(state[RELATIONS])
+
+    def close(self) -> None:
+        self._lanes.close()

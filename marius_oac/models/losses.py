@@ -1,0 +1,41 @@
+"""Training losses of one positive score p and K negative scores n_k, per edge and side, in torch.
+
+| kind | loss |
+|---|---|
+| softmax | log(e^p + sum_k e^{n_k}) - p: cross-entropy over [positive, negatives] (Lacroix et al., ICML 2018, eq. 3) |
+| logistic | softplus(-p) + mean_k softplus(n_k) (ComplEx, equation 10, the negatives sharing one weight) |
+| margin | mean_k max(0, margin - p + n_k) (Bordes et al., NIPS 2013, equation 1) |
+| self_adversarial | softplus(-(p + margin)) + sum_k w_k softplus(n_k + margin), w = softmax(temperature n) |
+
+softplus(x) = log(1 + e^x). The last is RotatE's (Sun et al., ICLR 2019, equations 5 and 6): scores are -distance,
+margin is gamma, and no gradient passes through w.
+
+With all entities as candidates the negatives are all but the edge's own end; a sampled negative counts even if it is
+that end. `-inf` takes a candidate out, and `count` is how many are left to be averaged over.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from marius_oac.config import LossConfig
+
+
+def edge_losses(config: LossConfig, positive: Tensor, negatives: Tensor, count: int) -> Tensor:
+    """Losses [...] of positive scores [...] and negative scores [..., K]; -inf is no negative.
+
+    Args:
+        count: negatives that are not -inf, at least 1.
+    """
+    margin = config.margin
+    if config.kind == "softmax":
+        scores = torch.cat((positive.unsqueeze(-1), negatives), -1)
+        return torch.logsumexp(scores, -1) - positive
+    if config.kind == "logistic":
+        return softplus(-positive) + softplus(negatives).sum(-1) / count
+    if config.kind == "margin":
+        return torch.relu(negatives - positive.unsqueeze(-1) + margin).sum(-1) / count
+    weights = torch.softmax(config.temperature * negatives.detach(), -1)
+    return softplus(-(positive + margin)) + (weights * softplus(negatives + margin)).sum(-1)

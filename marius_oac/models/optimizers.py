@@ -1,0 +1,163 @@
+"""Row optimizers: they update whole rows `value | state` in place from the gradients of the values.
+
+A row's state lies in the row, behind its value, so that it travels, is validated and is saved with it. Rows of a batch
+are unique and only they are touched (the "lazy" variants). With value x, gradient g, rate a:
+
+| kind | state (width) | update | source |
+|---|---|---|---|
+| sgd | none (0) | x -= a g | |
+| adagrad | G (D) | G += g*g; x -= a g / (sqrt(G) + eps) | Duchi et al., JMLR 2011, diagonal form |
+| rowwise_adagrad | G (1) | G += mean(g*g); x -= a g / (sqrt(G) + eps) | PyTorch-BigGraph, MLSys 2019, section 3.3 |
+| adam | m (D), v (D) | m, v averages of g, g*g; x -= a m' / (sqrt(v') + eps) | Kingma and Ba, ICLR 2015, algorithm 1 |
+
+In adam m' = m / (1 - beta1^step), v' = v / (1 - beta2^step), and step = timestamp + 1 counts batches, not the row's
+updates. The Numba kernel serves the CPU and the torch twin CUDA; they agree to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from marius_oac.config import OptimizerConfig
+from marius_oac.models.compiled import compiled, inlined
+
+_SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM = range(4)
+_CODES = {"sgd": _SGD, "adagrad": _ADAGRAD, "rowwise_adagrad": _ROWWISE_ADAGRAD, "adam": _ADAM}
+_ONE = np.float32(1)
+
+
+class Rule(NamedTuple):
+    """One batch's update as the kernel needs it, float32; the corrections are adam's, 1 elsewhere."""
+
+    rate: np.float32
+    epsilon: np.float32
+    beta1: np.float32
+    beta2: np.float32
+    first_correction: np.float32
+    second_correction: np.float32
+
+
+class RowOptimizer:
+    """A row optimizer of the configuration.
+
+    Args:
+        config: kind and its parameters.
+        learning_rate: the step size; None: `config.learning_rate`.
+    """
+
+    def __init__(self, config: OptimizerConfig, learning_rate: float | None = None) -> None:
+        self._config = config
+        self._learning_rate = config.learning_rate if learning_rate is None else learning_rate
+
+    def state_width(self, dimension: int) -> int:
+        """Floats of state behind a value of `dimension` floats."""
+        return {"sgd": 0, "adagrad": dimension, "rowwise_adagrad": 1, "adam": 2 * dimension}[self._config.kind]
+
+    @property
+    def code(self) -> int:
+        """What `update_row` calls this kind."""
+        return _CODES[self._config.kind]
+
+    @property
+    def initial_state(self) -> float:
+        """What every float of a row's state is before the row's first update."""
+        return self._config.initial_accumulator if self._config.kind in ("adagrad", "rowwise_adagrad") else 0.0
+
+    def _corrections(self, timestamp: int) -> tuple[float, float]:
+        """What adam's averages are multiplied with: 1 / (1 - beta^step)."""
+        if self._config.kind != "adam":
+            return 1.0, 1.0
+        step = timestamp + 1
+        return 1 / (1 - self._config.beta1**step), 1 / (1 - self._config.beta2**step)
+
+    def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
+        """The update of the batch with this timestamp, its learning rate multiplied by `factor`."""
+        config = self._config
+        first, second = self._corrections(timestamp)
+        floats = (self._learning_rate * factor, config.epsilon, config.beta1, config.beta2, first, second)
+        return Rule(*(np.float32(value) for value in floats))
+
+    def update(self, rows: Any, gradients: Any, timestamp: int, factor: Any = 1.0) -> None:
+        """Updates rows in place.
+
+        Args:
+            rows: float32 [n, D + state_width(D)], unique rows; a NumPy array (kernel) or a tensor (torch).
+            gradients: float32 [n, D], of the same library.
+            timestamp: of the batch, from 0.
+            factor: multiplies the learning rate; may be a 0-d tensor where the rows are a tensor.
+        Raises:
+            ValueError: the shapes do not belong together.
+        """
+        count, dimension = gradients.shape
+        if tuple(rows.shape) != (count, dimension + self.state_width(dimension)):
+            raise ValueError(f"rows {tuple(rows.shape)} and gradients {tuple(gradients.shape)} of {self._config.kind}")
+        if isinstance(rows, torch.Tensor):
+            self._update_tensor(rows, gradients, timestamp, factor)
+        else:
+            _rows_updater(self.code)(rows, gradients, self.rule(timestamp, factor))
+
+    def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: Any) -> None:
+        kind, dimension = self._config.kind, gradients.shape[1]
+        value, state = rows[:, :dimension], rows[:, dimension:]
+        if kind == "sgd":
+            direction = gradients
+        elif kind == "adam":
+            first, second = state[:, :dimension], state[:, dimension:]
+            first.lerp_(gradients, 1 - self._config.beta1)
+            second.mul_(self._config.beta2).addcmul_(gradients, gradients, value=1 - self._config.beta2)
+            first_correction, second_correction = self._corrections(timestamp)
+            scale = second.sqrt().mul_(math.sqrt(second_correction)).add_(self._config.epsilon)
+            direction = first * first_correction / scale
+        else:
+            squares = gradients * gradients
+            state += squares if kind == "adagrad" else squares.mean(1, keepdim=True)
+            direction = gradients / (state.sqrt() + self._config.epsilon)
+        value -= direction * (self._learning_rate * factor)
+
+
+@inlined
+def update_row(code, row, gradient, rule):
+    """Updates `row` [D + state] from `gradient` [D]."""
+    dimension = gradient.size
+    if code == _SGD:
+        for j in range(dimension):
+            row[j] -= rule.rate * gradient[j]
+    elif code == _ADAGRAD:
+        for j in range(dimension):
+            total = row[dimension + j] + gradient[j] * gradient[j]
+            row[dimension + j] = total
+            row[j] -= rule.rate * gradient[j] / (np.sqrt(total) + rule.epsilon)
+    elif code == _ROWWISE_ADAGRAD:
+        squares = np.float32(0)
+        for j in range(dimension):
+            squares += gradient[j] * gradient[j]
+        total = row[dimension] + squares / np.float32(dimension)
+        row[dimension] = total
+        rate = rule.rate / (np.sqrt(total) + rule.epsilon)
+        for j in range(dimension):
+            row[j] -= rate * gradient[j]
+    else:
+        for j in range(dimension):
+            first = rule.beta1 * row[dimension + j] + (_ONE - rule.beta1) * gradient[j]
+            second = rule.beta2 * row[2 * dimension + j] + (_ONE - rule.beta2) * gradient[j] * gradient[j]
+            row[dimension + j] = first
+            row[2 * dimension + j] = second
+            scale = np.sqrt(second * rule.second_correction) + rule.epsilon
+            row[j] -= rule.rate * (first * rule.first_correction) / scale
+
+
+@cache
+def _rows_updater(code: int) -> Callable:
+    # The code is a constant to the compiler: see `kernels`.
+    @compiled
+    def update_rows(rows, gradients, rule):
+        for i in range(rows.shape[0]):
+            update_row(code, rows[i], gradients[i], rule)
+
+    return update_rows
