@@ -57,7 +57,7 @@ class AutogradGradient:
             losses += (
                 self._all(values, queries, arrays, side)
                 if self._training.negatives.all
-                else (self._sampled(values, queries, targets, arrays, s))
+                else self._sampled(values, queries, targets, arrays, s)
             )
         total = torch.cat(losses).mean()
         if penalized(self._training.regularization):
@@ -76,16 +76,21 @@ class AutogradGradient:
     def _sampled(
         self, values: Tensor, queries: Tensor, targets: Tensor, arrays: Mapping[str, Tensor], s: int
     ) -> Iterator[Tensor]:
-        candidates = values[arrays["negatives"][s]]
+        drawn = arrays["negatives"][s]
+        own = arrays["tails" if self._sides[s] == Side.TAIL else "heads"]
+        candidates = values[drawn]
         chunks, count, dimension = candidates.shape
         positive = self._decoder.pairwise(queries, targets)
         if len(queries) % chunks == 0:
             # Chunks of one size: one call, and no wait for the offsets to come from the device.
-            negatives = self._decoder.against(queries.view(chunks, -1, dimension), candidates).flatten(0, 1)
+            negatives = self._decoder.against(queries.view(chunks, -1, dimension), candidates)
+            left_out = own.view(chunks, -1, 1) == drawn.unsqueeze(1)
+            negatives = negatives.masked_fill(left_out, -torch.inf).flatten(0, 1)
             yield edge_losses(self._training.loss, positive, negatives, count)
             return
         offsets = arrays["chunk_offsets"].tolist()
         for c in range(chunks):
             chunk = slice(offsets[c], offsets[c + 1])
             negatives = self._decoder.against(queries[chunk], candidates[c])
+            negatives = negatives.masked_fill(own[chunk].unsqueeze(-1) == drawn[c], -torch.inf)
             yield edge_losses(self._training.loss, positive[chunk], negatives, count)

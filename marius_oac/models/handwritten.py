@@ -126,6 +126,11 @@ class _Batch:
     def group(self, tile: Tile) -> int:
         return tile.s * (len(self.offsets) - 1) + tile.chunk
 
+    def listed_of(self, tile: Tile) -> np.ndarray:
+        """Local indices, [K], of the sampled negatives that a tile's edges share."""
+        per_group = self.candidates.shape[1]
+        return self.listed[self.group(tile) * per_group : (self.group(tile) + 1) * per_group]
+
     def candidates_of(self, tile: Tile) -> np.ndarray:
         return self.candidates[self.group(tile) if self.sampled else 0]
 
@@ -288,7 +293,9 @@ class HandwrittenGradient:
             tile_distances = tile.of(distances, len(candidates))
             tile_distances[:] = tile_scores
         targets = (edges.tails if self._sides[s] == Side.TAIL else edges.heads)[start:stop]
-        if not batch.sampled:
+        if batch.sampled:
+            kernels.leave_out_targets(tile_scores, targets, batch.listed_of(tile))
+        else:
             kernels.take_targets(tile_scores, targets, positives)
         loss_kernels.differentiate(batch.loss, tile_scores, positives, work.losses[s, start:stop])
         if not batch.sampled:

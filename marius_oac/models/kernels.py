@@ -125,6 +125,16 @@ def take_targets(scores, targets, positives):
 
 
 @compiled
+def leave_out_targets(scores, targets, negatives):
+    """Takes drawn negatives that happen to be a row's own target out of that row."""
+    for i in range(targets.size):
+        target = targets[i]
+        for k in range(negatives.size):
+            if negatives[k] == target:
+                scores[i, k] = -np.inf
+
+
+@compiled
 def put_targets(scores, targets, positives):
     """Puts the gradients by the rows' own candidates back among the others."""
     for i in range(targets.size):

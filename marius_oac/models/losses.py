@@ -10,8 +10,9 @@
 softplus(x) = log(1 + e^x). The last is RotatE's (Sun et al., ICLR 2019, equations 5 and 6): scores are -distance,
 margin is gamma, and no gradient passes through w.
 
-With all entities as candidates the negatives are all but the edge's own end; a sampled negative counts even if it is
-that end. `-inf` takes a candidate out, and `count` is how many are left to be averaged over.
+An edge's own end is never its negative: with all entities as candidates the negatives are all the others, and a drawn
+negative that happens to be that end is left out. `-inf` takes a candidate out; `count` is what a mean divides by: the
+negatives drawn, or all other entities.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def edge_losses(config: LossConfig, positive: Tensor, negatives: Tensor, count: 
     """Losses [...] of positive scores [...] and negative scores [..., K]; -inf is no negative.
 
     Args:
-        count: negatives that are not -inf, at least 1.
+        count: what the mean over negatives divides by, at least 1.
     """
     margin = config.margin
     if config.kind == "softmax":
@@ -37,5 +38,6 @@ def edge_losses(config: LossConfig, positive: Tensor, negatives: Tensor, count: 
         return softplus(-positive) + softplus(negatives).sum(-1) / count
     if config.kind == "margin":
         return torch.relu(negatives - positive.unsqueeze(-1) + margin).sum(-1) / count
-    weights = torch.softmax(config.temperature * negatives.detach(), -1)
+    # Where every negative was left out the weights are 0 / 0; a NaN score still shows, through softplus.
+    weights = torch.softmax(config.temperature * negatives.detach(), -1).nan_to_num(0.0)
     return softplus(-(positive + margin)) + (weights * softplus(negatives + margin)).sum(-1)
