@@ -1,0 +1,204 @@
+"""A trained model as a function from queries to scores, over entities that are read block by block.
+
+A score has the same bits in whatever block it is computed, so equal embeddings tie exactly, and neither the sizes of
+blocks nor the number of threads changes a rank. For matrix products this needs queries and candidates padded to
+multiples of 16 rows: at ragged edges they take another way, with another rounding. Distances on the CPU are summed by
+kernels of our own, one candidate per vector lane, always in the order of the dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from marius_oac.config import ModelConfig
+from marius_oac.data.compiled import compiled
+from marius_oac.models.decoders import Decoder, make_decoder
+from marius_oac.ranking import Candidates
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.types import Side
+
+GRAIN = 16  # rows that queries and candidates are padded to multiples of
+MIN_TILE = 64  # queries; fewer would use a block of candidates badly
+CPU_BLOCK = 1 << 14  # candidates
+CPU_SCORE_BYTES = 96 << 20  # 8 million scores: more would only leave the caches
+DEVICE_BLOCK = 1 << 16
+STRIP = 512  # candidates whose distances a core sums at once: with their embeddings they stay in its caches
+
+L1, L2, MODULI = range(3)
+
+
+@dataclass(frozen=True)
+class EntityReader:
+    """Where embeddings come from: `read(rows)` gives those of `rows`, int64 [n], ascending and unique, as float32
+    [n, dimension]."""
+
+    num_rows: int
+    dimension: int
+    read: Callable[[np.ndarray], np.ndarray]
+
+    @classmethod
+    def of_array(cls, values: np.ndarray) -> EntityReader:
+        """Of float32 [N, D], an array or a memmap."""
+        return cls(len(values), values.shape[1], values.__getitem__)
+
+    @classmethod
+    def of_store(cls, store: ParameterStore) -> EntityReader:
+        """Of a store's values, without the optimizer state."""
+
+        def read(rows: np.ndarray) -> np.ndarray:
+            whole = np.empty((len(rows), store.layout.width), np.float32)
+            store.read(rows, whole, np.empty(len(rows), np.int64))
+            return whole[:, : store.layout.dimension]
+
+        return cls(store.num_rows, store.layout.dimension, read)
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """The embeddings of any rows, int64 [n], in any order: float32 [n, dimension]."""
+        unique, inverse = np.unique(rows, return_inverse=True)
+        return self.read(unique)[inverse]
+
+
+@dataclass(frozen=True)
+class LinkScorer:
+    """The model.
+
+    Attributes:
+        model: decoder, norm and whether relations are reciprocal: then heads are asked as the tails of
+            (tail, relation + R, ?).
+        entities: the entities' embeddings.
+        relations: float32 [R, Dr], or [2 R, Dr] if reciprocal, on `device`; None where the decoder uses none.
+        device: where scores are computed.
+    """
+
+    model: ModelConfig
+    entities: EntityReader
+    relations: torch.Tensor | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        return make_decoder(self.model)
+
+    @cached_property
+    def _distance(self) -> int | None:
+        """Which of our kernels sums the scores; None: the decoder's own operations do."""
+        if self.device.type != "cpu":
+            return None
+        return {"transe": L1 if self.model.norm == 1 else L2, "rotate": MODULI}.get(self.model.decoder)
+
+    @property
+    def score_bytes(self) -> int:
+        """Bytes held for a score while it is computed, itself included."""
+        stacked = self.model.decoder == "rotate" and self._distance is None
+        return 4 + (16 * self.entities.dimension if stacked else 0)
+
+    def queries(self, given: np.ndarray, relations: np.ndarray | None, side: Side) -> torch.Tensor:
+        """Queries for the ends on `side`, float32 [n, D] padded with zero rows.
+
+        Args:
+            given: ids of the other ends, int64 [n].
+            relations: int64 [n]; not looked at where the decoder uses none.
+        """
+        anchor = torch.from_numpy(self.entities.take(given)).to(self.device)
+        relation = None
+        if self.decoder.uses_relations:
+            if self.model.reciprocal and side is Side.HEAD:
+                relations, side = relations + len(self.relations) // 2, Side.TAIL
+            relation = self.relations[torch.from_numpy(relations).to(self.device)]
+        query = self.decoder.query(anchor, relation, side)
+        padded = query.new_zeros((rounded_up(len(query)), query.shape[1]))
+        padded[: len(query)] = query
+        return padded
+
+    def vectors(self, candidates: Candidates) -> torch.Tensor:
+        """Embeddings of candidates as `scores` wants them: float32 [D, m], padded with zero columns."""
+        if isinstance(candidates, range):
+            values = self.entities.read(np.arange(candidates.start, candidates.stop))
+        else:
+            values = self.entities.take(candidates)
+        if self._distance is None:
+            padded = np.zeros((rounded_up(len(values)), self.entities.dimension), np.float32).T
+        else:
+            padded = np.zeros((self.entities.dimension, rounded_up(len(values))), np.float32)
+        padded[:, : len(values)] = values.T
+        return torch.from_numpy(padded).to(self.device)
+
+    def scores(self, queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """float32 [n, m], C order, of queries [n, D] and vectors [D, m], both padded."""
+        if self._distance is None:
+            return self.decoder.against(queries, vectors.T).contiguous()
+        scores = torch.empty(len(queries), vectors.shape[1])
+        arrays = queries.numpy(), vectors.numpy(), scores.numpy()
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            for _ in threads.map(
+                lambda first: _sum_distances(self._distance, first, *arrays), range(0, len(scores), GRAIN)
+            ):
+                pass
+        return scores
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How much is held at once: `tile` queries are scored against `block` candidates; `queries` wait for the next
+    block."""
+
+    tile: int
+    block: int
+    queries: int
+
+    @classmethod
+    def fit(cls, scorer: LinkScorer, num_candidates: int, memory: int) -> Blocks:
+        """Sizes that stay within `memory` MiB: half for scores, a quarter each for candidates and queries; but never
+        below 16 x 16 scores."""
+        budget, dimension = memory << 20, scorer.entities.dimension
+        on_cpu = scorer.device.type == "cpu"
+        score_bytes = scorer.score_bytes + 8  # and the column of a known answer
+        scores = min(budget // 2, CPU_SCORE_BYTES if on_cpu else budget) // score_bytes
+        limits = (CPU_BLOCK if on_cpu else DEVICE_BLOCK, budget // 4 // (12 * dimension), scores // MIN_TILE)
+        block = min(rounded_up(num_candidates), *map(_rounded_down, limits))
+        queries = budget // 4 // (8 * dimension + 128)
+        tile = _rounded_down(min(scores // block, queries))
+        return cls(tile, block, max(tile, queries))
+
+
+def rounded_up(rows: int) -> int:
+    """The next multiple of 16, at least 16."""
+    return max(-(-rows // GRAIN), 1) * GRAIN
+
+
+def _rounded_down(rows: int) -> int:
+    return max(rows // GRAIN, 1) * GRAIN
+
+
+@compiled
+def _sum_distances(kind, first, queries, vectors, scores):
+    """Scores of the 16 queries from `first` on."""
+    width, count = vectors.shape
+    half = width // 2
+    for start in range(0, count, STRIP):
+        stop = min(start + STRIP, count)
+        for i in range(first, first + GRAIN):
+            sums = scores[i, start:stop]
+            sums[:] = 0
+            if kind == MODULI:
+                for k in range(half):
+                    re, im = queries[i, k], queries[i, half + k]
+                    re_there, im_there = vectors[k, start:stop], vectors[half + k, start:stop]
+                    for j in range(sums.size):
+                        x, y = re - re_there[j], im - im_there[j]
+                        sums[j] -= np.sqrt(x * x + y * y)
+                continue
+            for k in range(width):
+                here, there = queries[i, k], vectors[k, start:stop]
+                for j in range(sums.size):
+                    x = here - there[j]
+                    sums[j] -= x * x if kind == L2 else abs(x)
+            if kind == L2:
+                for j in range(sums.size):
+                    sums[j] = -np.sqrt(-sums[j])
