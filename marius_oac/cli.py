@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from marius_oac import __version__
 from pathlib import Path
 from typing import NoReturn
 
+from marius_oac import __version__
 from marius_oac.errors import InputError, MariusOacError
 
 
@@ -119,7 +119,9 @@ def _parser() -> Parser:
     evaluating.add_argument("run", type=Path, help="folder of the run")
     evaluating.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
     _add_set(evaluating)
-    _add_predict(command("predict", _predict, "The most likely tails of (head, relation, ?), or heads of (?, relation, tail)."))
+    _add_predict(
+        command("predict", _predict, "The most likely tails of (head, relation, ?), or heads of (?, relation, tail).")
+    )
     exporting = command("export", _export, "Write the embeddings with their names.")
     exporting.add_argument("run", type=Path, help="folder of the run")
     exporting.add_argument("--format", choices=("safetensors", "npy", "parquet"), default="safetensors")
@@ -128,7 +130,9 @@ def _parser() -> Parser:
     comparing.add_argument("first", type=Path, help="folder of a run")
     comparing.add_argument("second", type=Path, help="folder of the other")
     for added in (resuming, evaluating, commands.choices["predict"], exporting):
-        added.add_argument("--checkpoint", metavar="NAME", help="a folder in RUN/checkpoints, or 'best' (default: the newest)")
+        added.add_argument(
+            "--checkpoint", metavar="NAME", help="a folder in RUN/checkpoints, or 'best' (default: the newest)"
+        )
     return parser
 
 
@@ -137,12 +141,16 @@ def _add_set(parser: Parser) -> None:
 
 
 def _add_prepare(parser: Parser) -> None:
-    parser.add_argument("source", nargs="?", help="a .tsv, .csv (also .gz), .parquet or .npy file, or a data set's name")
+    parser.add_argument(
+        "source", nargs="?", help="a .tsv, .csv (also .gz), .parquet or .npy file, or a data set's name"
+    )
     parser.add_argument("--out", type=Path, required=True, help="graph folder to make")
     for split in ("train", "valid", "test"):
         parser.add_argument(f"--{split}", type=Path, metavar="FILE", help=f"edges of the {split} split")
     parser.add_argument("--from", dest="from_dir", type=Path, metavar="DIR", help="take the data set's files from here")
-    parser.add_argument("--columns", help="names or numbers (from 0), in the order head,relation,tail or source,destination")
+    parser.add_argument(
+        "--columns", help="names or numbers (from 0), in the order head,relation,tail or source,destination"
+    )
     parser.add_argument("--no-relations", action="store_true", help="ignore the relation column")
     parser.add_argument("--header", action="store_true", help="the first line holds column names")
     parser.add_argument("--delimiter", help="of text files (default: by suffix)")

@@ -38,7 +38,9 @@ class ModelConfig(Section):
     )
     dimension: PositiveInt = Field(100, description="Floats per entity; complex and rotate use two floats a number.")
     norm: Literal[1, 2] = Field(2, description="TransE's distance: L1 or L2.")
-    reciprocal: bool = Field(False, description="Add every edge reversed under a relation of its own; replace tails only.")
+    reciprocal: bool = Field(
+        False, description="Add every edge reversed under a relation of its own; replace tails only."
+    )
     init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
     init_scale: PositiveFloat = Field(1e-3, description="Half-width (uniform) or standard deviation (normal).")
 
@@ -154,7 +156,9 @@ class Config(Section):
 
     seed: NonNegativeInt = Field(0, description="Seed of initial values, shuffles, negatives and splits.")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
-    threads: NonNegativeInt = Field(0, description="Threads that compute on the CPU; 0: one per core. Same bits for any number.")
+    threads: NonNegativeInt = Field(
+        0, description="Threads that compute on the CPU; 0: one per core. Same bits for any number."
+    )
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()

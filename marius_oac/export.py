@@ -1,8 +1,8 @@
 """Embeddings with their names, in formats that others read.
 
-    safetensors    embeddings.safetensors (a tensor per table), TABLE.names.parquet
-    npy            TABLE.npy (memory-mappable), TABLE.names.parquet
-    parquet        TABLE.parquet: `name`, `embedding` (a list of floats of fixed size), written in row groups
+safetensors    embeddings.safetensors (a tensor per table), TABLE.names.parquet
+npy            TABLE.npy (memory-mappable), TABLE.names.parquet
+parquet        TABLE.parquet: `name`, `embedding` (a list of floats of fixed size), written in row groups
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def export(tables: Mapping[str, np.ndarray], names: Mapping[str, Names], format:
             if format == "npy":
                 _write_npy(temporary / f"{table}.npy", values)
         if format == "safetensors":
-            save_file({table: np.asarray(values) for table, values in tables.items()}, temporary / "embeddings.safetensors")
+            save_file(
+                {table: np.asarray(values) for table, values in tables.items()}, temporary / "embeddings.safetensors"
+            )
         os.rename(temporary, out)
     except OSError as error:
         raise InputError(f"can't be written: {error.strerror or error}", out) from None

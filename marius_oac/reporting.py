@@ -112,7 +112,9 @@ class TrainingProgress:
             self._bar.set_postfix_str(f"epoch {epoch + 1}, loss {loss:.4f}, {rate:,.0f} examples/s", refresh=False)
             self._bar.update(batches)
         elif time.monotonic() >= self._next_line:
-            self.say(f"epoch {epoch + 1}, batch {self._done:,} of {self._last:,}: loss {loss:.4f}, {rate:,.0f} examples/s")
+            self.say(
+                f"epoch {epoch + 1}, batch {self._done:,} of {self._last:,}: loss {loss:.4f}, {rate:,.0f} examples/s"
+            )
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def say(self, line: str) -> None:

@@ -18,13 +18,13 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from marius_oac import __version__
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from marius_oac import __version__
 from marius_oac.checkpoint import Checkpoints, write_atomically
 from marius_oac.config import Config
 from marius_oac.errors import CheckpointError, ConfigError, InputError

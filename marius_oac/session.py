@@ -20,8 +20,8 @@ from marius_oac.evaluator import Evaluator, torch_threads
 from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
-from marius_oac.scoring import EntityReader, LinkScorer
 from marius_oac.runtime.telemetry import Telemetry
+from marius_oac.scoring import EntityReader, LinkScorer
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
@@ -91,7 +91,9 @@ class Session:
         with ExitStack() as stack:
             self.planner = make_planner(config, graph)
             self.telemetry = stack.enter_context(Telemetry(trace))
-            self.stores = [stack.enter_context(self._store(table.name, table.num_rows)) for table in self.planner.tables]
+            self.stores = [
+                stack.enter_context(self._store(table.name, table.num_rows)) for table in self.planner.tables
+            ]
             self.step = self._make_step()
             stack.callback(self.step.close)
             self.pipeline = Pipeline(

@@ -10,8 +10,8 @@ from typing import Any
 
 from marius_oac.config import Config
 from marius_oac.data.graph import open_or_prepare
-from marius_oac.pipeline.runner import Probe
 from marius_oac.memory import plan_memory
+from marius_oac.pipeline.runner import Probe
 from marius_oac.run import RunFolder
 from marius_oac.session import Session
 from marius_oac.training_loop import TrainingLoop

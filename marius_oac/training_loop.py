@@ -60,7 +60,13 @@ class TrainingLoop:
         self._evaluation_is_due = False
 
     def restore(self, name: str | None) -> None:
-        """Puts tables, dense parameters and position back to the newest checkpoint, or the named one."""
+        """Puts tables, dense parameters and position back to the newest checkpoint, or the named one.
+
+        A run that was stopped before its first checkpoint starts again: the initial values are the same.
+        """
+        if name is None and not self.folder.checkpoints.names():
+            self.folder.rewind(0)
+            return
         checkpoint = self.folder.checkpoints.open(name)
         checkpoint.restore(self.session.stores)
         self.session.step.load_dense_state(checkpoint.dense())
@@ -177,8 +183,8 @@ class TrainingLoop:
         mrr = metrics[self.session.evaluator.decisive_metric]
         stopping = self.config.training.early_stopping
         better = mrr > self.position.best + (stopping.min_delta if stopping else 0.0)
-        self.folder.log({"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.sequence - 1,
-                         "training.seconds": self.position.seconds} | metrics)  # fmt: skip
+        line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.sequence - 1}
+        self.folder.log(line | {"training.seconds": self.position.seconds} | metrics)
         progress.say(f"  valid MRR {mrr:.4f}" + (" (best so far)" if better else ""))
         if better:
             self.position = replace(self.position, best=mrr, best_epoch=epochs, worse=0)

@@ -151,11 +151,11 @@ class _Run:
             workers.start(
                 "upload", count.upload, self._stage(self.filled, self._upload, self.uploaded), self.uploaded.close
             )
+            workers.start("compute", 1, self._stage(self.uploaded, self._compute, self.computed), self.computed.close)
             workers.start(
-                "compute", 1, self._stage(self.uploaded, self._compute, self.computed), self.computed.close
-            )
-            workers.start(
-                "download", count.download, self._stage(self.computed, self._download, self.downloaded),
+                "download",
+                count.download,
+                self._stage(self.computed, self._download, self.downloaded),
                 self.downloaded.close,
             )
             workers.start("write", count.write, self._stage(self.downloaded, self._write, None), lambda: None)

@@ -74,7 +74,7 @@ def replace_older_torch(
 
 
 class Cache:
-    """The batches whose new rows others may still need, oldest first; `release` gets each buffer back after eviction."""
+    """The batches whose new rows others may still need, oldest first; `release` gets each one back after eviction."""
 
     def __init__(self, replace: Replace, release: Callable[[Batch], None]):
         self._replace, self._release = replace, release

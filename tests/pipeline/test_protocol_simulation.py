@@ -23,7 +23,7 @@ def simulate(seed, in_flight, batches, *, arrival=False, stalled=None, note_late
         moves = []
         if entered < batches and mft >= entered - in_flight:
             moves.append(("enter", entered))
-        for n, (phase, _, left) in state.items():
+        for n, (phase, *_) in state.items():
             if phase == "read":
                 moves.append(("read", n))
             elif phase == "ready":

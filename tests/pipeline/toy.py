@@ -1,4 +1,4 @@
-"""A toy task whose result depends on every bit of the order: overlapping batches, chaotic updates, a dense parameter."""
+"""A toy task whose result depends on every bit of the order: overlapping batches, chaos, a dense parameter."""
 
 import numpy as np
 import torch
@@ -50,7 +50,9 @@ def toy_stores(planner, dtype="float32"):
     return [MemoryStore(t.name, t.num_rows, layout, RowInitial("uniform", 1.0, 0, t.name)) for t in planner.tables]
 
 
-def run_toy(planner=None, probe=None, device=None, dtype="float32", first=0, last=None, stores=None, step=None, **config):
+def run_toy(
+    planner=None, probe=None, device=None, dtype="float32", first=0, last=None, stores=None, step=None, **config
+):
     """Runs the toy; returns (fingerprints of both tables, dense value, results by timestamp, pipeline)."""
     planner = planner or ToyPlanner()
     step = step or ToyStep()

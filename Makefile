@@ -1,0 +1,37 @@
+# `make train` and `make test` need python3 (3.11 or newer) and nothing else: they set up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1\t/' | expand -t 18
+
+setup: .venv/installed  ## a virtual environment in .venv, and nothing more
+
+.venv/installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/tested: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+train: .venv/installed  ## train the embedded graph, CoDEx-S, into runs/codex-s (goes on where it is there already)
+	@if [ -d runs/codex-s ]; then $(BIN)/marius-oac resume runs/codex-s; \
+	else $(BIN)/marius-oac train examples/codex-s.yaml --out runs/codex-s; fi
+
+test: .venv/tested  ## the tests, some minutes on two cores
+	$(BIN)/python -m pytest -q
+
+test-all: .venv/tested  ## the tests with the slow ones
+	$(BIN)/python -m pytest -q -m 'slow or not slow'
+
+lint: .venv/tested  ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:  ## remove .venv and caches; runs stay
+	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help setup train test test-all lint clean
