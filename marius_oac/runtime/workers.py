@@ -4,8 +4,8 @@ Guarantees:
 - The first exception of any worker is kept, `on_failure` is called once to wake all the others, and `join` raises that
   very exception with its traceback after every thread has ended.
 - `Closed` ends a worker quietly: its channel has nothing more to give.
-- Leaving the `with` block joins every thread, also when its body raises (Ctrl-C in the caller included). No thread is
-  a daemon; none outlives the block.
+- Leaving the `with` block waits for every thread, also when its body raises (Ctrl-C in the caller included, any number
+  of times). No thread is a daemon; none outlives the block.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ class Workers:
         self._on_failure = on_failure
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._running = 0
         self._error: BaseException | None = None
 
     def start(self, name: str, count: int, work: Callable[[], None], when_all_done: Callable[[], None]) -> None:
         """Starts `count` threads that call `work()`; the last one to end in peace calls `when_all_done()`."""
         left = [count]
 
-        def run() -> None:
+        def attempt() -> None:
             try:
                 work()
             except Closed:
@@ -44,17 +46,34 @@ class Workers:
             if last:
                 when_all_done()
 
+        def run() -> None:
+            try:
+                attempt()
+            finally:
+                with self._ended:
+                    self._running -= 1
+                    self._ended.notify_all()
+
         for number in range(count):
             thread = threading.Thread(target=run, name=f"{name}-{number}")
+            with self._lock:
+                self._running += 1
             self._threads.append(thread)
             thread.start()
 
     def join(self) -> None:
         """Waits for every thread, then raises the first error if there was one."""
-        for thread in self._threads:
-            thread.join()
+        self._wait()
         if self._error is not None:
             raise self._error
+
+    def _wait(self) -> None:
+        # `Thread.join` alone would not do: interrupted by Ctrl-C it takes a running thread for dead (CPython 3.11), and
+        # the next `join` returns at once.
+        with self._ended:
+            self._ended.wait_for(lambda: not self._running)
+        for thread in self._threads:
+            thread.join()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -70,7 +89,12 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._on_failure()
-            for thread in self._threads:
-                thread.join()
+        if error is None:
+            return
+        while True:
+            try:
+                self._on_failure()
+                self._wait()
+                return
+            except KeyboardInterrupt:  # they are stopping already; leaving now would leave them behind
+                continue

@@ -1,0 +1,221 @@
+"""Errors, Ctrl-C and kill -9 at forced moments: no hang, no thread left, a clear message, and the resumed run ends in
+the bits of the uninterrupted one."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from marius_oac import training
+from marius_oac.checkpoint import Checkpoints
+from marius_oac.errors import InputError, Interrupted
+from marius_oac.pipeline.runner import STAGES
+from marius_oac.session import Session
+from tests.graphs import tiny_config, tiny_graph
+
+ROOT = Path(__file__).parents[1]
+BATCHES = 50  # two epochs of 25 batches; checkpoints after 7, 14, 21, 25, 28, 35, 42, 49, 50
+
+STAGE_MOMENTS = [("plan", 0), ("compute", 0), ("write", 0), ("read", 5), ("upload", 6), ("validate", 9),
+                 ("compute", 14), ("download", 20), ("write", 24), ("plan", 25), ("read", 33), ("write", 49)]  # fmt: skip
+KILL_MOMENTS = [*STAGE_MOMENTS, ("fsync", 1), ("fsync", 3), ("fsync", 5), ("fsync", 20), ("rename", 1), ("rename", 2),
+                ("rename", 5), ("rmtree", 3), ("replace", 1), ("replace", 2), ("evaluate", 1), ("evaluate", 3)]  # fmt: skip
+CTRL_C_MOMENTS = [*STAGE_MOMENTS, ("fsync", 2), ("fsync", 8), ("fsync", 30), ("rename", 3), ("rename", 6), ("rmtree", 2),
+                  ("rmtree", 4), ("evaluate", 1)]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    graph = tiny_graph(tmp_path_factory.mktemp("tiny"))
+    return tiny_config(
+        graph, "checkpoint.every_batches=7", "pipeline.in_flight=4", "pipeline.workers.read=2", "metrics.every_batches=5"
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(config, tmp_path_factory):
+    return bits(training.train(config, tmp_path_factory.mktemp("whole") / "run").summary)
+
+
+def bits(summary):
+    """What must be equal: tables, dense parameters, and everything that follows from them."""
+    timing = ("seconds", "examples_per_second", "rss", "machine", "replaced", "cache")
+    return {key: value for key, value in summary.items() if not any(part in key for part in timing)}
+
+
+def resumed(path, **options):
+    return bits(training.resume(path, **options).summary)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_in_a_stage_surfaces_and_the_run_goes_on_to_the_same_bits(config, uninterrupted, tmp_path, stage):
+    def probe(at, sequence):
+        if (at, sequence) == (stage, 30):
+            raise OSError(f"injected in {stage}")
+
+    before = threading.active_count()
+    with pytest.raises(OSError, match=f"injected in {stage}") as caught:
+        training.train(config, tmp_path / "run", probe=probe)
+    assert any(entry.name == "probe" for entry in caught.traceback)
+    assert threading.active_count() == before
+    assert max(Checkpoints(tmp_path / "run" / "checkpoints").names()) >= f"{28 if stage != 'plan' else 25:010d}"
+    assert resumed(tmp_path / "run") == uninterrupted
+
+
+@pytest.mark.parametrize("what", ["error", "ctrl-c"])
+def test_full_channels_at_shutdown(config, uninterrupted, tmp_path, what):
+    """Batch 10 is not written before the planners have filled every channel up to it."""
+    config = config.replace("checkpoint.every_batches=0")
+    full = threading.Event()
+
+    def probe(stage, sequence):
+        if stage == "plan" and sequence == 10 + 4 + 5:  # in flight, and planned beyond: `planned` is full
+            full.set()
+        if (stage, sequence) == ("write", 10):
+            assert full.wait(30)
+            if what == "error":
+                raise OSError("injected before full channels")
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = threading.active_count()
+    with pytest.raises(OSError if what == "error" else Interrupted, match="injected|go on with"):
+        training.train(config, tmp_path / "run", probe=probe)
+    assert threading.active_count() == before
+    assert resumed(tmp_path / "run") == uninterrupted
+
+
+def test_a_second_ctrl_c_stops_at_once(config, uninterrupted, tmp_path):
+    never = threading.Event()
+
+    def probe(stage, sequence):
+        if (stage, sequence) == ("write", 17):
+            os.kill(os.getpid(), signal.SIGINT)
+            never.wait(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = threading.active_count(), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(config, tmp_path / "run", probe=probe)
+    assert (threading.active_count(), signal.getsignal(signal.SIGINT)) == before
+    assert resumed(tmp_path / "run") == uninterrupted
+
+
+def test_a_full_disk_is_named_and_spares_the_older_checkpoints(config, uninterrupted, tmp_path, monkeypatch):
+    real, calls = os.fsync, []
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match=r"checkpoints/0000000021: can't be written: No space left"):
+        training.train(config, tmp_path / "run")
+    monkeypatch.undo()
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    assert checkpoints.names() == ["0000000007", "0000000014"]
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == checkpoints.names()
+    assert resumed(tmp_path / "run") == uninterrupted
+
+
+def test_an_error_while_evaluating_loses_nothing(config, uninterrupted, tmp_path, monkeypatch):
+    def broken(self, split):
+        raise MemoryError("injected")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Session, "evaluate", broken)
+        training.train(config, tmp_path / "run")
+    assert Checkpoints(tmp_path / "run" / "checkpoints").names()[-1] == "0000000025"
+    assert resumed(tmp_path / "run") == uninterrupted
+
+
+@pytest.mark.parametrize("mode", ["oac", "async"])
+def test_resuming_with_other_workers_keeps_the_promise_of_oac_alone(config, uninterrupted, tmp_path, mode):
+    """The scripts above would not notice a resume that starts again from the first batch; batches are counted here."""
+    seen = []
+
+    def stop(stage, sequence):
+        if (stage, sequence) == ("compute", 30):
+            raise OSError
+
+    def watch(stage, sequence):
+        if stage == "compute":
+            seen.append(sequence)
+
+    with pytest.raises(OSError):
+        training.train(config.replace(f"pipeline.mode={mode}"), tmp_path / "run", probe=stop)
+    found = resumed(tmp_path / "run", overrides=["pipeline.in_flight=9", "pipeline.workers.write=3"], probe=watch)
+    assert sorted(seen) == list(range(28, BATCHES))
+    if mode == "oac":
+        assert found == uninterrupted
+
+
+def drive(config, tmp_path, scripts):
+    """Runs the scripts in the fork server; returns their outcomes."""
+    source = tmp_path / "config.yaml"
+    source.write_text(config.dump())
+    for number, script in enumerate(scripts):
+        script["folder"] = str(tmp_path / f"{number:02d}")
+        for start in script["starts"]:
+            command = start.pop("command")
+            target = ["--out", script["folder"]] if command == "train" else []
+            start["argv"] = [command, str(source) if command == "train" else script["folder"], *target]
+    request = {"warm_up": ["train", str(source), "--out", str(tmp_path / "warm")], "scripts": scripts}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fault_driver"],
+        input=json.dumps(request), capture_output=True, text=True, cwd=ROOT, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def script(number, moment, *more):
+    """Train until the signal, resume until each of `more`, resume to the end."""
+    faults = [{"command": "train", "signal": number, "at": moment}]
+    faults += [{"command": "resume", "signal": number, "at": at} for at in more]
+    return {"starts": [*faults, {"command": "resume"}]}
+
+
+def trained(outcome):
+    assert outcome["ended"][-1]["code"] == 0, outcome["ended"][-1]["said"]
+    return bits(outcome["summary"])
+
+
+def test_kill_9_at_many_moments(config, uninterrupted, tmp_path):
+    scripts = [script(signal.SIGKILL, moment) for moment in KILL_MOMENTS]
+    scripts.append(script(signal.SIGKILL, ("write", 16), ("fsync", 4), ("rename", 1), ("compute", 40)))
+    for moment, outcome in zip([*KILL_MOMENTS, "four times"], drive(config, tmp_path, scripts), strict=True):
+        assert [end["code"] for end in outcome["ended"][:-1]] == [-signal.SIGKILL] * (len(outcome["ended"]) - 1), moment
+        if moment == ("rename", 1):  # before the run had its name
+            assert outcome["ended"][-1]["code"] == 2 and "there is no such run" in outcome["ended"][-1]["said"]
+        else:
+            assert trained(outcome) == uninterrupted, moment
+
+
+def test_ctrl_c_at_many_moments(config, uninterrupted, tmp_path):
+    scripts = [script(signal.SIGINT, moment) for moment in CTRL_C_MOMENTS]
+    scripts.append(script(signal.SIGINT, ("write", 16), ("fsync", 4), ("rename", 1), ("compute", 40)))
+    for moment, outcome in zip([*CTRL_C_MOMENTS, "four times"], drive(config, tmp_path, scripts), strict=True):
+        *interrupted, _ = outcome["ended"]
+        for end in interrupted:
+            if moment == ("write", 49):  # nothing was left to stop
+                assert end["code"] == 0
+                continue
+            assert end["code"] == 130, (moment, end["said"])
+            assert "marius-oac: stopped at batch" in end["said"] and "go on with: marius-oac resume" in end["said"]
+            assert "Traceback" not in end["said"]
+        assert trained(outcome) == uninterrupted, moment
+
+
+def test_ctrl_c_before_the_run_has_its_folder(config, uninterrupted, tmp_path):
+    train_again = {"starts": [{"command": "train", "signal": signal.SIGINT, "at": ("rename", 1)}, {"command": "train"}]}
+    (outcome,) = drive(config, tmp_path, [train_again])
+    assert outcome["ended"][0]["code"] == 130 and "marius-oac: stopped" in outcome["ended"][0]["said"]
+    assert trained(outcome) == uninterrupted
