@@ -2,14 +2,15 @@
 
 A checkpoint is a folder named by the number of its next batch, in the run's `checkpoints/`:
 
-    manifest.json                format version, position, size and SHA-256 of every other file
+    manifest.json                format version, position, size and SHA-256 of every other file, and its own SHA-256
     TABLE.values.npy             float32 [rows, dimension]
     TABLE.state.npy              float32 [rows, state width]
     TABLE.timestamps.npy         int64 [rows]
     dense.safetensors            relations, networks and their optimizer state
 
-It is written under a temporary name, flushed to the disk, and renamed: a checkpoint that has its name is complete.
-What a killed process left under a temporary name is removed by the next one. Nothing is ever unpickled.
+It is written under a temporary name, flushed to the disk, and renamed; before it is removed it loses its name: a
+checkpoint that has its name is complete. What a killed process left under a temporary name is removed by the next one.
+Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
-from marius_oac.errors import CheckpointError, InputError
+from marius_oac.errors import CheckpointError, DivergedError
+from marius_oac.files import NpyWriter, disk_errors, sync_folder, unfinished, write_atomically, write_flushed
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 
-VERSION = 1
+FORMAT, VERSION = "marius-oac checkpoint", 1
 MANIFEST = "manifest.json"
 DENSE = "dense.safetensors"
-_TEMPORARY = ".unfinished-"
+BEST = "best.json"
 _PARTS = ("values", "state", "timestamps")
 
 
@@ -74,7 +76,7 @@ class Checkpoint:
         """Loads every table, block by block."""
         for store in stores:
             values, state, timestamps = (self.array(store.name, part) for part in _PARTS)
-            if values.shape != (store.num_rows, store.layout.dimension):
+            if (values.shape, state.shape, timestamps.shape) != tuple(_shapes(store).values()):
                 raise CheckpointError(f"table {store.name!r} has another shape, {list(values.shape)}", self.path)
             for first in range(0, store.num_rows, ROWS_PER_BLOCK):
                 part = slice(first, first + ROWS_PER_BLOCK)
@@ -104,11 +106,6 @@ class Checkpoints:
         """Names of the complete checkpoints, oldest first."""
         return sorted(path.name for path in self.folder.glob("[0-9]*") if path.is_dir())
 
-    def clean(self) -> None:
-        """Removes what a killed process left unfinished."""
-        for path in self.folder.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(path)
-
     def open(self, name: str | None = None, verify: bool = True) -> Checkpoint:
         """The named checkpoint ("best": the best one), or the newest.
 
@@ -116,10 +113,12 @@ class Checkpoints:
             CheckpointError: there is none, or it is damaged; the message offers the one before it.
         """
         names = self.names()
-        if name == "best":
-            name = self.best()
         if not names:
             raise CheckpointError("there is no checkpoint yet", self.folder)
+        if name == "best":
+            name = self.best()
+            if name is None:
+                raise CheckpointError("there is no best checkpoint: nothing has been evaluated yet", self.folder)
         if name is not None and name not in names:
             raise CheckpointError(f"there is no checkpoint {name!r}; there are {', '.join(names)}", self.folder)
         chosen = name or names[-1]
@@ -135,12 +134,20 @@ class Checkpoints:
 
     def best(self) -> str | None:
         """Name of the best checkpoint by the validation metric, or None."""
-        path = self.folder / "best.json"
-        return json.loads(path.read_text("utf-8"))["name"] if path.exists() else None
+        path = self.folder / BEST
+        try:
+            return str(json.loads(path.read_text("utf-8"))["name"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            raise CheckpointError("is damaged", path) from None
 
-    def mark_best(self, name: str) -> None:
-        """Keeps this checkpoint, whatever its age, until a better one is marked."""
-        write_atomically(self.folder / "best.json", json.dumps({"name": name}))
+    def mark_best(self, name: str | None) -> None:
+        """Keeps this checkpoint, whatever its age, until another one is marked; None: there is no best one."""
+        if name is None:
+            (self.folder / BEST).unlink(missing_ok=True)
+        else:
+            write_atomically(self.folder / BEST, json.dumps({"name": name}))
 
     def save(
         self,
@@ -153,122 +160,99 @@ class Checkpoints:
         """Writes a checkpoint and removes all but the `keep` newest and the best one. The pipeline must be drained.
 
         Raises:
+            DivergedError: a number is NaN or infinite; such a checkpoint would push a good one out.
             InputError: the disk is full, or can't be written; the older checkpoints are as they were.
         """
-        path = self.folder / f"{sequence:010d}"
-        temporary = self.folder / f"{_TEMPORARY}{path.name}"
-        with _disk_errors(path):
-            if temporary.exists():
-                shutil.rmtree(temporary)
-            temporary.mkdir(parents=True)
+        path = self.folder / name_of(sequence)
+        temporary = unfinished(path)
+        with disk_errors(path):
             try:
-                self._write(temporary, sequence, stores, dense, extra)
-                if path.exists():  # the same moment, saved before: a resumed run that came here again
-                    shutil.rmtree(path)
+                if temporary.exists():
+                    shutil.rmtree(temporary)
+                temporary.mkdir(parents=True)
+                _write(temporary, sequence, stores, dense, extra)
                 os.rename(temporary, path)
-                sync_folder(self.folder)
-            except OSError:
+            except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
+            sync_folder(self.folder)
         protected = {*self.names()[-keep:], self.best()}
-        for name in self.names():
-            if name not in protected:
-                shutil.rmtree(self.folder / name)
+        self._remove(name for name in self.names() if name not in protected)
         return self._read(path)
 
-    @staticmethod
-    def _write(folder: Path, sequence: int, stores, dense, extra) -> None:
-        files = {}
-        for store in stores:
-            files |= _write_table(folder, store)
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()}, folder / DENSE)
-        with open(folder / DENSE, "rb+") as file:
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        files[DENSE] = {"bytes": (folder / DENSE).stat().st_size, "sha256": digest}
-        manifest = {"format": "marius-oac checkpoint", "version": VERSION, "sequence": sequence,
-                    "extra": dict(extra), "files": files}  # fmt: skip
-        with open(folder / MANIFEST, "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(folder)
+    def drop_after(self, sequence: int) -> None:
+        """Removes the checkpoints of later moments, the newest first."""
+        self._remove(name for name in reversed(self.names()) if name > name_of(sequence))
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            path = self.folder / name
+            with disk_errors(path):
+                os.rename(path, unfinished(path))
+                shutil.rmtree(unfinished(path))
 
     @staticmethod
     def _read(path: Path) -> Checkpoint:
         try:
             manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+            if manifest["format"] != FORMAT:
+                raise ValueError
             if manifest["version"] != VERSION:
-                raise CheckpointError(f"is of format version {manifest['version']}, not {VERSION}", path)
+                raise CheckpointError(f"is of format version {manifest['version']}, not {VERSION}", path / MANIFEST)
+            if manifest.pop("sha256") != _digest(manifest):
+                raise ValueError
             return Checkpoint(path, manifest["sequence"], manifest["extra"], manifest["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"is damaged ({type(error).__name__})", path / MANIFEST) from None
+            reason = f" ({error.strerror})" if isinstance(error, OSError) else ""
+            raise CheckpointError(f"is damaged{reason}", path / MANIFEST) from None
 
 
-def _write_table(folder: Path, store: ParameterStore) -> dict[str, dict[str, Any]]:
+def name_of(sequence: int) -> str:
+    """The name of the checkpoint whose next batch is `sequence`."""
+    return f"{sequence:010d}"
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _write(folder: Path, sequence: int, stores, dense, extra) -> None:
+    files = {}
+    for store in stores:
+        files |= _write_table(folder, store, sequence)
+    for name, tensor in dense.items():
+        _check_finite(name, tensor.detach().cpu().numpy(), sequence)
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()})
+    files[DENSE] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    write_flushed(folder / DENSE, content)
+    manifest = {"format": FORMAT, "version": VERSION, "sequence": sequence, "extra": dict(extra), "files": files}
+    write_flushed(folder / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1).encode())
+    sync_folder(folder)
+
+
+def _check_finite(name: str, numbers: np.ndarray, sequence: int) -> None:
+    if not np.isfinite(numbers).all():
+        raise DivergedError(sequence - 1, f"{name} hold NaN or infinite numbers")
+
+
+def _shapes(store: ParameterStore) -> dict[str, tuple[int, ...]]:
+    count, layout = store.num_rows, store.layout
+    return {"values": (count, layout.dimension), "state": (count, layout.state_width), "timestamps": (count,)}
+
+
+def _write_table(folder: Path, store: ParameterStore, sequence: int) -> dict[str, dict[str, Any]]:
     """Streams a table to its three files; returns their sizes and checksums."""
-    dimension, count = store.layout.dimension, store.num_rows
-    shapes = {"values": (count, dimension), "state": (count, store.layout.state_width), "timestamps": (count,)}
-    writers = {part: _NpyWriter(folder / f"{store.name}.{part}.npy", shapes[part],
-               np.int64 if part == "timestamps" else np.float32) for part in _PARTS}  # fmt: skip
-    try:
+    dimension = store.layout.dimension
+    with ExitStack() as stack:
+        writers = {
+            part: stack.enter_context(
+                NpyWriter(folder / f"{store.name}.{part}.npy", shape, np.int64 if part == "timestamps" else np.float32)
+            )
+            for part, shape in _shapes(store).items()
+        }
         for block in store.blocks():
+            _check_finite(store.name, block.rows, sequence)
             writers["values"].write(block.rows[:, :dimension])
             writers["state"].write(block.rows[:, dimension:])
             writers["timestamps"].write(block.timestamps)
         return {writer.path.name: writer.finish() for writer in writers.values()}
-    finally:
-        for writer in writers.values():
-            writer.file.close()
-
-
-class _NpyWriter:
-    """A .npy file written in blocks of rows and hashed on the way."""
-
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: type):
-        self.path, self.file, self._digest = path, open(path, "wb+"), hashlib.sha256()  # noqa: SIM115
-        descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
-        np.lib.format.write_array_header_1_0(self.file, {"descr": descr, "fortran_order": False, "shape": shape})
-        self.file.seek(0)
-        self._digest.update(self.file.read())
-
-    def write(self, rows: np.ndarray) -> None:
-        rows = np.ascontiguousarray(rows)
-        self._digest.update(rows)
-        self.file.write(rows)
-
-    def finish(self) -> dict[str, Any]:
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        return {"bytes": self.file.tell(), "sha256": self._digest.hexdigest()}
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file under a temporary name, flushes it to the disk and renames it."""
-    temporary = path.with_name(f".{path.name}.unfinished")
-    with _disk_errors(path):
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Flushes a folder's entries, so that a rename in it survives a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"can't be written: {error.strerror or error}", path) from error
-    except SafetensorError as error:
-        raise InputError(f"can't be written: {error}", path) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,7 +110,7 @@ def _parser() -> Parser:
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
     training = command("train", _train, "Train a graph's embeddings and evaluate them.")
     training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
-    training.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME-OF-CONFIG)")
+    training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")
     resuming = command("resume", _resume, "Go on after Ctrl-C or a crash, or for more epochs.")
     resuming.add_argument("run", type=Path, help="folder of the run")
     for added in (training, resuming):
@@ -131,7 +132,9 @@ def _parser() -> Parser:
     comparing.add_argument("second", type=Path, help="folder of the other")
     for added in (resuming, evaluating, commands.choices["predict"], exporting):
         added.add_argument(
-            "--checkpoint", metavar="NAME", help="a folder in RUN/checkpoints, or 'best' (default: the newest)"
+            "--checkpoint",
+            metavar="NAME",
+            help="a folder in RUN/checkpoints, or 'best' (default: resume from the newest; else the run's result)",
         )
     return parser
 
@@ -173,17 +176,20 @@ def _add_predict(parser: Parser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit code. Errors that are no mistake of the user surface with their traceback."""
     try:
         args = _parser().parse_args(argv)
-        return args.function(args) or 0
+        code = args.function(args) or 0
+        sys.stdout.flush()
+        return code
     except MariusOacError as error:
         print(f"marius-oac: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("marius-oac: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # nobody reads on, as with `| head`; what is left in the buffer must not fail at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 

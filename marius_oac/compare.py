@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from marius_oac.checkpoint import Checkpoint
 from marius_oac.errors import InputError
+from marius_oac.export import Names
 from marius_oac.storage.contract import ROWS_PER_BLOCK
 
 
@@ -19,7 +20,8 @@ class Difference:
     Attributes:
         name: such as `entities.values`.
         rows: its rows; `differing` of them are not the same bits, `first` is the first of these (-1: none).
-        largest, mean: absolute difference of its numbers (NaN where a number is).
+        largest, mean: absolute difference of its numbers; NaN where one of them is.
+        first_name: what the first differing row is called, where that is known.
     """
 
     name: str
@@ -28,12 +30,14 @@ class Difference:
     first: int
     largest: float
     mean: float
+    first_name: str | None = None
 
     def __str__(self) -> str:
         if not self.differing:
             return f"{self.name}: same bits"
+        called = f" ({self.first_name})" if self.first_name else ""
         return (
-            f"{self.name}: {self.differing:,} of {self.rows:,} rows differ, first row {self.first}; "
+            f"{self.name}: {self.differing:,} of {self.rows:,} rows differ, first row {self.first}{called}; "
             f"largest difference {self.largest:.3g}, mean {self.mean:.3g}"
         )
 
@@ -55,8 +59,10 @@ class Comparison:
         return "\n".join([f"{self.first} and {self.second}: {verdict}", *(f"  {one}" for one in self.differences)])
 
 
-def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
+def compare(first: Checkpoint, second: Checkpoint, names: Mapping[str, Names] | None = None) -> Comparison:
     """Compares values, optimizer state and dense parameters, in bounded memory.
+
+    `names[table](ids)` names rows of a table.
 
     Raises:
         InputError: the checkpoints have other tables, or tables of other shapes.
@@ -68,8 +74,15 @@ def compare(first: Checkpoint, second: Checkpoint) -> Comparison:
         if array.shape != theirs[name].shape:
             shapes = f"{list(array.shape)} and {list(theirs[name].shape)}"
             raise InputError(f"{name} can't be compared: its shapes are {shapes}", second.path)
-    differences = tuple(_difference(name, array, theirs[name]) for name, array in ours.items())
+    differences = tuple(_named(_difference(name, array, theirs[name]), names or {}) for name, array in ours.items())
     return Comparison(str(first.path), str(second.path), differences)
+
+
+def _named(difference: Difference, names: Mapping[str, Names]) -> Difference:
+    table = difference.name.partition(".")[0]
+    if not difference.differing or table not in names:
+        return difference
+    return replace(difference, first_name=names[table](np.array([difference.first]))[0])
 
 
 def _arrays(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
@@ -89,7 +102,8 @@ def _difference(name: str, ours: np.ndarray, theirs: np.ndarray) -> Difference:
             continue
         first = start + int(rows[0]) if first < 0 else first
         differing += rows.size
-        gap = np.abs(a[rows].astype(np.float64) - b[rows])
-        largest = max(largest, float(gap.max()))
+        with np.errstate(invalid="ignore"):  # infinite on both sides: the gap is NaN
+            gap = np.abs(a[rows].astype(np.float64) - b[rows])
+        largest = float(np.maximum(largest, gap.max()))
         total += float(gap.sum())
     return Difference(name, len(ours), differing, first, largest, total / max(ours.size, 1))

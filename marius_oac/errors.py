@@ -32,11 +32,21 @@ class CheckpointError(InputError):
 
 
 class DivergedError(MariusOacError):
-    """The loss became NaN or infinite: training stopped before that batch was committed."""
+    """A number became NaN or infinite: training stopped before that batch, or that checkpoint, was kept.
 
-    def __init__(self, sequence: int, loss: float):
-        self.sequence, self.loss = sequence, loss
-        super().__init__(f"the loss is {loss} at batch {sequence}: training stopped; nothing of that batch was kept")
+    Args:
+        sequence: the batch.
+        found: its loss, or which numbers are NaN or infinite after it.
+        kept: where training can go on from, with smaller steps.
+    """
+
+    exit_code = 2
+
+    def __init__(self, sequence: int, found: float | str, kept: object = None):
+        self.sequence, self.found, self.kept = sequence, found, kept
+        what = found if isinstance(found, str) else f"the loss is {found}"
+        left = f"; the last good checkpoint is {kept}" if kept else ""
+        super().__init__(f"{what} at batch {sequence}: training stopped, nothing of that batch was kept{left}")
 
 
 class Interrupted(MariusOacError):

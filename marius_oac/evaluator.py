@@ -12,14 +12,31 @@ from marius_oac.config import Config
 from marius_oac.data.filters import KnownAnswers
 from marius_oac.data.graph import Graph, Split
 from marius_oac.data.splits import SPLITS
+from marius_oac.errors import ConfigError
 from marius_oac.evaluate import DrawnCandidates, evaluate
 from marius_oac.scoring import LinkScorer
 
 
+def check_evaluation(config: Config, graph: Graph) -> None:
+    """Raises ConfigError where the graph can't be evaluated as the configuration asks.
+
+    Candidates are drawn with replacement, so more of them than entities would be possible; but the rank among them
+    would mean nothing that ranking against all entities doesn't say better.
+    """
+    candidates = config.evaluation.candidates
+    if candidates != "all" and candidates > graph.num_nodes:
+        raise ConfigError(
+            f"{candidates:,} candidates, but the graph has {graph.num_nodes:,} nodes; use all", "evaluation.candidates"
+        )
+    if config.training.early_stopping and not graph.num_edges["valid"]:
+        raise ConfigError("needs edges to validate on, and the graph has none", "training.early_stopping")
+
+
 class Evaluator:
-    """Evaluates models on the splits of one graph."""
+    """Evaluates models on the splits of one graph. Raises what `check_evaluation` raises."""
 
     def __init__(self, config: Config, graph: Graph):
+        check_evaluation(config, graph)
         self._config, self._graph = config, graph
         self._known: dict[Split, KnownAnswers] = {}
 

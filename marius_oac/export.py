@@ -7,17 +7,18 @@ parquet        TABLE.parquet: `name`, `embedding` (a list of floats of fixed siz
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.numpy import save_file
 
 from marius_oac.errors import InputError
+from marius_oac.files import NpyWriter, disk_errors, unfinished
 
 Names = Callable[[np.ndarray], list[str]]
 FORMATS = ("safetensors", "npy", "parquet")
@@ -25,10 +26,9 @@ _ROWS = 1 << 16
 
 
 def export(tables: Mapping[str, np.ndarray], names: Mapping[str, Names], format: str, out: Path) -> None:
-    """Writes the tables, float32 [rows, width] each, into the new folder `out`; all of it or nothing.
+    """Writes tables, float32 [rows, width], into the new folder `out`, in bounded memory; all of it or nothing.
 
-    `names[table](ids)` names rows; a table with more rows than names (reciprocal relations) has `^-1` behind the names
-    of its second half. Safetensors are written through the page cache from the mapped table; the others in blocks.
+    `names[table](ids)` names rows.
 
     Raises:
         InputError: unknown format, `out` exists, or the disk is full.
@@ -37,33 +37,49 @@ def export(tables: Mapping[str, np.ndarray], names: Mapping[str, Names], format:
         raise InputError(f"one of {', '.join(FORMATS)} is needed, not {format!r}", "format")
     if os.path.lexists(out):
         raise InputError("exists already", out)
-    temporary = out.with_name(f".{out.name}.unfinished")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        for table, values in tables.items():
-            if format == "parquet":
-                _write_parquet(temporary / f"{table}.parquet", values, names[table], embeddings=True)
-                continue
-            _write_parquet(temporary / f"{table}.names.parquet", values, names[table], embeddings=False)
-            if format == "npy":
-                _write_npy(temporary / f"{table}.npy", values)
-        if format == "safetensors":
-            save_file(
-                {table: np.asarray(values) for table, values in tables.items()}, temporary / "embeddings.safetensors"
-            )
-        os.rename(temporary, out)
-    except OSError as error:
-        raise InputError(f"can't be written: {error.strerror or error}", out) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    temporary = unfinished(out)
+    with disk_errors(out):
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            for table, values in tables.items():
+                file = f"{table}.parquet" if format == "parquet" else f"{table}.names.parquet"
+                _write_parquet(temporary / file, values, names[table], embeddings=format == "parquet")
+                if format == "npy":
+                    _write_npy(temporary / f"{table}.npy", values)
+            if format == "safetensors":
+                _write_safetensors(temporary / "embeddings.safetensors", tables)
+            os.rename(temporary, out)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(values), _ROWS):
+        yield np.ascontiguousarray(values[start : start + _ROWS])
 
 
 def _write_npy(path: Path, values: np.ndarray) -> None:
-    target = np.lib.format.open_memmap(path, "w+", values.dtype, values.shape)
-    for start in range(0, len(values), _ROWS):
-        target[start : start + _ROWS] = values[start : start + _ROWS]
-    target.flush()
+    with NpyWriter(path, values.shape, values.dtype) as writer:
+        for block in _blocks(values):
+            writer.write(block)
+        writer.finish()
+
+
+def _write_safetensors(path: Path, tables: Mapping[str, np.ndarray]) -> None:
+    """The format's own library takes whole tensors in memory; its header is a line of JSON (safetensors, README)."""
+    header, end = {}, 0
+    for table, values in tables.items():
+        header[table] = {"dtype": "F32", "shape": values.shape, "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for values in tables.values():
+            for block in _blocks(values):
+                file.write(block)
 
 
 def _write_parquet(path: Path, values: np.ndarray, names: Names, embeddings: bool) -> None:
@@ -73,19 +89,9 @@ def _write_parquet(path: Path, values: np.ndarray, names: Names, embeddings: boo
         fields.append(pa.field("embedding", pa.list_(pa.float32(), width)))
     schema = pa.schema(fields)
     with pq.ParquetWriter(path, schema) as writer:
-        for start in range(0, len(values), _ROWS):
-            block = np.ascontiguousarray(values[start : start + _ROWS])
-            columns = [pa.array(_names(names, start, len(block), len(values)), pa.string())]
+        for number, block in enumerate(_blocks(values)):
+            ids = np.arange(number * _ROWS, number * _ROWS + len(block))
+            columns = [pa.array(names(ids), pa.string())]
             if embeddings:
                 columns.append(pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), width))
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-
-
-def _names(names: Names, start: int, count: int, total: int) -> list[str]:
-    ids = np.arange(start, start + count)
-    try:
-        return names(ids)
-    except InputError:  # reciprocal: the second half of the rows are the relations reversed
-        half = total // 2
-        plain = names(ids % half)
-        return [name + ("^-1" if row >= half else "") for row, name in zip(ids, plain, strict=True)]

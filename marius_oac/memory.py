@@ -66,8 +66,8 @@ class MemoryPlan:
         return "\n".join(lines)
 
 
-def plan_memory(config: Config, graph: Graph) -> MemoryPlan:
-    """The plan of a run that starts now. Raises InputError where config and graph don't fit together."""
+def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
+    """The plan of a run that starts now and writes to `folder`."""
     device, planner, layout = pick_device(config.device), make_planner(config, graph), entity_layout(config)
     (table,) = planner.tables
     in_flight = 1 if config.pipeline.mode == "sync" else config.pipeline.in_flight

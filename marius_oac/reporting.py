@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tqdm import tqdm
@@ -16,40 +16,85 @@ from marius_oac.pipeline.runner import BatchResult
 LINE_SECONDS = 10.0  # plain lines come no faster than that
 
 
-@dataclass
+@dataclass(frozen=True)
 class Totals:
-    """Sums over batches."""
+    """Sums over batches: of an interval, an epoch or the run so far.
+
+    Attributes:
+        loss: sum of the batches' mean losses times their examples.
+        seconds: spent training; evaluations and checkpoints are not counted.
+        peak_cache_rows: the most rows that the device cache has held.
+        stage_seconds: per stage, over all its workers.
+        channel_fill: per channel, the sum over batches of how many waited there when the batch had been written.
+    """
 
     batches: int = 0
     examples: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
     lost: int = 0
     refused: int = 0
     replaced: int = 0
-    peak_cached_rows: int = 0
+    peak_cache_rows: int = 0
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    channel_fill: Mapping[str, int] = field(default_factory=dict)
 
-    def add(self, result: BatchResult) -> None:
-        self.batches += 1
-        self.examples += result.examples
-        self.lost += result.lost
-        self.refused += result.refused
-        self.replaced += result.replaced
-        self.peak_cached_rows = max(self.peak_cached_rows, result.cached_rows)
+    @classmethod
+    def of(cls, results: Sequence[BatchResult]) -> Totals:
+        """Of some batches; exact, so that it does not depend on the order in which they ended."""
+        return cls(
+            batches=len(results),
+            examples=sum(result.examples for result in results),
+            loss=math.fsum(result.loss * result.examples for result in results),
+            lost=sum(result.lost for result in results),
+            refused=sum(result.refused for result in results),
+            replaced=sum(result.replaced for result in results),
+            peak_cache_rows=max((result.cached_rows for result in results), default=0),
+        )
 
-    def metrics(self, seconds: float) -> dict[str, Any]:
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            batches=self.batches + other.batches,
+            examples=self.examples + other.examples,
+            loss=self.loss + other.loss,
+            seconds=self.seconds + other.seconds,
+            lost=self.lost + other.lost,
+            refused=self.refused + other.refused,
+            replaced=self.replaced + other.replaced,
+            peak_cache_rows=max(self.peak_cache_rows, other.peak_cache_rows),
+            stage_seconds=_added(self.stage_seconds, other.stage_seconds),
+            channel_fill=_added(self.channel_fill, other.channel_fill),
+        )
+
+    def rate(self) -> float:
+        """Examples per second."""
+        return self.examples / self.seconds if self.seconds else 0.0
+
+    def metrics(self) -> dict[str, Any]:
+        """As a line of `metrics.jsonl` holds them."""
         return {
-            "examples_per_second": self.examples / seconds if seconds > 0 else 0.0,
+            "loss": self.loss / self.examples,
+            "seconds": self.seconds,
+            "examples_per_second": self.rate(),
             "lost_updates": self.lost,
             "refused_rows": self.refused,
             "replaced_rows": self.replaced,
-            "cache_rows": self.peak_cached_rows,
+            "cache_rows": self.peak_cache_rows,
+            "stage_seconds": dict(self.stage_seconds),
+            "channel_fill": {name: count / self.batches for name, count in self.channel_fill.items()},
         }
 
 
-class SegmentReport:
-    """Counts the results of one segment; writes a line of metrics every `every` batches.
+def _added(ours: Mapping, theirs: Mapping) -> dict:
+    return {name: ours.get(name, 0) + theirs.get(name, 0) for name in {**ours, **theirs}}
 
-    `add` is called by write workers, one call at a time. The mean loss is summed exactly (`math.fsum`), so it does not
-    depend on the order in which batches end.
+
+class SegmentReport:
+    """Collects the results of one segment of an epoch; writes a line of metrics for every `every` batches.
+
+    An interval holds the batches computed as number k * every to (k + 1) * every - 1 of the run, whatever the order in
+    which they were written, so that its loss is that of any other run with the same bits. `add` is called by write
+    workers, one call at a time.
     """
 
     def __init__(
@@ -57,41 +102,48 @@ class SegmentReport:
         epoch: int,
         every: int,
         log: Callable[[Mapping[str, Any]], None],
-        stage_metrics: Callable[[], Mapping[str, Any]],
+        stage_seconds: Callable[[], Mapping[str, float]],
+        channel_fill: Callable[[], Mapping[str, int]],
         progress: TrainingProgress,
     ):
-        self._epoch, self._every, self._log = epoch, every, log
-        self._stage_metrics, self._progress = stage_metrics, progress
-        self._interval, self._interval_losses, self._since = Totals(), [], time.perf_counter()
-        self._last = 0
-        self.totals, self.losses = Totals(), []
-        self.order: list[tuple[int, int]] = []
+        self._epoch, self._every, self._log, self._progress = epoch, every, log, progress
+        self._stage_seconds, self._channel_fill = stage_seconds, channel_fill
+        self._intervals: dict[int, list[BatchResult]] = {}
+        self._since, self._fill, self._filled = time.perf_counter(), {}, 0
+        self._order: list[tuple[int, int]] = []
+        self.totals = Totals()
 
     def add(self, result: BatchResult) -> None:
-        for totals, losses in ((self.totals, self.losses), (self._interval, self._interval_losses)):
-            totals.add(result)
-            losses.append(result.loss * result.examples)
-        self.order.append((result.timestamp, result.sequence))
-        self._last = max(self._last, result.sequence)
-        if self._interval.batches == self._every:
-            self.flush()
+        number = result.timestamp // self._every
+        interval = self._intervals.setdefault(number, [])
+        interval.append(result)
+        self._order.append((result.timestamp, result.sequence))
+        self._fill = _added(self._fill, self._channel_fill())
+        self._filled += 1
+        if len(interval) == self._every:
+            self._end(number)
 
     def flush(self) -> None:
-        """Writes what has come since the last line."""
-        interval = self._interval
-        if not interval.batches:
-            return
+        """Writes the intervals that the segment's ends cut short."""
+        for number in sorted(self._intervals):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        results = self._intervals.pop(number)
         now = time.perf_counter()
-        metrics = interval.metrics(now - self._since)
-        loss = math.fsum(self._interval_losses) / interval.examples
-        self._log({"kind": "interval", "epoch": self._epoch, "batch": self._last, "loss": loss}
-                  | metrics | dict(self._stage_metrics()))  # fmt: skip
-        self._progress.show(self._epoch, interval.batches, loss, metrics["examples_per_second"])
-        self._interval, self._interval_losses, self._since = Totals(), [], now
+        totals = replace(
+            Totals.of(results), seconds=now - self._since, stage_seconds=self._stage_seconds(),
+            channel_fill={name: count * len(results) / self._filled for name, count in self._fill.items()},
+        )  # fmt: skip
+        self._since, self._fill, self._filled = now, {}, 0
+        self.totals += totals
+        line = {"kind": "interval", "epoch": self._epoch, "batch": max(result.timestamp for result in results)}
+        self._log(line | totals.metrics())
+        self._progress.show(self._epoch, totals)
 
     def computation_order(self) -> list[int]:
         """The batches' numbers in the order in which they were computed."""
-        return [sequence for _, sequence in sorted(self.order)]
+        return [sequence for _, sequence in sorted(self._order)]
 
 
 class TrainingProgress:
@@ -106,15 +158,15 @@ class TrainingProgress:
             else None
         )
 
-    def show(self, epoch: int, batches: int, loss: float, rate: float) -> None:
-        self._done += batches
+    def show(self, epoch: int, totals: Totals) -> None:
+        """Tells how the last batches went."""
+        self._done += totals.batches
+        loss = f"loss {totals.loss / totals.examples:.4f}, {totals.rate():,.0f} examples/s"
         if self._bar is not None:
-            self._bar.set_postfix_str(f"epoch {epoch + 1}, loss {loss:.4f}, {rate:,.0f} examples/s", refresh=False)
-            self._bar.update(batches)
+            self._bar.set_postfix_str(f"epoch {epoch + 1}, {loss}", refresh=False)
+            self._bar.update(totals.batches)
         elif time.monotonic() >= self._next_line:
-            self.say(
-                f"epoch {epoch + 1}, batch {self._done:,} of {self._last:,}: loss {loss:.4f}, {rate:,.0f} examples/s"
-            )
+            self.say(f"epoch {epoch + 1}, batch {self._done:,} of {self._last:,}: {loss}")
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def say(self, line: str) -> None:

@@ -8,16 +8,18 @@
     trace.json         with --trace
     checkpoints/       see `checkpoint`
 
-A folder belongs to one process at a time (a lock that dies with the process).
+A folder belongs to one process at a time (a lock that dies with the process); reading it needs no lock.
 """
 
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,11 +27,13 @@ from typing import Any
 import numpy as np
 
 from marius_oac import __version__
-from marius_oac.checkpoint import Checkpoints, write_atomically
+from marius_oac.checkpoint import Checkpoint, Checkpoints
 from marius_oac.config import Config
 from marius_oac.errors import CheckpointError, ConfigError, InputError
+from marius_oac.files import clean, disk_errors, unfinished, write_atomically
 
 FORMAT, VERSION = "marius-oac run", 1
+ORDER = "order.npy"
 
 _MAY_CHANGE = ("device", "threads", "training.epochs", "training.early_stopping", "evaluation", "checkpoint", "metrics",
                "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path")  # fmt: skip
@@ -43,22 +47,28 @@ class RunFolder:
         self.checkpoints = Checkpoints(path / "checkpoints")
         self._lock = None
 
+    @staticmethod
+    def check_new(path: Path) -> None:
+        """Raises InputError where there is something already."""
+        if os.path.lexists(path):
+            raise InputError("exists already; choose another --out, or go on with: marius-oac resume", path)
+
     @classmethod
     def create(cls, path: Path, config: Config, fingerprint: str) -> RunFolder:
         """Makes the folder, under a temporary name first. Raises InputError where it exists or can't be made."""
-        if os.path.lexists(path):
-            raise InputError("exists already; choose another --out, or go on with: marius-oac resume", path)
-        temporary = path.with_name(f".{path.name}.unfinished")
+        cls.check_new(path)
+        temporary = unfinished(path)
         about = {"format": FORMAT, "version": VERSION, "package": __version__, "graph": fingerprint}
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            (temporary / "checkpoints").mkdir(parents=True)
-            (temporary / "config.yaml").write_text(config.dump(), "utf-8")
-            (temporary / "run.json").write_text(json.dumps(about, indent=1), "utf-8")
-            os.rename(temporary, path)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise InputError(f"can't be made: {error.strerror}", path) from None
+        with disk_errors(path):
+            try:
+                shutil.rmtree(temporary, ignore_errors=True)
+                (temporary / "checkpoints").mkdir(parents=True)
+                (temporary / "config.yaml").write_text(config.dump(), "utf-8")
+                (temporary / "run.json").write_text(json.dumps(about, indent=1), "utf-8")
+                os.rename(temporary, path)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
         return cls(path, config, fingerprint)
 
     @classmethod
@@ -73,27 +83,28 @@ class RunFolder:
                 raise CheckpointError(f"is of format version {about['version']}, this program reads {VERSION}", path)
             config = Config.load(path / "config.yaml")
             return cls(path, config, about["graph"])
-        except FileNotFoundError:
-            reason = "is no run: it has no run.json" if path.is_dir() else "there is no such run"
+        except (FileNotFoundError, NotADirectoryError):
+            reason = "is no run: it has no run.json" if path.exists() else "there is no such run"
             raise CheckpointError(reason, path) from None
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError("is damaged, or belongs to something else", path / "run.json") from None
 
     def check_resumable(self, config: Config, fingerprint: str) -> None:
         """Raises where the run can't go on with this configuration or graph, naming the key."""
-        self.check_graph(fingerprint)
         for key, old, new in _differences(self.config.model_dump(mode="json"), config.model_dump(mode="json")):
             if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE):
                 raise ConfigError(f"the run was trained with {old!r}; it can't go on with {new!r}", key)
+        self.check_graph(fingerprint, config.data.path)
 
-    def check_graph(self, fingerprint: str) -> None:
-        """Raises CheckpointError where the graph is not the one that the run was trained on."""
+    def check_graph(self, fingerprint: str, path: str) -> None:
+        """Raises CheckpointError where the graph at `path` is not the one that the run was trained on."""
         if fingerprint != self.fingerprint:
-            raise CheckpointError("this is another graph than the run was trained on", self.config.data.path)
+            raise CheckpointError("this is another graph than the run was trained on", path)
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+        path = self.path / "metrics.jsonl"
+        with disk_errors(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -109,27 +120,37 @@ class RunFolder:
         return parsed
 
     def rewind(self, sequence: int) -> None:
-        """Drops what was written after batch `sequence - 1`, so that the files of a resumed run tell one story."""
-        kept = [line for line in self.metrics() if line["batch"] < sequence]
-        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        """Drops what was written after batch `sequence - 1`, so that the files of a resumed run tell one story.
+
+        An evaluation at the end of that batch goes too: it is made again.
+        """
         (self.path / "summary.json").unlink(missing_ok=True)
-        if (self.path / "order.npy").exists():
-            self._write_order(self.order()[:sequence])
+        self.checkpoints.drop_after(sequence)
+        kept = [line for line in self.metrics() if line["batch"] < sequence - (line["kind"] == "evaluation")]
+        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        if self.config.pipeline.order == "arrival":
+            order = self.order()
+            if len(order) < sequence:
+                raise CheckpointError(f"holds {len(order):,} batches, {sequence:,} are expected", self.path / ORDER)
+            self._write_order(order[:sequence])
 
     def append_order(self, order: list[int]) -> None:
         """Adds the numbers of the batches of a segment, in the order in which they were computed."""
         self._write_order(np.concatenate((self.order(), np.array(order, np.int64))))
 
     def order(self) -> np.ndarray:
-        """The recorded computation order, int64 [batches]."""
-        path = self.path / "order.npy"
-        return np.load(path, allow_pickle=False) if path.exists() else np.empty(0, np.int64)
+        """The recorded computation order, int64 [batches]. Raises CheckpointError where it can't be read."""
+        try:
+            return np.load(self.path / ORDER, allow_pickle=False)
+        except FileNotFoundError:
+            return np.empty(0, np.int64)
+        except (OSError, ValueError, EOFError) as error:
+            raise CheckpointError(f"can't be read: {error}", self.path / ORDER) from None
 
     def _write_order(self, order: np.ndarray) -> None:
-        temporary = self.path / ".order.unfinished"
-        with open(temporary, "wb") as file:
-            np.save(file, order)
-        os.replace(temporary, self.path / "order.npy")
+        content = io.BytesIO()
+        np.save(content, order)
+        write_atomically(self.path / ORDER, content.getvalue())
 
     def write_config(self, config: Config) -> None:
         """The configuration that the run goes on with."""
@@ -138,15 +159,36 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
 
-    def __enter__(self) -> RunFolder:
-        lock = open(self.path / ".lock", "w")  # noqa: SIM115 - held until __exit__
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds; empty while the run has not ended. Raises CheckpointError if it is damaged."""
+        path = self.path / "summary.json"
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise InputError("another process is training in this folder", self.path) from None
-        self._lock = lock
-        self.checkpoints.clean()
+            return dict(json.loads(path.read_text("utf-8")))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError):
+            raise CheckpointError("is damaged", path) from None
+
+    def checkpoint(self, name: str | None = None) -> Checkpoint:
+        """The named checkpoint ("best": the best one); by default the one that the summary is about, or the newest.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        return self.checkpoints.open(name or self.summary().get("checkpoint"))
+
+    def __enter__(self) -> RunFolder:
+        with ExitStack() as stack:
+            try:
+                lock = stack.enter_context(open(self.path / ".lock", "w"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError("another process is training in this folder", self.path) from None
+            except OSError as error:
+                raise InputError(f"can't be locked: {error.strerror}", self.path) from None
+            clean(self.path)
+            clean(self.checkpoints.folder)
+            self._lock = stack.pop_all()
         return self
 
     def __exit__(

@@ -16,7 +16,7 @@ from marius_oac.config import Config
 from marius_oac.data.batches import EdgePlanner, ReorderedPlanner
 from marius_oac.data.graph import Graph, Split
 from marius_oac.errors import ConfigError, InputError
-from marius_oac.evaluator import Evaluator, torch_threads
+from marius_oac.evaluator import Evaluator, check_evaluation, torch_threads
 from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
@@ -62,6 +62,17 @@ def make_planner(config: Config, graph: Graph) -> Planner:
     planner = EdgePlanner(graph.edges("train"), graph.num_nodes, graph.num_relations, config)
     order = config.pipeline.order
     return planner if order in ("plan", "arrival") else ReorderedPlanner(planner, read_order(order))
+
+
+def check_fits(config: Config, graph: Graph) -> None:
+    """Raises InputError where config and graph don't fit together, with the key; before anything is written."""
+    pick_device(config.device)
+    planner = make_planner(config, graph)
+    check_evaluation(config, graph)
+    if isinstance(planner, ReorderedPlanner):
+        needed, recorded = config.training.epochs * planner.batches_per_epoch, len(read_order(config.pipeline.order))
+        if recorded < needed:
+            raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", config.pipeline.order)
 
 
 def read_order(path: str) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def stop_on_interrupt(request_stop: Callable[[], None]) -> Iterator[None]:
             raise KeyboardInterrupt
         asked = True
         request_stop()
-        sys.stderr.write("\nstopping after the batches in flight; again to stop at once\n")
+        os.write(2, b"\nstopping after the batches in flight; again to stop at once\n")  # sys.stderr may be in use
 
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, handle) for number in signals]

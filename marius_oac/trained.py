@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from marius_oac.checkpoint import Checkpoint
@@ -14,7 +15,7 @@ from marius_oac.config import Config
 from marius_oac.data.graph import Graph, Split, open_or_prepare
 from marius_oac.errors import InputError
 from marius_oac.evaluator import Evaluator, torch_threads
-from marius_oac.export import export
+from marius_oac.export import Names, export
 from marius_oac.models.link_prediction import RELATIONS, relation_width
 from marius_oac.predict import Prediction, predict
 from marius_oac.run import RunFolder
@@ -52,15 +53,16 @@ class TrainedModel:
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: str | None = None) -> TrainedModel:
-        """Opens the newest checkpoint of a run, the named one, or the "best" one.
+        """Opens a run's result: the checkpoint that its summary is about (the newest, or with early stopping the best),
+        the newest of a run that has not ended, or the named one, or the "best" one.
 
         Raises:
             CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
         """
         folder = RunFolder.open(path)
         graph = open_or_prepare(folder.config.data.path)
-        folder.check_graph(graph.fingerprint)
-        return cls(folder.path, folder.config, graph, folder.checkpoints.open(checkpoint))
+        folder.check_graph(graph.fingerprint, folder.config.data.path)
+        return cls(folder.path, folder.config, graph, folder.checkpoint(checkpoint))
 
     def evaluate(self, split: Split = "test", overrides: Iterable[str] = ()) -> Metrics:
         """Ranks the edges of a split; `overrides` are `key=value` changes of the `evaluation` section."""
@@ -93,7 +95,7 @@ def export_run(path: str | Path, format: str, out: Path | None = None, checkpoin
     """Writes the embeddings of a run with their names; returns the new folder (default: RUN/export-FORMAT)."""
     model = TrainedModel.open(path, checkpoint)
     folder = out or model.path / f"export-{format}"
-    names = {ENTITIES: model.graph.node_names, RELATIONS: model.graph.relation_names}
+    names = _row_names(model.config, model.graph)
     tables = {ENTITIES: model.checkpoint.array(ENTITIES, "values")}
     relations = model.relation_values()
     if relations is not None:
@@ -102,7 +104,24 @@ def export_run(path: str | Path, format: str, out: Path | None = None, checkpoin
     return folder
 
 
+def _row_names(config: Config, graph: Graph) -> dict[str, Names]:
+    """Names of the tables' rows; a reciprocal relation is called like the relation that it reverses, with `^-1`."""
+    count = graph.num_relations
+
+    def reciprocal(ids: np.ndarray) -> list[str]:
+        plain = graph.relation_names(ids % count)
+        return [name + "^-1" * (row >= count) for row, name in zip(ids, plain, strict=True)]
+
+    return {ENTITIES: graph.node_names, RELATIONS: reciprocal if config.model.reciprocal else graph.relation_names}
+
+
 def compare_runs(first: str | Path, second: str | Path) -> Comparison:
-    """Compares the newest checkpoints of two runs, bit by bit."""
-    folders = [RunFolder.open(path) for path in (first, second)]
-    return compare(*(folder.checkpoints.open() for folder in folders))
+    """Compares the results of two runs, bit by bit; rows have names where the first run's graph is at hand."""
+    folder, other = RunFolder.open(first), RunFolder.open(second)
+    try:
+        graph = open_or_prepare(folder.config.data.path)
+        folder.check_graph(graph.fingerprint, folder.config.data.path)
+        names = _row_names(folder.config, graph)
+    except InputError:  # the bits are there without it
+        names = {}
+    return compare(folder.checkpoint(), other.checkpoint(), names)

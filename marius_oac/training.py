@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from marius_oac.data.graph import open_or_prepare
 from marius_oac.memory import plan_memory
 from marius_oac.pipeline.runner import Probe
 from marius_oac.run import RunFolder
-from marius_oac.session import Session
+from marius_oac.session import Session, check_fits
 from marius_oac.training_loop import TrainingLoop
 
 
@@ -46,13 +46,16 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
         probe: called with (stage, batch) before each stage of each batch, for tests.
 
     Raises:
-        InputError: config, graph or folder are wrong; nothing was written.
+        InputError: config, graph or folder are wrong; nothing was written. Or the disk is full: what was written before
+            stays, and the run can be resumed.
         DivergedError: the loss became NaN or infinite; the last good checkpoint is kept.
         Interrupted: Ctrl-C; a checkpoint of that moment was written.
     """
+    path = Path(out) if out else Path("runs") / Path(config.data.path).resolve().name
+    RunFolder.check_new(path)
     graph = open_or_prepare(config.data.path)
-    plan_memory(config, graph).announce()
-    path = Path(out) if out else Path("runs") / Path(config.data.path).name
+    check_fits(config, graph)
+    plan_memory(config, graph, path).announce()
     with RunFolder.create(path, config, graph.fingerprint) as folder:
         _run(config, graph, folder, trace, probe)
     return open_run(path)
@@ -68,6 +71,9 @@ def resume(
 ) -> Run:
     """Goes on from the newest checkpoint of a run, or from the one named; in plan order to the same bits.
 
+    Checkpoints later than the named one are removed: the run's story is told anew from there. A run that has ended and
+    is asked for nothing more is left as it is.
+
     Args:
         overrides: `key=value` changes of what a resumed run may change (`training.epochs`, metrics, workers, ...).
 
@@ -78,9 +84,25 @@ def resume(
         config = folder.config.replace(*overrides)
         graph = open_or_prepare(config.data.path)
         folder.check_resumable(config, graph.fingerprint)
-        plan_memory(config, graph).announce()
+        if checkpoint is None and _has_ended(folder, config):
+            epochs = folder.summary()["training.epochs"]
+            sys.stderr.write(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N\n")
+            return open_run(path)
+        check_fits(config, graph)
+        plan_memory(config, graph, folder.path).announce()
         _run(config, graph, folder, trace, probe, lambda loop: loop.restore(checkpoint))
     return open_run(path)
+
+
+def _has_ended(folder: RunFolder, config: Config) -> bool:
+    """Whether the run has its summary, and this configuration would not train it any further."""
+    summary, before = folder.summary(), folder.config
+    if not summary:
+        return False
+    if config.training.epochs <= summary["training.epochs"]:
+        return True
+    same_rule = config.training.early_stopping == before.training.early_stopping
+    return summary["training.stopped_early"] and same_rule and config.evaluation == before.evaluation
 
 
 def _run(config, graph, folder, trace, probe, prepare=lambda loop: None) -> None:
@@ -94,5 +116,4 @@ def _run(config, graph, folder, trace, probe, prepare=lambda loop: None) -> None
 def open_run(path: str | Path) -> Run:
     """A run that has been trained before; `summary` is empty if it never ended."""
     folder = RunFolder.open(path)
-    summary = folder.path / "summary.json"
-    return Run(folder.path, json.loads(summary.read_text("utf-8")) if summary.exists() else {})
+    return Run(folder.path, folder.summary())

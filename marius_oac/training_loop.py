@@ -3,23 +3,23 @@
 The road is cut into segments that end at epochs, at checkpoints and where the user stops; the pipeline is drained
 there, so that a checkpoint and an evaluation see one moment. Where a segment ends changes no bits.
 
-A checkpoint is saved before evaluating. A run that resumes at the end of an epoch evaluates that epoch again, to the
-same numbers, so nothing that an evaluation finds is lost.
+A checkpoint is saved before evaluating, and holds nothing of what the evaluation finds. A run that resumes at the end
+of an epoch evaluates it again, to the same numbers.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
 
-from marius_oac.errors import Interrupted
+from marius_oac.checkpoint import Checkpoint, name_of
+from marius_oac.errors import DivergedError, Interrupted
 from marius_oac.memory import peak_rss
-from marius_oac.reporting import SegmentReport, TrainingProgress
+from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
 from marius_oac.run import RunFolder
 from marius_oac.session import Session
 from marius_oac.signals import stop_on_interrupt
@@ -31,22 +31,21 @@ class Position:
 
     Attributes:
         sequence: the next batch.
-        seconds: time spent training; evaluations and checkpoints are not counted.
-        examples, lost, refused, replaced: totals so far.
-        cache_rows: the most rows that the device cache has held.
+        total, epoch: sums over the run and over the present epoch so far.
         best: the best validation MRR, -1 before the first; `best_epoch` when; `worse` evaluations since.
     """
 
     sequence: int = 0
-    seconds: float = 0.0
-    examples: int = 0
-    lost: int = 0
-    refused: int = 0
-    replaced: int = 0
-    cache_rows: int = 0
+    total: Totals = Totals()
+    epoch: Totals = Totals()
     best: float = -1.0
     best_epoch: int = 0
     worse: int = 0
+
+    @classmethod
+    def load(cls, saved: Mapping[str, Any]) -> Position:
+        """From what `asdict` gave."""
+        return cls(**{**saved, "total": Totals(**saved["total"]), "epoch": Totals(**saved["epoch"])})
 
 
 class TrainingLoop:
@@ -68,34 +67,51 @@ class TrainingLoop:
             self.folder.rewind(0)
             return
         checkpoint = self.folder.checkpoints.open(name)
+        self._load(checkpoint)
+        self.position = Position.load(checkpoint.extra)
+        self.folder.rewind(self.position.sequence)
+        self._restore_best()
+        self._evaluation_is_due = self._at_epoch()
+
+    def _load(self, checkpoint: Checkpoint) -> None:
         checkpoint.restore(self.session.stores)
         self.session.step.load_dense_state(checkpoint.dense())
-        self.position = Position(**checkpoint.extra)
-        self.folder.rewind(self.position.sequence)
-        self._evaluation_is_due = self._at_epoch() and self.position.sequence > 0
+
+    def _restore_best(self) -> None:
+        """Marks the checkpoint that was the best at this position; forgets it if it has been removed since."""
+        checkpoints = self.folder.checkpoints
+        best = name_of(self.position.best_epoch * self.per_epoch)
+        if self.position.best < 0 or best not in checkpoints.names():
+            best = None
+            self.position = replace(self.position, best=-1.0, best_epoch=0, worse=0)
+        checkpoints.mark_best(best)
 
     def run(self) -> None:
         """Trains, evaluates and writes the summary.
 
         Raises:
             Interrupted: the user stopped the run; a checkpoint of that moment was written.
+            DivergedError: a number became NaN or infinite.
         """
-        pipeline = self.session.pipeline
         with (
-            stop_on_interrupt(pipeline.request_stop),
+            stop_on_interrupt(self.session.pipeline.request_stop),
             TrainingProgress(self.position.sequence, self.last) as progress,
         ):
             if self._evaluation_is_due:
                 self._evaluate(progress)
             while self.position.sequence < self.last and not self._out_of_patience():
+                self._stop_if_asked()
                 self._segment(progress)
-                if pipeline.stop_requested and self.position.sequence < self.last:
-                    raise Interrupted(
-                        f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}"
-                    )
                 if self._at_epoch():
+                    self._stop_if_asked()
                     self._evaluate(progress)
             self._finish(progress)
+
+    def _stop_if_asked(self) -> None:
+        if self.session.pipeline.stop_requested and self.position.sequence < self.last:
+            raise Interrupted(
+                f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}"
+            )
 
     def _at_epoch(self) -> bool:
         return self.position.sequence % self.per_epoch == 0
@@ -114,33 +130,40 @@ class TrainingLoop:
         last = (epoch + 1) * self.per_epoch
         if every:
             last = min(last, (first // every + 1) * every)
-        report = SegmentReport(epoch, self.config.metrics.every_batches, self.folder.log, self._stages, progress)
-        began = time.perf_counter()
+        pipeline, telemetry = self.session.pipeline, self.session.telemetry
+        report = SegmentReport(
+            epoch, self.config.metrics.every_batches, self.folder.log, telemetry.take, pipeline.channel_fill, progress
+        )
+        telemetry.take()
         self.session.report_to(report.add)
-        reached = self.session.pipeline.run(first, last)
+        try:
+            reached = pipeline.run(first, last)
+        except DivergedError as error:
+            raise self._diverged(error) from error
         report.flush()
-        self._advance(reached, time.perf_counter() - began, report)
+        if reached == first:
+            return  # stopped before the first batch
+        self._advance(reached, report.totals)
         if self.config.pipeline.order == "arrival":
             self.folder.append_order(report.computation_order())
-        if self._checkpoint_is_due(reached < last):
-            self._save()
         if self._at_epoch():
             self._end_epoch(epoch, progress)
+        if self._checkpoint_is_due(reached < last):
+            self._save()
 
-    def _stages(self) -> Mapping[str, Any]:
-        return {"seconds": self.session.telemetry.take(), "channel_fill": self.session.pipeline.channel_fill()}
+    def _diverged(self, error: DivergedError) -> DivergedError:
+        """The error, with the checkpoint that is left."""
+        names = self.folder.checkpoints.names()
+        return DivergedError(error.sequence, error.found, self.folder.checkpoints.folder / names[-1] if names else None)
 
-    def _advance(self, reached: int, seconds: float, report: SegmentReport) -> None:
-        position, totals = self.position, report.totals
+    def _advance(self, reached: int, totals: Totals) -> None:
+        position = self.position
+        begins = position.sequence % self.per_epoch == 0
         self.position = replace(
             position,
             sequence=reached,
-            seconds=position.seconds + seconds,
-            examples=position.examples + totals.examples,
-            lost=position.lost + totals.lost,
-            refused=position.refused + totals.refused,
-            replaced=position.replaced + totals.replaced,
-            cache_rows=max(position.cache_rows, totals.peak_cached_rows),
+            total=position.total + totals,
+            epoch=totals if begins else position.epoch + totals,
         )
 
     def _checkpoint_is_due(self, stopped: bool) -> bool:
@@ -151,23 +174,25 @@ class TrainingLoop:
         return bool(stopped or at_batches or at_epochs or before_evaluation or sequence == self.last)
 
     def _save(self) -> None:
-        self.folder.checkpoints.save(
-            self.position.sequence,
-            self.session.stores,
-            self.session.step.dense_state(),
-            asdict(self.position),
-            self.config.checkpoint.keep,
-        )
+        try:
+            self.folder.checkpoints.save(
+                self.position.sequence,
+                self.session.stores,
+                self.session.step.dense_state(),
+                asdict(self.position),
+                self.config.checkpoint.keep,
+            )
+        except DivergedError as error:
+            raise self._diverged(error) from error
 
     def _end_epoch(self, epoch: int, progress: TrainingProgress) -> None:
-        position = self.position
-        rate = position.examples / position.seconds
-        self.folder.log(
-            {"kind": "epoch", "epoch": epoch, "batch": position.sequence - 1, "training.seconds": position.seconds,
-             "training.examples_per_second": rate, "training.lost_updates": position.lost,
-             "training.replaced_rows": position.replaced, "memory.peak_rss_bytes": peak_rss()}
-        )  # fmt: skip
-        progress.say(f"epoch {epoch + 1} of {self.config.training.epochs}: {rate:,.0f} examples/s")
+        """Tells of the epoch; before its checkpoint is saved, so that no resumed run lacks the line."""
+        totals = self.position.epoch
+        line = {"kind": "epoch", "epoch": epoch, "batch": self.position.sequence - 1}
+        run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
+        self.folder.log(line | totals.metrics() | run)
+        loss, rate = totals.loss / totals.examples, totals.rate()
+        progress.say(f"epoch {epoch + 1} of {self.config.training.epochs}: loss {loss:.4f}, {rate:,.0f} examples/s")
 
     def _evaluates_after(self, epochs: int) -> bool:
         every = self.config.evaluation.every
@@ -184,32 +209,34 @@ class TrainingLoop:
         stopping = self.config.training.early_stopping
         better = mrr > self.position.best + (stopping.min_delta if stopping else 0.0)
         line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.sequence - 1}
-        self.folder.log(line | {"training.seconds": self.position.seconds} | metrics)
+        self.folder.log(line | {"training.seconds": self.position.total.seconds} | metrics)
         progress.say(f"  valid MRR {mrr:.4f}" + (" (best so far)" if better else ""))
         if better:
             self.position = replace(self.position, best=mrr, best_epoch=epochs, worse=0)
-            self.folder.checkpoints.mark_best(self.folder.checkpoints.names()[-1])
+            self.folder.checkpoints.mark_best(name_of(self.position.sequence))
         else:
             self.position = replace(self.position, worse=self.position.worse + 1)
 
     def _finish(self, progress: TrainingProgress) -> None:
         """The final numbers; with early stopping those of the best checkpoint."""
-        position, checkpoints = self.position, self.folder.checkpoints
-        summary: dict[str, Any] = {
-            "training.epochs": self._epochs_done(),
-            "training.seconds": position.seconds,
-            "training.examples_per_second": position.examples / position.seconds,
-            "training.lost_updates": position.lost,
-            "training.refused_rows": position.refused,
-            "training.replaced_rows": position.replaced,
-            "training.peak_cache_rows": position.cache_rows,
-        }
+        position, total, checkpoints = self.position, self.position.total, self.folder.checkpoints
+        chosen = name_of(position.sequence)
         if self.config.training.early_stopping and checkpoints.best():
-            checkpoint = checkpoints.open("best")
-            checkpoint.restore(self.session.stores)
-            self.session.step.load_dense_state(checkpoint.dense())
-            summary["training.best_epoch"] = position.best_epoch
+            chosen = checkpoints.best()
+            self._load(checkpoints.open(chosen))
+        summary: dict[str, Any] = {
+            "checkpoint": chosen,
+            "training.epochs": self._epochs_done(),
+            "training.stopped_early": position.sequence < self.last,
+            "training.seconds": total.seconds,
+            "training.examples_per_second": total.rate(),
+            "training.lost_updates": total.lost,
+            "training.refused_rows": total.refused,
+            "training.replaced_rows": total.replaced,
+            "training.peak_cache_rows": total.peak_cache_rows,
+        }
         if position.best >= 0:
+            summary["training.best_epoch"] = position.best_epoch
             summary[f"valid.{self.session.evaluator.decisive_metric}"] = position.best
         for store in self.session.stores:
             summary[f"tables.{store.name}.sha256"] = store.fingerprint()

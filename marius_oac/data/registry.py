@@ -224,6 +224,26 @@ def is_known(name: str) -> bool:
     return name.lower() in _names()
 
 
+def describe() -> str:
+    """A table of all data sets: name, sizes, licence, checksum, address."""
+    rows = [("name", "nodes", "edges", "licence", "checksum", "address")]
+    for one in DATASETS:
+        checksum = "verified" if one.sha256 else "not verified"
+        address = next(iter(one.urls.values()))
+        source = f"comes with marius_oac; {address}" if one.embedded else address
+        rows.append((one.name, f"{one.nodes:,}", f"{sum(one.edges):,}", one.licence, checksum, source))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    numbers = (1, 2)
+    cells = (
+        [
+            cell.rjust(width) if i in numbers else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    )
+    return "\n".join("  ".join(row).rstrip() for row in cells)
+
+
 def find_dataset(name: str) -> KnownDataset:
     """The data set of this name or alias.
 

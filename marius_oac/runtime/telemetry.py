@@ -9,12 +9,15 @@ Guarantees:
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+
+from marius_oac.errors import InputError
 
 
 class Telemetry:
@@ -29,10 +32,13 @@ class Telemetry:
         self._total: dict[str, float] = defaultdict(float)
         self._tracks: dict[str, int] = {}
         self._start = time.perf_counter()
-        self._file = open(trace, "w", encoding="utf-8") if trace else None  # noqa: SIM115 - closed by close()
-        if self._file:
-            self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            self._file.write(json.dumps({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "marius-oac"}}))
+        self._trace, self._file = trace, None
+        if trace:
+            with self._disk_errors():
+                self._file = open(trace, "w", encoding="utf-8")  # noqa: SIM115 - closed by close()
+                self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+                named = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "marius-oac"}}
+                self._file.write(json.dumps(named))
 
     def stage(self, name: str, sequence: int) -> _Stage:
         """A context that times stage `name` of batch `sequence`."""
@@ -54,16 +60,23 @@ class Telemetry:
             self._seconds[name] += end - begin
             self._total[name] += end - begin
             if self._file:
-                self._write(name, sequence, begin, end)
+                with self._disk_errors():
+                    self._write(name, sequence, begin, end)
 
     def close(self) -> None:
+        """Ends the trace. Raises InputError where the disk is full."""
         with self._lock:
-            if self._file:
-                self._file.write("\n]}\n")
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
-                self._file = None
+            file, self._file = self._file, None
+            if file:
+                with self._disk_errors(), file:
+                    file.write("\n]}\n")
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(f"can't be written: {error.strerror or error}", self._trace) from error
 
     def _write(self, name: str, sequence: int, begin: float, end: float) -> None:
         worker = threading.current_thread().name
