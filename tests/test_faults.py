@@ -22,19 +22,27 @@ from tests.graphs import tiny_config, tiny_graph
 ROOT = Path(__file__).parents[1]
 BATCHES = 50  # two epochs of 25 batches; checkpoints after 7, 14, 21, 25, 28, 35, 42, 49, 50
 
+# fmt: off
 STAGE_MOMENTS = [("plan", 0), ("compute", 0), ("write", 0), ("read", 5), ("upload", 6), ("validate", 9),
-                 ("compute", 14), ("download", 20), ("write", 24), ("plan", 25), ("read", 33), ("write", 49)]  # fmt: skip
-KILL_MOMENTS = [*STAGE_MOMENTS, ("fsync", 1), ("fsync", 3), ("fsync", 5), ("fsync", 20), ("rename", 1), ("rename", 2),
-                ("rename", 5), ("rmtree", 3), ("replace", 1), ("replace", 2), ("evaluate", 1), ("evaluate", 3)]  # fmt: skip
-CTRL_C_MOMENTS = [*STAGE_MOMENTS, ("fsync", 2), ("fsync", 8), ("fsync", 30), ("rename", 3), ("rename", 6), ("rmtree", 2),
-                  ("rmtree", 4), ("evaluate", 1)]  # fmt: skip
+                 ("compute", 14), ("download", 20), ("write", 24), ("plan", 25), ("read", 33)]
+KILL_MOMENTS = [*STAGE_MOMENTS, ("write", 49), ("fsync", 1), ("fsync", 3), ("fsync", 5), ("fsync", 20), ("rename", 2),
+                ("rename", 3), ("rename", 5), ("rmtree", 3), ("replace", 1), ("replace", 2), ("evaluate", 1),
+                ("evaluate", 3)]
+BEFORE_TRAINING = ("fsync", 2)
+CTRL_C_MOMENTS = [*STAGE_MOMENTS, BEFORE_TRAINING, ("fsync", 8), ("fsync", 30), ("rename", 3), ("rename", 6),
+                  ("rmtree", 2), ("rmtree", 4), ("evaluate", 1), ("compute", 44)]
+# fmt: on
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     graph = tiny_graph(tmp_path_factory.mktemp("tiny"))
     return tiny_config(
-        graph, "checkpoint.every_batches=7", "pipeline.in_flight=4", "pipeline.workers.read=2", "metrics.every_batches=5"
+        graph,
+        "checkpoint.every_batches=7",
+        "pipeline.in_flight=4",
+        "pipeline.workers.read=2",
+        "metrics.every_batches=5",
     )
 
 
@@ -45,7 +53,7 @@ def uninterrupted(config, tmp_path_factory):
 
 def bits(summary):
     """What must be equal: tables, dense parameters, and everything that follows from them."""
-    timing = ("seconds", "examples_per_second", "rss", "machine", "replaced", "cache")
+    timing = ("seconds", "examples_per_second", "rss", "machine", "replaced", "refused", "cache")
     return {key: value for key, value in summary.items() if not any(part in key for part in timing)}
 
 
@@ -157,65 +165,80 @@ def test_resuming_with_other_workers_keeps_the_promise_of_oac_alone(config, unin
         assert found == uninterrupted
 
 
-def drive(config, tmp_path, scripts):
-    """Runs the scripts in the fork server; returns their outcomes."""
-    source = tmp_path / "config.yaml"
+def script(number, *moments, last="resume"):
+    """Train until the signal, resume until the one at each further moment, and go on to the end."""
+    commands = ["train"] + ["resume"] * (len(moments) - 1)
+    faults = [{"command": command, "signal": number, "at": at} for command, at in zip(commands, moments, strict=True)]
+    return {"starts": [*faults, {"command": last}]}
+
+
+SCRIPTS = {
+    **{("kill", moment): script(signal.SIGKILL, moment) for moment in KILL_MOMENTS},
+    **{("ctrl-c", moment): script(signal.SIGINT, moment) for moment in CTRL_C_MOMENTS},
+    ("kill", "four times"): script(signal.SIGKILL, ("write", 16), ("fsync", 4), ("rename", 1), ("compute", 40)),
+    ("ctrl-c", "four times"): script(signal.SIGINT, ("write", 16), ("fsync", 8), ("rename", 1), ("compute", 40)),
+    ("kill", "before the folder"): script(signal.SIGKILL, ("rename", 1), last="train"),
+    ("ctrl-c", "before the folder"): script(signal.SIGINT, ("rename", 1), last="train"),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(config, tmp_path_factory):
+    """What the fork server made of all scripts."""
+    folder = tmp_path_factory.mktemp("scripts")
+    source = folder / "config.yaml"
     source.write_text(config.dump())
-    for number, script in enumerate(scripts):
-        script["folder"] = str(tmp_path / f"{number:02d}")
-        for start in script["starts"]:
-            command = start.pop("command")
-            target = ["--out", script["folder"]] if command == "train" else []
-            start["argv"] = [command, str(source) if command == "train" else script["folder"], *target]
-    request = {"warm_up": ["train", str(source), "--out", str(tmp_path / "warm")], "scripts": scripts}
+    for number, each in enumerate(SCRIPTS.values()):
+        each["folder"] = str(folder / f"{number:02d}")
+        argv = {"train": ["train", str(source), "--out", each["folder"]], "resume": ["resume", each["folder"]]}
+        for start in each["starts"]:
+            start["argv"] = argv[start["command"]]
+    request = {"warm_up": ["train", str(source), "--out", str(folder / "warm")], "scripts": list(SCRIPTS.values())}
     done = subprocess.run(
         [sys.executable, "-m", "tests.fault_driver"],
         input=json.dumps(request), capture_output=True, text=True, cwd=ROOT, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return dict(zip(SCRIPTS, json.loads(done.stdout), strict=True))
 
 
-def script(number, moment, *more):
-    """Train until the signal, resume until each of `more`, resume to the end."""
-    faults = [{"command": "train", "signal": number, "at": moment}]
-    faults += [{"command": "resume", "signal": number, "at": at} for at in more]
-    return {"starts": [*faults, {"command": "resume"}]}
+def label(moment):
+    return moment if isinstance(moment, str) else "{} {}".format(*moment)
 
 
-def trained(outcome):
+def assert_same_end(outcome, uninterrupted):
     assert outcome["ended"][-1]["code"] == 0, outcome["ended"][-1]["said"]
-    return bits(outcome["summary"])
+    assert bits(outcome["summary"]) == uninterrupted
 
 
-def test_kill_9_at_many_moments(config, uninterrupted, tmp_path):
-    scripts = [script(signal.SIGKILL, moment) for moment in KILL_MOMENTS]
-    scripts.append(script(signal.SIGKILL, ("write", 16), ("fsync", 4), ("rename", 1), ("compute", 40)))
-    for moment, outcome in zip([*KILL_MOMENTS, "four times"], drive(config, tmp_path, scripts), strict=True):
-        assert [end["code"] for end in outcome["ended"][:-1]] == [-signal.SIGKILL] * (len(outcome["ended"]) - 1), moment
-        if moment == ("rename", 1):  # before the run had its name
-            assert outcome["ended"][-1]["code"] == 2 and "there is no such run" in outcome["ended"][-1]["said"]
+@pytest.mark.parametrize("moment", [*KILL_MOMENTS, "four times", "before the folder"], ids=label)
+def test_kill_9(outcomes, uninterrupted, moment):
+    outcome = outcomes["kill", moment]
+    assert {end["code"] for end in outcome["ended"][:-1]} == {-signal.SIGKILL}
+    assert_same_end(outcome, uninterrupted)
+
+
+@pytest.mark.parametrize("moment", [*CTRL_C_MOMENTS, "four times"], ids=label)
+def test_ctrl_c(outcomes, uninterrupted, moment):
+    outcome = outcomes["ctrl-c", moment]
+    for end in outcome["ended"][:-1]:
+        assert end["code"] == 130 and "Traceback" not in end["said"], end["said"]
+        if moment == BEFORE_TRAINING:
+            assert "marius-oac: stopped\n" in end["said"]
         else:
-            assert trained(outcome) == uninterrupted, moment
+            assert "marius-oac: stopped at batch" in end["said"] and "on with: marius-oac resume" in end["said"]
+    assert_same_end(outcome, uninterrupted)
 
 
-def test_ctrl_c_at_many_moments(config, uninterrupted, tmp_path):
-    scripts = [script(signal.SIGINT, moment) for moment in CTRL_C_MOMENTS]
-    scripts.append(script(signal.SIGINT, ("write", 16), ("fsync", 4), ("rename", 1), ("compute", 40)))
-    for moment, outcome in zip([*CTRL_C_MOMENTS, "four times"], drive(config, tmp_path, scripts), strict=True):
-        *interrupted, _ = outcome["ended"]
-        for end in interrupted:
-            if moment == ("write", 49):  # nothing was left to stop
-                assert end["code"] == 0
-                continue
-            assert end["code"] == 130, (moment, end["said"])
-            assert "marius-oac: stopped at batch" in end["said"] and "go on with: marius-oac resume" in end["said"]
-            assert "Traceback" not in end["said"]
-        assert trained(outcome) == uninterrupted, moment
-
-
-def test_ctrl_c_before_the_run_has_its_folder(config, uninterrupted, tmp_path):
-    train_again = {"starts": [{"command": "train", "signal": signal.SIGINT, "at": ("rename", 1)}, {"command": "train"}]}
-    (outcome,) = drive(config, tmp_path, [train_again])
+def test_ctrl_c_before_the_run_has_its_folder(outcomes, uninterrupted):
+    outcome = outcomes["ctrl-c", "before the folder"]
     assert outcome["ended"][0]["code"] == 130 and "marius-oac: stopped" in outcome["ended"][0]["said"]
-    assert trained(outcome) == uninterrupted
+    assert_same_end(outcome, uninterrupted)
+
+
+def test_ctrl_c_when_nothing_is_left_to_stop(config, uninterrupted, tmp_path):
+    def probe(stage, sequence):
+        if (stage, sequence) == ("write", BATCHES - 1):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert bits(training.train(config, tmp_path / "run", probe=probe).summary) == uninterrupted

@@ -130,13 +130,13 @@ def test_another_seed_has_other_bits(graph, synchronous):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["complex", "transe-l1"])
 def test_fb15k_237(tmp_path_factory, model):
-    """A hundred batches of a real graph, at the sizes of a real run; skips aloud without the data."""
+    """Fifty batches of a real graph, at the sizes of a real run; skips aloud without the data."""
     graph = real_graph("fb15k-237", tmp_path_factory.mktemp("fb15k-237"))
     overrides = (*MODELS[model], "model.dimension=100", "training.batch_size=1000", "training.negatives.count=200",
                  "training.negatives.chunks=1", "threads=0")  # fmt: skip
 
     def run(*more, probe=None):
-        return run_batches(tiny_config(graph, *overrides, *more), graph, 100, probe)
+        return run_batches(tiny_config(graph, *overrides, *more), graph, 50, probe)
 
     expected = run("pipeline.mode=sync")
     for in_flight, count in ((1, 1), (4, 2), (16, 4)):
