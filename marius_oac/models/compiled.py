@@ -2,6 +2,9 @@
 
 - `nogil`: a kernel lets other threads run. `cache`: compiled once per machine, not once per process.
 - `error_model="numpy"`: a division by zero gives inf or NaN, as in IEEE 754, so loops with divisions vectorise.
+- `_nrt=False` (Numba, "Extending"): kernels allocate nothing and count no references to arrays, so their callers bring
+  all memory. Counting takes locked instructions for every slice, for which lanes contend: it made loops over the 100
+  floats of a row take 4 to 8 times as long.
 - Two floating-point policies. `compiled` may reorder sums (`reassoc`), without which no sum would vectorise; `exact`
   keeps the order that is written, which the splitting of an argument in `vector_math` rests on. Both may fuse a product
   and a sum (`contract`). The compiler decides once, when it compiles: the same machine code on the same inputs gives
@@ -13,18 +16,16 @@ With `NUMBA_DISABLE_JIT=1` the kernels run as the Python functions they are.
 import numpy as np
 from llvmlite import ir
 from numba import config, njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-exact = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
+
+exact = njit(fastmath={"contract", "nsz"}, **_OPTIONS)
 """For functions whose order of operations is part of their meaning."""
 
-_REORDERING = {"contract", "nsz", "reassoc"}
-compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERING)
+compiled = njit(fastmath={"contract", "nsz", "reassoc"}, **_OPTIONS)
 """For everything else."""
-
-inlined = njit(nogil=True, cache=True, error_model="numpy", fastmath=_REORDERING, inline="always")
-"""For short functions that branch over the loops of one row: inlined by Numba, before LLVM sees them. Inlined by LLVM
-they ran 2 to 8 times as long, their loops no longer vectors."""
 
 if config.DISABLE_JIT:
 
@@ -33,6 +34,9 @@ if config.DISABLE_JIT:
 
     def float_of(bits):
         return np.int32(bits).view(np.float32)
+
+    def prefetch(matrix, row, column):
+        pass
 
 else:
 
@@ -53,3 +57,20 @@ else:
             return builder.bitcast(arguments[0], ir.FloatType())
 
         return types.float32(types.int32), generate
+
+    @intrinsic
+    def prefetch(typing_context, matrix, row, column):
+        """Asks for the cache line of an element of a matrix, to be read."""
+
+        def generate(context, builder, signature, arguments):
+            array = context.make_array(matrix)(context, builder, arguments[0])
+            indices = list(arguments[1:])
+            pointer = cgutils.get_item_pointer(context, builder, matrix, array, indices, wraparound=False)
+            byte_pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [byte_pointer, number, number, number])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+            to_read, all_caches, data = number(0), number(3), number(1)
+            builder.call(function, [builder.bitcast(pointer, byte_pointer), to_read, all_caches, data])
+            return context.get_dummy_value()
+
+        return types.void(matrix, types.intp, types.intp), generate

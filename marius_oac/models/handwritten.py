@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from threadpoolctl import ThreadpoolController
 from marius_oac.config import Config
 from marius_oac.models import geometry, kernels, loss_kernels
 from marius_oac.models.lanes import Lanes, Task
-from marius_oac.models.optimizers import RowOptimizer, Rule
+from marius_oac.models.optimizers import Rule
 from marius_oac.models.regularizers import complex_moduli, penalized
 from marius_oac.models.scratch import Scratch
 from marius_oac.types import Side
@@ -87,7 +87,8 @@ def blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return list(zip(cuts[:-1], cuts[1:], strict=True))
 
 
-def waves_of(sides: int, offsets: list[int], candidates: int) -> list[list[Tile]]:
+@lru_cache(maxsize=32)
+def waves_of(sides: int, offsets: tuple[int, ...], candidates: int) -> list[list[Tile]]:
     """Cuts a batch into tiles and those into waves, by its shape alone."""
     size = max(_TILE_EDGES, min(_MAX_TILE_EDGES, _TILE_SCORES // candidates))
     waves: list[list[Tile]] = [[]]
@@ -116,12 +117,11 @@ class _Batch:
     listed: np.ndarray
     edges: kernels.Edges
     work: kernels.Work
-    share: np.float32
+    form: kernels.Form
     loss: loss_kernels.LossRule
-    offsets: list[int]
+    offsets: tuple[int, ...]
     candidates: np.ndarray
     candidate_gradients: np.ndarray
-    sampled: bool
 
     def group(self, tile: Tile) -> int:
         return tile.s * (len(self.offsets) - 1) + tile.chunk
@@ -132,7 +132,7 @@ class _Batch:
         return self.listed[self.group(tile) * per_group : (self.group(tile) + 1) * per_group]
 
     def candidates_of(self, tile: Tile) -> np.ndarray:
-        return self.candidates[self.group(tile) if self.sampled else 0]
+        return self.candidates[self.group(tile) if self.form.sampled else 0]
 
 
 def _form_of(config: Config) -> kernels.Form:
@@ -143,8 +143,8 @@ def _form_of(config: Config) -> kernels.Form:
     if penalized(regularization):
         cubes = kernels.CUBED_MODULI if complex_moduli(regularization, model) else kernels.CUBES
         penalty = kernels.SQUARES if regularization.kind == "l2" else cubes
-    optimizer = RowOptimizer(config.training.optimizer).code
-    return kernels.Form(_FORMS[model.decoder], similarity, model.decoder == "rotate", penalty, optimizer)
+    sampled = not config.training.negatives.all
+    return kernels.Form(_FORMS[model.decoder], similarity, penalty, model.decoder == "rotate", sampled, np.float32(0))
 
 
 class HandwrittenGradient:
@@ -156,11 +156,7 @@ class HandwrittenGradient:
         self._blas = ThreadpoolController().select(user_api="blas")
         sides = (Side.TAIL,) if config.model.reciprocal else (Side.HEAD, Side.TAIL)
         self._sides = np.array(sides, np.int64)
-        self._form = form = _form_of(config)
-        self._open_tile, self._close_tile = kernels.tile_opener(form), kernels.tile_closer(form.similarity)
-        self._distance_scores = kernels.distance_scorer(form.similarity)
-        self._add_distance_gradients = kernels.distance_differentiator(form.similarity)
-        self._update_relations, self._update_entities = kernels.relation_updater(form), kernels.entity_updater(form)
+        self._form = _form_of(config)
 
     def compute(self, rows: np.ndarray, arrays: Mapping[str, np.ndarray], rule: Rule, relations: Relations) -> float:
         """Updates `rows` [n, D + state] and the batch's relations in place; returns the loss, penalty included."""
@@ -173,10 +169,10 @@ class HandwrittenGradient:
             relation_penalties, beside_products = self._relation_tasks(batch, relations, beside_tiles)
             self._differentiate(batch, beside_tiles, beside_products)
             penalties = self._scratch.take("penalties", count, dtype=np.float64)
-            shared = (edges, batch.work, first, places, penalties, batch.sampled)
+            shared = (edges, batch.work, first, places, penalties)
             self._lanes.run(
                 [
-                    partial(self._update_entities, rule, batch.share, rows, begin, end, *shared)
+                    partial(kernels.update_entities, batch.form, rule, rows, begin, end, *shared, self._room())
                     for begin, end in blocks(0, count, _BLOCK_ROWS)
                 ]
             )
@@ -185,6 +181,10 @@ class HandwrittenGradient:
             return loss
         weight = self._training.regularization.weight
         return loss + weight / size * float(penalties.sum() + relation_penalties.sum())
+
+    def _room(self) -> np.ndarray:
+        """Where a task adds up one gradient."""
+        return np.empty(self._model.dimension, np.float32)
 
     def _own(self, name: str, array: np.ndarray) -> np.ndarray:
         """A flat copy: kernels compile once, whatever array the caller brings."""
@@ -198,7 +198,7 @@ class HandwrittenGradient:
         heads, tails = self._own("heads", arrays["heads"]), self._own("tails", arrays["tails"])
         sides, size = len(self._sides), heads.size
         if sampled:
-            listed, offsets = self._own("negatives", arrays["negatives"]), arrays["chunk_offsets"].tolist()
+            listed, offsets = self._own("negatives", arrays["negatives"]), tuple(arrays["chunk_offsets"].tolist())
             groups, per_group = sides * (len(offsets) - 1), arrays["negatives"].shape[2]
             candidates = take("candidates", groups, per_group, dimension)
             flat = candidates.reshape(-1, dimension)
@@ -207,7 +207,7 @@ class HandwrittenGradient:
                 for begin, end in blocks(0, listed.size, _COPY_ROWS)
             ]
         else:
-            listed, offsets = self._own("negatives", np.empty(0, np.int64)), [0, size]
+            listed, offsets = self._own("negatives", np.empty(0, np.int64)), (0, size)
             groups, per_group = sides, len(rows)
             candidates = take("candidates", 1, per_group, dimension)
             tasks = [
@@ -231,9 +231,9 @@ class HandwrittenGradient:
             losses=take("losses", sides, size, dtype=np.float64),
         )
         edges = kernels.Edges(heads, tails, local, self._sides)
-        share = np.float32(self._training.regularization.weight / size)
+        form = self._form._replace(share=np.float32(self._training.regularization.weight / size))
         loss = self._loss_rule(sides * size, per_group if sampled else max(per_group - 1, 1))
-        return _Batch(rows, listed, edges, work, share, loss, offsets, candidates, gradients, sampled)
+        return _Batch(rows, listed, edges, work, form, loss, offsets, candidates, gradients)
 
     def _loss_rule(self, terms: int, negatives: int) -> loss_kernels.LossRule:
         loss = self._training.loss
@@ -254,9 +254,11 @@ class HandwrittenGradient:
         nothing = edges.relations[:0]
         beside_tiles.append(partial(kernels.invert, edges.relations, nothing, nothing, first, places))
         penalties = self._scratch.take("relation_penalties", count, dtype=np.float64)
-        shared = (picks, batch.rows, edges, batch.work, first, places, penalties)
-        update = partial(self._update_relations, relations.rule, batch.share, relations.table)
-        return penalties, [partial(update, begin, end, *shared) for begin, end in blocks(0, count, _BLOCK_RELATIONS)]
+        shared = (picks, batch.rows, edges, batch.work, (first, places), penalties)
+        update = partial(kernels.update_relations, batch.form, relations.rule, relations.table)
+        return penalties, [
+            partial(update, begin, end, *shared, self._room()) for begin, end in blocks(0, count, _BLOCK_RELATIONS)
+        ]
 
     def _differentiate(self, batch: _Batch, beside_tiles: list[Task], beside_products: list[Task]) -> None:
         """Stages 2 and 3, and what runs beside the first of the one and the last of the other."""
@@ -281,24 +283,24 @@ class HandwrittenGradient:
     def _tile(self, batch: _Batch, tile: Tile, scores: np.ndarray, distances: np.ndarray | None) -> None:
         s, _, start, stop, _ = tile
         edges, work, kind = batch.edges, batch.work, self._form.similarity
-        self._open_tile(batch.rows, edges, work, s, start, stop, batch.sampled)
+        kernels.open_tile(batch.form, batch.rows, edges, work, s, start, stop)
         queries, gradients = work.queries[s, start:stop], work.query_gradients[s, start:stop]
         positives, candidates = work.positives[s, start:stop], batch.candidates_of(tile)
         tile_scores = tile.of(scores, len(candidates))
         if kind == geometry.INNER:
             np.matmul(queries, candidates.T, out=tile_scores)
         else:
-            self._distance_scores(queries, candidates, tile_scores)
+            kernels.distance_scores(kind, queries, candidates, tile_scores)
         if distances is not None:
             tile_distances = tile.of(distances, len(candidates))
             tile_distances[:] = tile_scores
         targets = (edges.tails if self._sides[s] == Side.TAIL else edges.heads)[start:stop]
-        if batch.sampled:
+        if batch.form.sampled:
             kernels.leave_out_targets(tile_scores, targets, batch.listed_of(tile))
         else:
             kernels.take_targets(tile_scores, targets, positives)
         loss_kernels.differentiate(batch.loss, tile_scores, positives, work.losses[s, start:stop])
-        if not batch.sampled:
+        if not batch.form.sampled:
             kernels.put_targets(tile_scores, targets, positives)
         if distances is not None:
             kernels.divide_by_distances(tile_scores, tile_distances)
@@ -306,9 +308,9 @@ class HandwrittenGradient:
             np.matmul(tile_scores, candidates, out=gradients)
         else:
             gradients[:] = 0
-            self._add_distance_gradients(tile_scores, queries, candidates, gradients)
-        if batch.sampled:
-            self._close_tile(batch.rows, edges, work, s, start, stop)
+            kernels.add_distance_gradients(kind, tile_scores, queries, candidates, gradients)
+        if batch.form.sampled:
+            kernels.close_tile(batch.form, batch.rows, edges, work, s, start, stop)
 
     @np.errstate(invalid="ignore", over="ignore")
     def _candidates(self, batch: _Batch, stretch: Tile, scores: np.ndarray, begin: int, end: int, begun: bool) -> None:
@@ -320,7 +322,7 @@ class HandwrittenGradient:
         if self._form.similarity != geometry.INNER:
             if not begun:
                 into[:] = 0
-            self._add_distance_gradients(coefficients, candidates[begin:end], queries, into)
+            kernels.add_distance_gradients(self._form.similarity, coefficients, candidates[begin:end], queries, into)
         elif begun:
             into += coefficients @ queries
         else:

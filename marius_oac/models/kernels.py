@@ -2,18 +2,13 @@
 
 Every sum has one fixed order, whatever the number of threads: a row's gradient is added up by whoever updates the row,
 from the list of places that touch it (`invert`), in the order of that list.
-
-Kernels that depend on the decoder are made for it: the codes are constants to the compiler, which then keeps one loop
-of each function in `geometry`. With codes decided at run time a loop over 100 floats took 4 to 8 times as long.
 """
 
-from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.models.compiled import compiled, inlined
+from marius_oac.models.compiled import compiled, prefetch
 from marius_oac.models.geometry import (
     add_anchor_gradient,
     add_distance_gradient,
@@ -27,16 +22,23 @@ from marius_oac.models.optimizers import update_row
 NO_PENALTY, SQUARES, CUBES, CUBED_MODULI = range(4)
 
 _ZERO = np.float32(0)
+_LINE_FLOATS = 16  # a cache line
+_AHEAD = 4  # places; half and twice as many are no faster
 
 
 class Form(NamedTuple):
-    """The decoder, the penalty and the row optimizer, as codes; `phases` if relations are angles (RotatE)."""
+    """What the kernels must know of the model.
+
+    Codes of the query's form, the similarity and the penalty; whether relations are `phases` (RotatE) and negatives
+    `sampled`; the penalty's `share`, weight / B.
+    """
 
     query: int
     similarity: int
-    phases: bool
     penalty: int
-    optimizer: int
+    phases: bool
+    sampled: bool
+    share: np.float32
 
 
 class Edges(NamedTuple):
@@ -65,9 +67,16 @@ class Work(NamedTuple):
 
 
 @compiled
+def _prefetch(matrix, row, dimension):
+    for j in range(0, dimension, _LINE_FLOATS):
+        prefetch(matrix, row, j)
+
+
+@compiled
 def gather(rows, picks, into):
     """Copies the first columns of the picked rows to `into` [n, D]."""
     for i in range(picks.size):
+        _prefetch(rows, picks[min(i + _AHEAD, picks.size - 1)], into.shape[1])
         row = picks[i]
         for j in range(into.shape[1]):
             into[i, j] = rows[row, j]
@@ -128,10 +137,14 @@ def take_targets(scores, targets, positives):
 def leave_out_targets(scores, targets, negatives):
     """Takes drawn negatives that happen to be a row's own target out of that row."""
     for i in range(targets.size):
-        target = targets[i]
+        target, found = targets[i], 0
         for k in range(negatives.size):
-            if negatives[k] == target:
-                scores[i, k] = -np.inf
+            found += negatives[k] == target
+        # Rare, and the search above is one of vectors.
+        if found:
+            for k in range(negatives.size):
+                if negatives[k] == target:
+                    scores[i, k] = -np.inf
 
 
 @compiled
@@ -150,160 +163,157 @@ def divide_by_distances(gradients, scores):
             gradients[i, k] = _ZERO if score == _ZERO else gradients[i, k] / -score
 
 
-@cache
-def tile_opener(form: Form) -> Callable:
-    query_form, kind = form.query, form.similarity
-
-    @compiled
-    def open_tile(rows, edges, work, s, start, stop, sampled):
-        """Queries of the edges [start, stop) on side number s and, if negatives are sampled, their own ends' scores."""
-        tail = edges.sides[s] == 1
-        dimension = work.queries.shape[2]
-        anchors, targets = (edges.heads, edges.tails) if tail else (edges.tails, edges.heads)
-        for i in range(start, stop):
-            query = work.queries[s, i]
-            form_query(query_form, tail, rows[anchors[i], :dimension], work.relations[edges.relations[i]], query)
-            if sampled:
-                work.positives[s, i] = similarity(kind, query, rows[targets[i], :dimension])
-
-    return open_tile
+@compiled
+def open_tile(form, rows, edges, work, s, start, stop):
+    """Queries of the edges [start, stop) on side number s and, if negatives are sampled, their own ends' scores."""
+    tail = edges.sides[s] == 1
+    anchors, targets = (edges.heads, edges.tails) if tail else (edges.tails, edges.heads)
+    dimension = work.queries.shape[2]
+    for i in range(start, stop):
+        ahead = min(i + _AHEAD, stop - 1)
+        _prefetch(rows, anchors[ahead], dimension)
+        _prefetch(rows, targets[ahead], dimension)
+        query = work.queries[s, i]
+        form_query(form.query, tail, rows[anchors[i], :dimension], work.relations[edges.relations[i]], query)
+        if form.sampled:
+            work.positives[s, i] = similarity(form.similarity, query, rows[targets[i], :dimension])
 
 
-@cache
-def tile_closer(kind: int) -> Callable:
-    @compiled
-    def close_tile(rows, edges, work, s, start, stop):
-        """Adds what the positive scores give to the gradients of the queries."""
-        dimension = work.queries.shape[2]
-        targets = edges.tails if edges.sides[s] == 1 else edges.heads
-        for i in range(start, stop):
-            here, there = work.queries[s, i], rows[targets[i], :dimension]
-            add_similarity_gradient(kind, work.positives[s, i], here, there, work.query_gradients[s, i])
-
-    return close_tile
+@compiled
+def close_tile(form, rows, edges, work, s, start, stop):
+    """Adds what the positive scores give to the gradients of the queries."""
+    targets = edges.tails if edges.sides[s] == 1 else edges.heads
+    dimension = work.queries.shape[2]
+    for i in range(start, stop):
+        _prefetch(rows, targets[min(i + _AHEAD, stop - 1)], dimension)
+        here, there = work.queries[s, i], rows[targets[i], :dimension]
+        add_similarity_gradient(form.similarity, work.positives[s, i], here, there, work.query_gradients[s, i])
 
 
-@cache
-def distance_scorer(kind: int) -> Callable:
-    @compiled
-    def distance_scores(queries, candidates, scores):
-        for i in range(queries.shape[0]):
-            for k in range(candidates.shape[0]):
-                scores[i, k] = similarity(kind, queries[i], candidates[k])
-
-    return distance_scores
+@compiled
+def distance_scores(kind, queries, candidates, scores):
+    for i in range(queries.shape[0]):
+        for k in range(candidates.shape[0]):
+            scores[i, k] = similarity(kind, queries[i], candidates[k])
 
 
-@cache
-def distance_differentiator(kind: int) -> Callable:
-    @compiled
-    def add_distance_gradients(coefficients, here, there, totals):
-        """Adds to `totals` [R, D] the gradients by `here` [R, D] of scores [R, K] against `there` [K, D]."""
-        for i in range(here.shape[0]):
-            for k in range(there.shape[0]):
-                add_distance_gradient(kind, coefficients[i, k], here[i], there[k], totals[i])
-
-    return add_distance_gradients
+@compiled
+def add_distance_gradients(kind, coefficients, here, there, totals):
+    """Adds to `totals` [R, D] the gradients by `here` [R, D] of scores [R, K] against `there` [K, D]."""
+    for i in range(here.shape[0]):
+        for k in range(there.shape[0]):
+            add_distance_gradient(kind, coefficients[i, k], here[i], there[k], totals[i])
 
 
-@inlined
-def _add_penalty(penalty, share, count, value, gradient):
+@compiled
+def _add_penalty(form, count, value, gradient):
     """Adds the gradient of `count` penalties of a row, each times `share`; returns their sum without it."""
-    times = share * np.float32(count)
+    times = form.share * np.float32(count)
     total = np.float64(0)
-    if penalty == SQUARES:
+    if form.penalty == SQUARES:
         for j in range(value.size):
             total += value[j] * value[j]
             gradient[j] += np.float32(2) * times * value[j]
-    elif penalty == CUBES:
+    elif form.penalty == CUBES:
         for j in range(value.size):
             total += value[j] * value[j] * abs(value[j])
             gradient[j] += np.float32(3) * times * value[j] * abs(value[j])
-    elif penalty == CUBED_MODULI:
+    elif form.penalty == CUBED_MODULI:
         half = value.size // 2
         for j in range(half):
-            squares = value[j] * value[j] + value[half + j] * value[half + j]
-            modulus = np.sqrt(squares)
-            total += squares * modulus
-            gradient[j] += np.float32(3) * times * modulus * value[j]
-            gradient[half + j] += np.float32(3) * times * modulus * value[half + j]
+            re, im = value[j], value[half + j]
+            modulus = np.sqrt(re * re + im * im)
+            total += modulus * modulus * modulus
+            gradient[j] += np.float32(3) * times * modulus * re
+            gradient[half + j] += np.float32(3) * times * modulus * im
     return total * count
 
 
-@cache
-def entity_updater(form: Form) -> Callable:
-    query_form, kind, penalty, optimizer = form.query, form.similarity, form.penalty, form.optimizer
-
-    @compiled
-    def update_entities(rule, share, rows, begin, end, edges, work, first, places, penalties, sampled):
-        """Adds up the gradients of the entities [begin, end) and updates their rows in place.
-
-        `places` of an entity: below B the edges it is the head of, below 2B those it is the tail of, then the
-        negatives. Without sampled negatives each row is a candidate on each side. `share`: weight of the penalty / B.
-        `penalties` float64 [n].
-        """
-        size, dimension = edges.heads.size, work.queries.shape[2]
-        gradient = np.empty(dimension, np.float32)
-        for k in range(begin, end):
-            gradient[:] = 0
-            value = rows[k, :dimension]
-            count = 0
-            for at in range(first[k], first[k + 1]):
-                place = places[at]
-                if place >= 2 * size:
-                    candidate = work.candidate_gradients[place - 2 * size]
-                    for j in range(dimension):
-                        gradient[j] += candidate[j]
-                    continue
-                count += 1
-                is_tail = place >= size
-                i = place - size if is_tail else place
-                for s in range(edges.sides.size):
-                    tail = edges.sides[s] == 1
-                    if tail != is_tail:
-                        relation = work.relations[edges.relations[i]]
-                        add_anchor_gradient(query_form, tail, work.query_gradients[s, i], relation, gradient)
-                    elif sampled:
-                        add_similarity_gradient(kind, work.positives[s, i], value, work.queries[s, i], gradient)
-            if not sampled:
-                for s in range(edges.sides.size):
-                    candidate = work.candidate_gradients[s * rows.shape[0] + k]
-                    for j in range(dimension):
-                        gradient[j] += candidate[j]
-            penalties[k] = _add_penalty(penalty, share, count, value, gradient)
-            update_row(optimizer, rows[k], gradient, rule)
-
-    return update_entities
+@compiled
+def _prefetch_place(place, edges, work):
+    """Asks for what `_add_place` will read."""
+    size, dimension = edges.heads.size, work.queries.shape[2]
+    if place >= 2 * size:
+        _prefetch(work.candidate_gradients, place - 2 * size, dimension)
+        return
+    is_tail = place >= size
+    i = place - size if is_tail else place
+    for s in range(edges.sides.size):
+        _prefetch(work.queries[s] if (edges.sides[s] == 1) == is_tail else work.query_gradients[s], i, dimension)
 
 
-@cache
-def relation_updater(form: Form) -> Callable:
-    query_form, phases, penalty, optimizer = form.query, form.phases, form.penalty, form.optimizer
+@compiled
+def _add_place(form, place, value, edges, work, gradient):
+    """Adds what one place gives to the gradient of its entity, whose value is `value`; see `update_entities`."""
+    size = edges.heads.size
+    if place >= 2 * size:
+        candidate = work.candidate_gradients[place - 2 * size]
+        for j in range(gradient.size):
+            gradient[j] += candidate[j]
+        return
+    is_tail = place >= size
+    i = place - size if is_tail else place
+    for s in range(edges.sides.size):
+        tails_replaced = edges.sides[s] == 1
+        if tails_replaced != is_tail:
+            relation = work.relations[edges.relations[i]]
+            add_anchor_gradient(form.query, tails_replaced, work.query_gradients[s, i], relation, gradient)
+        elif form.sampled:
+            add_similarity_gradient(form.similarity, work.positives[s, i], value, work.queries[s, i], gradient)
 
-    @compiled
-    def update_relations(rule, share, table, begin, end, picks, rows, edges, work, first, places, penalties):
-        """Adds up the gradients of the batch's relations [begin, end) and updates their rows of `table` in place.
 
-        Reads the entities' `rows`, so it runs before they are updated. `penalties` float64 [m].
-        """
-        dimension = work.queries.shape[2]
-        half = dimension // 2
-        gradient = np.empty(dimension, np.float32)
-        width = half if phases else dimension
-        for k in range(begin, end):
-            gradient[:] = 0
-            for at in range(first[k], first[k + 1]):
-                i = places[at]
-                for s in range(edges.sides.size):
-                    tail = edges.sides[s] == 1
-                    anchor = rows[edges.heads[i] if tail else edges.tails[i], :dimension]
-                    add_relation_gradient(query_form, tail, work.query_gradients[s, i], anchor, gradient)
-            if phases:
-                cosine_sine = work.relations[k]
-                for j in range(half):
-                    gradient[j] = cosine_sine[j] * gradient[half + j] - cosine_sine[half + j] * gradient[j]
-            row = table[picks[k]]
-            penalties[k] = _add_penalty(penalty, share, first[k + 1] - first[k], row[:width], gradient[:width])
-            update_row(optimizer, row, gradient[:width], rule)
+@compiled
+def update_entities(form, rule, rows, begin, end, edges, work, first, places, penalties, gradient):
+    """Adds up the gradients of the entities [begin, end) and updates their rows in place.
 
-    return update_relations
+    `places` of an entity: below B the edges it is the head of, below 2B those it is the tail of, then the negatives.
+    Without sampled negatives each row is a candidate on each side. `penalties` float64 [n]; `gradient` float32 [D] is
+    room to work in.
+    """
+    size, dimension = edges.heads.size, work.queries.shape[2]
+    for k in range(begin, end):
+        gradient[:] = 0
+        value = rows[k, :dimension]
+        count = 0
+        for at in range(first[k], first[k + 1]):
+            _prefetch_place(places[min(at + _AHEAD, first[end] - 1)], edges, work)
+            _add_place(form, places[at], value, edges, work, gradient)
+            count += places[at] < 2 * size
+        if not form.sampled:
+            for s in range(edges.sides.size):
+                candidate = work.candidate_gradients[s * rows.shape[0] + k]
+                for j in range(dimension):
+                    gradient[j] += candidate[j]
+        penalties[k] = _add_penalty(form, count, value, gradient)
+        update_row(rows[k], gradient, rule)
+
+
+@compiled
+def update_relations(form, rule, table, begin, end, picks, rows, edges, work, index, penalties, gradient):
+    """Adds up the gradients of the batch's relations [begin, end) and updates their rows of `table` in place.
+
+    Reads the entities' `rows`, so it runs before they are updated. `index`: (first, places) of `invert`; `penalties`
+    float64 [m]; `gradient` float32 [D] is room to work in.
+    """
+    first, places = index
+    dimension = gradient.size
+    half = dimension // 2
+    width = half if form.phases else dimension
+    for k in range(begin, end):
+        gradient[:] = 0
+        for at in range(first[k], first[k + 1]):
+            i, ahead = places[at], places[min(at + _AHEAD, first[end] - 1)]
+            _prefetch(rows, edges.heads[ahead], dimension)
+            _prefetch(rows, edges.tails[ahead], dimension)
+            for s in range(edges.sides.size):
+                _prefetch(work.query_gradients[s], ahead, dimension)
+                tails_replaced = edges.sides[s] == 1
+                anchor = rows[edges.heads[i] if tails_replaced else edges.tails[i], :dimension]
+                add_relation_gradient(form.query, tails_replaced, work.query_gradients[s, i], anchor, gradient)
+        if form.phases:
+            for j in range(half):
+                cosine, sine = work.relations[k, j], work.relations[k, half + j]
+                gradient[j] = cosine * gradient[half + j] - sine * gradient[j]
+        row = table[picks[k]]
+        penalties[k] = _add_penalty(form, first[k + 1] - first[k], row[:width], gradient[:width])
+        update_row(row, gradient[:width], rule)

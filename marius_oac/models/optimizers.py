@@ -17,15 +17,13 @@ updates. The Numba kernel serves the CPU and the torch twin CUDA; they agree to 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from marius_oac.config import OptimizerConfig
-from marius_oac.models.compiled import compiled, inlined
+from marius_oac.models.compiled import compiled
 
 _SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM = range(4)
 _CODES = {"sgd": _SGD, "adagrad": _ADAGRAD, "rowwise_adagrad": _ROWWISE_ADAGRAD, "adam": _ADAM}
@@ -33,8 +31,9 @@ _ONE = np.float32(1)
 
 
 class Rule(NamedTuple):
-    """One batch's update as the kernel needs it, float32; the corrections are adam's, 1 elsewhere."""
+    """One batch's update as the kernel needs it; the corrections are adam's, 1 elsewhere."""
 
+    code: int
     rate: np.float32
     epsilon: np.float32
     beta1: np.float32
@@ -60,11 +59,6 @@ class RowOptimizer:
         return {"sgd": 0, "adagrad": dimension, "rowwise_adagrad": 1, "adam": 2 * dimension}[self._config.kind]
 
     @property
-    def code(self) -> int:
-        """What `update_row` calls this kind."""
-        return _CODES[self._config.kind]
-
-    @property
     def initial_state(self) -> float:
         """What every float of a row's state is before the row's first update."""
         return self._config.initial_accumulator if self._config.kind in ("adagrad", "rowwise_adagrad") else 0.0
@@ -81,7 +75,7 @@ class RowOptimizer:
         config = self._config
         first, second = self._corrections(timestamp)
         floats = (self._learning_rate * factor, config.epsilon, config.beta1, config.beta2, first, second)
-        return Rule(*(np.float32(value) for value in floats))
+        return Rule(_CODES[config.kind], *(np.float32(value) for value in floats))
 
     def update(self, rows: Any, gradients: Any, timestamp: int, factor: Any = 1.0) -> None:
         """Updates rows in place.
@@ -100,7 +94,7 @@ class RowOptimizer:
         if isinstance(rows, torch.Tensor):
             self._update_tensor(rows, gradients, timestamp, factor)
         else:
-            _rows_updater(self.code)(rows, gradients, self.rule(timestamp, factor))
+            _update_rows(rows, gradients, self.rule(timestamp, factor))
 
     def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: Any) -> None:
         kind, dimension = self._config.kind, gradients.shape[1]
@@ -121,19 +115,19 @@ class RowOptimizer:
         value -= direction * (self._learning_rate * factor)
 
 
-@inlined
-def update_row(code, row, gradient, rule):
+@compiled
+def update_row(row, gradient, rule):
     """Updates `row` [D + state] from `gradient` [D]."""
     dimension = gradient.size
-    if code == _SGD:
+    if rule.code == _SGD:
         for j in range(dimension):
             row[j] -= rule.rate * gradient[j]
-    elif code == _ADAGRAD:
+    elif rule.code == _ADAGRAD:
         for j in range(dimension):
             total = row[dimension + j] + gradient[j] * gradient[j]
             row[dimension + j] = total
             row[j] -= rule.rate * gradient[j] / (np.sqrt(total) + rule.epsilon)
-    elif code == _ROWWISE_ADAGRAD:
+    elif rule.code == _ROWWISE_ADAGRAD:
         squares = np.float32(0)
         for j in range(dimension):
             squares += gradient[j] * gradient[j]
@@ -152,12 +146,7 @@ def update_row(code, row, gradient, rule):
             row[j] -= rule.rate * (first * rule.first_correction) / scale
 
 
-@cache
-def _rows_updater(code: int) -> Callable:
-    # The code is a constant to the compiler: see `kernels`.
-    @compiled
-    def update_rows(rows, gradients, rule):
-        for i in range(rows.shape[0]):
-            update_row(code, rows[i], gradients[i], rule)
-
-    return update_rows
+@compiled
+def _update_rows(rows, gradients, rule):
+    for i in range(rows.shape[0]):
+        update_row(rows[i], gradients[i], rule)
