@@ -1,0 +1,74 @@
+"""The pool of threads."""
+
+import threading
+
+import pytest
+
+from marius_oac.models.lanes import Lanes
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("tasks", [0, 1, 2, 50])
+def test_every_task_runs_once(count, tasks):
+    lanes, done = Lanes(count), []
+    try:
+        lanes.run([lambda i=i: done.append(i) for i in range(tasks)])
+    finally:
+        lanes.close()
+    assert sorted(done) == list(range(tasks))
+
+
+def test_lanes_work_at_the_same_time():
+    lanes, meeting = Lanes(3), threading.Barrier(3, timeout=30)
+    try:
+        lanes.run([meeting.wait] * 3)
+    finally:
+        lanes.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_error_surfaces_and_the_lanes_can_go_on(count):
+    lanes, done = Lanes(count), []
+
+    def fail():
+        raise ZeroDivisionError("planned")
+
+    try:
+        with pytest.raises(ZeroDivisionError, match="planned"):
+            lanes.run([fail] * 4)
+        lanes.run([lambda: done.append(1)] * 4)
+    finally:
+        lanes.close()
+    assert len(done) == 4
+
+
+def test_an_error_of_another_lane_surfaces():
+    lanes, started = Lanes(2), threading.Event()
+    mine = threading.get_ident()
+
+    def task():
+        if threading.get_ident() == mine:
+            assert started.wait(30)
+        else:
+            started.set()
+            raise ZeroDivisionError("planned")
+
+    try:
+        with pytest.raises(ZeroDivisionError):
+            lanes.run([task] * 2)
+    finally:
+        lanes.close()
+
+
+def test_close_leaves_no_thread_and_may_be_repeated():
+    before = threading.active_count()
+    lanes = Lanes(4)
+    lanes.run([lambda: None] * 20)
+    lanes.close()
+    lanes.close()
+    assert threading.active_count() == before
+
+
+def test_no_lanes():
+    with pytest.raises(ValueError):
+        Lanes(0)
