@@ -136,10 +136,11 @@ class LinkScorer:
         scores = torch.empty(len(queries), vectors.shape[1])
         arrays = queries.numpy(), vectors.numpy(), scores.numpy()
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            for _ in threads.map(
-                lambda first: _sum_distances(self._distance, first, *arrays), range(0, len(scores), GRAIN)
-            ):
-                pass
+            parts = [
+                threads.submit(_sum_distances, self._distance, first, *arrays) for first in range(0, len(scores), GRAIN)
+            ]
+        for part in parts:
+            part.result()
         return scores
 
 
