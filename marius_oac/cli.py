@@ -90,6 +90,12 @@ def _compare(args: argparse.Namespace) -> int:
     return 0 if comparison.same else 1
 
 
+def _config(args: argparse.Namespace) -> None:
+    from marius_oac.config import Config
+
+    print(Config.describe())
+
+
 def _datasets(args: argparse.Namespace) -> None:
     from marius_oac.data.registry import describe
 
@@ -108,6 +114,7 @@ def _parser() -> Parser:
 
     _add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
+    command("config", _config, "List every key of the config: default and meaning.")
     training = command("train", _train, "Train a graph's embeddings and evaluate them.")
     training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
     training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")

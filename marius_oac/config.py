@@ -6,14 +6,15 @@ Imports neither torch nor numba. Every field's description is its help text; `do
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
-from marius_oac.errors import ConfigError, InputError
+from marius_oac.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
@@ -225,6 +226,15 @@ class Config(Section):
         """The resolved configuration as YAML: what `load` reads back to an equal Config."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
+    @classmethod
+    def describe(cls) -> str:
+        """Every key with its default and meaning, as a Markdown table."""
+        lines = ["| key | default | meaning |", "|---|---|---|"]
+        for path, field in _fields(cls):
+            default = "required" if field.is_required() else f"`{yaml.safe_dump(field.default).splitlines()[0]}`"
+            lines.append(f"| `{path}` | {default} | {field.description} |")
+        return "\n".join(lines)
+
     def replace(self, *overrides: str) -> Config:
         """A copy with `a.b=c` overrides applied and everything validated again."""
         return Config.build(self.model_dump(mode="json"), overrides)
@@ -290,7 +300,7 @@ def _explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         name, known = str(error["loc"][-1]), _known(model, error["loc"][:-1])
         near = difflib.get_close_matches(name, known, n=1)
-        elsewhere = [path for path in _paths(model) if path.rpartition(".")[2] == name]
+        elsewhere = [path for path, _ in _fields(model) if path.rpartition(".")[2] == name]
         hint = f"; did you mean '{near[0]}'?" if near else f"; did you mean '{elsewhere[0]}'?" if elsewhere else ""
         return f"unknown key '{name}'{hint}" if hint else f"unknown key '{name}'; known here: {', '.join(known)}"
     if error["type"] == "missing":
@@ -314,16 +324,15 @@ def _known(model: type[BaseModel], path: tuple) -> list[str]:
     return list(model.model_fields)
 
 
-def _paths(model: type[BaseModel], prefix: str = "") -> list[str]:
-    found = []
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key's path and field; a section that may be left out is a key too."""
     for name, field in model.model_fields.items():
         section = _section(field.annotation)
-        found += _paths(section, f"{prefix}{name}.") if section else [f"{prefix}{name}"]
-    return found
+        if field.description:
+            yield f"{prefix}{name}", field
+        if section:
+            yield from _fields(section, f"{prefix}{name}.")
 
 
 def _reason(error: Exception) -> str:
     return "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()
-
-
-__all__ = ["Config", "ConfigError", "InputError"]

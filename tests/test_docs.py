@@ -1,0 +1,16 @@
+"""The docs say what the code does."""
+
+from pathlib import Path
+
+from marius_oac.config import Config
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_table_of_keys_is_the_configs_own():
+    assert Config.describe() in (ROOT / "docs" / "config.md").read_text("utf-8")
+
+
+def test_examples_are_valid_configs():
+    for path in sorted((ROOT / "examples").glob("*.yaml")):
+        Config.load(path)
