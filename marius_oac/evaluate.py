@@ -209,7 +209,7 @@ class _Ranking:
             yield block, self._scorer.vectors(block)
 
     def _tile(self, side: Side, places: np.ndarray) -> _Tile:
-        answers = None if self._known is None else self._known._sides[side]
+        answers = None if self._known is None else self._known.sides[side]
         return _Tile(self._scorer, self._edges, answers, side, places)
 
     def _count(self, tile: _Tile, scores: torch.Tensor, candidates: Candidates, progress: Progress) -> None:

@@ -338,7 +338,7 @@ def test_columns(seed, low, size):
     for candidates in (range(low, low + size), np.sort(random.integers(low, low + size, 50))):
         for side, asked in ((Side.HEAD, 0), (Side.TAIL, 2)):
             offsets, ids = known.others(side)
-            found = known_columns(known._sides[side], queries, candidates)
+            found = known_columns(known.sides[side], queries, candidates)
             own = own_columns(edges[queries, asked], candidates)
             for i, query in enumerate(queries):
                 others = set(ids[offsets[query] : offsets[query + 1]])

@@ -23,7 +23,7 @@ CHUNK_EDGES = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Answers:
+class Answers:
     """One side: query q asks for group `groups[q]`, whose answers are `ids[offsets[g] : offsets[g + 1]]`, ascending
     and unique; `own[q]` is the query's own answer, which may be among them."""
 
@@ -40,8 +40,8 @@ class KnownAnswers:
         num_queries: Q, edges that `build` was given.
     """
 
-    def __init__(self, sides: Sequence[_Answers]) -> None:
-        self._sides = tuple(sides)
+    def __init__(self, sides: Sequence[Answers]) -> None:
+        self.sides = tuple(sides)
         self.num_queries = len(sides[Side.TAIL].own)
 
     @classmethod
@@ -78,7 +78,7 @@ class KnownAnswers:
             offsets int64 [stop - start + 1] and ids int64 [offsets[-1]]: those of query start + i are
             `ids[offsets[i] : offsets[i + 1]]`, ascending and unique.
         """
-        answers = self._sides[side]
+        answers = self.sides[side]
         part = slice(start, self.num_queries if stop is None else stop)
         groups, own = answers.groups[part], answers.own[part]
         offsets = np.empty(len(groups) + 1, dtype=np.int64)
@@ -89,7 +89,7 @@ class KnownAnswers:
 
 
 @wrapping
-def _collect(pieces: Sequence[np.ndarray], queries: np.ndarray, side: Side, related: bool) -> _Answers:
+def _collect(pieces: Sequence[np.ndarray], queries: np.ndarray, side: Side, related: bool) -> Answers:
     last = queries.shape[1] - 1
     given, asked = (0, last) if side is Side.TAIL else (last, 0)
     nodes = queries[:, given].astype(np.int64)
@@ -110,7 +110,7 @@ def _collect(pieces: Sequence[np.ndarray], queries: np.ndarray, side: Side, rela
     for g in np.flatnonzero(np.diff(offsets) > 1):
         ids[offsets[g] : offsets[g + 1]].sort()
     kept = _drop_repeated(offsets, ids)
-    return _Answers(groups, queries[:, asked].astype(np.int64), offsets, ids[:kept].copy())
+    return Answers(groups, queries[:, asked].astype(np.int64), offsets, ids[:kept].copy())
 
 
 @compiled

@@ -1,7 +1,7 @@
 """Threads that stop together.
 
 Guarantees:
-- The first exception of any worker is kept, `on_failure` is called once to wake all the others, and `join` raises that
+- The first exception of any worker is kept, `on_failure` is called to wake all the others, and `join` raises that
   very exception with its traceback after every thread has ended.
 - `Closed` ends a worker quietly: its channel has nothing more to give.
 - Leaving the `with` block waits for every thread, also when its body raises (Ctrl-C in the caller included, any number

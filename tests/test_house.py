@@ -1,0 +1,42 @@
+"""House rules that a script can hold."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "marius_oac").rglob("*.py"))
+PRINTING = {"cli.py"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_rooms_are_small_and_clean(path):
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) <= 400, "split it"
+    assert not re.search(r"\b(TODO|FIXME|XXX|HACK|raise NotImplementedError)\b", text)
+    for node in ast.walk(ast.parse(text)):
+        name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        assert not name.endswith(("pickle.load", "pickle.loads", "os._exit"))
+        assert not name.endswith("time.sleep") or ast.unparse(node) == "time.sleep(0)", "sleeps synchronise nothing"
+        if name == "print" and path.name not in PRINTING:
+            assert "file=sys.stderr" in ast.unparse(node), (
+                f"line {node.lineno}: print goes to the terminal from cli only"
+            )
+        if name.endswith("Thread"):
+            assert "daemon" not in ast.unparse(node)
+        if name.endswith(("np.load", "torch.load")):
+            assert "allow_pickle=False" in ast.unparse(node) or "weights_only=True" in ast.unparse(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.name != "__del__"
+            assert node.end_lineno - node.lineno <= 70, f"{node.name} is too long"
+
+
+def test_the_project_speaks_of_itself_alone():
+    files = [path for folder in ("marius_oac", "tests", "benchmarks", "docs", "examples")
+             for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml")]  # fmt: skip
+    for path in [*files, ROOT / "README.md", ROOT / "Makefile"]:
+        if path != Path(__file__):
+            found = re.search(r"/work/|\.\./shared|pypi\.org", path.read_text("utf-8"))
+            assert not found, f"{path}: {found}"

@@ -1,0 +1,58 @@
+"""Who may import whom (docs/design.md), and what a newcomer's patience needs: config and errors load quickly."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "marius_oac"
+SHARED = {"config", "types", "errors", "__init__"}
+ROOMS = {
+    "runtime": set(),
+    "storage": {"runtime"},
+    "data": set(),
+    "models": set(),
+    "pipeline": {"storage", "runtime", "models", "data"},
+}
+HEAVY = {"torch", "numba", "dgl"}
+FORBIDDEN = {"config": HEAVY, "types": HEAVY, "errors": HEAVY, "cli": HEAVY, "storage": {"torch", "dgl"},
+             "data": {"torch"}, "runtime": HEAVY, "models": {"dgl"}, "pipeline": {"dgl"}}  # fmt: skip
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "marius_oac")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_keep_to_the_rooms(path):
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    room = parts[0]
+    for module in imports(path):
+        top, *inside = module.split(".")
+        assert top not in FORBIDDEN.get(room, ()), f"{path} imports {module}"
+        if top != "marius_oac" or not inside:
+            continue
+        target = inside[0]
+        if target in SHARED or target == "__version__":
+            continue
+        if room in ROOMS and len(parts) > 1:
+            assert target == room or target in ROOMS[room] or target in ("progress", "files"), (
+                f"{path} imports {module}"
+            )
+        if room != "__main__":
+            assert target != "cli", f"{path} imports {module}"
+
+
+def test_the_command_line_starts_without_torch_and_numba():
+    code = "import sys, marius_oac.cli, marius_oac.config; print([m for m in ('torch', 'numba') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
