@@ -1,0 +1,123 @@
+"""What a run holds: the device cache by batches in flight, and peak memory against the plan that it prints.
+
+    python -m benchmarks.bounds                     # a generated graph of a million nodes
+    python -m benchmarks.bounds --nodes 4000000
+
+Every twentieth write and every twentieth upload stalls until nothing else can move. "Oldest" is the greatest age of a cached row, in batches.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from benchmarks.runs import machine
+from marius_oac.config import Config
+from marius_oac.data.generate import GeneratedGraph, write_graph
+from marius_oac.data.graph import Graph
+from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.memory import plan_memory
+from marius_oac.pipeline import runner
+from marius_oac.pipeline.validation import Cache
+from marius_oac.session import Session
+from marius_oac.training import train
+
+
+def make_config(path: str, *overrides: str) -> Config:
+    tree = {
+        "device": "cpu",
+        "data": {"path": path},
+        "training": {"epochs": 1, "batch_size": 1000},
+        "evaluation": {"every": 0},
+        "checkpoint": {"keep": 1},
+    }
+    return Config.build(tree, overrides)
+
+
+class NotingCache(Cache):
+    """Notes the greatest age of a row after each batch."""
+
+    oldest_age = 0
+
+    def add(self, batch) -> None:
+        super().add(batch)
+        NotingCache.oldest_age = max(NotingCache.oldest_age, batch.timestamp - self.oldest)
+
+
+def cache_bounds(graph: Graph, order: str, in_flight: int, batches: int) -> tuple[int, int]:
+    """The greatest age in batches and the most rows of the device cache, with writers that stall."""
+    never, rows = threading.Event(), []
+
+    def stall(stage: str, sequence: int) -> None:
+        if (stage, sequence % 20) in (("write", 10), ("upload", 15)):
+            never.wait(0.3)
+
+    runner.Cache, NotingCache.oldest_age = NotingCache, 0
+    try:
+        config = make_config(
+            str(graph.path), f"pipeline.order={order}", f"pipeline.in_flight={in_flight}",
+            *(f"pipeline.workers.{stage}=2" for stage in ("plan", "read", "upload", "download", "write")),
+        )  # fmt: skip
+        with Session(config, graph, probe=stall) as session:
+            session.report_to(lambda result: rows.append(result.cached_rows))
+            session.pipeline.run(0, batches)
+        return NotingCache.oldest_age, max(rows)
+    finally:
+        runner.Cache = Cache
+
+
+def peak_memory(path: str, overrides: list[str]) -> dict[str, int]:
+    """Bytes planned and held by a run in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.bounds", "--run", json.dumps([path, overrides])]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+
+
+def run_alone(path: str, overrides: list[str]) -> None:
+    config = make_config(path, *overrides)
+    planned = plan_memory(config, Graph.open(path)).total("host")
+    with tempfile.TemporaryDirectory() as folder:
+        summary = train(config, Path(folder) / "run").summary
+    print(json.dumps({"planned": planned, "held": summary["memory.peak_rss_bytes"]}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument("--batches", type=int, default=80)
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.run:
+        run_alone(*json.loads(args.run))
+        return
+    print(machine())
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "edges.npy", Path(folder) / "graph"
+        write_graph(GeneratedGraph(num_nodes=args.nodes, num_edges=args.nodes, num_relations=10), source)
+        prepare(PrepareRequest(source=str(source), out=out, valid_fraction=0.0, test_fraction=0.0))
+        report(Graph.open(out), args)
+
+
+def report(graph: Graph, args: argparse.Namespace) -> None:
+    print("\n| in flight | S | order | oldest | bound 2S + 1 | peak rows |\n|---|---|---|---|---|---|")
+    for order in ("plan", "arrival"):
+        for in_flight in (2, 4, 8, 16):
+            age, rows = cache_bounds(graph, order, in_flight, args.batches)
+            print(f"| {in_flight} | {in_flight - 1} | {order} | {age} | {2 * in_flight - 1} | {rows:,} |")
+    print("\n| run | planned | held at most | held / planned |\n|---|---|---|---|")
+    runs = {
+        "dimension 100, Adagrad": [],
+        "dimension 200, Adam": ["model.dimension=200", "training.optimizer.kind=adam"],
+        "dimension 100, bfloat16": ["storage.dtype=bfloat16"],
+        "dimension 100, 32 in flight": ["pipeline.in_flight=32"],
+    }
+    for name, overrides in runs.items():
+        found = peak_memory(str(graph.path), overrides)
+        print(f"| {name} | {found['planned'] / (1 << 20):,.0f} MiB | {found['held'] / (1 << 20):,.0f} MiB | "
+              f"{found['held'] / found['planned']:.2f} |", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
