@@ -5,15 +5,14 @@ Imports neither torch nor numba. Every field's description is its help text; `do
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
+from marius_oac.config_errors import explain, fields, flat, lines_of, reason, where
 from marius_oac.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
@@ -191,7 +190,7 @@ class Config(Section):
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(_reason(error), path) from None
+            raise ConfigError(reason(error), path) from None
         try:
             tree = yaml.safe_load(text)
             node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -201,7 +200,7 @@ class Config(Section):
             raise ConfigError(getattr(error, "problem", None) or "not YAML", where) from None
         if not isinstance(tree, dict):
             raise ConfigError("must be a mapping of keys, such as `data: {path: ...}`", path)
-        return cls.build(tree, overrides, source=str(path), lines=_lines(node))
+        return cls.build(tree, overrides, source=str(path), lines=lines_of(node, path))
 
     @classmethod
     def build(
@@ -219,8 +218,12 @@ class Config(Section):
             return cls.model_validate(merged)
         except ValidationError as error:
             first = error.errors()[0]
-            path = tuple(str(part) for part in first["loc"] if part in _flat(merged, first["loc"]))
-            raise ConfigError(_explain(first, cls), _where(path, source, lines or {}, from_set)) from None
+            path = tuple(str(part) for part in first["loc"] if part in flat(merged, first["loc"]))
+            message = explain(first, cls)
+            if first["type"] == "value_error":  # of a validator: "key: what is wrong", the key relative to the section
+                key, _, message = message.partition(": ")
+                path = (*path, *key.split("."))
+            raise ConfigError(message, where(path, source, lines or {}, from_set)) from None
 
     def dump(self) -> str:
         """The resolved configuration as YAML: what `load` reads back to an equal Config."""
@@ -230,7 +233,7 @@ class Config(Section):
     def describe(cls) -> str:
         """Every key with its default and meaning, as a Markdown table."""
         lines = ["| key | default | meaning |", "|---|---|---|"]
-        for path, field in _fields(cls):
+        for path, field in fields(cls):
             default = "required" if field.is_required() else f"`{yaml.safe_dump(field.default).splitlines()[0]}`"
             lines.append(f"| `{path}` | {default} | {field.description} |")
         return "\n".join(lines)
@@ -238,18 +241,6 @@ class Config(Section):
     def replace(self, *overrides: str) -> Config:
         """A copy with `a.b=c` overrides applied and everything validated again."""
         return Config.build(self.model_dump(mode="json"), overrides)
-
-
-def _flat(tree: Any, loc: tuple) -> set:
-    """The parts of a pydantic location that are keys (it also names union branches)."""
-    keys, here = set(), tree
-    for part in loc:
-        if isinstance(here, dict) and part in here:
-            keys.add(part)
-            here = here[part]
-        elif part == loc[-1] and isinstance(here, dict):
-            keys.add(part)
-    return keys
 
 
 def _apply(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -274,65 +265,3 @@ def _apply(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
 
 def _copy(tree: Any) -> Any:
     return {str(key): _copy(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree
-
-
-def _lines(node: yaml.Node | None, path: tuple = ()) -> dict[tuple, int]:
-    found: dict[tuple, int] = {}
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            here = (*path, str(key.value))
-            found[here] = key.start_mark.line + 1
-            found.update(_lines(value, here))
-    return found
-
-
-def _where(path: tuple, source: str | None, lines: Mapping[tuple, int], from_set: set) -> str:
-    key = ".".join(path)
-    if path in from_set:
-        return f"--set {key}"
-    line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
-    place = None if source is None else source if line is None else f"{source}:{line}"
-    return ": ".join(part for part in (place, key) if part) or "config"
-
-
-def _explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """One line for pydantic's error, with the key that was meant where one is near."""
-    if error["type"] == "extra_forbidden":
-        name, known = str(error["loc"][-1]), _known(model, error["loc"][:-1])
-        near = difflib.get_close_matches(name, known, n=1)
-        elsewhere = [path for path, _ in _fields(model) if path.rpartition(".")[2] == name]
-        hint = f"; did you mean '{near[0]}'?" if near else f"; did you mean '{elsewhere[0]}'?" if elsewhere else ""
-        return f"unknown key '{name}'{hint}" if hint else f"unknown key '{name}'; known here: {', '.join(known)}"
-    if error["type"] == "missing":
-        return "this key is required"
-    if error["type"] == "value_error":
-        return str(error["ctx"]["error"])
-    return f"{error['msg'][0].lower()}{error['msg'][1:]}, not {error['input']!r}"
-
-
-def _section(annotation: Any) -> type[Section] | None:
-    options = (annotation, *getattr(annotation, "__args__", ()))
-    return next((item for item in options if isinstance(item, type) and issubclass(item, Section)), None)
-
-
-def _known(model: type[BaseModel], path: tuple) -> list[str]:
-    for part in path:
-        field = model.model_fields.get(str(part))
-        section = _section(field.annotation) if field else None
-        if section:
-            model = section
-    return list(model.model_fields)
-
-
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key's path and field; a section that may be left out is a key too."""
-    for name, field in model.model_fields.items():
-        section = _section(field.annotation)
-        if field.description:
-            yield f"{prefix}{name}", field
-        if section:
-            yield from _fields(section, f"{prefix}{name}.")
-
-
-def _reason(error: Exception) -> str:
-    return "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()

@@ -61,7 +61,7 @@ def batch_of(rows, timestamp, noted, values, timestamps=None):
 @settings(deadline=None, max_examples=60)
 @given(st.lists(ids, min_size=1, max_size=6), ids, st.integers(-1, 5), st.integers(0, 99))
 def test_a_batch_gets_the_newest_version_of_each_row(writers, rows, noted, seed):
-    """Batches 0, 1, ... wrote; the store, and so what the batch has read, holds those up to `noted` and chance others."""
+    """Batches 0, 1, ... wrote; what the batch has read holds those up to `noted`, and of the others some by chance."""
     rng = np.random.default_rng(seed)
     newest, stored = {}, {}
     cache = Cache(replace_older, lambda batch: None)
