@@ -32,6 +32,7 @@ from marius_oac.models.lanes import Lanes, Task
 from marius_oac.models.optimizers import Rule
 from marius_oac.models.regularizers import complex_moduli, penalized
 from marius_oac.models.scratch import Scratch
+from marius_oac.models.tiles import Tile, blocks, stretches
 from marius_oac.types import Side
 
 _TILE_EDGES = 256  # at least, where the chunk has them: fewer make thin products
@@ -58,21 +59,6 @@ _LOSSES = {
 }
 
 
-class Tile(NamedTuple):
-    """Edges [start, stop) of one chunk on side number `s`; their scores begin at `offset` of the wave's."""
-
-    s: int
-    chunk: int
-    start: int
-    stop: int
-    offset: int
-
-    def of(self, scores: np.ndarray, candidates: int) -> np.ndarray:
-        """This tile's [edges, candidates] of the wave's flat scores."""
-        edges = self.stop - self.start
-        return scores[self.offset : self.offset + edges * candidates].reshape(edges, candidates)
-
-
 class Relations(NamedTuple):
     """The dense table float32 [R, Dr + state], None for a decoder without relations, and how its rows are updated."""
 
@@ -80,17 +66,17 @@ class Relations(NamedTuple):
     rule: Rule
 
 
-def blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
-    """Splits [start, stop) into as few ranges as hold `size` at most, of lengths that differ by one at most."""
-    count = -(-(stop - start) // size)
-    cuts = [start + (stop - start) * i // count for i in range(count + 1)] if count else []
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
-
-
 @lru_cache(maxsize=32)
 def waves_of(sides: int, offsets: tuple[int, ...], candidates: int) -> list[list[Tile]]:
-    """Cuts a batch into tiles and those into waves, by its shape alone."""
+    """Cuts a batch into tiles and those into waves, by its shape alone.
+
+    Raises:
+        ValueError: a chunk has no edges; nobody would write its candidates' gradients.
+    """
+    if any(first >= last for first, last in zip(offsets[:-1], offsets[1:], strict=True)):
+        raise ValueError(f"a chunk without edges: {offsets}")
     size = max(_TILE_EDGES, min(_MAX_TILE_EDGES, _TILE_SCORES // candidates))
+    size = max(1, min(size, _WAVE_SCORES // candidates))
     waves: list[list[Tile]] = [[]]
     offset = 0
     for s in range(sides):
@@ -272,7 +258,7 @@ class HandwrittenGradient:
             tiles = [partial(self._tile, batch, tile, scores, distances) for tile in wave]
             self._lanes.run(tiles + beside_tiles if number == 0 else tiles)
             products = []
-            for stretch in _stretches(wave):
+            for stretch in stretches(wave):
                 group = batch.group(stretch)
                 for begin, end in blocks(0, per_group, _BLOCK_CANDIDATES):
                     products.append(partial(self._candidates, batch, stretch, scores, begin, end, group in begun))
@@ -327,14 +313,3 @@ class HandwrittenGradient:
             into += coefficients @ queries
         else:
             np.matmul(coefficients, queries, out=into)
-
-
-def _stretches(wave: list[Tile]) -> list[Tile]:
-    """The tiles of each chunk and side as one: they lie behind each other, the edges and the scores."""
-    merged: list[Tile] = []
-    for tile in wave:
-        if merged and merged[-1][:2] == tile[:2]:
-            merged[-1] = merged[-1]._replace(stop=tile.stop)
-        else:
-            merged.append(tile)
-    return merged

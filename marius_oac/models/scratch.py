@@ -24,7 +24,3 @@ class Scratch:
             start = -raw.ctypes.data % _ALIGNMENT
             self._buffers[name] = buffer = raw[start : start + size]
         return buffer[:size].view(dtype).reshape(shape)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers.values())

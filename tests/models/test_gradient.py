@@ -133,4 +133,10 @@ def test_waves_hold_every_edge_once_and_no_more_scores_than_allowed(monkeypatch)
             seen[tile.s, tile.start : tile.stop] += 1
         assert end <= 300_000
     assert len(waves) > 1 and (seen == 1).all()
+    assert all(tile.stop - tile.start == 1 for wave in handwritten.waves_of(1, (0, 3), 300_000) for tile in wave)
     handwritten.waves_of.cache_clear()
+
+
+def test_a_chunk_without_edges_is_refused():
+    with pytest.raises(ValueError, match="chunk"):
+        handwritten.waves_of(2, (0, 3, 3, 5), 10)
