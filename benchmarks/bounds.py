@@ -3,15 +3,15 @@
     python -m benchmarks.bounds                     # a generated graph of a million nodes
     python -m benchmarks.bounds --nodes 4000000
 
-Every twentieth write and every twentieth upload stalls until nothing else can move. "Oldest" is the greatest age of a cached row, in batches.
+Every twentieth write and every twentieth upload stalls until nothing else can move. "Oldest" is the greatest age of a
+cached row, in batches. Memory is that of a run alone in its process; "held" is the most that was resident.
 """
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
 import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.runs import machine
@@ -69,43 +69,44 @@ def cache_bounds(graph: Graph, order: str, in_flight: int, batches: int) -> tupl
         runner.Cache = Cache
 
 
-def peak_memory(path: str, overrides: list[str]) -> dict[str, int]:
-    """Bytes planned and held by a run in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.bounds", "--run", json.dumps([path, overrides])]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+def make_graph(folder: Path, nodes: int) -> Path:
+    source, out = folder / "edges.npy", folder / "graph"
+    write_graph(GeneratedGraph(num_nodes=nodes, num_edges=nodes, num_relations=10), source)
+    prepare(PrepareRequest(source=str(source), out=out, valid_fraction=0.0, test_fraction=0.0))
+    return out
 
 
-def run_alone(path: str, overrides: list[str]) -> None:
+def peak_memory(path: str, overrides: list[str]) -> tuple[int, int]:
+    """Bytes planned and held by a run in this process, which has done nothing else."""
     config = make_config(path, *overrides)
-    planned = plan_memory(config, Graph.open(path)).total("host")
     with tempfile.TemporaryDirectory() as folder:
-        summary = train(config, Path(folder) / "run").summary
-    print(json.dumps({"planned": planned, "held": summary["memory.peak_rss_bytes"]}))
+        planned = plan_memory(config, Graph.open(path), Path(folder)).total("host")
+        return planned, train(config, Path(folder) / "run").summary["memory.peak_rss_bytes"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=80)
-    parser.add_argument("--run", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.run:
-        run_alone(*json.loads(args.run))
-        return
-    print(machine())
-    with tempfile.TemporaryDirectory() as folder:
-        source, out = Path(folder) / "edges.npy", Path(folder) / "graph"
-        write_graph(GeneratedGraph(num_nodes=args.nodes, num_edges=args.nodes, num_relations=10), source)
-        prepare(PrepareRequest(source=str(source), out=out, valid_fraction=0.0, test_fraction=0.0))
-        report(Graph.open(out), args)
+    print(machine(), flush=True)
+    # A process of its own for each: a child begins with the peak of its parent, which must stay small till the end.
+    alone = ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1)
+    with tempfile.TemporaryDirectory() as folder, alone:
+        path = str(alone.submit(make_graph, Path(folder), args.nodes).result())
+        report_memory(path, alone)
+        report_cache(Graph.open(path), args.batches)
 
 
-def report(graph: Graph, args: argparse.Namespace) -> None:
+def report_cache(graph: Graph, batches: int) -> None:
     print("\n| in flight | S | order | oldest | bound 2S + 1 | peak rows |\n|---|---|---|---|---|---|")
     for order in ("plan", "arrival"):
         for in_flight in (2, 4, 8, 16):
-            age, rows = cache_bounds(graph, order, in_flight, args.batches)
+            age, rows = cache_bounds(graph, order, in_flight, batches)
             print(f"| {in_flight} | {in_flight - 1} | {order} | {age} | {2 * in_flight - 1} | {rows:,} |")
+
+
+def report_memory(path: str, alone: ProcessPoolExecutor) -> None:
     print("\n| run | planned | held at most | held / planned |\n|---|---|---|---|")
     runs = {
         "dimension 100, Adagrad": [],
@@ -114,9 +115,8 @@ def report(graph: Graph, args: argparse.Namespace) -> None:
         "dimension 100, 32 in flight": ["pipeline.in_flight=32"],
     }
     for name, overrides in runs.items():
-        found = peak_memory(str(graph.path), overrides)
-        print(f"| {name} | {found['planned'] / (1 << 20):,.0f} MiB | {found['held'] / (1 << 20):,.0f} MiB | "
-              f"{found['held'] / found['planned']:.2f} |", flush=True)  # fmt: skip
+        planned, held = alone.submit(peak_memory, path, overrides).result()
+        print(f"| {name} | {planned >> 20:,} MiB | {held >> 20:,} MiB | {held / planned:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
