@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import sys
 from dataclasses import dataclass
@@ -206,7 +205,9 @@ def _known_bytes(config: Config, graph: Graph) -> int:
 
 def peak_rss() -> int:
     """The most memory that this process has held, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not `ru_maxrss`: it outlives `exec`, so a process that was started by a large one begins with that one's peak.
+    status = Path("/proc/self/status").read_text("ascii")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) * 1024
 
 
 def _size(num_bytes: int) -> str:

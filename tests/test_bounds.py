@@ -1,11 +1,15 @@
 """What a run may hold at most, with a writer that stalls: the device cache in batches, buffers and rows."""
 
 import json
+import subprocess
+import sys
 import threading
 
+import numpy as np
 import pytest
 
 from marius_oac import training
+from marius_oac.memory import peak_rss
 from marius_oac.pipeline import runner
 from marius_oac.pipeline.validation import Cache
 from tests.graphs import tiny_config, tiny_graph, workers
@@ -90,3 +94,13 @@ def test_nothing_is_cached_where_nothing_is_validated(graph, tmp_path, caches):
         run = training.train(tiny_config(graph, f"pipeline.mode={mode}"), tmp_path / mode)
         assert run.summary["training.peak_cache_rows"] == 0
     assert not any(cache.ages for cache in caches)
+
+
+def test_peak_memory_is_that_of_this_process_and_not_of_the_one_that_started_it():
+    before = peak_rss()
+    held = np.ones(max(before, 1 << 29), np.uint8)
+    mine = peak_rss()
+    assert held.nbytes <= mine < before + held.nbytes + (1 << 28)
+    script = "from marius_oac.memory import peak_rss; print(peak_rss())"
+    child = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert 1 << 24 < int(child.stdout) < mine - (1 << 27)
