@@ -5,10 +5,15 @@
 - `_nrt=False` (Numba, "Extending"): kernels allocate nothing and count no references to arrays, so their callers bring
   all memory. Counting takes locked instructions for every slice, for which lanes contend: it made loops over the 100
   floats of a row take 4 to 8 times as long.
-- Two floating-point policies. `compiled` may reorder sums (`reassoc`), without which no sum would vectorise; `exact`
-  keeps the order that is written, which the splitting of an argument in `vector_math` rests on. Both may fuse a product
-  and a sum (`contract`). The compiler decides once, when it compiles: the same machine code on the same inputs gives
+- `forceinline`: a kernel holds all of its code. Otherwise a function that two kernels call stands in the machine code
+  of both, and which of the two runs depends on what was compiled or loaded first; and as sums may be reordered, the
+  two need not have the same bits. A run that compiled its kernels differed from the next, which found them cached.
+- Two floating-point policies. `compiled` and `inlined` may reorder sums (`reassoc`), without which no sum would
+  vectorise; `exact` keeps the order that is written, which the splitting of an argument in `vector_math` rests on. All
+  may fuse a product and a sum (`contract`). The compiler decides once: the same machine code on the same inputs gives
   the same bits. NaN and infinity keep their meaning (`nnan`, `ninf` are off): a diverged loss must be seen.
+- The cache knows when a kernel's own file has changed, not that of a function it calls: whoever edits `geometry`,
+  `vector_math` or `optimizers` empties `__pycache__`.
 
 With `NUMBA_DISABLE_JIT=1` the kernels run as the Python functions they are.
 """
@@ -21,11 +26,16 @@ from numba.extending import intrinsic
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
 
-exact = njit(fastmath={"contract", "nsz"}, **_OPTIONS)
-"""For functions whose order of operations is part of their meaning."""
+_REORDERING = {"contract", "nsz", "reassoc"}
 
-compiled = njit(fastmath={"contract", "nsz", "reassoc"}, **_OPTIONS)
-"""For everything else."""
+compiled = njit(fastmath=_REORDERING, **_OPTIONS)
+"""For kernels: functions that Python calls and no kernel does."""
+
+inlined = njit(fastmath=_REORDERING, forceinline=True, **_OPTIONS)
+"""For functions that kernels call."""
+
+exact = njit(fastmath={"contract", "nsz"}, forceinline=True, **_OPTIONS)
+"""For functions that kernels call and whose order of operations is part of their meaning."""
 
 if config.DISABLE_JIT:
 

@@ -205,7 +205,7 @@ class HandwrittenGradient:
         else:
             local, picks = self._own("relations", arrays["relations"]), self._own("picks", arrays["relation_rows"])
             formed = take("formed", picks.size, dimension)
-            kernels.gather_relations(relations.table, picks, self._model.decoder == "rotate", formed)
+            (kernels.gather_phases if self._form.phases else kernels.gather)(relations.table, picks, formed)
         self._lanes.run(tasks)
         gradients = take("candidate_gradients", groups, per_group, dimension)
         work = kernels.Work(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.models.compiled import compiled, prefetch
+from marius_oac.models.compiled import compiled, inlined, prefetch
 from marius_oac.models.geometry import (
     add_anchor_gradient,
     add_distance_gradient,
@@ -66,7 +66,7 @@ class Work(NamedTuple):
     losses: np.ndarray
 
 
-@compiled
+@inlined
 def _prefetch(matrix, row, dimension):
     for j in range(0, dimension, _LINE_FLOATS):
         prefetch(matrix, row, j)
@@ -91,11 +91,8 @@ def copy_values(rows, into):
 
 
 @compiled
-def gather_relations(table, picks, phases, into):
-    """Relation rows as the forms want them, `into` [m, D]; a phase becomes [cos | sin]."""
-    if not phases:
-        gather(table, picks, into)
-        return
+def gather_phases(table, picks, into):
+    """Writes the picked rows of phases to `into` [m, D] as [cos | sin]."""
     half = into.shape[1] // 2
     for i in range(picks.size):
         for j in range(half):
@@ -205,7 +202,7 @@ def add_distance_gradients(kind, coefficients, here, there, totals):
             add_distance_gradient(kind, coefficients[i, k], here[i], there[k], totals[i])
 
 
-@compiled
+@inlined
 def _add_penalty(form, count, value, gradient):
     """Adds the gradient of `count` penalties of a row, each times `share`; returns their sum without it."""
     times = form.share * np.float32(count)
@@ -229,7 +226,7 @@ def _add_penalty(form, count, value, gradient):
     return total * count
 
 
-@compiled
+@inlined
 def _prefetch_place(place, edges, work):
     """Asks for what `_add_place` will read."""
     size, dimension = edges.heads.size, work.queries.shape[2]
@@ -242,7 +239,7 @@ def _prefetch_place(place, edges, work):
         _prefetch(work.queries[s] if (edges.sides[s] == 1) == is_tail else work.query_gradients[s], i, dimension)
 
 
-@compiled
+@inlined
 def _add_place(form, place, value, edges, work, gradient):
     """Adds what one place gives to the gradient of its entity, whose value is `value`; see `update_entities`."""
     size = edges.heads.size

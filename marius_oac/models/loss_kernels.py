@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.models.compiled import bits_of, compiled, float_of
+from marius_oac.models.compiled import bits_of, compiled, float_of, inlined
 from marius_oac.models.vector_math import exp, sigmoid, softplus
 
 SOFTMAX, LOGISTIC, MARGIN, SELF_ADVERSARIAL = range(4)
@@ -27,14 +27,14 @@ class LossRule(NamedTuple):
     temperature: np.float32
 
 
-@compiled
+@inlined
 def _ordered(value):
     """An int32 in the order of the floats, and back again; NaN lies at the ends. Maxima of integers vectorise."""
     bits = bits_of(value)
     return np.int32(bits ^ ((bits >> _SIGN_SHIFT) & _MAGNITUDE))
 
 
-@compiled
+@inlined
 def _largest(scores, first):
     largest = _ordered(first)
     for j in range(scores.size):
@@ -42,7 +42,7 @@ def _largest(scores, first):
     return float_of(np.int32(largest ^ ((largest >> _SIGN_SHIFT) & _MAGNITUDE)))
 
 
-@compiled
+@inlined
 def _softmax(scores, positive, rule):
     largest = _largest(scores, positive)
     others = _ZERO
@@ -59,7 +59,7 @@ def _softmax(scores, positive, rule):
     return loss, -factor * others
 
 
-@compiled
+@inlined
 def _logistic(scores, positive, rule):
     factor = rule.scale * rule.share
     total = _ZERO
@@ -70,7 +70,7 @@ def _logistic(scores, positive, rule):
     return loss, -rule.scale * sigmoid(-positive)
 
 
-@compiled
+@inlined
 def _margin(scores, positive, rule):
     factor = rule.scale * rule.share
     total, steps = _ZERO, _ZERO
@@ -84,7 +84,7 @@ def _margin(scores, positive, rule):
     return np.float64(total) * np.float64(rule.share), -steps
 
 
-@compiled
+@inlined
 def _self_adversarial(scores, positive, rule):
     largest = _largest(scores, scores[0])
     weights, total = _ZERO, _ZERO

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from marius_oac.config import OptimizerConfig
-from marius_oac.models.compiled import compiled
+from marius_oac.models.compiled import compiled, inlined
 
 _SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM = range(4)
 _CODES = {"sgd": _SGD, "adagrad": _ADAGRAD, "rowwise_adagrad": _ROWWISE_ADAGRAD, "adam": _ADAM}
@@ -115,7 +115,7 @@ class RowOptimizer:
         value -= direction * (self._learning_rate * factor)
 
 
-@compiled
+@inlined
 def update_row(row, gradient, rule):
     """Updates `row` [D + state] from `gradient` [D]."""
     dimension = gradient.size

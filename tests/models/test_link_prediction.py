@@ -6,8 +6,10 @@ import threading
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import ThreadpoolController, threadpool_info
 
 from marius_oac.errors import ConfigError
+from marius_oac.models import loss_kernels
 from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, entity_width, relation_width
 from tests.models.batches import CPU, DECODERS, OPTIMIZERS, Shape, configure, draw
 
@@ -51,6 +53,21 @@ def test_same_bits_for_any_threads_and_places(decoder, everything):
     assert np.isfinite(first[0]).all() and first[0][0] != first[0][1]
     for threads, place in ((1, np.copy), (1, misaligned), (2, np.copy), (4, misaligned)):
         assert trained(config, batches, threads, place) == first
+
+
+def test_products_run_on_one_thread_each(monkeypatch):
+    seen = []
+
+    def look(*arguments):
+        seen.extend(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return differentiate(*arguments)
+
+    differentiate = loss_kernels.differentiate
+    monkeypatch.setattr(loss_kernels, "differentiate", look)
+    config = configure("dot")
+    with ThreadpoolController().limit(limits=2, user_api="blas"):
+        trained(config, [draw(config, Shape())], 1)
+    assert seen and set(seen) == {1}
 
 
 def test_a_bit_of_difference_is_seen():

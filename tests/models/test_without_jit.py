@@ -1,4 +1,4 @@
-"""The kernels as the Python functions they are, in a process of its own."""
+"""The kernels in processes of their own: as the Python functions they are, and fresh against cached."""
 
 import os
 import subprocess
@@ -29,3 +29,22 @@ def test_without_the_compiler():
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     result = subprocess.run([sys.executable, "-c", SMALL], env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
+
+
+DIGESTS = """
+from tests.models.batches import DECODERS, LOSSES, Shape, configure, draw
+from tests.models.test_link_prediction import trained
+shape = Shape(entities=60, relations=5, edges=61, chunks=2, negatives=33, dimension=46)
+for decoder in DECODERS:
+    for loss in LOSSES:
+        config = configure(decoder, loss, shape=shape, training__regularization__kind="n3",
+                           training__regularization__weight=0.1)
+        print(decoder, loss, trained(config, [draw(config, shape, seed) for seed in range(2)], 1))
+"""
+
+
+def test_kernels_just_compiled_have_the_bits_of_cached_ones(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", DIGESTS]
+    outputs = [subprocess.check_output(command, env=environment, text=True, timeout=300) for _ in range(2)]
+    assert outputs[0].count("\n") == 24 and outputs[0] == outputs[1]
