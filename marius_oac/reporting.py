@@ -93,12 +93,13 @@ class SegmentReport:
     """Collects the results of one segment of an epoch; writes a line of metrics for every `every` batches.
 
     An interval holds the batches computed as number k * every to (k + 1) * every - 1 of the run, whatever the order in
-    which they were written, so that its loss is that of any other run with the same bits. `add` is called by write
-    workers, one call at a time.
+    which they were written, so that its loss is that of any other run with the same bits; the segment's first batch,
+    `first`, and its end may cut one short. `add` is called by write workers, one call at a time.
     """
 
     def __init__(
         self,
+        first: int,
         epoch: int,
         every: int,
         log: Callable[[Mapping[str, Any]], None],
@@ -108,28 +109,27 @@ class SegmentReport:
     ):
         self._epoch, self._every, self._log, self._progress = epoch, every, log, progress
         self._stage_seconds, self._channel_fill = stage_seconds, channel_fill
-        self._intervals: dict[int, list[BatchResult]] = {}
+        self._next, self._intervals = first, {}
         self._since, self._fill, self._filled = time.perf_counter(), {}, 0
         self._order: list[tuple[int, int]] = []
         self.totals = Totals()
 
     def add(self, result: BatchResult) -> None:
-        number = result.timestamp // self._every
-        interval = self._intervals.setdefault(number, [])
-        interval.append(result)
+        self._intervals.setdefault(result.timestamp // self._every, []).append(result)
         self._order.append((result.timestamp, result.sequence))
         self._fill = _added(self._fill, self._channel_fill())
         self._filled += 1
-        if len(interval) == self._every:
-            self._end(number)
+        while len(self._intervals.get(self._next // self._every, ())) == self._every - self._next % self._every:
+            self._end_interval()
 
     def flush(self) -> None:
-        """Writes the intervals that the segment's ends cut short."""
-        for number in sorted(self._intervals):
-            self._end(number)
+        """Writes the interval that the segment's end cuts short."""
+        if self._intervals:
+            self._end_interval()
 
-    def _end(self, number: int) -> None:
-        results = self._intervals.pop(number)
+    def _end_interval(self) -> None:
+        results = self._intervals.pop(self._next // self._every)
+        self._next += len(results)
         now = time.perf_counter()
         totals = replace(
             Totals.of(results), seconds=now - self._since, stage_seconds=self._stage_seconds(),
@@ -137,7 +137,7 @@ class SegmentReport:
         )  # fmt: skip
         self._since, self._fill, self._filled = now, {}, 0
         self.totals += totals
-        line = {"kind": "interval", "epoch": self._epoch, "batch": max(result.timestamp for result in results)}
+        line = {"kind": "interval", "epoch": self._epoch, "batch": self._next - 1}
         self._log(line | totals.metrics())
         self._progress.show(self._epoch, totals)
 

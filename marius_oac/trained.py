@@ -110,7 +110,7 @@ def _row_names(config: Config, graph: Graph) -> dict[str, Names]:
 
     def reciprocal(ids: np.ndarray) -> list[str]:
         plain = graph.relation_names(ids % count)
-        return [name + "^-1" * (row >= count) for row, name in zip(ids, plain, strict=True)]
+        return [f"{name}^-1" if row >= count else name for row, name in zip(ids, plain, strict=True)]
 
     return {ENTITIES: graph.node_names, RELATIONS: reciprocal if config.model.reciprocal else graph.relation_names}
 

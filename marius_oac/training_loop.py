@@ -131,9 +131,8 @@ class TrainingLoop:
         if every:
             last = min(last, (first // every + 1) * every)
         pipeline, telemetry = self.session.pipeline, self.session.telemetry
-        report = SegmentReport(
-            epoch, self.config.metrics.every_batches, self.folder.log, telemetry.take, pipeline.channel_fill, progress
-        )
+        every, log = self.config.metrics.every_batches, self.folder.log
+        report = SegmentReport(first, epoch, every, log, telemetry.take, pipeline.channel_fill, progress)
         telemetry.take()
         self.session.report_to(report.add)
         try:

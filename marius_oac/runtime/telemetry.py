@@ -86,8 +86,9 @@ class Telemetry:
             named = {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": worker}}
             self._file.write(",\n" + json.dumps(named))
         self._file.write(
-            f',\n{{"ph": "X", "pid": 1, "tid": {track}, "name": "{name}", "ts": {(begin - self._start) * 1e6:.3f}, '
-            f'"dur": {(end - begin) * 1e6:.3f}, "args": {{"batch": {sequence}}}}}'
+            f',\n{{"ph": "X", "pid": 1, "tid": {track}, "name": {json.dumps(name)}, '
+            f'"ts": {(begin - self._start) * 1e6:.3f}, "dur": {(end - begin) * 1e6:.3f}, '
+            f'"args": {{"batch": {sequence}}}}}'
         )
 
     def __enter__(self) -> Telemetry:

@@ -1,0 +1,91 @@
+"""Comparing against a loop over all numbers."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from marius_oac import training
+from marius_oac.checkpoint import Checkpoints
+from marius_oac.compare import compare
+from marius_oac.errors import InputError
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.memory import MemoryStore
+from marius_oac.trained import compare_runs
+from tests.graphs import tiny_config
+
+ROWS = 40_000  # more than two blocks
+
+
+def saved(folder, values, dimension=2, dense=None, timestamp=0):
+    store = MemoryStore(
+        "entities", len(values), RowLayout(dimension, values.shape[1] - dimension), RowInitial("normal", 1, 0, "e")
+    )
+    store.load(0, np.full(len(values), timestamp), values)
+    return Checkpoints(folder).save(0, [store], dense or {}, {}, keep=1)
+
+
+def numbers(rows=ROWS, width=3):
+    return np.random.default_rng(0).standard_normal((rows, width)).astype(np.float32)
+
+
+def test_the_same_bits_whatever_the_timestamps(tmp_path):
+    found = compare(saved(tmp_path / "a", numbers()), saved(tmp_path / "b", numbers(), timestamp=7))
+    assert found.same and "the same bits" in str(found)
+    assert [one.name for one in found.differences] == ["entities.values", "entities.state"]
+
+
+def test_differences_against_a_loop(tmp_path):
+    ours, theirs = numbers(), numbers()
+    for row, column, change in [(20_000, 1, 0.5), (20_000, 0, -0.25), (39_999, 1, 2.0), (3, 2, 1.0)]:
+        theirs[row, column] += np.float32(change)
+    dense = [{"relations": torch.zeros(3, 2)}, {"relations": torch.tensor([[0.0, 0], [0, -0.0], [0, 0]])}]
+    found = compare(saved(tmp_path / "a", ours, dense=dense[0]), saved(tmp_path / "b", theirs, dense=dense[1]),
+                    {"entities": lambda ids: [f"node {i}" for i in ids]})  # fmt: skip
+    values, state, relations = found.differences
+    gaps = [abs(float(a) - float(b)) for a, b in zip(ours[:, :2].flat, theirs[:, :2].flat, strict=True)]
+    assert not found.same and (values.rows, values.differing, values.first) == (ROWS, 2, 20_000)
+    assert values.first_name == "node 20000" and "first row 20000 (node 20000)" in str(found)
+    assert values.largest == max(gaps) and math.isclose(values.mean, sum(gaps) / len(gaps))
+    assert (state.differing, state.first) == (1, 3)
+    assert (relations.differing, relations.first, relations.largest) == (1, 1, 0)  # -0.0 is another bit
+
+
+def test_numbers_that_are_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("marius_oac.checkpoint._check_finite", lambda *args: None)
+    ours, theirs = numbers(5), numbers(5)
+    ours[2, 0] = theirs[2, 0] = np.nan  # the same bits
+    ours[3, 0], theirs[3, 0], theirs[3, 1] = np.inf, np.inf, 0
+    found = compare(saved(tmp_path / "a", ours), saved(tmp_path / "b", theirs))
+    assert found.differences[0].differing == 1 and math.isnan(found.differences[0].largest)
+
+
+def test_no_state_and_no_rows(tmp_path):
+    found = compare(saved(tmp_path / "a", numbers(5, 2)), saved(tmp_path / "b", numbers(5, 2)))
+    assert found.same
+
+
+@pytest.mark.parametrize("what", ["rows", "dimension", "tables"])
+def test_what_cannot_be_compared(tmp_path, what):
+    other = {"rows": (numbers(4), 2, None), "dimension": (numbers(5), 3, None),
+             "tables": (numbers(5), 2, {"bias": torch.zeros(1)})}[what]  # fmt: skip
+    with pytest.raises(InputError, match="can't be compared"):
+        compare(saved(tmp_path / "a", numbers(5)), saved(tmp_path / "b", *other))
+
+
+def test_runs_are_compared_with_names_where_the_graph_is(graph, finished, tmp_path):
+    assert compare_runs(finished, finished).same
+    training.train(tiny_config(graph, "seed=1", "model.reciprocal=true"), tmp_path / "a")
+    training.train(tiny_config(graph, "seed=2", "model.reciprocal=true"), tmp_path / "b")
+    values, state, relations = compare_runs(tmp_path / "a", tmp_path / "b").differences
+    assert values.first_name == graph.node_names([0])[0] and relations.first_name == graph.relation_names([0])[0]
+    text = (tmp_path / "a" / "config.yaml").read_text()
+    (tmp_path / "a" / "config.yaml").write_text(text.replace(str(graph.path), str(tmp_path / "gone")))
+    found = compare_runs(tmp_path / "a", tmp_path / "b")
+    assert not found.same and found.differences[0].first_name is None
+    shutil.rmtree(tmp_path / "b" / "checkpoints" / "0000000050")
+    with pytest.raises(InputError, match="no checkpoint '0000000050'"):
+        compare_runs(tmp_path / "a", tmp_path / "b")

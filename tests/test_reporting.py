@@ -1,0 +1,94 @@
+"""Lines of metrics: the same whatever the order in which batches end; progress with and without a terminal."""
+
+import io
+import math
+import random
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marius_oac import reporting
+from marius_oac.pipeline.runner import BatchResult
+from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
+
+
+def results(first, count, seed=0):
+    draw = random.Random(seed)
+    return [
+        BatchResult(sequence=n, timestamp=n, loss=draw.random() * 10 ** draw.randrange(-9, 9),
+                    examples=draw.randrange(1, 9), replaced=draw.randrange(3), refused=draw.randrange(3),
+                    lost=draw.randrange(3), cached_rows=draw.randrange(99))
+        for n in range(first, first + count)
+    ]  # fmt: skip
+
+
+def reported(batches, every):
+    lines, fill = [], iter(range(10**6))
+    with TrainingProgress(0, 100) as progress:
+        first = min(batch.timestamp for batch in batches)
+        sources = (lambda: {"read": 0.25}), (lambda: {"planned": next(fill)})
+        report = SegmentReport(first, 0, every, lines.append, *sources, progress)
+        for batch in batches:
+            report.add(batch)
+        report.flush()
+    return lines, report
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 30), st.integers(1, 30), st.integers(1, 12), st.randoms(use_true_random=False))
+def test_intervals_do_not_depend_on_the_order_in_which_batches_end(first, count, every, random):
+    batches = results(first, count)
+    expected, whole = reported(batches, every)
+    shuffled = list(batches)
+    random.shuffle(shuffled)
+    lines, report = reported(shuffled, every)
+
+    def told(lines):
+        return sorted((line["batch"], line["loss"], line["lost_updates"], line["cache_rows"]) for line in lines)
+
+    assert told(lines) == told(expected)
+    assert [line["batch"] for line in lines] == sorted(line["batch"] for line in lines)
+    ends = [line["batch"] for line in expected]
+    assert ends == [n for n in range(first, first + count) if (n + 1) % every == 0 or n == first + count - 1]
+    for line, start in zip(expected, [first, *(end + 1 for end in ends)], strict=False):
+        part = [batch for batch in batches if start <= batch.sequence <= line["batch"]]
+        examples = sum(batch.examples for batch in part)
+        assert line["loss"] == math.fsum(batch.loss * batch.examples for batch in part) / examples
+        assert line["replaced_rows"] == sum(batch.replaced for batch in part)
+    assert report.computation_order() == [batch.sequence for batch in batches]
+    assert report.totals.examples == whole.totals.examples == sum(batch.examples for batch in batches)
+    assert report.totals.batches == count and math.isclose(report.totals.stage_seconds["read"], 0.25 * len(lines))
+
+
+def test_the_fill_of_a_channel_is_a_mean():
+    lines, report = reported(results(0, 4), 2)
+    assert [line["channel_fill"]["planned"] for line in lines] == [0.5, 2.5]
+    assert report.totals.metrics()["channel_fill"]["planned"] == 1.5
+
+
+def test_sums_of_nothing_and_of_parts():
+    assert Totals() + Totals() == Totals() and Totals().rate() == 0
+    batches = results(0, 10)
+    assert (Totals.of(batches[:4]) + Totals.of(batches[4:])).examples == Totals.of(batches).examples
+    assert (Totals.of(batches[:4]) + Totals.of(batches[4:])).peak_cache_rows == Totals.of(batches).peak_cache_rows
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress(monkeypatch, terminal):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    screen, clock = Screen(), iter(range(0, 1000, 6))
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: next(clock))
+    with TrainingProgress(5, 50) as progress:
+        for _ in range(3):
+            progress.show(0, Totals(batches=10, examples=100, loss=50.0, seconds=1.0))
+        progress.say("epoch 1 of 2")
+    said = screen.getvalue()
+    assert "epoch 1 of 2" in said and "loss 0.5000, 100 examples/s" in said
+    if not terminal:
+        assert said.splitlines() == ["epoch 1, batch 25 of 50: loss 0.5000, 100 examples/s", "epoch 1 of 2"]
