@@ -86,6 +86,6 @@ def test_runs_are_compared_with_names_where_the_graph_is(graph, finished, tmp_pa
     (tmp_path / "a" / "config.yaml").write_text(text.replace(str(graph.path), str(tmp_path / "gone")))
     found = compare_runs(tmp_path / "a", tmp_path / "b")
     assert not found.same and found.differences[0].first_name is None
-    shutil.rmtree(tmp_path / "b" / "checkpoints" / "0000000050")
-    with pytest.raises(InputError, match="no checkpoint '0000000050'"):
+    shutil.rmtree(tmp_path / "b" / "checkpoints" / "0000000100")
+    with pytest.raises(InputError, match="no checkpoint '0000000100'"):
         compare_runs(tmp_path / "a", tmp_path / "b")
