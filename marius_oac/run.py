@@ -18,6 +18,7 @@ import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from marius_oac import __version__
+from marius_oac import __version__, blas
 from marius_oac.checkpoint import Checkpoint, Checkpoints
 from marius_oac.config import Config
 from marius_oac.errors import CheckpointError, ConfigError, InputError
@@ -42,8 +43,8 @@ _MAY_CHANGE = ("device", "threads", "training.epochs", "training.early_stopping"
 class RunFolder:
     """An existing run. Use `create` or `open`; enter it to hold its lock while training."""
 
-    def __init__(self, path: Path, config: Config, fingerprint: str):
-        self.path, self.config, self.fingerprint = path, config, fingerprint
+    def __init__(self, path: Path, config: Config, fingerprint: str, kernels: str):
+        self.path, self.config, self.fingerprint, self.kernels = path, config, fingerprint, kernels
         self.checkpoints = Checkpoints(path / "checkpoints")
         self._lock = None
 
@@ -59,6 +60,7 @@ class RunFolder:
         cls.check_new(path)
         temporary = unfinished(path)
         about = {"format": FORMAT, "version": VERSION, "package": __version__, "graph": fingerprint}
+        about["kernels"] = blas.kernels()
         with disk_errors(path):
             try:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -69,7 +71,7 @@ class RunFolder:
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-        return cls(path, config, fingerprint)
+        return cls(path, config, fingerprint, about["kernels"])
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -82,7 +84,7 @@ class RunFolder:
             if about["version"] != VERSION:
                 raise CheckpointError(f"is of format version {about['version']}, this program reads {VERSION}", path)
             config = Config.load(path / "config.yaml")
-            return cls(path, config, about["graph"])
+            return cls(path, config, about["graph"], about["kernels"])
         except (FileNotFoundError, NotADirectoryError):
             reason = "is no run: it has no run.json" if path.exists() else "there is no such run"
             raise CheckpointError(reason, path) from None
@@ -95,6 +97,11 @@ class RunFolder:
             if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE):
                 raise ConfigError(f"the run was trained with {old!r}; it can't go on with {new!r}", key)
         self.check_graph(fingerprint, config.data.path)
+        if self.kernels != blas.kernels():
+            sys.stderr.write(
+                f"note: matrix products run on {blas.kernels()} kernels here, on {self.kernels} when this run began: "
+                "the last bits may differ from those of an uninterrupted run\n"
+            )
 
     def check_graph(self, fingerprint: str, path: str) -> None:
         """Raises CheckpointError where the graph at `path` is not the one that the run was trained on."""

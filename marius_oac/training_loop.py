@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from marius_oac import blas
 from marius_oac.checkpoint import Checkpoint, name_of
 from marius_oac.errors import DivergedError, Interrupted
 from marius_oac.memory import peak_rss
@@ -244,5 +245,6 @@ class TrainingLoop:
             progress.say("test")
             summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
         summary["memory.peak_rss_bytes"] = peak_rss()
-        summary["machine"] = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB, {self.session.device}"
+        cores, memory = os.cpu_count(), psutil.virtual_memory().total >> 30
+        summary["machine"] = f"{cores} cores, {memory} GiB, {self.session.device}, {blas.kernels()} kernels"
         self.folder.write_summary(summary)
