@@ -2,7 +2,7 @@
 
     python -m benchmarks.oac_quality --data FOLDER-WITH-fb15k-237       # default: MARIUS_OAC_DATA
 
-ComplEx with filtered validation MRR on FB15k-237. A batch and its negatives touch a seventh of all entities and 16
+ComplEx with filtered validation MRR on FB15k-237. A batch and its negatives touch a sixth of all entities and 16
 batches are in flight, so stale rows are the rule: `async` loses most of its updates. Moving a batch over the emulated
 link takes 1.5 times its compute time, so `sync` waits most of the time. Writes a plot and prints tables.
 """
