@@ -1,0 +1,175 @@
+"""The story of a run folder, told by processes that are killed at each of its operations on files.
+
+Prints a JSON list: for every operation what was killed there, and what was wrong afterwards ("" if nothing). Nothing
+trains here: the batches are a toy, so that every moment can be tried, not some.
+
+Run as `python -m tests.kill_driver FOLDER`.
+"""
+
+import builtins
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from marius_oac.checkpoint import name_of
+from marius_oac.config import Config
+from marius_oac.errors import MariusOacError
+from marius_oac.run import RunFolder
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.memory import MemoryStore
+from tests.runs import contents
+
+BATCHES, EVERY, BEST = 6, 2, 2  # checkpoints after 2, 4 and 6 batches; the first of them is the best one
+CONFIG = Config.build({"data": {"path": "g"}, "pipeline": {"order": "arrival"}})
+CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
+
+
+def live(path: Path) -> None:
+    """Creates the run, or goes on from its newest checkpoint, to the end; as `training` does, in small."""
+    folder = RunFolder.open(path) if path.exists() else RunFolder.create(path, CONFIG, "a graph")
+    initial = RowInitial("normal", 1.0, 0, "entities")
+    with folder, MemoryStore("entities", 3, RowLayout(2, 1), initial) as store:
+        dense, first = torch.zeros(2), 0
+        if folder.checkpoints.names():
+            checkpoint = folder.checkpoints.open()
+            checkpoint.restore([store])
+            dense, first = checkpoint.dense()["dense"], checkpoint.extra["sequence"]
+        folder.rewind(first)
+        folder.write_config(CONFIG)
+        if first == BEST:
+            folder.checkpoints.mark_best(name_of(BEST))
+        for batch in range(first, BATCHES):
+            advance(store, batch)
+            dense = dense * 0.5 + batch
+            folder.log({"kind": "interval", "batch": batch, "sum": float(dense.sum())})
+            if (batch + 1) % EVERY == 0:
+                folder.append_order([batch, batch - 1])
+                folder.checkpoints.save(batch + 1, [store], {"dense": dense}, {"sequence": batch + 1}, keep=1)
+            if batch + 1 == BEST:
+                folder.checkpoints.mark_best(name_of(BEST))
+        folder.write_summary({"sha256": store.fingerprint(), "checkpoint": name_of(BATCHES)})
+
+
+def advance(store: MemoryStore, batch: int) -> None:
+    """What a batch would do: rows that follow from the rows before."""
+    (block,) = store.blocks()
+    store.load(0, np.full(len(block.rows), batch), block.rows * np.float32(0.5) + np.float32(batch))
+
+
+def count_operations(at_operation) -> None:
+    """From now on calls `at_operation(what)` before this process changes or flushes a file, and when it has opened one
+    for writing: then the file is empty, or lacks what will be added.
+
+    Nothing is flushed to the disk: what a killed process has written is in the kernel's hands, and stays.
+    """
+    opened = open
+
+    def audit(event: str, args: tuple) -> None:
+        if event in CHANGES:
+            at_operation(f"{event} {args[0]}")
+
+    def counted_open(file, mode="r", *args, **kwargs):
+        result = opened(file, mode, *args, **kwargs)
+        if set(mode) & set("wax+"):
+            at_operation(f"open {file}")
+        return result
+
+    sys.addaudithook(audit)
+    builtins.open = io.open = counted_open
+    os.fsync = lambda descriptor: at_operation("fsync")
+
+
+def in_child(work) -> int:
+    """The exit code of a process that does `work()`; minus the signal that killed it."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def live_until(path: Path, number: int) -> None:
+    """Lives until the operation of that number, from 1, and is killed before it."""
+    seen = []
+
+    def kill(what: str) -> None:
+        seen.append(what)
+        if len(seen) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    count_operations(kill)
+    live(path)
+
+
+def list_operations(path: Path, log: Path) -> list[str]:
+    """The operations of a life that nobody ends."""
+
+    def work() -> None:
+        seen: list[str] = []
+        count_operations(seen.append)
+        live(path)
+        log.write_text(json.dumps(list(seen)))
+
+    assert in_child(work) == 0
+    return json.loads(log.read_text())
+
+
+def state(path: Path) -> dict[str, str]:
+    """What the run holds. The checkpoint before the last may be there or not: a life that ended before it was removed
+    leaves it to the next one that saves."""
+    spare = f"checkpoints/{name_of(BATCHES - EVERY)}/"
+    return {name: digest for name, digest in contents(path).items() if name != ".lock" and not name.startswith(spare)}
+
+
+def fault_of(path: Path, first: int, second: int, whole: dict[str, str]) -> str:
+    """What is wrong when one life ends at operation `first`, the next one at `second`, and a third may finish."""
+    for number in (first, second):
+        code = in_child(partial(live_until, path, number))
+        if code not in (-signal.SIGKILL, 0):
+            return f"a life ended with code {code}"
+        if path.exists():
+            try:
+                folder = RunFolder.open(path)
+                for name in folder.checkpoints.names():
+                    folder.checkpoints.open(name)
+                folder.metrics(), folder.order(), folder.summary(), folder.checkpoints.best()
+            except MariusOacError as error:
+                return str(error)
+    if in_child(partial(live_until, path, 0)):  # no operation has this number
+        return "it did not go on"
+    if state(path) != whole:
+        return f"another end: {sorted(state(path).items() ^ whole.items())}"
+    left = [entry.name for entry in path.parent.iterdir() if entry != path]
+    return f"left behind: {left}" if left else ""
+
+
+def main(folder: Path) -> None:
+    live(folder / "warm" / "run")  # compiles and imports everything once
+    operations = list_operations(folder / "whole" / "run", folder / "operations.json")
+    whole, found = state(folder / "whole" / "run"), []
+    for number, what in enumerate(operations, 1):
+        place = folder / "killed"
+        place.mkdir()
+        second = number * 7 % len(operations) + 1
+        what = what.replace(str(folder / "whole"), "")
+        found.append([f"{number}: {what}", fault_of(place / "run", number, second, whole)])
+        shutil.rmtree(place)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
