@@ -1,7 +1,7 @@
 """Speed of the whole pipeline, in triples/s, against plain PyTorch and the bare matrix products of the same batches.
 
-    python benchmarks/pipeline_speed.py --cores 1
-    python benchmarks/pipeline_speed.py --cores 2 --setting b --decoder complex
+    python -m benchmarks.pipeline_speed --cores 1
+    python -m benchmarks.pipeline_speed --cores 2 --setting b --decoder complex
 
 The process is bound to so many cores, so every thread of the pipeline shares them. The contestants take turns of some
 40 batches; ratios are medians of the ratios within a turn, so a busy machine slows all alike. `step_speed.py` holds the
@@ -16,9 +16,19 @@ import time
 
 import numpy as np
 import torch
-from step_speed import DIMENSION, ENTITIES, RELATIONS, SETTINGS, draw, plain_step, products_by_numpy, products_by_torch
 from threadpoolctl import ThreadpoolController
 
+from benchmarks.step_speed import (
+    DIMENSION,
+    ENTITIES,
+    RELATIONS,
+    SETTINGS,
+    draw,
+    plain_step,
+    products_by_numpy,
+    products_by_torch,
+)
+from marius_oac import blas
 from marius_oac.config import Config
 from marius_oac.data.batches import EdgePlanner
 from marius_oac.models.link_prediction import LinkPredictionStep, entity_width, relation_width
@@ -103,17 +113,20 @@ def main() -> None:
                 if repeat:
                     seconds[name].append((time.perf_counter() - began) / turn)
     print(
-        f"{datetime.date.today()}, torch {torch.__version__}, {options.cores} cores, load {os.getloadavg()[0]:.1f}; "
+        f"{datetime.date.today()}, torch {torch.__version__}, {options.cores} cores, {blas.kernels()} kernels, "
+        f"load {os.getloadavg()[0]:.1f}; "
         f"{options.decoder}, dimension {DIMENSION}, batches of {size:,} in {chunks} chunks, {count} negatives"
     )
-    print(f"  {'':<18}{'triples/s':>11}{'ms':>8}{'x products':>12}{'x plain':>9}")
+    products = [min(pair) for pair in zip(seconds["products, torch"], seconds["products, NumPy"], strict=True)]
+    print(f"  {'':<18}{'triples/s':>11}{'ms':>8}{'x torch products':>18}{'x faster products':>19}{'x plain':>9}")
     for name, mine in seconds.items():
         ratios = [
-            statistics.median(other / own for own, other in zip(mine, seconds[rival], strict=True))
-            for rival in ("products, torch", "plain PyTorch")
+            statistics.median(other / own for own, other in zip(mine, rival, strict=True))
+            for rival in (seconds["products, torch"], products, seconds["plain PyTorch"])
         ]
         middle = statistics.median(mine)
-        print(f"  {name:<18}{size / middle:>11,.0f}{middle * 1e3:>8.2f}{ratios[0]:>12.2f}{ratios[1]:>9.2f}")
+        print(f"  {name:<18}{size / middle:>11,.0f}{middle * 1e3:>8.2f}", end="")
+        print(f"{ratios[0]:>18.2f}{ratios[1]:>19.2f}{ratios[2]:>9.2f}")
     stages = ours["oac"].telemetry.total()
     done = ours["oac"].next
     print("  oac, ms per batch: " + ", ".join(f"{stage} {stages[stage] / done * 1e3:.2f}" for stage in stages))

@@ -1,7 +1,7 @@
 """Speed of a training step of link prediction: ours, plain PyTorch and the bare matrix products, in triples/s.
 
-    python benchmarks/step_speed.py                                    # batch 1000, 500 negatives, DistMult, one core
-    python benchmarks/step_speed.py --threads 2 --setting b --decoder complex
+    python -m benchmarks.step_speed                                    # batch 1000, 500 negatives, DistMult, one core
+    python -m benchmarks.step_speed --threads 2 --setting b --decoder complex
 
 Setting a: batches of 1000 with 500 negatives per side; b: batches of 10000 in 10 chunks with 100 negatives each. Both
 sides are corrupted, 14,541 entities, 237 relations, dimension 100, softmax, element-wise Adagrad, uniform edges.

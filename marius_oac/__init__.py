@@ -7,17 +7,12 @@
     print(run.summary["test.filtered.mrr"])
 
 Names are imported when they are first used: importing the package, or its config, loads neither torch nor numba.
-Import it before NumPy: on some processors that doubles the speed of matrix products (see `blas`).
 """
 
 from importlib import import_module
 from typing import Any
 
-from marius_oac.blas import prefer_avx512
-
 __version__ = "0.1.0"
-
-prefer_avx512()
 
 _HOMES = {
     "Config": "config",
