@@ -1,8 +1,8 @@
 """Which kernels NumPy's OpenBLAS uses for matrix products.
 
 OpenBLAS picks them by the processor when NumPy is loaded, or takes those that `OPENBLAS_CORETYPE` names; AVX2 kernels
-(`Haswell`) have half the speed of AVX-512 ones (`SkylakeX`). Kernels differ in the last bits, so runs say which ones they
-used.
+(`Haswell`) have half the speed of AVX-512 ones (`SkylakeX`). Kernels differ in the last bits, so runs say which ones
+they used.
 """
 
 
