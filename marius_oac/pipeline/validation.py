@@ -31,7 +31,8 @@ def _replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, 
             j += 1
         else:
             if timestamps[i] < newer_timestamp:
-                values[i, :] = newer_values[j, :]
+                for k in range(values.shape[1]):  # a slice would cost a reference count, and more than the copy
+                    values[i, k] = newer_values[j, k]
                 timestamps[i] = newer_timestamp
                 replaced += 1
             i += 1
