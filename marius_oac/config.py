@@ -10,16 +10,30 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticKnownError
 
-from marius_oac.config_errors import explain, fields, flat, lines_of, reason, where
+from marius_oac.config_errors import explain, fields, flat, parse, reason, shown, where
 from marius_oac.errors import ConfigError
 
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+def _no_bool(value: Any) -> Any:
+    """YAML's `yes` is a truth value, which Python would take for the number 1."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("float_type")
+    return value
+
+
+_LARGEST = 2**63 - 1  # what an int64 holds
+_Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
+PositiveInt = Annotated[int, Field(gt=0, le=_LARGEST, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=_LARGEST, strict=True)]
+PositiveFloat = Annotated[_Number, Field(gt=0)]
+NonNegativeFloat = Annotated[_Number, Field(ge=0)]
+Fraction = Annotated[_Number, Field(ge=0, le=1)]
+Moment = Annotated[_Number, Field(ge=0, lt=1)]
+Switch = Annotated[bool, Field(strict=True)]
+Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 
 
 class Section(BaseModel):
@@ -29,7 +43,9 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    path: str = Field(description="Folder made by `marius-oac prepare`, or the name of an embedded data set (codex-s).")
+    path: Name = Field(
+        description="Folder made by `marius-oac prepare`, or the name of an embedded data set (codex-s)."
+    )
 
 
 class ModelConfig(Section):
@@ -37,8 +53,8 @@ class ModelConfig(Section):
         "complex", description="Score function of an edge; dot needs no relations."
     )
     dimension: PositiveInt = Field(100, description="Floats per entity; complex and rotate use two floats a number.")
-    norm: Literal[1, 2] = Field(2, description="TransE's distance: L1 or L2.")
-    reciprocal: bool = Field(
+    norm: Annotated[Literal[1, 2], BeforeValidator(_no_bool)] = Field(2, description="TransE's distance: L1 or L2.")
+    reciprocal: Switch = Field(
         False, description="Add every edge reversed under a relation of its own; replace tails only."
     )
     init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
@@ -55,7 +71,7 @@ class NegativesConfig(Section):
     count: PositiveInt = Field(500, description="Negatives shared by all edges of a chunk, per side.")
     chunks: PositiveInt = Field(1, description="Chunks a batch is split into, each with negatives of its own.")
     degree_fraction: Fraction = Field(0.0, description="Share of negatives drawn by degree; the rest are uniform.")
-    all: bool = Field(False, description="Every entity is a negative (count, chunks, degree_fraction are not used).")
+    all: Switch = Field(False, description="Every entity is a negative (count, chunks, degree_fraction are not used).")
 
 
 class LossConfig(Section):
@@ -75,9 +91,9 @@ class OptimizerConfig(Section):
     relation_learning_rate: PositiveFloat | None = Field(None, description="Step size of relations; default: the same.")
     epsilon: PositiveFloat = Field(1e-10, description="Added to the denominator (Adagrad, Adam).")
     initial_accumulator: NonNegativeFloat = Field(0.0, description="Adagrad's accumulator before the first update.")
-    beta1: Fraction = Field(0.9, description="Adam's decay of the first moment.")
-    beta2: Fraction = Field(0.999, description="Adam's decay of the second moment.")
-    decay: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
+    beta1: Moment = Field(0.9, description="Adam's decay of the first moment.")
+    beta2: Moment = Field(0.999, description="Adam's decay of the second moment.")
+    decay: Annotated[_Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
 
 
 class EarlyStoppingConfig(Section):
@@ -99,7 +115,7 @@ class EvaluationConfig(Section):
     every: NonNegativeInt = Field(1, description="Epochs between evaluations on the validation set; 0: never.")
     candidates: Literal["all"] | PositiveInt = Field("all", description="Rank against all entities, or so many drawn.")
     degree_fraction: Fraction = Field(0.0, description="Share of drawn candidates that are drawn by degree.")
-    filtered: bool = Field(True, description="Leave other known true answers out of the ranking.")
+    filtered: Switch = Field(True, description="Leave other known true answers out of the ranking.")
     max_edges: NonNegativeInt = Field(0, description="Validate on so many edges, the same each time; 0: all of them.")
     memory: PositiveInt = Field(256, description="MiB of scores held at once.")
 
@@ -121,7 +137,7 @@ class PipelineConfig(Section):
     mode: Literal["sync", "async", "async-delta", "oac"] = Field(
         "oac", description="sync: one batch at a time. oac: many, same bits. async, async-delta: many, stale."
     )
-    order: str = Field(
+    order: Name = Field(
         "plan", description="oac computes in plan order, in order of arrival, or as recorded in the given order.npy."
     )
     in_flight: PositiveInt = Field(4, description="Batches in flight; sync always has one.")
@@ -191,16 +207,10 @@ class Config(Section):
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(reason(error), path) from None
-        try:
-            tree = yaml.safe_load(text)
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f"{path}:{mark.line + 1}" if mark else path
-            raise ConfigError(getattr(error, "problem", None) or "not YAML", where) from None
+        tree, lines = parse(text, path)
         if not isinstance(tree, dict):
             raise ConfigError("must be a mapping of keys, such as `data: {path: ...}`", path)
-        return cls.build(tree, overrides, source=str(path), lines=lines_of(node, path))
+        return cls.build(tree, overrides, source=str(path), lines=lines)
 
     @classmethod
     def build(
@@ -250,16 +260,18 @@ def _apply(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
         if not equals or not all(key.split(".")):
             raise ConfigError("must look like key.path=value", f"--set {item}")
         try:
-            value = yaml.safe_load(text) if text else None
-        except yaml.YAMLError:
-            raise ConfigError(f"{text!r} is not a YAML value", f"--set {key}") from None
+            value, _ = parse(text, "--set")
+        except ConfigError:
+            raise ConfigError(f"{shown(text)} is not a YAML value", f"--set {key}") from None
         here = merged
         *parents, last = key.split(".")
         for part in parents:
-            if not isinstance(here.get(part), dict):
+            if here.get(part) is None:  # not there yet, or a section that is switched off
                 here[part] = {}
             here = here[part]
-        here[last] = value
+            if not isinstance(here, dict):
+                raise ConfigError(f"'{part}' is {shown(here)}, not a section of keys", f"--set {key}")
+        here[last] = _copy(value)
     return merged
 
 

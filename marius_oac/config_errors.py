@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from datetime import date
+from os.path import commonprefix
 from typing import Any
 
 import yaml
@@ -25,7 +27,35 @@ def flat(tree: Any, loc: tuple) -> set:
     return keys
 
 
-def lines_of(node: yaml.Node | None, source: object, path: tuple = ()) -> dict[tuple, int]:
+class _Loader(yaml.SafeLoader):
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError:  # PyYAML takes it for a date or a number, Python does not
+            problem = f"{shown(node.value)} is not a number or date; put quotes around text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+def parse(text: str, source: object) -> tuple[Any, dict[tuple, int]]:
+    """The plain values of a YAML text, and the line of every key.
+
+    Raises:
+        ConfigError: not YAML, a key given twice, a value that contains itself.
+    """
+    try:
+        lines = _lines(yaml.compose(text, Loader=_Loader), source)
+        return yaml.load(text, Loader=_Loader), lines
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or getattr(error, "reason", "not YAML")
+        if problem.startswith("but "):
+            problem = f"{error.context}, {problem}"
+        raise ConfigError(problem, f"{source}:{mark.line + 1}" if mark else source) from None
+    except RecursionError:
+        raise ConfigError("a value contains itself, or is nested too deeply", source) from None
+
+
+def _lines(node: yaml.Node | None, source: object, path: tuple = ()) -> dict[tuple, int]:
     """The line of every key; PyYAML itself would let a second one silently win."""
     found: dict[tuple, int] = {}
     if isinstance(node, yaml.MappingNode):
@@ -34,17 +64,26 @@ def lines_of(node: yaml.Node | None, source: object, path: tuple = ()) -> dict[t
             if here in found:
                 raise ConfigError("this key stands here twice", f"{source}:{line}: {'.'.join(here)}")
             found[here] = line
-            found.update(lines_of(value, source, here))
+            found.update(_lines(value, source, here))
     return found
 
 
 def where(path: tuple, source: str | None, lines: Mapping[tuple, int], from_set: set) -> str:
-    key = ".".join(path)
-    if path in from_set:
+    """Where a key was written: `--set` if it says more of the key's path than the file does."""
+    key = " ".join(".".join(path).split())
+    said = next((n for n in range(len(path), 0, -1) if path[:n] in lines), 0)
+    if path in from_set or any(len(commonprefix([path, other])) > said for other in from_set):
         return f"--set {key}"
-    line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
-    place = None if source is None else source if line is None else f"{source}:{line}"
+    place = None if source is None else f"{source}:{lines[path[:said]]}" if said else source
     return ": ".join(part for part in (place, key) if part) or "config"
+
+
+def shown(value: Any) -> str:
+    """A value as it is quoted in a message: short, on one line."""
+    if value is None:
+        return "null"
+    text = str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, date) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
@@ -57,18 +96,27 @@ def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
         return f"unknown key '{name}'{hint}" if hint else f"unknown key '{name}'; known here: {', '.join(known)}"
     if error["type"] == "missing":
         return "this key is required"
+    if error["type"] == "string_too_short":
+        return "must not be empty"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    text = _PLAINER.get(error["type"]) or f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    text = _PLAINER.get(error["type"]) or error["msg"].replace("Input should be", "must be")
     if error["loc"][-2:-1] == ("candidates",):
         text = "must be 'all' or a number above 0"
-    return f"{text}, not {error['input']!r}"
+    if error["type"] == "string_pattern_mismatch" and error["loc"] == ("device",):
+        text = "must be auto, cpu, cuda or cuda:N"
+    return f"{text}, not {shown(error['input'])}"
 
 
 _PLAINER = {
     "model_type": "must be a section of keys",
     "dict_type": "must be a section of keys",
-    "string_pattern_mismatch": "must be auto, cpu, cuda or cuda:N",
+    "string_pattern_mismatch": "must be text without null characters",
+    "string_type": "must be text",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
 }
 
 
