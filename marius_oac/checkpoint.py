@@ -75,13 +75,14 @@ class Checkpoint:
     def restore(self, stores: Sequence[ParameterStore]) -> None:
         """Loads every table, block by block."""
         for store in stores:
-            values, state, timestamps = (self.array(store.name, part) for part in _PARTS)
-            if (values.shape, state.shape, timestamps.shape) != tuple(_shapes(store).values()):
-                raise CheckpointError(f"table {store.name!r} has another shape, {list(values.shape)}", self.path)
+            shapes = {part: self.array(store.name, part).shape for part in _PARTS}
+            if shapes != _shapes(store):
+                raise CheckpointError(f"table {store.name!r} has another shape, {list(shapes['values'])}", self.path)
             for first in range(0, store.num_rows, ROWS_PER_BLOCK):
-                part = slice(first, first + ROWS_PER_BLOCK)
-                rows = np.concatenate((values[part], state[part]), axis=1)
-                store.load(first, np.array(timestamps[part]), np.ascontiguousarray(rows))
+                # Mapped anew for each block: a page that was read counts as our memory until its mapping goes.
+                block = slice(first, first + ROWS_PER_BLOCK)
+                values, state, timestamps = (self.array(store.name, part)[block] for part in _PARTS)
+                store.load(first, np.array(timestamps), np.concatenate((values, state), axis=1))
 
     def verify(self) -> None:
         """Reads every file through. Raises CheckpointError naming the one that is missing or damaged."""

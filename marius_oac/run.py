@@ -82,7 +82,9 @@ class RunFolder:
             if about["format"] != FORMAT:
                 raise ValueError
             if about["version"] != VERSION:
-                raise CheckpointError(f"is of format version {about['version']}, this program reads {VERSION}", path)
+                raise CheckpointError(
+                    f"is of format version {about['version']}, this program reads {VERSION}", path / "run.json"
+                )
             config = Config.load(path / "config.yaml")
             return cls(path, config, about["graph"], about["kernels"])
         except (FileNotFoundError, NotADirectoryError):
@@ -115,30 +117,35 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a last line that a killed process tore is left out."""
+        """The lines of metrics.jsonl, each with `kind` and `batch`; a last one that was torn by a kill is left out.
+
+        Raises CheckpointError where another line is damaged.
+        """
         path = self.path / "metrics.jsonl"
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what has no end is torn
         parsed = []
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
-                parsed.append(json.loads(line))
+                parsed.append(_metrics_line(line))
             except ValueError:
-                break
+                raise CheckpointError("is damaged; without this line the run can go on", f"{path}:{number}") from None
         return parsed
 
     def rewind(self, sequence: int) -> None:
         """Drops what was written after batch `sequence - 1`, so that the files of a resumed run tell one story.
 
-        An evaluation at the end of that batch goes too: it is made again.
+        An evaluation at the end of that batch goes too: it is made again. Raises CheckpointError, and drops nothing,
+        where a file is damaged.
         """
+        kept = [line for line in self.metrics() if line["batch"] < sequence - (line["kind"] == "evaluation")]
+        recorded = self.config.pipeline.order == "arrival"
+        order = self.order() if recorded else None
+        if recorded and len(order) < sequence:
+            raise CheckpointError(f"holds {len(order):,} batches, {sequence:,} are expected", self.path / ORDER)
         (self.path / "summary.json").unlink(missing_ok=True)
         self.checkpoints.drop_after(sequence)
-        kept = [line for line in self.metrics() if line["batch"] < sequence - (line["kind"] == "evaluation")]
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-        if self.config.pipeline.order == "arrival":
-            order = self.order()
-            if len(order) < sequence:
-                raise CheckpointError(f"holds {len(order):,} batches, {sequence:,} are expected", self.path / ORDER)
+        if recorded:
             self._write_order(order[:sequence])
 
     def append_order(self, order: list[int]) -> None:
@@ -202,6 +209,13 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.close()
+
+
+def _metrics_line(content: bytes) -> dict[str, Any]:
+    line = json.loads(content)
+    if not isinstance(line, dict) or "kind" not in line or not isinstance(line.get("batch"), int):
+        raise ValueError
+    return line
 
 
 def _differences(old: Any, new: Any, path: str = ""):

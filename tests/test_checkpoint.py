@@ -8,6 +8,7 @@ import shutil
 import tracemalloc
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -230,3 +231,13 @@ def test_saving_takes_memory_for_a_block_not_for_the_table(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10 << 20 < store.nbytes
+
+
+def test_restoring_keeps_no_more_than_a_block_mapped(tmp_path, monkeypatch):
+    store = table(rows=200_000, dimension=16, state=16)
+    Checkpoints(tmp_path).save(0, [store], {}, {}, keep=1)
+    checkpoint, process, mapped = Checkpoints(tmp_path).open(), psutil.Process(), []
+    load, before = store.load, process.memory_info().shared
+    monkeypatch.setattr(store, "load", lambda *args: (load(*args), mapped.append(process.memory_info().shared)))
+    checkpoint.restore([store])
+    assert max(mapped) - before < 8 << 20 < store.nbytes // 2

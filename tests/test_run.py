@@ -10,6 +10,7 @@ import pytest
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.run import RunFolder
 from tests.graphs import tiny_config
+from tests.runs import contents
 
 
 @pytest.fixture
@@ -62,6 +63,37 @@ def test_a_torn_line_ends_the_metrics(folder):
     with open(folder.path / "metrics.jsonl", "a") as file:
         file.write('{"kind": "int')
     assert folder.metrics() == [{"kind": "interval", "batch": 1}]
+    with open(folder.path / "metrics.jsonl", "ab") as file:
+        file.write(b"\xff\x00")
+    assert folder.metrics() == [{"kind": "interval", "batch": 1}]
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff", b"\0", b"", b"[1]", b"3", b'{"batch": 1}', b'{"kind": "epoch", "batch": "1"}']
+)
+def test_a_damaged_line_is_named_and_nothing_is_dropped(folder, line):
+    folder.log({"kind": "interval", "batch": 1})
+    with open(folder.path / "metrics.jsonl", "ab") as file:
+        file.write(line + b"\n")
+    folder.log({"kind": "interval", "batch": 2})
+    assert_nothing_is_dropped(folder, r"metrics.jsonl:2: is damaged")
+
+
+@pytest.mark.parametrize("order, message", [(b"", "can't be read"), (None, "holds 0 batches, 10 are expected")])
+def test_a_damaged_order_is_named_and_nothing_is_dropped(folder, order, message):
+    if order is not None:
+        (folder.path / "order.npy").write_bytes(order)
+    assert_nothing_is_dropped(folder, f"order.npy: {message}")
+
+
+def assert_nothing_is_dropped(folder, message):
+    for sequence in (10, 20):
+        folder.checkpoints.save(sequence, [], {}, {}, keep=3)
+    folder.write_summary({"a": 1})
+    before = contents(folder.path)
+    with pytest.raises(CheckpointError, match=message):
+        folder.rewind(10)
+    assert contents(folder.path) == before
 
 
 @pytest.mark.parametrize("file, content", [("summary.json", "[1"), ("summary.json", "3"), ("run.json", "[]")])
