@@ -89,3 +89,13 @@ def test_runs_are_compared_with_names_where_the_graph_is(graph, finished, tmp_pa
     shutil.rmtree(tmp_path / "b" / "checkpoints" / "0000000100")
     with pytest.raises(InputError, match="no checkpoint '0000000100'"):
         compare_runs(tmp_path / "a", tmp_path / "b")
+
+
+def test_dense_parameters_of_any_shape_and_type(tmp_path):
+    def dense(bias, count):
+        return {"bias": torch.tensor(bias), "count": torch.tensor([1, count]), "weights": torch.ones(1, 2, 1)}
+
+    ours = saved(tmp_path / "a", numbers(2), dense=dense(1.5, 2**40))
+    found = compare(ours, saved(tmp_path / "b", numbers(2), dense=dense(1.25, 2**40 + 1)))
+    told = {one.name: (one.differing, one.first, one.largest) for one in found.differences[2:]}
+    assert told == {"bias": (1, 0, 0.25), "count": (1, 1, 1.0), "weights": (0, -1, 0.0)}
