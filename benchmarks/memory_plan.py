@@ -31,11 +31,7 @@ SETTINGS = {
     "ComplEx, oac, 16 in flight": ["pipeline.in_flight=16"],
     "TransE, sync": ["model.decoder=transe", "pipeline.mode=sync"],
     "SGD, async, bfloat16": ["training.optimizer.kind=sgd", "pipeline.mode=async", "storage.dtype=bfloat16"],
-    "Adam, all nodes as negatives": [
-        "training.optimizer.kind=adam", "training.negatives.all=true", "training.batch_size=500", "model.dimension=32",
-        "training.epochs=1", "evaluation.every=0",
-    ],
-}  # fmt: skip
+}
 
 
 def make_graph(folder: Path, nodes: int, edges: int) -> Path:

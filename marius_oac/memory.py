@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import ctypes
 import shutil
 import sys
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ from marius_oac.storage.contract import ROWS_PER_BLOCK
 from marius_oac.types import Plan
 
 _MIB = 1 << 20
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
+_RETURNED_BYTES = 4 * _MIB
 _KERNEL_BYTES = 26 * _MIB  # kernels as they are loaded, stacks and arenas of the threads: a run on 2,000 nodes x 8
 
 
@@ -91,15 +93,13 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
     buffer_bytes = rows * (4 * layout.width + 8)
     relations = num_model_relations(config, graph) * layout.width * 4
     save = min(table.num_rows, ROWS_PER_BLOCK) * layout.width * 4 * 2 + 2 * relations
-    # The threads that fill a table each make a block at a time, and the allocator keeps that memory for later threads.
-    blocks = len(os.sched_getaffinity(0)) * min(table.num_rows, ROWS_PER_BLOCK) * (4 * layout.width + 16)
     evaluation = _evaluation_bytes(config, graph, device)
     edges = sum(graph.edges(split).nbytes for split in SPLITS if split == "train" or graph.num_edges[split])
     plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes
     needs = [
         Need("host", "this program", program + _KERNEL_BYTES, "data.path"),
         Need("host", "edges", edges, "data.path", mapped=True),
-        Need("host", "tables", table.num_rows * layout.row_bytes + blocks, "model.dimension"),
+        Need("host", "tables", table.num_rows * layout.row_bytes, "model.dimension"),
     ]
     if device.type == "cpu":
         compute = _scratch_bytes(config, plan, table.num_rows) + 2 * relations
@@ -201,6 +201,18 @@ def _known_bytes(config: Config, graph: Graph) -> int:
     over all edges could count them."""
     answers = sum(min(sum(graph.num_edges.values()), 100 * edges) for edges in _num_evaluated(config, graph))
     return config.evaluation.filtered * 16 * (answers + 4 * sum(_num_evaluated(config, graph)))
+
+
+def return_freed_memory() -> None:
+    """From now on blocks of 4 MiB and more go back to the system when they are freed, in this whole process.
+
+    glibc otherwise raises that threshold with every block that is freed, and keeps blocks of up to 32 MiB for each
+    thread: on 200,000 nodes x 100 the peak was 890 MiB in place of 790, and another one in every run. Elsewhere than
+    on glibc it does nothing.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _RETURNED_BYTES)
 
 
 def peak_rss() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from marius_oac.config import Config
 from marius_oac.data.graph import open_or_prepare
-from marius_oac.memory import plan_memory
+from marius_oac.memory import plan_memory, return_freed_memory
 from marius_oac.pipeline.runner import Probe
 from marius_oac.run import RunFolder
 from marius_oac.session import Session, check_fits
@@ -55,6 +55,7 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
     RunFolder.check_new(path)
     graph = open_or_prepare(config.data.path)
     check_fits(config, graph)
+    return_freed_memory()
     plan_memory(config, graph, path).announce()
     with RunFolder.create(path, config, graph.fingerprint) as folder:
         _run(config, graph, folder, trace, probe)
@@ -89,6 +90,7 @@ def resume(
             sys.stderr.write(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N\n")
             return open_run(path)
         check_fits(config, graph)
+        return_freed_memory()
         plan_memory(config, graph, folder.path).announce()
         _run(config, graph, folder, trace, probe, lambda loop: loop.restore(checkpoint))
     return open_run(path)

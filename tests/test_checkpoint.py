@@ -175,6 +175,8 @@ def count_calls(patch, fault_at=None, error=None):
         (os, "rename"),
         (os, "replace"),
         (os, "mkdir"),
+        (os, "unlink"),
+        (os, "rmdir"),
         (builtins, "open"),
         (shutil, "rmtree"),
     ):
@@ -195,7 +197,7 @@ def test_a_fault_at_any_call_leaves_every_named_checkpoint_complete(tmp_path, mo
         calls = count_calls(patch)
         checkpoints.save(30, [table(seed=30)], DENSE, {}, keep=1)
     assert checkpoints.names() == ["0000000010", "0000000030"]
-    assert {"fsync", "rename", "mkdir", "open", "rmtree"} <= set(calls)
+    assert {"fsync", "rename", "mkdir", "open", "rmtree", "unlink", "rmdir"} <= set(calls)
     for number in range(1, len(calls) + 1):
         for error in (OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()):
             checkpoints = prepared(f"{number}-{type(error).__name__}")

@@ -1,6 +1,9 @@
 """The memory plan: each term against what is really held, the whole against the peak of a process, limits respected."""
 
+import ctypes
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -36,7 +39,7 @@ def test_terms_are_what_is_held(graph, tmp_path, overrides):
         pool, buffer = session.pipeline.device._resident, session.pipeline.device.staging_bytes()
         relations = sum(tensor.nbytes for tensor in session.step.dense_state().values())
         assert need(plan, "compute") == pytest.approx(scratch + 2 * relations, rel=0.05)
-        assert store.nbytes < need(plan, "tables")
+        assert store.nbytes == need(plan, "tables")
         assert pool.made <= 5 and need(plan, "batches") > 5 * buffer * 0.7
 
 
@@ -139,7 +142,25 @@ def test_groups(tmp_path, version):
 
 
 def test_the_plan_against_the_peak_of_a_process(tmp_path):
-    """A small one here; `benchmarks/memory_plan.py` measures large ones."""
+    """A small one here; `benchmarks/memory_plan.py` measures large ones. The first run may have kernels to compile."""
     graph = make_graph(tmp_path, 40_000, 60_000)
-    planned, peak, line = measure(graph, tmp_path, ["pipeline.in_flight=8"])
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        planned, peak, line = measure(graph, tmp_path / name, ["pipeline.in_flight=8"])
     assert abs(peak / planned - 1) < BOUND, (peak, line)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone keeps what is freed")
+def test_freed_blocks_go_back():
+    """In a process of its own: by default the second block would come from what the allocator kept of the first."""
+    script = """if True:
+        import numpy as np, psutil
+        from marius_oac.memory import return_freed_memory
+        return_freed_memory()
+        held = psutil.Process().memory_info().rss
+        for size in (20, 10, 20):
+            block = np.ones(size << 20, np.uint8)
+            block = None
+        assert psutil.Process().memory_info().rss - held < 5 << 20
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)
