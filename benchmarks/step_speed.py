@@ -1,46 +1,69 @@
-"""Speed of a training step of link prediction: ours, plain PyTorch and the bare matrix products, in triples/s.
+"""Speed of training link prediction, in triples/s: our pipeline and its step, plain PyTorch, the bare products.
 
     python -m benchmarks.step_speed                                    # batch 1000, 500 negatives, DistMult, one core
-    python -m benchmarks.step_speed --threads 2 --setting b --decoder complex
+    python -m benchmarks.step_speed --cores 2 --setting b --decoder complex
 
 Setting a: batches of 1000 with 500 negatives per side; b: batches of 10000 in 10 chunks with 100 negatives each. Both
 sides are corrupted, 14,541 entities, 237 relations, dimension 100, softmax, element-wise Adagrad, uniform edges.
 "products" are the six matrix products of a batch alone (by torch and by NumPy, whose BLAS ours uses), a limit of the
 machine. "plain" is what a user writes: nn.Embedding(sparse=True), autograd, torch.optim.Adagrad. "step" is our
-`LinkPredictionStep` on planned batches, its rows already gathered.
-
-The contestants take turns of five batches, and the ratios are medians of the ratios within a turn, so a busy machine
-slows all alike. Times are per batch. CPU is the processor time of all threads, which other processes disturb less.
+`LinkPredictionStep` on planned batches, its rows already gathered; "oac" and "sync" are the whole pipeline over a
+store: plan, read, validate, compute, write. `turns` says how the contestants share the machine.
 """
 
 import argparse
 import datetime
-import platform
-import statistics
-import time
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import threadpool_limits
 from torch import nn
 
+from benchmarks.turns import Contestant, take_turns
+from marius_oac import blas
 from marius_oac.config import Config
-from marius_oac.models.link_prediction import LinkPredictionStep, relation_width
+from marius_oac.data.batches import EdgePlanner
+from marius_oac.models.link_prediction import LinkPredictionStep, entity_width, relation_width
+from marius_oac.pipeline.runner import Pipeline
+from marius_oac.runtime.telemetry import Telemetry
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.memory import MemoryStore
 
 ENTITIES, RELATIONS, DIMENSION = 14_541, 237, 100
 SETTINGS = {"a": (1_000, 1, 500), "b": (10_000, 10, 100)}
 LEARNING_RATE, INITIAL_SCALE = 0.1, 1e-3
-TURN = 5  # batches
+DRAWN = 20  # batches, again and again
 
 
-@dataclass
-class Contestant:
-    name: str
-    run: Callable[[int], object]  # computes batch number i
-    seconds: list[float] = field(default_factory=list)
-    cpu_seconds: list[float] = field(default_factory=list)
+@dataclass(frozen=True)
+class Race:
+    """What all contestants compute."""
+
+    decoder: str
+    setting: str
+    cores: int
+    in_flight: int
+
+    def config(self, mode: str = "oac") -> Config:
+        size, chunks, count = SETTINGS[self.setting]
+        return Config.build(
+            {
+                "data": {"path": "none"},
+                "model": {"decoder": self.decoder, "dimension": DIMENSION},
+                "training": {"batch_size": size, "negatives": {"count": count, "chunks": chunks}},
+                "pipeline": {"mode": mode, "in_flight": self.in_flight},
+            }
+        )
+
+    def draw(self) -> list["Edges"]:
+        generator = np.random.default_rng(0)
+        size, chunks, count = SETTINGS[self.setting]
+        return [_draw(generator, size, chunks, count) for _ in range(DRAWN)]
 
 
 @dataclass(frozen=True)
@@ -53,7 +76,7 @@ class Edges:
     negatives: np.ndarray
 
 
-def draw(generator: np.random.Generator, size: int, chunks: int, count: int) -> Edges:
+def _draw(generator: np.random.Generator, size: int, chunks: int, count: int) -> Edges:
     ids = generator.integers(ENTITIES, size=(2, size))
     relations = generator.integers(RELATIONS, size=size)
     return Edges(ids[0], relations, ids[1], generator.integers(ENTITIES, size=(2, chunks, count)))
@@ -109,8 +132,9 @@ class PlainModel(nn.Module):
         return (losses[0] + losses[1]) / 2
 
 
-def plain_step(decoder: str, batches: list[Edges]) -> Callable[[int], object]:
-    model = PlainModel(decoder)
+def plain_step(race: Race) -> Callable[[int], object]:
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    model, batches = PlainModel(race.decoder), race.draw()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=LEARNING_RATE)
     tensors = [
         [torch.from_numpy(array) for array in (each.heads, each.relations, each.tails, each.negatives)]
@@ -127,30 +151,8 @@ def plain_step(decoder: str, batches: list[Edges]) -> Callable[[int], object]:
     return run
 
 
-def our_step(decoder: str, setting: str, threads: int, batches: list[Edges]) -> tuple[LinkPredictionStep, Callable]:
-    size, chunks, count = SETTINGS[setting]
-    config = Config.build(
-        {
-            "data": {"path": "none"},
-            "model": {"decoder": decoder, "dimension": DIMENSION},
-            "training": {"batch_size": size, "negatives": {"count": count, "chunks": chunks}},
-        }
-    )
-    generator = np.random.default_rng(1)
-    relations = generator.normal(0, INITIAL_SCALE, (RELATIONS, relation_width(config))).astype(np.float32)
-    step = LinkPredictionStep(config, RELATIONS, torch.device("cpu"), threads, relations)
-    plans = []
-    for batch in batches:
-        rows, arrays = planned(batch)
-        values = np.zeros((rows.size, 2 * DIMENSION), np.float32)
-        values[:, :DIMENSION] = generator.normal(0, INITIAL_SCALE, (rows.size, DIMENSION))
-        plans.append((values, arrays))
-    clock = iter(range(1 << 62))
-    return step, lambda i: step.compute([plans[i][0]], plans[i][1], next(clock))
-
-
-def products_by_torch(setting: str) -> Callable[[int], object]:
-    size, chunks, count = SETTINGS[setting]
+def products_by_torch(race: Race) -> Callable[[int], object]:
+    size, chunks, count = SETTINGS[race.setting]
     queries, candidates = torch.randn(2, chunks, size // chunks, DIMENSION), torch.randn(2, chunks, count, DIMENSION)
     scores = torch.empty(2, chunks, size // chunks, count)
     query_gradients, candidate_gradients = torch.empty_like(queries), torch.empty_like(candidates)
@@ -165,8 +167,9 @@ def products_by_torch(setting: str) -> Callable[[int], object]:
     return run
 
 
-def products_by_numpy(setting: str) -> Callable[[int], object]:
-    size, chunks, count = SETTINGS[setting]
+def products_by_numpy(race: Race) -> Callable[[int], object]:
+    threadpool_limits(limits=race.cores, user_api="blas")
+    size, chunks, count = SETTINGS[race.setting]
     generator = np.random.default_rng(0)
     queries = generator.standard_normal((2, chunks, size // chunks, DIMENSION), np.float32)
     candidates = generator.standard_normal((2, chunks, count, DIMENSION), np.float32)
@@ -183,70 +186,106 @@ def products_by_numpy(setting: str) -> Callable[[int], object]:
     return run
 
 
-def measure(contestants: list[Contestant], batches: int, repeats: int) -> None:
-    """Adds `repeats` times per batch to every contestant, after a turn that does not count."""
-    for turn in range(repeats + 1):
-        for contestant in contestants:
-            cpu, wall = time.process_time(), time.perf_counter()
-            for i in range(TURN):
-                contestant.run((TURN * turn + i) % batches)
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            if turn:
-                contestant.seconds.append(wall / TURN)
-                contestant.cpu_seconds.append(cpu / TURN)
+class Repeated(Contestant):
+    """A function of the batch's number, over the drawn batches."""
+
+    def __init__(self, make: Callable[[Race], Callable[[int], object]], race: Race):
+        self._run, self._next = make(race), 0
+
+    def run(self, batches: int) -> None:
+        for _ in range(batches):
+            self._run(self._next % DRAWN)
+            self._next += 1
 
 
-def report(contestants: list[Contestant], size: int) -> None:
-    print(f"  {'':<18}{'triples/s':>11}{'ms':>8}{'lowest':>8}{'CPU ms':>8}", end="")
-    print(f"{'x products':>12}{'x plain':>9}{'CPU x plain':>13}")
-    by_name = {contestant.name: contestant for contestant in contestants}
-    for each in contestants:
-        ratios = [
-            statistics.median(theirs / ours for ours, theirs in zip(mine, other, strict=True))
-            for mine, other in (
-                (each.seconds, by_name["products, torch"].seconds),
-                (each.seconds, by_name["plain"].seconds),
-                (each.cpu_seconds, by_name["plain"].cpu_seconds),
-            )
-        ]
-        middle = statistics.median(each.seconds)
-        print(
-            f"  {each.name:<18}{size / middle:>11,.0f}{middle * 1e3:>8.2f}{min(each.seconds) * 1e3:>8.2f}"
-            f"{statistics.median(each.cpu_seconds) * 1e3:>8.2f}{ratios[0]:>12.2f}{ratios[1]:>9.2f}{ratios[2]:>13.2f}"
+def _our_step(config: Config, cores: int) -> LinkPredictionStep:
+    generator = np.random.default_rng(1)
+    relations = generator.normal(0, INITIAL_SCALE, (RELATIONS, relation_width(config))).astype(np.float32)
+    return LinkPredictionStep(config, RELATIONS, torch.device("cpu"), cores, relations)
+
+
+class OurStep(Contestant):
+    def __init__(self, race: Race):
+        self._step, self._next = _our_step(race.config(), race.cores), 0
+        generator = np.random.default_rng(2)
+        self._plans = []
+        for batch in race.draw():
+            rows, arrays = planned(batch)
+            values = np.zeros((rows.size, 2 * DIMENSION), np.float32)
+            values[:, :DIMENSION] = generator.normal(0, INITIAL_SCALE, (rows.size, DIMENSION))
+            self._plans.append((values, arrays))
+
+    def run(self, batches: int) -> None:
+        for _ in range(batches):
+            values, arrays = self._plans[self._next % DRAWN]
+            self._step.compute([values], arrays, self._next)
+            self._next += 1
+
+    def close(self) -> None:
+        self._step.close()
+
+
+class OurPipeline(Contestant):
+    """The pipeline over uniform edges of as many entities and relations as FB15k-237 has."""
+
+    def __init__(self, race: Race, mode: str):
+        config = race.config(mode)
+        generator = np.random.default_rng(0)
+        edges = np.stack([generator.integers(bound, size=400_000) for bound in (ENTITIES, RELATIONS, ENTITIES)], 1)
+        self._step = _our_step(config, race.cores)
+        planner = EdgePlanner(edges, ENTITIES, RELATIONS, config)
+        initial = RowInitial("normal", INITIAL_SCALE, 0, "entities")
+        self._store = MemoryStore("entities", ENTITIES, RowLayout(*entity_width(config)), initial)
+        self._telemetry, self._next = Telemetry(), 0
+        self._pipeline = Pipeline(
+            planner, [self._store], self._step, config.pipeline, torch.device("cpu"), self._telemetry, lambda _: None
         )
+
+    def run(self, batches: int) -> None:
+        self._next = self._pipeline.run(self._next, self._next + batches)
+
+    def report(self) -> str:
+        stages = self._telemetry.total()
+        return ", ".join(f"{stage} {stages[stage] / self._next * 1e3:.2f}" for stage in stages)
+
+    def close(self) -> None:
+        self._step.close()
+        self._store.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Triples/s of one training step, against its limits and PyTorch.")
-    parser.add_argument("--threads", type=int, default=1, help="threads that compute")
+    parser = argparse.ArgumentParser(description="Triples/s of our training, against its limits and PyTorch.")
+    parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--setting", choices=sorted(SETTINGS), default="a", help="batch and negatives")
     parser.add_argument("--decoder", choices=("distmult", "complex"), default="distmult")
-    parser.add_argument("--repeats", type=int, default=40, help="turns; their median is reported")
+    parser.add_argument("--in-flight", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=15, help="their median is reported")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    torch.sparse.check_sparse_tensor_invariants.disable()
-    size, chunks, count = SETTINGS[options.setting]
-    generator = np.random.default_rng(0)
-    batches = [draw(generator, size, chunks, count) for _ in range(20)]
-    step, ours = our_step(options.decoder, options.setting, options.threads, batches)
-    contestants = [
-        Contestant("products, torch", products_by_torch(options.setting)),
-        Contestant("products, NumPy", products_by_numpy(options.setting)),
-        Contestant("plain", plain_step(options.decoder, batches)),
-        Contestant("step", ours),
-    ]
+    race = Race(options.decoder, options.setting, options.cores, options.in_flight)
+    size, chunks, count = SETTINGS[race.setting]
+    factories = {
+        "products, torch": partial(Repeated, products_by_torch, race),
+        "products, NumPy": partial(Repeated, products_by_numpy, race),
+        "plain": partial(Repeated, plain_step, race),
+        "step": partial(OurStep, race),
+        "oac": partial(OurPipeline, race, "oac"),
+        "sync": partial(OurPipeline, race, "sync"),
+    }
+    times = take_turns(factories, race.cores, max(4, 60_000 // size), options.rounds)
     print(
-        f"{datetime.date.today()}  {platform.processor() or platform.machine()}  torch {torch.__version__}  "
-        f"NumPy {np.__version__}  {options.threads} threads\n{options.decoder}, dimension {DIMENSION}, batches of "
-        f"{size:,} in {chunks} chunks, {count} negatives per chunk and side"
+        f"{datetime.date.today()}, torch {torch.__version__}, NumPy {np.__version__}, {race.cores} cores, "
+        f"{blas.kernels()} kernels, load {os.getloadavg()[0]:.1f}\n{race.decoder}, dimension {DIMENSION}, batches of "
+        f"{size:,} in {chunks} chunks, {count} negatives per chunk and side, {race.in_flight} in flight"
     )
-    with ThreadpoolController().limit(limits=options.threads, user_api="blas"):
-        try:
-            measure(contestants, len(batches), options.repeats)
-        finally:
-            step.close()
-    report(contestants, size)
+    print(f"  {'':<18}{'triples/s':>11}{'ms':>8}{'CPU ms':>8}", end="")
+    print(f"{'x torch products':>18}{'x NumPy products':>18}{'x plain':>9}")
+    for name, mine in times.items():
+        rivals = [times[rival] for rival in ("products, torch", "products, NumPy", "plain")]
+        ratios = [mine.times_faster(rival) for rival in rivals]
+        cpu = sorted(mine.cpu_seconds)[len(mine.cpu_seconds) // 2]
+        print(f"  {name:<18}{size / mine.middle:>11,.0f}{mine.middle * 1e3:>8.2f}{cpu * 1e3:>8.2f}", end="")
+        print(f"{ratios[0]:>18.2f}{ratios[1]:>18.2f}{ratios[2]:>9.2f}")
+    print(f"  oac, ms per batch: {times['oac'].report}")
 
 
 if __name__ == "__main__":

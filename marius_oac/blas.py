@@ -1,14 +1,32 @@
-"""Which kernels NumPy's OpenBLAS uses for matrix products.
+"""Which kernels NumPy's OpenBLAS uses for matrix products, and on how many threads.
 
 OpenBLAS picks them by the processor when NumPy is loaded, or takes those that `OPENBLAS_CORETYPE` names; AVX2 kernels
 (`Haswell`) have half the speed of AVX-512 ones (`SkylakeX`). Kernels differ in the last bits, so runs say which ones
 they used.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from threadpoolctl import ThreadpoolController, threadpool_info
+
 
 def kernels() -> str:
     """Name of the kernels in use, such as `SkylakeX` or `Haswell`; `unknown` for another BLAS."""
-    from threadpoolctl import threadpool_info
-
     found = {info.get("architecture", "unknown") for info in threadpool_info() if info["internal_api"] == "openblas"}
     return ", ".join(sorted(found)) or "unknown"
+
+
+@contextmanager
+def one_thread_per_product() -> Iterator[None]:
+    """While entered, every product of NumPy's runs on the thread that asks for it. Holds for the whole process.
+
+    Raises:
+        RuntimeError: another thread holds a limit of threadpoolctl's, which then silently keeps this one from working.
+    """
+    with ThreadpoolController().limit(limits=1, user_api="blas"):
+        if any(info["num_threads"] != 1 for info in threadpool_info() if info["user_api"] == "blas"):
+            raise RuntimeError(
+                "another thread has set how many threads BLAS uses (threadpoolctl): train in that thread, or let it end"
+            )
+        yield

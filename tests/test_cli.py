@@ -306,11 +306,16 @@ def test_what_is_no_mistake_of_the_user_keeps_its_traceback(config, monkeypatch)
 
 
 @pytest.mark.parametrize("argv", [["datasets"], ["--help"], ["train", "--help"], ["--version"]])
-def test_nobody_reads_on(argv):
+@pytest.mark.parametrize("buffered", [True, False])
+def test_nobody_reads_on(argv, buffered):
     """As in `marius-oac datasets | head -0`."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-m", "marius_oac", *argv], stdout=writer, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, *([] if buffered else ["-u"]), "-m", "marius_oac", *argv],
+        env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
+        stdout=writer, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 

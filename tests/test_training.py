@@ -288,6 +288,21 @@ def test_the_summary_and_the_metrics_hold_what_they_promise(finished):
     assert RunFolder.open(finished).config == Config.load(finished / "config.yaml")
 
 
+def test_an_epoch_is_summed_over_its_checkpoints(graph, tmp_path):
+    config = tiny_config(graph)
+    for name, every in (("whole", 0), ("parts", 7)):
+        train(config.replace(f"checkpoint.every_batches={every}"), tmp_path / name)
+    whole, parts = (
+        [line for line in RunFolder.open(tmp_path / name).metrics() if line["kind"] == "epoch"]
+        for name in ("whole", "parts")
+    )
+    for ours, theirs in zip(whole, parts, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
+        assert ours["stage_seconds"].keys() == theirs["stage_seconds"].keys()
+    losses = [line["loss"] for line in RunFolder.open(tmp_path / "parts").metrics() if line["kind"] == "interval"]
+    assert min(losses) < whole[0]["loss"] < max(losses)
+
+
 def test_what_does_not_fit_the_graph_is_refused_before_anything_is_written(graph, tmp_path):
     for key, message in [
         ("evaluation.candidates=200", r"evaluation.candidates: 200 candidates, but the graph has 199 nodes"),

@@ -12,7 +12,7 @@ Distances have kernels in place of the matrix products.
 
 Guarantees:
 - The bits of the result depend on the inputs, not on the number of lanes: no block's size depends on it, no two tasks
-  write to the same place, every sum has one order, and BLAS runs on one thread per call.
+  write to the same place, every sum has one order, and a product runs on one thread (`LinkPredictionStep` sees to it).
 - They do not depend on where the caller's arrays lie: products only see our own aligned memory.
 """
 
@@ -24,7 +24,6 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from marius_oac.config import Config
 from marius_oac.models import geometry, kernels, loss_kernels
@@ -139,29 +138,27 @@ class HandwrittenGradient:
     def __init__(self, config: Config, lanes: Lanes) -> None:
         self._model, self._training, self._lanes = config.model, config.training, lanes
         self._scratch = Scratch()
-        self._blas = ThreadpoolController().select(user_api="blas")
         sides = (Side.TAIL,) if config.model.reciprocal else (Side.HEAD, Side.TAIL)
         self._sides = np.array(sides, np.int64)
         self._form = _form_of(config)
 
     def compute(self, rows: np.ndarray, arrays: Mapping[str, np.ndarray], rule: Rule, relations: Relations) -> float:
         """Updates `rows` [n, D + state] and the batch's relations in place; returns the loss, penalty included."""
-        with self._blas.limit(limits=1):
-            batch = self._open(rows, arrays, relations)
-            edges, size, count = batch.edges, batch.edges.heads.size, len(rows)
-            first = self._scratch.take("first", count + 1, dtype=np.int64)
-            places = self._scratch.take("places", 2 * size + batch.listed.size, dtype=np.int64)
-            beside_tiles = [partial(kernels.invert, edges.heads, edges.tails, batch.listed, first, places)]
-            relation_penalties, beside_products = self._relation_tasks(batch, relations, beside_tiles)
-            self._differentiate(batch, beside_tiles, beside_products)
-            penalties = self._scratch.take("penalties", count, dtype=np.float64)
-            shared = (edges, batch.work, first, places, penalties)
-            self._lanes.run(
-                [
-                    partial(kernels.update_entities, batch.form, rule, rows, begin, end, *shared, self._room())
-                    for begin, end in blocks(0, count, _BLOCK_ROWS)
-                ]
-            )
+        batch = self._open(rows, arrays, relations)
+        edges, size, count = batch.edges, batch.edges.heads.size, len(rows)
+        first = self._scratch.take("first", count + 1, dtype=np.int64)
+        places = self._scratch.take("places", 2 * size + batch.listed.size, dtype=np.int64)
+        beside_tiles = [partial(kernels.invert, edges.heads, edges.tails, batch.listed, first, places)]
+        relation_penalties, beside_products = self._relation_tasks(batch, relations, beside_tiles)
+        self._differentiate(batch, beside_tiles, beside_products)
+        penalties = self._scratch.take("penalties", count, dtype=np.float64)
+        shared = (edges, batch.work, first, places, penalties)
+        self._lanes.run(
+            [
+                partial(kernels.update_entities, batch.form, rule, rows, begin, end, *shared, self._room())
+                for begin, end in blocks(0, count, _BLOCK_ROWS)
+            ]
+        )
         loss = float(batch.work.losses.mean())
         if self._form.penalty == kernels.NO_PENALTY:
             return loss

@@ -3,17 +3,21 @@
 Guarantees:
 - `compute` is called by one thread; on the CPU it shares its work with `threads - 1` others, which live until `close`.
 - The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
+- On the CPU NumPy's products run on one thread each, in the whole process, until `close`, which the thread that made
+  the step calls; steps that live at once are closed in the reverse order.
 - A `compute` that raises has spoilt the rows it was given and the relations; the run must not go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 
+from marius_oac import blas
 from marius_oac.config import Config
 from marius_oac.errors import ConfigError
 from marius_oac.models.autograd import AutogradGradient
@@ -82,9 +86,14 @@ class LinkPredictionStep:
         self._relation_width, self._relations = width, None
         if width:
             self._relations = self._make_relations(num_relations, relations)
-        self._lanes = Lanes(threads if device.type == "cpu" else 1)
         self._autograd = AutogradGradient(config)
-        self._handwritten = HandwrittenGradient(config, self._lanes)
+        with ExitStack() as stack:
+            lanes = Lanes(threads if device.type == "cpu" else 1)
+            stack.callback(lanes.close)
+            self._handwritten = HandwrittenGradient(config, lanes)
+            if device.type == "cpu":  # a process that only trains on a GPU keeps its own ways
+                stack.enter_context(blas.one_thread_per_product())
+            self._stack = stack.pop_all()
 
     def _make_relations(self, count: int, values: np.ndarray | None) -> torch.Tensor:
         shape = (count, self._relation_width)
@@ -148,4 +157,4 @@ class LinkPredictionStep:
             self._relations.copy_(state[RELATIONS])
 
     def close(self) -> None:
-        self._lanes.close()
+        self._stack.close()

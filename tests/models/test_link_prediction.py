@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -70,10 +71,30 @@ def test_products_run_on_one_thread_each(monkeypatch):
     assert seen and set(seen) == {1}
 
 
-def test_a_bit_of_difference_is_seen():
+def test_a_limit_of_another_thread_is_no_silent_loss():
+    config, entered, leave = configure("dot"), threading.Event(), threading.Event()
+
+    def hold():
+        with ThreadpoolController().limit(limits=2, user_api="blas"):
+            entered.set()
+            leave.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(hold)
+        entered.wait()
+        try:
+            with pytest.raises(RuntimeError, match="another thread has set how many threads BLAS uses"):
+                trained(config, [draw(config, Shape())], 1)
+        finally:
+            leave.set()
+        held.result()
+    trained(config, [draw(config, Shape())], 1)
+
+
+def test_a_small_difference_is_seen():
     config = configure("distmult", shape=LARGE)
     batch, other = draw(config, LARGE), draw(config, LARGE)
-    other.values[0, 0] = np.nextafter(other.values[0, 0], np.float32(1))
+    other.values[0] *= np.float32(1.0001)
     assert trained(config, [batch], 1)[1] != trained(config, [other], 1)[1]
 
 

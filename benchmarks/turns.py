@@ -1,0 +1,101 @@
+"""Contestants of a benchmark, each in a process of its own on the same cores, taking turns.
+
+A process of its own, because thread pools go on spinning for milliseconds after their last product: contestants in one
+process would wait for each other's. Ratios are medians of the ratios within a round, so a busy machine slows all alike.
+"""
+
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+_SETTLE = 0.05  # seconds in which the last contestant's threads stop spinning
+
+
+class Contestant:
+    """What runs in the process. Made there by the factory that `take_turns` is given."""
+
+    def run(self, batches: int) -> None:
+        raise NotImplementedError
+
+    def report(self) -> Any:
+        """Whatever the parent should know at the end."""
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Times:
+    """Per batch: seconds, and processor seconds of all threads; one entry a round."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    report: Any = None
+
+    @property
+    def middle(self) -> float:
+        return statistics.median(self.seconds)
+
+    def times_faster(self, other: "Times") -> float:
+        return statistics.median(theirs / mine for mine, theirs in zip(self.seconds, other.seconds, strict=True))
+
+
+def cores_to_use(count: int) -> set[int]:
+    return set(sorted(os.sched_getaffinity(0))[:count])
+
+
+def _serve(pipe, factory: Callable[[], Contestant], cores: set[int]) -> None:
+    os.sched_setaffinity(0, cores)
+    import torch
+
+    torch.set_num_threads(len(cores))
+    torch.manual_seed(0)
+    contestant = factory()
+    while (batches := pipe.recv()) is not None:
+        contestant.run(1)
+        cpu, wall = time.process_time(), time.perf_counter()
+        contestant.run(batches)
+        pipe.send(((time.perf_counter() - wall) / batches, (time.process_time() - cpu) / batches))
+    pipe.send(contestant.report())
+    contestant.close()
+
+
+@contextmanager
+def _process(factory, cores):
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, factory, cores))
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.join(30)
+        process.kill()
+
+
+def take_turns(
+    factories: Mapping[str, Callable[[], Contestant]], cores: int, batches: int, rounds: int
+) -> dict[str, Times]:
+    """Runs `rounds` rounds of `batches` batches each, and one before that does not count. Factories are pickled."""
+    with ExitStack() as stack:
+        bound = cores_to_use(cores)
+        pipes = {name: stack.enter_context(_process(factory, bound)) for name, factory in factories.items()}
+        times = {name: Times() for name in factories}
+        for number in range(rounds + 1):
+            for name, pipe in pipes.items():
+                time.sleep(_SETTLE)
+                pipe.send(batches)
+                seconds, cpu_seconds = pipe.recv()
+                if number:
+                    times[name].seconds.append(seconds)
+                    times[name].cpu_seconds.append(cpu_seconds)
+        for name, pipe in pipes.items():
+            pipe.send(None)
+            times[name].report = pipe.recv()
+    return times

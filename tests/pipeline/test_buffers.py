@@ -1,0 +1,51 @@
+"""A pool hands out each buffer to one batch at a time, and never makes more than its limit."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marius_oac.pipeline.batch import Batch, Buffers, Pool
+from marius_oac.types import Plan
+from tests.threads import in_thread, joined
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 4), st.lists(st.booleans(), max_size=40))
+def test_a_pool_reuses_before_it_makes_and_never_exceeds_its_limit(limit, moves):
+    pool, taken, most = Pool("test", limit, lambda: Buffers((), (), ())), [], 0
+    for wants_one in moves:
+        if wants_one and len(taken) == limit:
+            with pytest.raises(RuntimeError, match=f"all {limit} test buffers are taken: the window does not hold"):
+                pool.take()
+        elif wants_one:
+            buffers = pool.take()
+            assert all(buffers is not other for other in taken)
+            taken.append(buffers)
+        elif taken:
+            pool.give_back(taken.pop(0))
+        most = max(most, len(taken))
+        assert pool.made == most
+
+
+def test_threads_never_hold_the_same_buffer():
+    pool, holders = Pool("test", 4, lambda: Buffers((), (), ())), {}
+
+    def work():
+        for _ in range(500):
+            buffers = pool.take()
+            assert holders.setdefault(id(buffers), me := object()) is me
+            del holders[id(buffers)]
+            pool.give_back(buffers)
+
+    for thread, outcome in [in_thread(work) for _ in range(4)]:
+        assert joined(thread, outcome) is None
+    assert pool.made <= 4
+
+
+def test_a_batch_sees_its_own_rows_of_a_longer_buffer():
+    buffers = Buffers(([7, 8, 9], [4, 5]), ([1, 2, 3], [0, 0]), (["a", "b", "c"], ["x", "y"]))
+    batch = Batch(Plan(3, ([7, 8], []), {}, 1))
+    assert batch.sequence == 3
+    assert batch.rows_in(buffers, 0) == ([7, 8], [1, 2], ["a", "b"])
+    assert batch.rows_in(buffers, 1) == ([], [], [])
+    assert batch.rows_in(Buffers((), ([1],) * 2, (["a"],) * 2), 0)[0] is None

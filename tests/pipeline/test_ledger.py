@@ -1,0 +1,67 @@
+"""The ledger of timestamps: window, MFT and STE against sets, and every wait ends."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marius_oac.pipeline.ledger import Ledger
+from marius_oac.runtime.channel import Closed
+from tests.threads import in_thread, joined, watched
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), st.integers(0, 9), st.integers(1, 5), st.integers(1, 20))
+def test_every_interleaving_of_batches_that_arrive_in_any_order(data, first, in_flight, batches):
+    """Batches enter in turn, are validated and written in any order; timestamps follow the order of validation."""
+    ledger = Ledger(first, in_flight)
+    entered, noted, computed, written = 0, {}, 0, set()
+
+    def mft():
+        return next(t for t in range(first - 1, first + batches) if t + 1 not in written)
+
+    unwritten = []
+    while len(written) < batches:
+        moves = [("validate", n) for n in noted] + [("write", t) for t in unwritten]
+        if entered < batches and mft() >= first + entered - in_flight:
+            moves.append(("enter", first + entered))
+        assert moves, "the window has closed for good"
+        move, number = data.draw(st.sampled_from(moves))
+        if move == "enter":
+            noted[number] = mft()
+            assert ledger.enter(number) == noted[number]
+            entered += 1
+        elif move == "validate":
+            assert ledger.validating(number) == min(noted.values())
+            del noted[number]
+            unwritten.append(first + computed)
+            computed += 1
+        else:
+            ledger.finish(number)
+            unwritten.remove(number)
+            written.add(number)
+        assert ledger.maximum_finished == mft()
+
+
+def test_a_batch_beyond_the_window_waits_for_the_mft():
+    ledger = watched(Ledger(first=10, in_flight=2))
+    assert ledger.enter(10) == 9 and ledger.enter(11) == 9
+    waiting = in_thread(lambda: ledger.enter(12))
+    ledger._changed.parked()  # 1. 12 waits for 10
+    ledger.finish(11)  # 2. out of turn: the MFT stays
+    ledger._changed.parked()
+    assert not waiting[1]
+    ledger.finish(10)  # 3. the MFT goes to 11 at once
+    assert joined(*waiting) == 11
+    assert ledger.validating(10) == 9 and ledger.validating(12) == 9  # 11, still to be validated, noted 9
+
+
+def test_abort_ends_every_wait_and_every_later_one():
+    ledger = watched(Ledger(first=0, in_flight=1))
+    waiting = []
+    for sequence in (1, 2, 3):
+        waiting.append(in_thread(lambda sequence=sequence: ledger.enter(sequence)))
+        ledger._changed.parked()
+    ledger.abort()
+    assert all(isinstance(joined(*pair), Closed) for pair in waiting)
+    with pytest.raises(Closed):
+        ledger.enter(0)
