@@ -185,10 +185,11 @@ def _add_predict(parser: Parser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code. Errors that are no mistake of the user surface with their traceback."""
     try:
-        args = _parser().parse_args(argv)
-        code = args.function(args) or 0
-        sys.stdout.flush()
-        return code
+        try:
+            args = _parser().parse_args(argv)
+            return args.function(args) or 0
+        finally:  # after --help, too, which ends in SystemExit
+            sys.stdout.flush()
     except MariusOacError as error:
         print(f"marius-oac: {error}", file=sys.stderr)
         return error.exit_code
