@@ -93,7 +93,8 @@ def _compare(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> None:
     from marius_oac.config import Config
 
-    print(Config.describe())
+    for task in ("graph", "ctr"):
+        print(f"task: {task}\n\n{Config.of_task(task).describe()}\n")
 
 
 def _datasets(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from marius_oac.config import OptimizerConfig
+from marius_oac.config_sections import OptimizerConfig
 from marius_oac.models.compiled import compiled, inlined
 
 _SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM = range(4)

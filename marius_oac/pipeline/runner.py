@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from marius_oac.config import PipelineConfig
+from marius_oac.config_sections import PipelineConfig
 from marius_oac.errors import DivergedError
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device, HostDevice, TorchDevice

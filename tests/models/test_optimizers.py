@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac.config import OptimizerConfig
+from marius_oac.config_sections import OptimizerConfig
 from marius_oac.models.optimizers import RowOptimizer
 from tests.models import naive
 from tests.models.batches import OPTIMIZERS

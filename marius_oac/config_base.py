@@ -1,0 +1,127 @@
+"""What the configuration of every task has: the shared keys, reading, `--set`, errors with the key's path.
+
+Imports neither torch nor numba. Every field's description is its help text; `docs/config.md` is made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import Field, ValidationError
+
+from marius_oac.config_errors import explain, fields, flat, parse, reason, shown, where
+from marius_oac.config_sections import (
+    CheckpointConfig,
+    MetricsConfig,
+    NonNegativeInt,
+    PipelineConfig,
+    Section,
+    StorageConfig,
+)
+from marius_oac.errors import ConfigError
+
+
+class BaseConfig(Section):
+    """A whole run. `load` reads it from YAML; `dump` writes it back with every default filled in."""
+
+    seed: NonNegativeInt = Field(0, description="Seed of initial values, shuffles, negatives and splits.")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
+    threads: NonNegativeInt = Field(
+        0, description="Threads that compute on the CPU; 0: one per core. Same bits for any number."
+    )
+    pipeline: PipelineConfig = PipelineConfig()
+    storage: StorageConfig = StorageConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    metrics: MetricsConfig = MetricsConfig()
+
+    @classmethod
+    def of_task(cls, task: object) -> type[Self]:
+        """The class that a configuration with this `task` has."""
+        return cls
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
+        """Reads a YAML file and applies `a.b=c` overrides.
+
+        Raises:
+            ConfigError: missing or broken file, unknown key (with the near one), wrong type, impossible combination.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(reason(error), path) from None
+        tree, lines = parse(text, path)
+        if not isinstance(tree, dict):
+            raise ConfigError("must be a mapping of keys, such as `data: {path: ...}`", path)
+        return cls.build(tree, overrides, source=str(path), lines=lines)
+
+    @classmethod
+    def build(
+        cls,
+        tree: Mapping[str, Any],
+        overrides: Iterable[str] = (),
+        source: str | None = None,
+        lines: Mapping[tuple, int] | None = None,
+    ) -> Self:
+        """Validates a tree of plain values; `lines` maps key paths to line numbers of `source`."""
+        overrides = list(overrides)
+        merged = _apply(tree, overrides)
+        cls = cls.of_task(merged.get("task"))
+        from_set = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+        try:
+            return cls.model_validate(merged)
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = tuple(str(part) for part in first["loc"] if part in flat(merged, first["loc"]))
+            message = explain(first, cls)
+            if first["type"] == "value_error":  # of a validator: "key: what is wrong", the key relative to the section
+                key, _, message = message.partition(": ")
+                path = (*path, *key.split("."))
+            raise ConfigError(message, where(path, source, lines or {}, from_set)) from None
+
+    def dump(self) -> str:
+        """The resolved configuration as YAML: what `load` reads back to an equal Config."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    @classmethod
+    def describe(cls) -> str:
+        """Every key with its default and meaning, as a Markdown table."""
+        lines = ["| key | default | meaning |", "|---|---|---|"]
+        for path, field in fields(cls):
+            default = "required" if field.is_required() else f"`{yaml.safe_dump(field.default).splitlines()[0]}`"
+            lines.append(f"| `{path}` | {default} | {field.description} |")
+        return "\n".join(lines)
+
+    def replace(self, *overrides: str) -> Self:
+        """A copy with `a.b=c` overrides applied and everything validated again."""
+        return self.build(self.model_dump(mode="json"), overrides)
+
+
+def _apply(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    merged = _copy(tree)
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError("must look like key.path=value", f"--set {item}")
+        try:
+            value, _ = parse(text, "--set")
+        except ConfigError:
+            raise ConfigError(f"{shown(text)} is not a YAML value", f"--set {key}") from None
+        here = merged
+        *parents, last = key.split(".")
+        for part in parents:
+            if here.get(part) is None:  # not there yet, or a section that is switched off
+                here[part] = {}
+            here = here[part]
+            if not isinstance(here, dict):
+                raise ConfigError(f"'{part}' is {shown(here)}, not a section of keys", f"--set {key}")
+        here[last] = _copy(value)
+    return merged
+
+
+def _copy(tree: Any) -> Any:
+    return {str(key): _copy(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree

@@ -1,0 +1,94 @@
+"""Sections of a configuration that every task shares, and the types of their numbers.
+
+Imports neither torch nor numba. Every field's description is its help text.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticKnownError
+
+
+def no_bool(value: Any) -> Any:
+    """YAML's `yes` is a truth value, which Python would take for the number 1."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("float_type")
+    return value
+
+
+_LARGEST = 2**63 - 1  # what an int64 holds
+Number = Annotated[float, BeforeValidator(no_bool), Field(allow_inf_nan=False)]
+PositiveInt = Annotated[int, Field(gt=0, le=_LARGEST, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=_LARGEST, strict=True)]
+PositiveFloat = Annotated[Number, Field(gt=0)]
+NonNegativeFloat = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+Moment = Annotated[Number, Field(ge=0, lt=1)]
+Switch = Annotated[bool, Field(strict=True)]
+Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, keyword-only, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OptimizerConfig(Section):
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = Field("adagrad", description="Row optimizer.")
+    learning_rate: PositiveFloat = Field(0.1, description="Step size of the tables' rows.")
+    relation_learning_rate: PositiveFloat | None = Field(None, description="Step size of relations; default: the same.")
+    epsilon: PositiveFloat = Field(1e-10, description="Added to the denominator (Adagrad, Adam).")
+    initial_accumulator: NonNegativeFloat = Field(0.0, description="Adagrad's accumulator before the first update.")
+    beta1: Moment = Field(0.9, description="Adam's decay of the first moment.")
+    beta2: Moment = Field(0.999, description="Adam's decay of the second moment.")
+    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
+
+
+class LinkConfig(Section):
+    bandwidth: PositiveFloat = Field(description="GB/s in each direction.")
+    latency: NonNegativeFloat = Field(0.0, description="Microseconds per transfer.")
+
+
+class WorkersConfig(Section):
+    plan: PositiveInt = Field(1, description="Threads that make batches.")
+    read: PositiveInt = Field(1, description="Threads that read rows from the store.")
+    upload: PositiveInt = Field(1, description="Threads that move rows to the device.")
+    download: PositiveInt = Field(1, description="Threads that move rows back.")
+    write: PositiveInt = Field(1, description="Threads that commit rows to the store.")
+
+
+class PipelineConfig(Section):
+    mode: Literal["sync", "async", "async-delta", "oac"] = Field(
+        "oac", description="sync: one batch at a time. oac: many, same bits. async, async-delta: many, stale."
+    )
+    order: Name = Field(
+        "plan", description="oac computes in plan order, in order of arrival, or as recorded in the given order.npy."
+    )
+    in_flight: PositiveInt = Field(4, description="Batches in flight; sync always has one.")
+    workers: WorkersConfig = WorkersConfig()
+    link: LinkConfig | None = Field(None, description="Emulate a link to the device (for measurements on a CPU).")
+
+    @model_validator(mode="after")
+    def _order(self) -> PipelineConfig:
+        if self.order == "arrival" and self.mode == "sync":
+            raise ValueError("order: 'arrival' needs several batches in flight; mode is 'sync'")
+        if self.order != "plan" and self.mode in ("async", "async-delta"):
+            raise ValueError(f"order: mode '{self.mode}' always computes in order of arrival; leave `order` out")
+        return self
+
+
+class StorageConfig(Section):
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="How values are stored; state is float32.")
+
+
+class CheckpointConfig(Section):
+    every_epochs: PositiveInt = Field(1, description="Epochs between checkpoints; the last epoch always has one.")
+    every_batches: NonNegativeInt = Field(0, description="Also after so many batches; 0: only at epochs.")
+    keep: PositiveInt = Field(2, description="Checkpoints kept beside the best one.")
+
+
+class MetricsConfig(Section):
+    every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl and progress.")
