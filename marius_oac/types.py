@@ -55,12 +55,18 @@ class Plan:
 
 
 class Planner(Protocol):
-    """Makes batches; thread-safe and stateless, called by several plan workers at once."""
+    """Makes batches, in two steps.
+
+    `plan` does the work: thread-safe, called by several plan workers at once, in any order. `settle` then gets each
+    plan in the order of its sequence, one at a time, before any of its rows is read: what depends on the batches
+    before, such as the numbers of new rows, is decided there. It returns the plan as the step will see it.
+    """
 
     tables: Sequence[TableSpec]
-    batches_per_epoch: int
 
     def plan(self, sequence: int) -> Plan: ...
+
+    def settle(self, plan: Plan) -> Plan: ...
 
 
 class Step(Protocol):

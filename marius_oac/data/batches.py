@@ -99,6 +99,10 @@ class EdgePlanner:
         arrays["negatives"] = negatives.reshape(sides, chunks, self._count)
         return Plan(sequence, (rows,), arrays, size)
 
+    def settle(self, plan: Plan) -> Plan:
+        """A graph's rows are known beforehand: the plan as it is."""
+        return plan
+
 
 class ReorderedPlanner:
     """Plans batch `order[i]` of another planner as batch i: the replay of a recorded computation order.
@@ -129,6 +133,10 @@ class ReorderedPlanner:
             raise InputError(f"has {len(self._order)} batches, none with number {sequence}", "pipeline.order")
         original = self._planner.plan(int(self._order[sequence]))
         return Plan(sequence, original.rows, original.arrays, original.examples)
+
+    def settle(self, plan: Plan) -> Plan:
+        """As the other planner does."""
+        return self._planner.settle(plan)
 
 
 def relabel(ids: np.ndarray, bound: int) -> np.ndarray:

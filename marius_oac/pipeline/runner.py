@@ -35,7 +35,7 @@ from marius_oac.runtime.workers import Workers
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.types import Planner, Step
 
-STAGES = ("plan", "read", "upload", "validate", "compute", "download", "write")
+STAGES = ("plan", "settle", "read", "upload", "validate", "compute", "download", "write")
 
 Probe = Callable[[str, int], None]
 
@@ -122,7 +122,7 @@ class _Run:
     def __init__(self, pipeline: Pipeline, first: int, last: int):
         self.pipeline, self.first, self.last = pipeline, first, last
         self.next_planned = self.next_timestamp = first
-        self.plan_lock, self.result_lock = threading.Lock(), threading.Lock()
+        self.plan_lock, self.settle_lock, self.result_lock = threading.Lock(), threading.Lock(), threading.Lock()
         self.ledger = Ledger(first, pipeline.in_flight)
         self.cache = Cache(pipeline.device.replace, pipeline.device.evicted)
         room = pipeline.in_flight
@@ -147,18 +147,16 @@ class _Run:
             raise RuntimeError("this pipeline has failed before; make a new one")
         with Workers(on_failure=self._abort) as workers:
             workers.start("plan", count.plan, self._plan, self.planned.close)
-            workers.start("read", count.read, self._stage(self.planned, self._read, self.filled), self.filled.close)
-            workers.start(
-                "upload", count.upload, self._stage(self.filled, self._upload, self.uploaded), self.uploaded.close
+            stages = (
+                ("read", count.read, self._settled, self._read, self.filled),
+                ("upload", count.upload, self.filled.get, self._upload, self.uploaded),
+                ("compute", 1, self.uploaded.get, self._compute, self.computed),
+                ("download", count.download, self.computed.get, self._download, self.downloaded),
+                ("write", count.write, self.downloaded.get, self._write, None),
             )
-            workers.start("compute", 1, self._stage(self.uploaded, self._compute, self.computed), self.computed.close)
-            workers.start(
-                "download",
-                count.download,
-                self._stage(self.computed, self._download, self.downloaded),
-                self.downloaded.close,
-            )
-            workers.start("write", count.write, self._stage(self.downloaded, self._write, None), lambda: None)
+            for name, number, take, work, target in stages:
+                done = target.close if target is not None else lambda: None
+                workers.start(name, number, self._stage(take, work, target), done)
             workers.join()
         self.cache.evict(self.next_timestamp)
         return self.next_planned
@@ -174,10 +172,10 @@ class _Run:
             self.pipeline.probe(stage, sequence)
         return self.pipeline.telemetry.stage(stage, sequence)
 
-    def _stage(self, source: Channel[Batch], work: Callable[[Batch], None], target: Channel[Batch] | None):
+    def _stage(self, take: Callable[[], Batch], work: Callable[[Batch], None], target: Channel[Batch] | None):
         def loop() -> None:
             while True:
-                batch = source.get()
+                batch = take()
                 work(batch)
                 if target is not None:
                     target.put(batch)
@@ -194,6 +192,14 @@ class _Run:
             with self._begin("plan", sequence):
                 batch = Batch(self.pipeline.planner.plan(sequence))
             self.planned.put(batch)
+
+    def _settled(self) -> Batch:
+        """The next batch in plan order; whoever waits for it keeps the other readers waiting, and settles it first."""
+        with self.settle_lock:
+            batch = self.planned.get()
+            with self._begin("settle", batch.sequence):
+                batch.plan = self.pipeline.planner.settle(batch.plan)
+        return batch
 
     def _read(self, batch: Batch) -> None:
         batch.noted = self.ledger.enter(batch.sequence)

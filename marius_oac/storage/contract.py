@@ -1,7 +1,8 @@
 """What every store of parameter rows does, wherever the rows lie.
 
 Guarantees of every `ParameterStore`:
-- Each method may be called from any number of threads at once, `close` and `load` excepted.
+- Each method may be called from any number of threads at once, `close`, `load` and `reset` excepted; `extend` by one
+  thread at a time, beside any others that use the rows there were.
 - A row is read and written whole: value, optimizer state and timestamp belong together.
 - A call is a sequence of single-row operations in ascending order, not a transaction: two calls that overlap may
   interleave between rows. What holds a batch together is validation, above the store.
@@ -19,6 +20,7 @@ import numpy as np
 
 from marius_oac.storage import kernels
 from marius_oac.storage.bfloat16 import bfloat16_bits
+from marius_oac.storage.initial import RowInitial
 from marius_oac.types import NEVER
 
 MAX_TIMESTAMP = kernels.MAX_TIMESTAMP
@@ -91,14 +93,22 @@ class ParameterStore(ABC):
     Staging buffers are float32 [n, width], C-contiguous: the value in `[:, :dimension]`, the optimizer state in
     `[:, dimension:]`. `rows` are int64 [n], ascending, without repetition, in `[0, num_rows)`. Anything else is a
     ValueError, as is using a closed store. Timestamps are `NEVER`, -1, to `MAX_TIMESTAMP`.
+
+    A store starts with `num_rows` rows, at the values of `initial`, the key of a row being its id; it has room for
+    `capacity`, and `extend` appends rows with keys of their own.
     """
 
-    def __init__(self, name: str, num_rows: int, layout: RowLayout) -> None:
-        if num_rows < 0:
-            raise ValueError(f"table {name!r}: num_rows must be at least 0, not {num_rows}")
+    def __init__(
+        self, name: str, num_rows: int, layout: RowLayout, initial: RowInitial, capacity: int | None = None
+    ) -> None:
+        capacity = num_rows if capacity is None else capacity
+        if not 0 <= num_rows <= capacity:
+            raise ValueError(f"table {name!r}: num_rows must be 0 to {capacity}, not {num_rows}")
         self.name = name
         self.num_rows = num_rows
+        self.capacity = capacity
         self.layout = layout
+        self.initial = initial
         self._closed = False
 
     @property
@@ -149,6 +159,28 @@ class ParameterStore(ABC):
         self._check_array("gradients", gradients, np.float32, (rows.size, self.layout.dimension))
         self._check_timestamp(timestamp)
         self._apply(rows, gradients, update, timestamp)
+
+    def extend(self, keys: np.ndarray) -> None:
+        """Appends a row for each of `keys`, int64 [k], at its initial value.
+
+        Raises:
+            ValueError: the store has no room for so many.
+        """
+        self._check_open()
+        self._check_array("keys", keys, np.int64, (keys.size,))
+        if self.num_rows + keys.size > self.capacity:
+            raise ValueError(
+                f"table {self.name!r}: {keys.size} more rows than {self.num_rows} do not fit, there is room for "
+                f"{self.capacity}"
+            )
+        self._reset(np.arange(self.num_rows, self.num_rows + keys.size), keys)
+        self.num_rows += keys.size
+
+    def reset(self, rows: np.ndarray, keys: np.ndarray) -> None:
+        """Puts `rows` to the initial values of `keys`, int64 [n], as if they had never been written."""
+        self._check_rows(rows)
+        self._check_array("keys", keys, np.int64, (rows.size,))
+        self._reset(rows, keys)
 
     def flush(self) -> None:
         """Returns when everything written so far is where the store keeps it for good."""
@@ -230,6 +262,13 @@ class ParameterStore(ABC):
 
     @abstractmethod
     def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None: ...
+
+    def _reset(self, rows: np.ndarray, keys: np.ndarray) -> None:
+        for first in range(0, rows.size, ROWS_PER_BLOCK):
+            block = rows[first : first + ROWS_PER_BLOCK]
+            values = np.empty((block.size, self.layout.width), np.float32)
+            self.initial.fill(keys[first : first + ROWS_PER_BLOCK], values, self.layout.dimension)
+            self._restore(block, values, np.full(block.size, NEVER))
 
     @abstractmethod
     def _flush(self) -> None: ...

@@ -13,42 +13,46 @@ import numpy as np
 from marius_oac.storage import kernels
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout, Update
 from marius_oac.storage.initial import RowInitial
-from marius_oac.types import NEVER
 
 # Rows that `apply` locks at once, as bytes of their staging buffer: small enough for the L2 cache and for readers to
 # wait, large enough to pay for a call of the row optimizer.
 _APPLY_BYTES = 1 << 18
+_MAP_NORESERVE = 0x4000  # of Linux; the mmap module does not name it before Python 3.12
 
 
 def _allocate(num_bytes: int) -> mmap.mmap:
-    """Zeroed memory at a page's start, in huge pages where the kernel has them: 3 to 19 % faster gathers."""
-    memory = mmap.mmap(-1, max(num_bytes, 1))
+    """Zeroed memory at a page's start, in huge pages where the kernel has them: 3 to 19 % faster gathers.
+
+    It is only reserved: a page takes memory when it is first written, so room for rows to come costs nothing.
+    """
+    reserve = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    memory = mmap.mmap(-1, max(num_bytes, 1), flags=reserve)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 class MemoryStore(ParameterStore):
-    """A table in anonymous memory, its first rows written by `initial` (the key of a row is its id)."""
+    """A table in anonymous memory."""
 
-    def __init__(self, name: str, num_rows: int, layout: RowLayout, initial: RowInitial) -> None:
+    def __init__(
+        self, name: str, num_rows: int, layout: RowLayout, initial: RowInitial, capacity: int | None = None
+    ) -> None:
         """Raises ValueError for impossible sizes, OSError (ENOMEM) if the memory is not to be had."""
-        super().__init__(name, num_rows, layout)
-        size = num_rows * layout.row_bytes
+        super().__init__(name, num_rows, layout, initial, capacity)
+        size = self.capacity * layout.row_bytes
         self._memory = np.frombuffer(_allocate(size), np.uint8, size)
         self._table = layout.table_at(self._memory.ctypes.data)
-        self._fill(initial)
+        self._fill()
 
     @property
     def nbytes(self) -> int:
-        return self._memory.nbytes
+        return min(self.num_rows * self.layout.row_bytes, self._memory.nbytes)
 
-    def _fill(self, initial: RowInitial) -> None:
+    def _fill(self) -> None:
         def fill_block(first: int) -> None:
             rows = np.arange(first, min(first + ROWS_PER_BLOCK, self.num_rows))
-            values = np.empty((rows.size, self.layout.width), np.float32)
-            initial.fill(rows, values, self.layout.dimension)
-            self._restore(rows, values, np.full(rows.size, NEVER))
+            self._reset(rows, rows)
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "fill") as threads:
             for _ in threads.map(fill_block, range(0, self.num_rows, ROWS_PER_BLOCK)):

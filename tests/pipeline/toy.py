@@ -24,6 +24,9 @@ class ToyPlanner:
         rows = [np.sort(rng.choice(t.num_rows, t.max_batch_rows, replace=False)) for t in self.tables]
         return Plan(sequence, rows, {"x": rng.random(4)}, examples=4)
 
+    def settle(self, plan):
+        return plan
+
 
 class ToyStep:
     """value <- 3.7 v (1 - v) mixed with the batch and a dense state that remembers the order."""
