@@ -56,7 +56,9 @@ def read_all(store):
 class Making:
     """Hands out stores; a subclass says which."""
 
-    def make_store(self, num_rows: int, layout: RowLayout, initial: RowInitial) -> ParameterStore:
+    def make_store(
+        self, num_rows: int, layout: RowLayout, initial: RowInitial, capacity: int | None = None
+    ) -> ParameterStore:
         raise NotImplementedError
 
     def zeros(self, num_rows, dimension=4, state_width=2, value_dtype="float32"):
@@ -295,3 +297,28 @@ class StoreConformance(Making):
         ):
             with pytest.raises(ValueError, match="closed"):
                 call()
+
+    def test_rows_to_come_have_room_and_keys_of_their_own(self):
+        initial = RowInitial("normal", 0.5, 3, "table", state_initial=0.25)
+        layout = RowLayout(3, 2)
+        keys = ids(77, -5, 1 << 62, 0)
+        expected = np.empty((4, layout.width), np.float32)
+        initial.fill(keys, expected, layout.dimension)
+        with self.make_store(0, layout, initial, 4) as store:
+            assert (store.num_rows, store.capacity, store.nbytes) == (0, 4, 0)
+            store.extend(keys[:1])
+            store.extend(keys[1:1])
+            store.commit(ids(0), filled(1, layout.width, 2), 5)
+            store.extend(keys[1:])
+            values, timestamps = read_all(store)
+            np.testing.assert_array_equal(values[1:], expected[1:])
+            np.testing.assert_array_equal(values[0], filled(1, layout.width, 2)[0])
+            assert timestamps.tolist() == [5, NEVER, NEVER, NEVER]
+            with pytest.raises(ValueError, match="'table': 1 more rows than 4 do not fit, there is room for 4"):
+                store.extend(keys[:1])
+            with pytest.raises(ValueError, match="rows\\[0\\] = 4 is not in 0 to 3"):
+                read(store, ids(4))
+            store.reset(ids(0, 2), keys[[0, 2]])
+            values, timestamps = read_all(store)
+            np.testing.assert_array_equal(values, expected)
+            assert timestamps.tolist() == [NEVER] * 4

@@ -10,8 +10,8 @@ from tests.storage.torture import ConcurrentConformance
 
 
 class MemoryStores:
-    def make_store(self, num_rows, layout, initial):
-        return MemoryStore(initial.table, num_rows, layout, initial)
+    def make_store(self, num_rows, layout, initial, capacity=None):
+        return MemoryStore(initial.table, num_rows, layout, initial, capacity)
 
 
 class TestMemoryStore(MemoryStores, StoreConformance):
