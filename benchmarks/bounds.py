@@ -19,7 +19,8 @@ from marius_oac.config import Config
 from marius_oac.data.generate import GeneratedGraph, write_graph
 from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.memory import plan_memory
+from marius_oac.graph_memory import plan_memory
+from marius_oac.graph_task import GraphTask
 from marius_oac.pipeline import runner
 from marius_oac.pipeline.validation import Cache
 from marius_oac.session import Session
@@ -61,7 +62,7 @@ def cache_bounds(graph: Graph, order: str, in_flight: int, batches: int) -> tupl
             str(graph.path), f"pipeline.order={order}", f"pipeline.in_flight={in_flight}",
             *(f"pipeline.workers.{stage}=2" for stage in ("plan", "read", "upload", "download", "write")),
         )  # fmt: skip
-        with Session(config, graph, probe=stall) as session:
+        with Session(GraphTask(config, graph), probe=stall) as session:
             session.report_to(lambda result: rows.append(result.cached_rows))
             session.pipeline.run(0, batches)
         return NotingCache.oldest_age, max(rows)

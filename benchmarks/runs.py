@@ -19,6 +19,7 @@ from marius_oac.config import Config
 from marius_oac.data.generate import GeneratedGraph, write_graph
 from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.graph_task import GraphTask
 from marius_oac.session import Session
 
 
@@ -49,7 +50,7 @@ class TimedSession:
     """A session that runs a few batches at a time, again and again over its epochs; the first ones warm it up."""
 
     def __init__(self, config: Config, graph: Graph, warm_up: int = 3):
-        self.session, self.results = Session(config, graph), []
+        self.session, self.results = Session(GraphTask(config, graph)), []
         self.session.report_to(self.results.append)
         self.next = 0
         self.run(warm_up)

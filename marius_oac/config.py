@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_sections import (
+    EarlyStoppingConfig,
     Fraction,
     Name,
     NonNegativeFloat,
@@ -62,11 +63,6 @@ class LossConfig(Section):
 class RegularizationConfig(Section):
     kind: Literal["none", "l2", "n3"] = Field("none", description="Penalty on the embeddings of a batch's edges.")
     weight: NonNegativeFloat = Field(0.0, description="Factor of the penalty, averaged over the batch.")
-
-
-class EarlyStoppingConfig(Section):
-    patience: PositiveInt = Field(description="Evaluations without improvement before training stops.")
-    min_delta: NonNegativeFloat = Field(0.0, description="Improvement of the filtered MRR that counts as one.")
 
 
 class TrainingConfig(Section):

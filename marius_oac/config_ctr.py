@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_sections import (
+    EarlyStoppingConfig,
     Fraction,
     Moment,
     Name,
@@ -130,7 +131,7 @@ class CtrTrainingConfig(Section):
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     embedding_l2: NonNegativeFloat = Field(0.0, description="L2 penalty on the rows of an example, half its factor.")
     progressive: Switch = Field(False, description="Each file is first predicted, then trained on.")
-    patience: NonNegativeInt = Field(0, description="Validations without a better AUC before training stops; 0: never.")
+    early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
 
 
 class CtrEvaluationConfig(Section):
@@ -152,8 +153,8 @@ class CtrConfig(BaseConfig):
     def _combinations(self) -> CtrConfig:
         if self.training.progressive and self.training.epochs > 1:
             raise ValueError("training.epochs: a progressive run passes over each file once")
-        if self.training.patience and not (self.evaluation.every and self.data.valid):
-            raise ValueError("training.patience: needs evaluation.every >= 1 and data.valid")
+        if self.training.early_stopping and not (self.evaluation.every and self.data.valid):
+            raise ValueError("training.early_stopping: needs evaluation.every >= 1 and data.valid")
         names = {each.name for each in self.data.features()}
         if self.model.target is not None and self.model.target not in names:
             raise ValueError(f"model.target: '{self.model.target}' is no feature of the schema")

@@ -92,3 +92,10 @@ class CheckpointConfig(Section):
 
 class MetricsConfig(Section):
     every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl and progress.")
+
+
+class EarlyStoppingConfig(Section):
+    patience: PositiveInt = Field(description="Evaluations without improvement before training stops.")
+    min_delta: NonNegativeFloat = Field(
+        0.0, description="Improvement of filtered MRR or AUC that counts."
+    )

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
-import torch
 
 from marius_oac.config import Config
 from marius_oac.data.filters import KnownAnswers
@@ -40,11 +36,6 @@ class Evaluator:
         self._config, self._graph = config, graph
         self._known: dict[Split, KnownAnswers] = {}
 
-    @property
-    def decisive_metric(self) -> str:
-        """The metric that decides which checkpoint is best."""
-        return "filtered.mrr" if self._config.evaluation.filtered else "unfiltered.mrr"
-
     def edges(self, split: Split) -> np.ndarray:
         """The edges to rank: all of the split, or of validation an evenly spread `evaluation.max_edges`."""
         edges = self._graph.edges(split)
@@ -68,14 +59,3 @@ class Evaluator:
             relations = 0 if self._config.model.decoder == "dot" else self._graph.num_relations
             self._known[split] = KnownAnswers.build((self._graph.edges(name) for name in SPLITS), edges, relations)
         return self._known[split]
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Within the block torch's own operations on the CPU use `count` threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -14,13 +14,13 @@ from marius_oac.compare import Comparison, compare
 from marius_oac.config import Config
 from marius_oac.data.graph import Graph, Split, open_or_prepare
 from marius_oac.errors import InputError
-from marius_oac.evaluator import Evaluator, torch_threads
+from marius_oac.evaluator import Evaluator
 from marius_oac.export import Names, export
 from marius_oac.models.link_prediction import RELATIONS, relation_width
 from marius_oac.predict import Prediction, predict
 from marius_oac.run import RunFolder
 from marius_oac.scoring import EntityReader, LinkScorer
-from marius_oac.session import num_threads, pick_device
+from marius_oac.session import num_threads, pick_device, torch_threads
 
 ENTITIES = "entities"
 

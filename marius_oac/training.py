@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from marius_oac.config import Config
+from marius_oac.config_base import BaseConfig
 from marius_oac.data.graph import open_or_prepare
-from marius_oac.memory import plan_memory, return_freed_memory
+from marius_oac.errors import Interrupted
+from marius_oac.graph_task import GraphTask
+from marius_oac.memory import return_freed_memory
 from marius_oac.pipeline.runner import Probe
 from marius_oac.run import RunFolder
-from marius_oac.session import Session, check_fits
+from marius_oac.session import Session, pick_device
+from marius_oac.task import Task
 from marius_oac.training_loop import TrainingLoop
 
 
@@ -49,16 +53,14 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
         InputError: config, graph or folder are wrong; nothing was written. Or the disk is full: what was written before
             stays, and the run can be resumed.
         DivergedError: the loss became NaN or infinite; the last good checkpoint is kept.
-        Interrupted: Ctrl-C; a checkpoint of that moment was written.
+        Interrupted: Ctrl-C; a checkpoint of that moment was written, unless it came twice.
     """
     path = Path(out) if out else Path("runs") / Path(config.data.path).resolve().name
     RunFolder.check_new(path)
-    graph = open_or_prepare(config.data.path)
-    check_fits(config, graph)
-    return_freed_memory()
-    plan_memory(config, graph, path).announce()
-    with RunFolder.create(path, config, graph.fingerprint) as folder:
-        _run(config, graph, folder, trace, probe)
+    task = _task(config)
+    _check(task, path)
+    with RunFolder.create(path, config, task.fingerprint) as folder:
+        _run(task, folder, trace, probe)
     return open_run(path)
 
 
@@ -83,16 +85,14 @@ def resume(
     """
     with RunFolder.open(path) as folder:
         config = folder.config.replace(*overrides)
-        graph = open_or_prepare(config.data.path)
-        folder.check_resumable(config, graph.fingerprint)
+        task = _task(config)
+        folder.check_resumable(config, task.fingerprint)
         if checkpoint is None and _has_ended(folder, config):
             epochs = folder.summary()["training.epochs"]
             sys.stderr.write(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N\n")
             return open_run(path)
-        check_fits(config, graph)
-        return_freed_memory()
-        plan_memory(config, graph, folder.path).announce()
-        _run(config, graph, folder, trace, probe, lambda loop: loop.restore(checkpoint))
+        _check(task, folder.path)
+        _run(task, folder, trace, probe, lambda loop: loop.restore(checkpoint))
     return open_run(path)
 
 
@@ -107,12 +107,27 @@ def _has_ended(folder: RunFolder, config: Config) -> bool:
     return summary["training.stopped_early"] and same_rule and config.evaluation == before.evaluation
 
 
-def _run(config, graph, folder, trace, probe, prepare=lambda loop: None) -> None:
-    with Session(config, graph, folder.path / "trace.json" if trace else None, probe) as session:
-        loop = TrainingLoop(session, folder)
-        prepare(loop)
-        folder.write_config(config)
-        loop.run()
+def _task(config: BaseConfig) -> Task:
+    """The task of a configuration, with its data."""
+    return GraphTask(config, open_or_prepare(config.data.path))
+
+
+def _check(task: Task, path: Path) -> None:
+    pick_device(task.config.device)
+    task.check()
+    return_freed_memory()
+    task.plan_memory(path).announce()
+
+
+def _run(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepare=lambda loop: None) -> None:
+    try:
+        with Session(task, folder.path / "trace.json" if trace else None, probe) as session:
+            loop = TrainingLoop(session, folder)
+            prepare(loop)
+            folder.write_config(task.config)
+            loop.run()
+    except KeyboardInterrupt:  # before the loop looks out for it, or a second one
+        raise Interrupted(f"stopped; go on with: marius-oac resume {folder.path}") from None
 
 
 def open_run(path: str | Path) -> Run:

@@ -18,7 +18,7 @@ import psutil
 
 from marius_oac import blas
 from marius_oac.checkpoint import Checkpoint, name_of
-from marius_oac.errors import DivergedError, Interrupted
+from marius_oac.errors import ConfigError, DivergedError, Interrupted
 from marius_oac.memory import peak_rss
 from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
 from marius_oac.run import RunFolder
@@ -33,7 +33,7 @@ class Position:
     Attributes:
         sequence: the next batch.
         total, epoch: sums over the run and over the present epoch so far.
-        best: the best validation MRR, -1 before the first; `best_epoch` when; `worse` evaluations since.
+        best: the best value of the decisive metric, -1 before the first; `best_epoch` when; `worse` evaluations since.
     """
 
     sequence: int = 0
@@ -55,8 +55,7 @@ class TrainingLoop:
     def __init__(self, session: Session, folder: RunFolder):
         self.session, self.folder, self.config = session, folder, session.config
         self.position = Position()
-        self.per_epoch = session.planner.batches_per_epoch
-        self.last = self.config.training.epochs * self.per_epoch
+        self.road = session.task.road
         self._evaluation_is_due = False
 
     def restore(self, name: str | None) -> None:
@@ -68,8 +67,15 @@ class TrainingLoop:
             self.folder.rewind(0)
             return
         checkpoint = self.folder.checkpoints.open(name)
+        position = Position.load(checkpoint.extra)
+        if position.sequence > self.road.last:
+            raise ConfigError(
+                f"{self.config.training.epochs} epochs are less than this run has trained already; start again with "
+                "--checkpoint and an earlier one, or ask for more",
+                "training.epochs",
+            )
         self._load(checkpoint)
-        self.position = Position.load(checkpoint.extra)
+        self.position = position
         self.folder.rewind(self.position.sequence)
         self._restore_best()
         self._evaluation_is_due = self._at_epoch()
@@ -81,7 +87,7 @@ class TrainingLoop:
     def _restore_best(self) -> None:
         """Marks the checkpoint that was the best at this position; forgets it if it has been removed since."""
         checkpoints = self.folder.checkpoints
-        best = name_of(self.position.best_epoch * self.per_epoch)
+        best = name_of(self.road.begin(self.position.best_epoch))
         if self.position.best < 0 or best not in checkpoints.names():
             best = None
             self.position = replace(self.position, best=-1.0, best_epoch=0, worse=0)
@@ -96,29 +102,43 @@ class TrainingLoop:
         """
         with (
             stop_on_interrupt(self.session.pipeline.request_stop),
-            TrainingProgress(self.position.sequence, self.last) as progress,
+            TrainingProgress(self.position.sequence, self.road.last) as progress,
         ):
             if self._evaluation_is_due:
                 self._evaluate(progress)
-            while self.position.sequence < self.last and not self._out_of_patience():
+            while self.position.sequence < self.road.last and not self._out_of_patience():
                 self._stop_if_asked()
+                self._before_epoch(progress)
                 self._segment(progress)
                 if self._at_epoch():
                     self._stop_if_asked()
                     self._evaluate(progress)
             self._finish(progress)
 
+    def _before_epoch(self, progress: TrainingProgress) -> None:
+        """What is to be known of an epoch's data before it is trained on."""
+        epoch = self._epochs_done()
+        if not self._at_epoch():
+            return
+        metrics = self.session.before_epoch(epoch)
+        if metrics is None:
+            return
+        line = {"kind": "evaluation", "split": "progressive", "epoch": epoch, "batch": self.position.sequence - 1}
+        self.folder.log(line | metrics)
+        metric = self.session.task.decisive_metric
+        progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
+
     def _stop_if_asked(self) -> None:
-        if self.session.pipeline.stop_requested and self.position.sequence < self.last:
+        if self.session.pipeline.stop_requested and self.position.sequence < self.road.last:
             raise Interrupted(
                 f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}"
             )
 
     def _at_epoch(self) -> bool:
-        return self.position.sequence % self.per_epoch == 0
+        return self.road.is_end(self.position.sequence)
 
     def _epochs_done(self) -> int:
-        return self.position.sequence // self.per_epoch
+        return self.road.epochs_done(self.position.sequence)
 
     def _out_of_patience(self) -> bool:
         stopping = self.config.training.early_stopping
@@ -128,7 +148,7 @@ class TrainingLoop:
         """Runs up to the next epoch's end or checkpoint; saves where one is due."""
         first, every = self.position.sequence, self.config.checkpoint.every_batches
         epoch = self._epochs_done()
-        last = (epoch + 1) * self.per_epoch
+        last = self.road.ends[epoch]
         if every:
             last = min(last, (first // every + 1) * every)
         pipeline, telemetry = self.session.pipeline, self.session.telemetry
@@ -158,7 +178,7 @@ class TrainingLoop:
 
     def _advance(self, reached: int, totals: Totals) -> None:
         position = self.position
-        begins = position.sequence % self.per_epoch == 0
+        begins = self._at_epoch()
         self.position = replace(
             position,
             sequence=reached,
@@ -170,8 +190,8 @@ class TrainingLoop:
         sequence, config = self.position.sequence, self.config.checkpoint
         at_batches = config.every_batches and sequence % config.every_batches == 0
         at_epochs = self._at_epoch() and self._epochs_done() % config.every_epochs == 0
-        before_evaluation = self._at_epoch() and self._evaluates_after(self._epochs_done())
-        return bool(stopped or at_batches or at_epochs or before_evaluation or sequence == self.last)
+        before_evaluation = self._at_epoch() and self._evaluation_follows()
+        return bool(stopped or at_batches or at_epochs or before_evaluation or sequence == self.road.last)
 
     def _save(self) -> None:
         try:
@@ -192,27 +212,27 @@ class TrainingLoop:
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
         self.folder.log(line | totals.metrics() | run)
         loss, rate = totals.loss / totals.examples, totals.rate()
-        progress.say(f"epoch {epoch + 1} of {self.config.training.epochs}: loss {loss:.4f}, {rate:,.0f} examples/s")
+        progress.say(f"epoch {epoch + 1} of {len(self.road.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
 
-    def _evaluates_after(self, epochs: int) -> bool:
-        every = self.config.evaluation.every
-        has_edges = self.session.graph.num_edges["valid"] > 0
-        return has_edges and every > 0 and (epochs % every == 0 or epochs == self.config.training.epochs)
+    def _evaluation_follows(self) -> bool:
+        every, epochs = self.config.evaluation.every, self._epochs_done()
+        due = every > 0 and (epochs % every == 0 or self.position.sequence == self.road.last)
+        return due and self.session.task.has("valid")
 
     def _evaluate(self, progress: TrainingProgress) -> None:
         """Validation, best checkpoint and patience, at the end of an epoch."""
-        epochs = self._epochs_done()
-        if not self._evaluates_after(epochs):
+        if not self._evaluation_follows():
             return
+        epochs, metric = self._epochs_done(), self.session.task.decisive_metric
         metrics = self.session.evaluate("valid")
-        mrr = metrics[self.session.evaluator.decisive_metric]
+        value = metrics[metric]
         stopping = self.config.training.early_stopping
-        better = mrr > self.position.best + (stopping.min_delta if stopping else 0.0)
+        better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
         line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.sequence - 1}
         self.folder.log(line | {"training.seconds": self.position.total.seconds} | metrics)
-        progress.say(f"  valid MRR {mrr:.4f}" + (" (best so far)" if better else ""))
+        progress.say(f"  valid {metric} {value:.4f}" + (" (best so far)" if better else ""))
         if better:
-            self.position = replace(self.position, best=mrr, best_epoch=epochs, worse=0)
+            self.position = replace(self.position, best=value, best_epoch=epochs, worse=0)
             self.folder.checkpoints.mark_best(name_of(self.position.sequence))
         else:
             self.position = replace(self.position, worse=self.position.worse + 1)
@@ -227,7 +247,7 @@ class TrainingLoop:
         summary: dict[str, Any] = {
             "checkpoint": chosen,
             "training.epochs": self._epochs_done(),
-            "training.stopped_early": position.sequence < self.last,
+            "training.stopped_early": position.sequence < self.road.last,
             "training.seconds": total.seconds,
             "training.examples_per_second": total.rate(),
             "training.lost_updates": total.lost,
@@ -237,13 +257,14 @@ class TrainingLoop:
         }
         if position.best >= 0:
             summary["training.best_epoch"] = position.best_epoch
-            summary[f"valid.{self.session.evaluator.decisive_metric}"] = position.best
+            summary[f"valid.{self.session.task.decisive_metric}"] = position.best
         for store in self.session.stores:
             summary[f"tables.{store.name}.sha256"] = store.fingerprint()
         summary["tables.dense.sha256"] = self.session.dense_fingerprint()
-        if self.session.graph.num_edges["test"]:
+        if self.session.task.has("test"):
             progress.say("test")
             summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
+        summary |= self.session.task.summary()
         summary["memory.peak_rss_bytes"] = peak_rss()
         cores, memory = os.cpu_count(), psutil.virtual_memory().total >> 30
         summary["machine"] = f"{cores} cores, {memory} GiB, {self.session.device}, {blas.kernels()} kernels"

@@ -14,6 +14,7 @@ from marius_oac.data.generate import GeneratedGraph, write_graph
 from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PrepareRequest, prepare
 from marius_oac.data.readers import ReadOptions
+from marius_oac.graph_task import GraphTask
 from marius_oac.pipeline.runner import BatchResult
 from marius_oac.session import Session
 
@@ -93,7 +94,7 @@ class Outcome:
 def run_batches(config: Config, graph: Graph, batches: int, probe=None) -> Outcome:
     """Trains the first `batches` batches, with no run folder, evaluation or checkpoint around them."""
     results = []
-    with Session(config, graph, probe=probe) as session:
+    with Session(GraphTask(config, graph), probe=probe) as session:
         session.report_to(results.append)
         assert session.pipeline.run(0, batches) == batches
         bits = tuple(store.fingerprint() for store in session.stores) + (session.dense_fingerprint(),)

@@ -108,7 +108,7 @@ def test_a_second_ctrl_c_stops_at_once(config, uninterrupted, tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     before = threading.active_count(), signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted, match="stopped; go on with: marius-oac resume"):
         training.train(config, tmp_path / "run", probe=probe)
     assert (threading.active_count(), signal.getsignal(signal.SIGINT)) == before
     assert resumed(tmp_path / "run") == uninterrupted
@@ -224,7 +224,7 @@ def test_ctrl_c(outcomes, uninterrupted, moment):
     for end in outcome["ended"][:-1]:
         assert end["code"] == 130 and "Traceback" not in end["said"], end["said"]
         if moment == BEFORE_TRAINING:
-            assert "marius-oac: stopped\n" in end["said"]
+            assert "marius-oac: stopped; go on with: marius-oac resume" in end["said"]
         else:
             assert "marius-oac: stopped at batch" in end["said"] and "on with: marius-oac resume" in end["said"]
     assert_same_end(outcome, uninterrupted)

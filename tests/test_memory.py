@@ -8,9 +8,11 @@ import sys
 import pytest
 
 from benchmarks.memory_plan import BOUND, make_graph, measure
-from marius_oac import cgroups, memory
+from marius_oac import cgroups, graph_memory, memory
 from marius_oac.errors import InputError
-from marius_oac.memory import MemoryPlan, Need, plan_memory
+from marius_oac.graph_memory import plan_memory
+from marius_oac.graph_task import GraphTask
+from marius_oac.memory import MemoryPlan, Need
 from marius_oac.session import Session
 from tests.graphs import tiny_config
 from tests.runs import says, write_config
@@ -32,7 +34,7 @@ def need(plan, what, place="host"):
 def test_terms_are_what_is_held(graph, tmp_path, overrides):
     config = tiny_config(graph, *BIG, *overrides, "pipeline.in_flight=3")
     plan = plan_memory(config, graph, tmp_path)
-    with Session(config, graph) as session:
+    with Session(GraphTask(config, graph)) as session:
         session.pipeline.run(0, session.planner.batches_per_epoch)
         scratch = sum(buffer.nbytes for buffer in session.step._handwritten._scratch._buffers.values())
         (store,) = session.stores
@@ -89,8 +91,8 @@ def test_what_does_not_fit_is_refused_with_the_key(place, word):
 
 @pytest.mark.parametrize("place", ["host", "disk"])
 def test_a_run_that_cannot_fit_writes_nothing(command, graph, tmp_path, monkeypatch, place):
-    real = memory._available
-    monkeypatch.setattr(memory, "_available", lambda *args: real(*args) | {place: 100})
+    real = graph_memory.available
+    monkeypatch.setattr(graph_memory, "available", lambda *args: real(*args) | {place: 100})
     config = write_config(tmp_path / "config.yaml", tiny_config(graph))
     code, out, err = command("train", config, "--out", tmp_path / "run")
     assert (code, out) == (2, []) and says(err, f"of {place} ", "are needed and 0 MiB are free")

@@ -4,6 +4,7 @@ import builtins
 import errno
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from marius_oac import Config, TrainedModel, open_run, resume, train
 from marius_oac.checkpoint import Checkpoints
 from marius_oac.errors import CheckpointError, ConfigError, DivergedError, InputError, MariusOacError
 from marius_oac.evaluator import Evaluator
+from marius_oac.pipeline.runner import STAGES
 from marius_oac.run import RunFolder
 from marius_oac.session import Session
 from tests.graphs import tiny_config
@@ -283,7 +285,7 @@ def test_the_summary_and_the_metrics_hold_what_they_promise(finished):
         if line["kind"] != "evaluation":
             assert {"epoch", "batch", "loss", "examples_per_second", "lost_updates", "refused_rows", "replaced_rows",
                     "cache_rows", "channel_fill", "stage_seconds", "seconds"} <= set(line)  # fmt: skip
-            assert set(line["stage_seconds"]) == {"plan", "read", "upload", "validate", "compute", "download", "write"}
+            assert set(line["stage_seconds"]) == set(STAGES)
             assert all(0 <= fill <= 6 for fill in line["channel_fill"].values())
     assert RunFolder.open(finished).config == Config.load(finished / "config.yaml")
 
@@ -324,3 +326,26 @@ def test_embeddings_that_overflow_are_an_error_of_one_line_when_ranked(graph, tm
     model.scorer.relations[:] = float("nan")
     with pytest.raises(MariusOacError, match="a score is NaN"):
         model.evaluate()
+
+
+def test_a_run_is_not_resumed_for_fewer_epochs_than_it_has(finished, command, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(finished, path)
+    (path / "summary.json").unlink()
+    before = sorted(file.name for file in path.rglob("*"))
+    code, _, said = command("resume", path, "--set", "training.epochs=1")
+    assert code == 2
+    assert said[-1].startswith("marius-oac: training.epochs: 1 epochs are less than this run has trained already")
+    assert sorted(file.name for file in path.rglob("*") if file.name != ".lock") == [n for n in before if n != ".lock"]
+
+
+@pytest.mark.parametrize("content", [b"", "archive"], ids=["empty", "an archive"])
+def test_a_file_that_is_no_order_is_named(graph, tmp_path, content):
+    path = tmp_path / "order.npy"
+    if content:
+        np.savez(tmp_path / "order.npz", np.arange(3))
+        (tmp_path / "order.npz").rename(path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"order.npy: (order 'plan'|is an archive)"):
+        train(tiny_config(graph, "pipeline.mode=sync", f"pipeline.order={path}"), tmp_path / "run")

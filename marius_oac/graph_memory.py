@@ -1,0 +1,120 @@
+"""How much memory and disk the training of a graph will need; see `memory`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from marius_oac.config import Config
+from marius_oac.data.graph import Graph
+from marius_oac.data.splits import SPLITS
+from marius_oac.evaluate import DRAW_EDGES
+from marius_oac.graph_parts import entity_layout, make_planner, num_model_relations
+from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
+from marius_oac.models.handwritten import _WAVE_SCORES
+from marius_oac.scoring import Blocks, EntityReader, LinkScorer, rounded_up
+from marius_oac.session import pick_device
+from marius_oac.storage.contract import ROWS_PER_BLOCK
+from marius_oac.types import Plan
+
+
+def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
+    """The plan of a run that starts now and writes to `folder`; the first batch is made to see how many rows it has."""
+    program = psutil.Process().memory_info().rss
+    device, planner, layout = pick_device(config.device), make_planner(config, graph), entity_layout(config)
+    (table,) = planner.tables
+    plan = planner.plan(0)
+    rows = len(plan.rows[0])
+    plan_bytes = plan.rows[0].nbytes * (not config.training.negatives.all)
+    plan_bytes += sum(array.nbytes for array in plan.arrays.values())
+    in_flight, held = batches_held(config.pipeline)
+    buffer_bytes = rows * (4 * layout.width + 8)
+    relations = num_model_relations(config, graph) * layout.width * 4
+    save = min(table.num_rows, ROWS_PER_BLOCK) * layout.width * 4 * 2 + 2 * relations
+    evaluation = _evaluation_bytes(config, graph, device)
+    edges = sum(graph.edges(split).nbytes for split in SPLITS if split == "train" or graph.num_edges[split])
+    plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes
+    needs = [
+        Need("host", "this program", program + KERNEL_BYTES, "data.path"),
+        Need("host", "edges", edges, "data.path", mapped=True),
+        Need("host", "tables", table.num_rows * layout.row_bytes, "model.dimension"),
+    ]
+    if device.type == "cpu":
+        compute = _scratch_bytes(config, plan, table.num_rows) + 2 * relations
+        needs += [
+            Need("host", "batches", held * buffer_bytes + plans, "pipeline.in_flight"),
+            Need("host", "compute", compute, "training.batch_size"),
+            Need(
+                "host", "evaluation" if evaluation > save else "checkpoints", max(evaluation, save), "evaluation.memory"
+            ),
+            Need("host", "known answers", _known_bytes(config, graph), "evaluation.filtered"),
+        ]
+    else:
+        staged = rows * (4 * layout.width + 16)
+        needs += [
+            Need("host", "batches", in_flight * staged + plans, "pipeline.in_flight"),
+            Need("host", "checkpoints", save, "model.dimension"),
+            Need("host", "known answers", _known_bytes(config, graph), "evaluation.filtered"),
+            Need("device", "batches", held * staged + in_flight * plan_bytes, "pipeline.in_flight"),
+            Need("device", "compute", _autograd_bytes(config, rows) + 2 * relations, "training.batch_size"),
+            Need("device", "evaluation", evaluation, "evaluation.memory"),
+        ]
+    disk = (config.checkpoint.keep + 2) * (table.num_rows * (4 * layout.width + 8) + relations)
+    needs.append(Need("disk", "checkpoints", disk, "checkpoint.keep"))
+    return MemoryPlan(tuple(needs), available(device, folder, program))
+
+
+def _scratch_bytes(config: Config, plan: Plan, num_rows: int) -> int:
+    """What the step keeps from batch to batch on the CPU; see `models.handwritten`."""
+    training, dimension = config.training, config.model.dimension
+    rows, edges, sides = len(plan.rows[0]), plan.examples, len(plan.arrays["sides"])
+    relations = len(plan.arrays.get("relation_rows", ()))
+    drawn = 0 if training.negatives.all else plan.arrays["negatives"].size
+    candidates = num_rows if training.negatives.all else plan.arrays["negatives"].shape[2]
+    scores = min(sides * edges * candidates, _WAVE_SCORES) * (2 if _needs_distances(config) else 1)
+    floats = scores + sides * edges * (2 * dimension + 1) + relations * dimension
+    floats += dimension * (num_rows * (1 + sides) if training.negatives.all else 2 * drawn)
+    words = 3 * edges + drawn + rows + (2 * edges + drawn) + rows + 3 * relations + edges + sides * edges
+    return 4 * floats + 8 * words
+
+
+def _needs_distances(config: Config) -> bool:
+    return config.model.decoder == "transe" and config.model.norm == 2
+
+
+def _autograd_bytes(config: Config, rows: int) -> int:
+    """Scores of a batch with their gradients, rows with theirs, queries on both sides."""
+    training, dimension = config.training, config.model.dimension
+    sides = 1 if config.model.reciprocal else 2
+    candidates = rows if training.negatives.all else training.negatives.count
+    return 4 * (3 * sides * training.batch_size * (candidates + 2 * dimension) + 3 * rows * dimension)
+
+
+def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int:
+    """Blocks of scores and candidates, the last ones still held while the next are made; see `evaluate`."""
+    width = entity_layout(config).width
+    scorer = LinkScorer(
+        config.model, EntityReader(graph.num_nodes, config.model.dimension, lambda rows: rows), None, device
+    )
+    drawn = config.evaluation.candidates
+    blocks = Blocks.fit(scorer, graph.num_nodes if drawn == "all" else drawn, config.evaluation.memory)
+    edges = max(_num_evaluated(config, graph))
+    tile = min(blocks.tile, rounded_up(edges if drawn == "all" else min(edges, DRAW_EDGES)))
+    queries = min(blocks.queries, 2 * edges) * (4 * config.model.dimension + 128)
+    scores = 2 * tile * blocks.block * max(scorer.score_bytes, 4)
+    return (queries + scores + blocks.block * 4 * (2 * config.model.dimension + width)) * (edges > 0)
+
+
+def _num_evaluated(config: Config, graph: Graph) -> tuple[int, int]:
+    """Edges of validation, if there is any, and test."""
+    valid, most = graph.num_edges["valid"] * (config.evaluation.every > 0), config.evaluation.max_edges
+    return min(valid, most) if most else valid, graph.num_edges["test"]
+
+
+def _known_bytes(config: Config, graph: Graph) -> int:
+    """The answers that the filter leaves out, on both sides of validation and test; an estimate, as nothing but a pass
+    over all edges could count them."""
+    answers = sum(min(sum(graph.num_edges.values()), 100 * edges) for edges in _num_evaluated(config, graph))
+    return config.evaluation.filtered * 16 * (answers + 4 * sum(_num_evaluated(config, graph)))

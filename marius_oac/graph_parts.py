@@ -1,0 +1,66 @@
+"""What is built from a graph and its configuration: planner, table, step; and the order that replays a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from marius_oac.config import Config
+from marius_oac.data.batches import EdgePlanner, ReorderedPlanner
+from marius_oac.data.graph import Graph
+from marius_oac.errors import InputError
+from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
+from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.memory import MemoryStore
+
+
+def entity_layout(config: Config) -> RowLayout:
+    dimension = config.model.dimension
+    state = RowOptimizer(config.training.optimizer).state_width(dimension)
+    return RowLayout(dimension, state, config.storage.dtype)
+
+
+def num_model_relations(config: Config, graph: Graph) -> int:
+    """Relations that the model knows: twice as many where every edge also stands reversed."""
+    return graph.num_relations * (2 if config.model.reciprocal else 1)
+
+
+def make_planner(config: Config, graph: Graph) -> EdgePlanner | ReorderedPlanner:
+    """The planner of the training edges; with a recorded order, batches come in that order."""
+    planner = EdgePlanner(graph.edges("train"), graph.num_nodes, graph.num_relations, config)
+    order = config.pipeline.order
+    return planner if order in ("plan", "arrival") else ReorderedPlanner(planner, read_order(order))
+
+
+def read_order(path: str) -> np.ndarray:
+    """A computation order that a run recorded, int64 [batches]: entry t is the batch that was computed t-th."""
+    try:
+        order = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a NumPy file"
+        raise InputError(f"order 'plan', 'arrival' or a recorded order.npy is needed: {reason}", path) from None
+    if not isinstance(order, np.ndarray):  # an .npz
+        raise InputError("is an archive of arrays, not the order of a run", path)
+    if order.ndim != 1 or order.dtype != np.int64 or not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise InputError("is not the order of a run: each batch must stand in it once", path)
+    return order
+
+
+def make_store(config: Config, name: str, num_rows: int) -> MemoryStore:
+    """A table of entities; its initial values are a pure function of (seed, table, row)."""
+    model, optimizer = config.model, RowOptimizer(config.training.optimizer)
+    initial = RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)
+    return MemoryStore(name, num_rows, entity_layout(config), initial)
+
+
+def make_step(config: Config, graph: Graph, device: torch.device, threads: int) -> LinkPredictionStep:
+    """The step with the relations at their initial values."""
+    count, width = num_model_relations(config, graph), relation_width(config)
+    relations = None
+    if count and width:
+        relations = np.empty((count, width), np.float32)
+        initial = RowInitial(config.model.init, config.model.init_scale, config.seed, RELATIONS)
+        initial.fill(np.arange(count), relations, width)
+    return LinkPredictionStep(config, count, device, threads, relations)

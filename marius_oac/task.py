@@ -1,0 +1,107 @@
+"""What a run trains: the contract between the training loop and its tasks, graphs and click logs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from marius_oac.config_base import BaseConfig
+from marius_oac.memory import MemoryPlan
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.types import Planner, Step
+
+
+@dataclass(frozen=True)
+class Road:
+    """The batches of a run: its epochs end after `ends[0]`, `ends[1]`, ... batches, ascending."""
+
+    ends: Sequence[int]
+
+    @property
+    def last(self) -> int:
+        """Batches in all."""
+        return self.ends[-1] if self.ends else 0
+
+    def epochs_done(self, sequence: int) -> int:
+        """Epochs that have ended when `sequence` batches are done."""
+        return bisect_right(self.ends, sequence)
+
+    def is_end(self, sequence: int) -> bool:
+        """Whether an epoch begins or ends here."""
+        done = self.epochs_done(sequence)
+        return sequence == (self.ends[done - 1] if done else 0)
+
+    def begin(self, epoch: int) -> int:
+        """The first batch of an epoch."""
+        return self.ends[epoch - 1] if epoch else 0
+
+
+@dataclass
+class Parts:
+    """What the pipeline moves batches through."""
+
+    planner: Planner
+    stores: Sequence[ParameterStore]
+    step: Step
+    device: torch.device
+
+
+class Task(ABC):
+    """A configuration with its data. Nothing is trained yet: `build` makes what the pipeline needs."""
+
+    config: BaseConfig
+    decisive_metric: str
+    """The metric that decides which checkpoint is best."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Identifies the data: a run goes on with the same."""
+
+    @property
+    @abstractmethod
+    def road(self) -> Road: ...
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises InputError where config and data don't fit together, with the key; before anything is written."""
+
+    @abstractmethod
+    def plan_memory(self, folder: Path) -> MemoryPlan:
+        """What a run needs that starts now and writes to `folder`."""
+
+    @abstractmethod
+    def build(self, stack: ExitStack, device: torch.device, threads: int) -> Parts:
+        """Planner, stores and step; what must be closed is entered into `stack`."""
+
+    @abstractmethod
+    def has(self, split: str) -> bool:
+        """Whether there is something to evaluate."""
+
+    @abstractmethod
+    def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
+        """Metrics of the present parameters on a split, `valid` or `test`."""
+
+    def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
+        """Metrics that must be known before an epoch is trained, if any."""
+        return None
+
+    def extra_state(self) -> Mapping[str, np.ndarray]:
+        """Arrays by name that a checkpoint holds beside rows and dense parameters."""
+        return {}
+
+    def load_extra_state(self, parts: Parts, take: Callable[[str], np.ndarray]) -> None:
+        """Takes them back, before the rows are loaded; `take(name)` gives an array of the checkpoint."""
+        return
+
+    def summary(self) -> dict[str, Any]:
+        """What the task adds to a run's summary."""
+        return {}
