@@ -1,0 +1,185 @@
+"""A network's linear layers and rectifiers on our lanes, by NumPy's products, in place of torch's own.
+
+torch's products on one thread would leave the other cores idle, and on several give other bits for each number of
+threads. NumPy's BLAS is at least as fast on one core (twice on processors for which torch's MKL has no kernels).
+
+Guarantees:
+- The bits depend on the arguments' values, not on the number of lanes nor on where the arguments lie: blocks are cut by
+  shapes alone, a product runs on one thread (`blas.one_thread_per_product`), and sees aligned memory only.
+- Tensors that are not float32 on the CPU are left to torch.
+- With a scratch, results lie in memory that is used again when the context is next entered: fresh memory costs as much
+  time as the rectifiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+
+from marius_oac.models.compiled import compiled
+from marius_oac.models.lanes import Lanes
+from marius_oac.models.scratch import Scratch
+from marius_oac.models.tiles import blocks
+
+_BLOCK_ROWS = 512
+_BLOCK_OUTPUTS = 128
+_BLOCK_FLOATS = 1 << 17
+_ALIGNMENT = 64
+_ZERO = np.float32(0)
+
+
+class LaneProducts(TorchFunctionMode):
+    """While entered, in this thread, the network's large operations run on `lanes`.
+
+    Args:
+        lanes: shared out on.
+        scratch: where results lie until the context is next entered; None: in torch's own memory.
+    """
+
+    def __init__(self, lanes: Lanes, scratch: Scratch | None) -> None:
+        super().__init__()
+        self.lanes, self._scratch, self._taken = lanes, scratch, 0
+        self._ours: dict[Callable, Callable] = {
+            torch.nn.functional.linear: self._linear,
+            torch.nn.functional.relu: self._relu,
+            torch.relu: self._relu,
+            torch.Tensor.relu: self._relu,
+        }
+
+    def __enter__(self):
+        self._taken = 0
+        return super().__enter__()
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        if self._scratch is None:
+            return torch.empty(shape)
+        self._taken += 1
+        return torch.from_numpy(self._scratch.take(str(self._taken), *shape))
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        ours = self._ours.get(func)
+        if ours is not None:
+            result = ours(*args, **kwargs)
+            if result is not None:
+                return result
+        return func(*args, **kwargs)
+
+    def _linear(self, input, weight, bias=None):
+        if not (input.dim() > 1 and weight.dim() == 2 and all(_fits(each) for each in (input, weight, bias))):
+            return None
+        rows = input.reshape(-1, input.shape[-1])
+        return _Linear.apply(rows, weight, bias, self).view(*input.shape[:-1], weight.shape[0])
+
+    def _relu(self, input, inplace=False):
+        return None if inplace or not _fits(input) else _Relu.apply(input, self)
+
+
+class _Linear(torch.autograd.Function):
+    """`x` [B, I] times `weight` [O, I] transposed, plus `bias` [O] or None."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, mode):
+        x, weight = _aligned(x), _aligned(weight)
+        ctx.save_for_backward(x, weight)
+        ctx.mode = mode
+        y = mode.empty(x.shape[0], weight.shape[0])
+        shared = (weight.numpy().T, None if bias is None else _aligned(bias).numpy())
+        cuts = blocks(0, x.shape[0], _BLOCK_ROWS)
+        mode.lanes.run([partial(_multiply, x.numpy()[begin:end], *shared, y.numpy()[begin:end]) for begin, end in cuts])
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        x, weight = (tensor.numpy() for tensor in ctx.saved_tensors)
+        dy, tasks = _aligned(gradient).numpy(), []
+        by_x, by_weight, by_bias = (
+            ctx.mode.empty(*shape) if needed else None
+            for needed, shape in zip(ctx.needs_input_grad, (x.shape, weight.shape, weight.shape[:1]), strict=False)
+        )
+        if by_x is not None:
+            for begin, end in blocks(0, len(x), _BLOCK_ROWS):
+                tasks.append(partial(_multiply, dy[begin:end], weight, None, by_x.numpy()[begin:end]))
+        for begin, end in blocks(0, len(weight), _BLOCK_OUTPUTS):
+            part = dy[:, begin:end]
+            if by_weight is not None:
+                tasks.append(partial(_multiply, part.T, x, None, by_weight.numpy()[begin:end]))
+            if by_bias is not None:
+                tasks.append(partial(_add_up, part, by_bias.numpy()[begin:end]))
+        ctx.mode.lanes.run(tasks)
+        return by_x, by_weight, by_bias, None
+
+
+class _Relu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, mode):
+        x = _aligned(x)
+        y = mode.empty(*x.shape)
+        ctx.save_for_backward(y)
+        ctx.mode = mode
+        _by_parts(mode.lanes, _rectify, x, y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        gradient, by_x = _aligned(gradient), ctx.mode.empty(*y.shape)
+        _by_parts(ctx.mode.lanes, _rectify_back, y, gradient, by_x)
+        return by_x, None
+
+
+def _fits(tensor: torch.Tensor | None) -> bool:
+    return tensor is None or (tensor.dtype == torch.float32 and tensor.device.type == "cpu")
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().contiguous()
+    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
+
+
+def _by_parts(lanes: Lanes, kernel: Callable, *tensors: torch.Tensor) -> None:
+    flat = [tensor.numpy().reshape(-1) for tensor in tensors]
+    cuts = blocks(0, flat[0].size, _BLOCK_FLOATS)
+    lanes.run([partial(kernel, *(each[begin:end] for each in flat)) for begin, end in cuts])
+
+
+@np.errstate(invalid="ignore", over="ignore")  # A diverged loss is the pipeline's to report, not NumPy's.
+def _multiply(left: np.ndarray, right: np.ndarray, bias: np.ndarray | None, into: np.ndarray) -> None:
+    np.matmul(left, right, out=into)
+    if bias is not None:
+        _add_bias(into, bias)
+
+
+@compiled
+def _add_bias(rows, bias):
+    for i in range(rows.shape[0]):
+        for j in range(bias.size):
+            rows[i, j] += bias[j]
+
+
+@compiled
+def _add_up(rows, total):
+    total[:] = _ZERO
+    for i in range(rows.shape[0]):
+        for j in range(total.size):
+            total[j] += rows[i, j]
+
+
+@compiled
+def _rectify(x, y):
+    for i in range(x.size):
+        y[i] = _ZERO if x[i] < _ZERO else x[i]
+
+
+@compiled
+def _rectify_back(y, gradient, into):
+    for i in range(y.size):
+        passed = gradient[i]  # loaded in any case, so that the loop has no branch
+        into[i] = _ZERO if y[i] <= _ZERO else passed

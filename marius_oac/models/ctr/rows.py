@@ -1,0 +1,261 @@
+"""The rows of a batch on their way into a network and their gradients on the way back.
+
+`TableColumns` says which features lie in a table. `ArrayRows` works on NumPy arrays with kernels, `TensorRows` (its own
+file) on tensors with torch; both gather the rows into `Gathered`, take the gradients in the same form and update the
+rows in place. A row is [embedding D | first-order weight, where the network has them | optimizer state].
+
+Guarantees:
+- The bits depend on the inputs alone: no block's bounds depend on the number of lanes, every sum has one order.
+- On the CPU what is handed out lies in aligned memory of our own, valid until the next `gather`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marius_oac.models.ctr import row_kernels as kernels
+from marius_oac.models.lanes import Lanes, Task
+from marius_oac.models.optimizers import Rule
+from marius_oac.models.scratch import Scratch
+from marius_oac.models.tiles import blocks
+
+_BLOCK_EXAMPLES = 256
+_BLOCK_WORK = 4096  # rows and their occurrences
+_NOWHERE = np.zeros(1, np.int64)
+
+
+@dataclass(frozen=True)
+class BagColumn:
+    """A multi-valued feature; `field` is its place among the schema's fields."""
+
+    name: str
+    pooling: str
+    field: int
+
+
+@dataclass(frozen=True)
+class SequenceColumn:
+    """A sequence of at most `max_values` rows."""
+
+    name: str
+    max_values: int
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """What lies in one table.
+
+    Attributes:
+        name: the table's name in the arrays.
+        dimension: D, floats of an embedding; 0 where rows are first-order weights alone.
+        singles: the single-valued features' places among the schema's fields, in the order of f"{name}.single".
+        bags, sequences: the other features, in config order.
+    """
+
+    name: str
+    dimension: int
+    singles: tuple[int, ...] = ()
+    bags: tuple[BagColumn, ...] = ()
+    sequences: tuple[SequenceColumn, ...] = ()
+
+
+class Fields(NamedTuple):
+    """The fields of all tables: floats of each, and the column where each begins in [B, sum of them]."""
+
+    dimensions: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layout: Sequence[TableColumns]) -> Fields:
+        """
+        Raises:
+            ValueError: the tables do not hold each of the fields 0 to F - 1 once.
+        """
+        found = sorted(
+            (field, table.dimension)
+            for table in layout
+            for field in (*table.singles, *(bag.field for bag in table.bags))
+        )
+        if [field for field, _ in found] != list(range(len(found))):
+            raise ValueError(f"fields {[field for field, _ in found]} are not 0 to {len(found) - 1}, each once")
+        dimensions = tuple(dimension for _, dimension in found)
+        return cls(dimensions, tuple(sum(dimensions[:field]) for field in range(len(dimensions))))
+
+
+class Gathered(NamedTuple):
+    """What a network sees of the rows, or the gradients by it; arrays or tensors, float32.
+
+    `values` [B, W]: the fields side by side (see `Fields`); `weights` [B, F]: first-order weights, or None;
+    `padded`: [B * L, D] of each sequence, table by table, zeros behind the last value; `lengths`: int64 [B] of each.
+    """
+
+    values: Any
+    weights: Any
+    padded: tuple[Any, ...]
+    lengths: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Picks:
+    """One table's local rows of a batch: own copies, int64.
+
+    `fields` [f]: those of `single` [f, B]; `bags` [V] of all bag features end to end, whose `bag_offsets` [g, B + 1] count from the first of all.
+    """
+
+    single: np.ndarray
+    fields: np.ndarray
+    bags: np.ndarray
+    bag_offsets: np.ndarray
+    sequences: tuple[tuple[np.ndarray, np.ndarray], ...]
+
+
+class ArrayRows:
+    """Rows in NumPy arrays; the work is shared out on `lanes`.
+
+    Args:
+        layout: of each table.
+        weighted: whether rows have a first-order weight behind the embedding.
+    """
+
+    def __init__(self, layout: Sequence[TableColumns], weighted: bool, lanes: Lanes) -> None:
+        self._layout, self._weighted, self._lanes = tuple(layout), int(weighted), lanes
+        self._scratch, self._fields = Scratch(), Fields.of(layout)
+        self._columns = np.array(self._fields.columns, np.int64)
+        self._picks: tuple[_Picks, ...] = ()
+        self._lists: list[list[tuple[np.ndarray, np.ndarray]]] = []
+
+    def gather(self, rows: Sequence[np.ndarray], arrays: Mapping[str, np.ndarray], listing: bool = True) -> Gathered:
+        """What the network sees of the batch; with `listing` also what `update` needs."""
+        size = arrays["numbers"].shape[0]
+        values = self._scratch.take("values", size, sum(self._fields.dimensions))
+        weights = self._scratch.take("weights", size, len(self._columns)) if self._weighted else None
+        self._picks = tuple(self._own_picks(table, arrays, size) for table in self._layout)
+        padded, lengths, tasks = [], [], self._list_tasks(rows) if listing else []
+        inputs = self._inputs(values, weights)
+        for table, picks, table_rows in zip(self._layout, self._picks, rows, strict=True):
+            sheets = []
+            for sequence, (_, offsets) in zip(table.sequences, picks.sequences, strict=True):
+                sheets.append(
+                    self._scratch.take(f"{sequence.name}.padded", size * sequence.max_values, table.dimension)
+                )
+                lengths.append(self._scratch.take(f"{sequence.name}.lengths", size, dtype=np.int64))
+                np.subtract(offsets[1:], offsets[:-1], out=lengths[-1])
+            for begin, end in blocks(0, size, _BLOCK_EXAMPLES):
+                tasks.append(partial(self._gather_block, table, picks, table_rows, inputs, sheets, begin, end))
+            padded += sheets
+        self._lanes.run(tasks)
+        return Gathered(values, weights, tuple(padded), tuple(lengths))
+
+    def update(self, rows: Sequence[np.ndarray], gradients: Gathered, rule: Rule, share: float) -> float:
+        """Updates the rows of the batch last gathered in place.
+
+        Args:
+            rows: as gathered.
+            gradients: C order; its arrays are spoilt. `lengths` are not read.
+            rule: of the row optimizer.
+            share: what a row's gradient has of its value for each occurrence: the weight of the L2 penalty.
+        Returns:
+            The sum over all occurrences of the squares of the row's value, before the update; 0 without a share.
+        """
+        inputs = self._inputs(gradients.values, gradients.weights)
+        self._share_out(inputs)
+        tasks, penalties, sheets = [], [], list(gradients.padded)
+        for number, (table, table_rows) in enumerate(zip(self._layout, rows, strict=True)):
+            sources = [inputs]
+            for _ in table.sequences:
+                sources.append(kernels.Inputs(sheets.pop(0), np.empty((0, 0), np.float32), _NOWHERE))
+            penalties.append(self._scratch.take(f"{number}.penalties", len(table_rows), dtype=np.float64))
+            lists = self._lists[number]
+            shared = (table.dimension, sources, lists, rule, np.float32(share), table_rows, penalties[-1])
+            tasks += [partial(self._update_block, *shared, *bounds) for bounds in _row_blocks(lists)]
+        self._lanes.run(tasks)
+        return float(sum(each.sum() for each in penalties)) if share else 0.0
+
+    def _inputs(self, values: np.ndarray, weights: np.ndarray | None) -> kernels.Inputs:
+        return kernels.Inputs(values, np.empty((0, 0), np.float32) if weights is None else weights, self._columns)
+
+    def _own(self, name: str, array: np.ndarray) -> np.ndarray:
+        """A copy: kernels compile once, whatever array the caller brings."""
+        copy = self._scratch.take(name, *array.shape, dtype=np.int64)
+        copy[:] = array
+        return copy
+
+    def _own_picks(self, table: TableColumns, arrays: Mapping[str, np.ndarray], size: int) -> _Picks:
+        single = np.empty((0, size), np.int64)
+        if table.singles:
+            single = self._own(f"{table.name}.single", arrays[f"{table.name}.single"])
+        count = sum(arrays[f"{bag.name}.values"].size for bag in table.bags)
+        bags = self._scratch.take(f"{table.name}.bags", count, dtype=np.int64)
+        offsets = self._scratch.take(f"{table.name}.bag_offsets", len(table.bags), size + 1, dtype=np.int64)
+        base = 0
+        for i, bag in enumerate(table.bags):
+            values = arrays[f"{bag.name}.values"]
+            bags[base : base + values.size] = values
+            offsets[i] = arrays[f"{bag.name}.offsets"]
+            offsets[i] += base
+            base += values.size
+        sequences = tuple(
+            tuple(self._own(f"{each.name}.{part}", arrays[f"{each.name}.{part}"]) for part in ("values", "offsets"))
+            for each in table.sequences
+        )
+        return _Picks(single, np.array(table.singles, np.int64), bags, offsets, sequences)
+
+    def _gather_block(self, table, picks, rows, inputs, sheets, begin: int, end: int) -> None:
+        dimension = table.dimension
+        if table.singles:
+            kernels.gather(rows, dimension, picks.single, picks.fields, begin, end, inputs)
+        for i, bag in enumerate(table.bags):
+            mean = bag.pooling == "mean"
+            kernels.pool(rows, dimension, picks.bags, picks.bag_offsets[i], mean, bag.field, begin, end, inputs)
+        for (values, offsets), sheet in zip(picks.sequences, sheets, strict=True):
+            kernels.pad(rows, dimension, values, offsets, begin, end, sheet)
+
+    def _list_tasks(self, rows: Sequence[np.ndarray]) -> list[Task]:
+        """Tasks that list each row's occurrences: for each table in the fields, then in each of its sequences."""
+        self._lists, tasks = [], []
+        for number, (table, picks) in enumerate(zip(self._layout, self._picks, strict=True)):
+            first = self._scratch.take(
+                f"{number}.first", 1 + len(table.sequences), len(rows[number]) + 1, dtype=np.int64
+            )
+            places = self._scratch.take(f"{number}.places", picks.single.size + picks.bags.size, dtype=np.int64)
+            bag_fields = np.array([bag.field for bag in table.bags], np.int64)
+            fields = (picks.single, picks.fields, picks.bags, picks.bag_offsets, bag_fields)
+            tasks.append(partial(kernels.invert_fields, *fields, first[0], places))
+            lists = [places]
+            for i, (sequence, (values, offsets)) in enumerate(zip(table.sequences, picks.sequences, strict=True)):
+                lists.append(self._scratch.take(f"{sequence.name}.places", values.size, dtype=np.int64))
+                shared = (values, offsets, sequence.max_values, first[i + 1], lists[-1])
+                tasks.append(partial(kernels.invert_sequence, *shared))
+            self._lists.append((first, lists))
+        return tasks
+
+    def _share_out(self, inputs: kernels.Inputs) -> None:
+        size, tasks = inputs.values.shape[0], []
+        for table, picks in zip(self._layout, self._picks, strict=True):
+            for i, bag in enumerate(table.bags):
+                if bag.pooling == "mean":
+                    task = partial(kernels.share_out, table.dimension, picks.bag_offsets[i], bag.field)
+                    tasks += [partial(task, *bounds, inputs) for bounds in blocks(0, size, _BLOCK_EXAMPLES)]
+        self._lanes.run(tasks)
+
+    def _update_block(self, dimension, sources, lists, rule, share, rows, penalties, begin: int, end: int) -> None:
+        first, places = lists
+        sums = np.zeros((end - begin, dimension + self._weighted), np.float32)
+        for i, source in enumerate(sources):
+            kernels.add_gradients(first[i], places[i], source, dimension, begin, end, sums)
+        kernels.update(rule, share, first, begin, end, sums, rows, penalties)
+
+
+def _row_blocks(lists: tuple[np.ndarray, list[np.ndarray]]) -> list[tuple[int, int]]:
+    """Cuts a table's rows into ranges of much the same work; hot rows have low numbers, so even ranges would not do."""
+    first, _ = lists
+    count = first.shape[1] - 1
+    work = first.sum(0) + np.arange(count + 1)
+    inner = np.searchsorted(work, np.arange(_BLOCK_WORK, work[-1], _BLOCK_WORK))
+    cuts = np.unique([0, *inner, count]).tolist()
+    return list(zip(cuts[:-1], cuts[1:], strict=True))
