@@ -71,7 +71,9 @@ class LaneProducts(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _linear(self, input, weight, bias=None):
-        if not (input.dim() > 1 and weight.dim() == 2 and all(_fits(each) for each in (input, weight, bias))):
+        shaped = input.dim() > 1 and weight.dim() == 2 and input.shape[-1] == weight.shape[1]
+        shaped = shaped and (bias is None or bias.shape == weight.shape[:1])
+        if not (shaped and all(_fits(each) for each in (input, weight, bias))):
             return None
         rows = input.reshape(-1, input.shape[-1])
         return _Linear.apply(rows, weight, bias, self).view(*input.shape[:-1], weight.shape[0])

@@ -104,7 +104,8 @@ class Gathered(NamedTuple):
 class _Picks:
     """One table's local rows of a batch: own copies, int64.
 
-    `fields` [f]: those of `single` [f, B]; `bags` [V] of all bag features end to end, whose `bag_offsets` [g, B + 1] count from the first of all.
+    `fields` [f]: those of `single` [f, B]; `bags` [V] of all bag features end to end, whose `bag_offsets` [g, B + 1]
+    count from the first of all; `sequences`: values and offsets of each.
     """
 
     single: np.ndarray
@@ -145,6 +146,8 @@ class ArrayRows:
                 )
                 lengths.append(self._scratch.take(f"{sequence.name}.lengths", size, dtype=np.int64))
                 np.subtract(offsets[1:], offsets[:-1], out=lengths[-1])
+                if lengths[-1].max() > sequence.max_values:
+                    raise ValueError(f"{lengths[-1].max()} values of {sequence.name}: more than {sequence.max_values}")
             for begin, end in blocks(0, size, _BLOCK_EXAMPLES):
                 tasks.append(partial(self._gather_block, table, picks, table_rows, inputs, sheets, begin, end))
             padded += sheets

@@ -1,0 +1,228 @@
+"""The training step of click-through rates: `marius_oac.types.Step` for networks over rows.
+
+Guarantees:
+- `compute` and `predict` are called by one thread; on the CPU they share their work with `threads - 1` others, which
+  live until `close`.
+- The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
+  On the CPU torch works on one thread while a batch is computed, since its own sums and products depend on how many
+  there are; what is large runs on our lanes.
+- torch's random numbers are drawn from the batch's seed; the process's generators are as before afterwards.
+- A `compute` that raises has spoilt the rows it was given; the run must not go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from marius_oac import blas
+from marius_oac.config_ctr import CtrConfig
+from marius_oac.models.ctr.dense import DenseOptimizer
+from marius_oac.models.ctr.network import Network
+from marius_oac.models.ctr.products import LaneProducts
+from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns
+from marius_oac.models.ctr.schema import Inputs
+from marius_oac.models.ctr.tensor_rows import TensorRows
+from marius_oac.models.lanes import Lanes
+from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.models.scratch import Scratch
+
+
+class CtrStep:
+    """One batch of examples: loss, gradient, row and dense optimizer.
+
+    The loss is the mean binary cross-entropy plus embedding_l2 / 2 / B times the squares of the rows' values
+    (first-order weights too), summed over all occurrences.
+
+    Args:
+        config: the run's.
+        layout: what lies in each table, in the order of the rows given to `compute`.
+        network: taken over: moved to the device, trained in place.
+        device: a CPU or CUDA device.
+        threads: lanes on the CPU, at least 1.
+    Raises:
+        ValueError: the tables do not hold each field once.
+    """
+
+    def __init__(
+        self, config: CtrConfig, layout: Sequence[TableColumns], network: Network, device: torch.device, threads: int
+    ) -> None:
+        self._training, self._layout, self._device = config.training, tuple(layout), device
+        self._network = network.to(device)
+        self._weighted = bool(network.first_order)
+        self._sequences = [sequence.name for table in layout for sequence in table.sequences]
+        self._dimensions = Fields.of(layout).dimensions
+        self._optimizer = RowOptimizer(config.training.optimizer)
+        self._dense = DenseOptimizer(self._network, config.training.dense_optimizer)
+        self._scratch = Scratch()
+        self._tensor_rows = TensorRows(layout, self._weighted, self._optimizer)
+        with ExitStack() as stack:
+            lanes = Lanes(threads if device.type == "cpu" else 1)
+            stack.callback(lanes.close)
+            self._array_rows = ArrayRows(layout, self._weighted, lanes)
+            self._products, self._products_kept = LaneProducts(lanes, Scratch()), LaneProducts(lanes, None)
+            if device.type == "cpu":
+                stack.enter_context(blas.one_thread_per_product())
+            self._stack = stack.pop_all()
+
+    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+        """See `Step.compute`.
+
+        Where `training.optimizer.decay` is not 1, `arrays["epoch"]`, an int of one element, sets the learning rate of
+        the rows to `decay ** epoch` of itself.
+
+        Raises:
+            ValueError: the rows are not float32 [n, D + first-order weight + state] in C order, or other than tables.
+        """
+        tensors = self._check(rows, self._optimizer)
+        self._network.train()
+        if tensors:
+            return self._compute_tensors(rows, arrays, timestamp)
+        with _one_torch_thread(), self._products:
+            gathered = self._array_rows.gather(rows, arrays)
+            labels = torch.from_numpy(self._own("labels", arrays["labels"]))
+            numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
+            with _seeded(arrays["step_seed"], self._device):
+                loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
+            self._dense.step()
+        rule = self._optimizer.rule(timestamp, self._factor(arrays))
+        share = self._training.embedding_l2 / len(labels)
+        squares = self._array_rows.update(rows, _as_arrays(gradients), rule, share)
+        return loss.item() + share / 2 * squares
+
+    def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
+        gathered = self._tensor_rows.gather(rows, arrays)
+        with _seeded(arrays["step_seed"], self._device):
+            loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
+        self._dense.step()
+        share = self._training.embedding_l2 / arrays["labels"].numel()
+        squares = self._tensor_rows.update(rows, arrays, gradients, timestamp, self._factor(arrays), share)
+        return loss + share / 2 * squares
+
+    def predict(self, rows: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
+        """Probabilities of a click, float32 [B], in the rows' library; changes nothing.
+
+        `rows[t]` need the value's columns only; `arrays` neither labels nor a seed.
+
+        Raises:
+            ValueError: as `compute`.
+        """
+        tensors = self._check(rows, None)
+        self._network.eval()
+        with torch.no_grad():
+            if tensors:
+                gathered = self._tensor_rows.gather(rows, arrays)
+                return torch.sigmoid(self._network(self._inputs(gathered, arrays["numbers"])))
+            with _one_torch_thread(), self._products_kept:
+                gathered = _as_tensors(self._array_rows.gather(rows, arrays, listing=False))
+                numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
+                return torch.sigmoid(self._network(self._inputs(gathered, numbers))).numpy()
+
+    def _check(self, rows: Sequence[Any], optimizer: RowOptimizer | None) -> bool:
+        """Whether the rows are tensors."""
+        if len(rows) != len(self._layout):
+            raise ValueError(f"rows of {len(rows)} tables, but the model has {len(self._layout)}")
+        for table, values in zip(self._layout, rows, strict=True):
+            value = table.dimension + self._weighted
+            width = value + (optimizer.state_width(value) if optimizer else 0)
+            fits = values.shape[1] == width if optimizer else values.shape[1] >= width
+            if not fits:
+                raise ValueError(f"rows {tuple(values.shape)} of {table.name}, but a row has {width} floats")
+            if isinstance(values, np.ndarray) and not (values.dtype == np.float32 and values.flags.c_contiguous):
+                raise ValueError(f"rows must be float32 in C order, not {values.dtype} with strides {values.strides}")
+        return isinstance(rows[0], torch.Tensor)
+
+    def _own(self, name: str, array: np.ndarray) -> np.ndarray:
+        """A copy in aligned memory: torch's products depend on where their arguments lie."""
+        copy = self._scratch.take(name, *array.shape)
+        copy[:] = array
+        return copy
+
+    def _factor(self, arrays: Mapping[str, Any]) -> Any:
+        decay = self._training.optimizer.decay
+        if decay == 1:
+            return 1.0
+        epoch = arrays["epoch"]  # A tensor stays on its device, so that nobody waits for it.
+        return decay ** (epoch.reshape(()).float() if isinstance(epoch, torch.Tensor) else int(epoch.item()))
+
+    def _inputs(self, gathered: Gathered, numbers: torch.Tensor) -> Inputs:
+        size, dimensions = numbers.shape[0], self._dimensions
+        equal = len(set(dimensions)) == 1
+        stacked = gathered.values.view(size, len(dimensions), dimensions[0]) if equal else None
+        fields = stacked.unbind(1) if equal else gathered.values.split(dimensions, 1)
+        sheets = (sheet.view(size, -1, sheet.shape[1]) for sheet in gathered.padded)
+        sequences = dict(zip(self._sequences, zip(sheets, gathered.lengths, strict=True), strict=True))
+        return Inputs(numbers, fields, stacked, gathered.weights, sequences)
+
+    def _differentiate(self, gathered: Gathered, numbers: torch.Tensor, labels: torch.Tensor):
+        """The loss without penalty, and the gradients by what was gathered; those by parameters lie with them."""
+        leaves = gathered._replace(
+            values=gathered.values.detach().requires_grad_(),
+            weights=gathered.weights.detach().requires_grad_() if self._weighted else None,
+            padded=tuple(sheet.detach().requires_grad_() for sheet in gathered.padded),
+        )
+        loss = binary_cross_entropy_with_logits(self._network(self._inputs(leaves, numbers)), labels)
+        loss.backward()
+        gradients = leaves._replace(
+            values=_gradient(leaves.values),
+            weights=_gradient(leaves.weights) if self._weighted else None,
+            padded=tuple(_gradient(sheet) for sheet in leaves.padded),
+        )
+        return loss.detach(), gradients
+
+    def dense_state(self) -> Mapping[str, torch.Tensor]:
+        """A copy of the network's parameters and buffers and of their optimizer's state, by name."""
+        return {name: tensor.detach().clone() for name, tensor in self._dense.state().items()}
+
+    def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes over, by copy, what `dense_state` gave.
+
+        Raises:
+            ValueError: the state is that of another model.
+        """
+        self._dense.load(state)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _gradient(leaf: torch.Tensor) -> torch.Tensor:
+    """In C order; a network need not use all of its inputs."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
+
+
+def _as_tensors(gathered: Gathered) -> Gathered:
+    weights = None if gathered.weights is None else torch.from_numpy(gathered.weights)
+    padded, lengths = (tuple(map(torch.from_numpy, each)) for each in (gathered.padded, gathered.lengths))
+    return Gathered(torch.from_numpy(gathered.values), weights, padded, lengths)
+
+
+def _as_arrays(gradients: Gathered) -> Gathered:
+    weights = None if gradients.weights is None else gradients.weights.numpy()
+    return Gathered(gradients.values.numpy(), weights, tuple(sheet.numpy() for sheet in gradients.padded), ())
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _seeded(seed: Any, device: torch.device) -> Iterator[None]:
+    """torch's generator of the device, and the CPU's, as seeded with the batch's own number, int64 [1]."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(int(seed.item()))
+        if devices:
+            torch.cuda.manual_seed(int(seed.item()))
+        yield
