@@ -1,0 +1,175 @@
+"""Linear layers and rectifiers on lanes: torch's results, the same bits for any lanes and places."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from marius_oac import blas
+from marius_oac.models.ctr.products import LaneProducts
+from marius_oac.models.lanes import Lanes
+from marius_oac.models.scratch import Scratch
+
+
+def numbers(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def run(function, tensors, lanes=None, scratch=None):
+    """The result and the gradients by the tensors of its sum weighted with sines."""
+    leaves = [None if each is None else each.detach().requires_grad_() for each in tensors]
+
+    def differentiated():
+        result = function(*leaves)
+        (result * torch.arange(result.numel()).sin().view_as(result)).sum().backward()
+        return [result.detach().clone(), *(None if each is None else each.grad.clone() for each in leaves)]
+
+    if lanes is None:
+        return differentiated()
+    pool = Lanes(lanes)
+    try:
+        with blas.one_thread_per_product(), LaneProducts(pool, scratch):
+            return differentiated()
+    finally:
+        pool.close()
+
+
+def same(ours, theirs):
+    return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.integers(1, 5), min_size=0, max_size=1), st.integers(1, 1100), st.integers(1, 20), st.integers(1, 150),
+    st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_linear_as_torch(before, rows, inputs, outputs, biased, scratch):
+    tensors = [numbers(*before, rows, inputs), numbers(outputs, inputs), numbers(outputs) if biased else None]
+    ours = run(functional.linear, tensors, 2, Scratch() if scratch else None)
+    for mine, wanted in zip(
+        ours, run(functional.linear, [t if t is None else t.double() for t in tensors]), strict=True
+    ):
+        assert (mine is None) == (wanted is None)
+        if mine is not None:
+            np.testing.assert_allclose(mine, wanted, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("relu", [functional.relu, torch.relu, torch.Tensor.relu, nn.ReLU(), nn.ReLU(inplace=True)])
+def test_rectifiers_as_torch(relu):
+    x = numbers(700, 301)
+    x[0, :3] = torch.tensor([0.0, -0.0, torch.nan])
+
+    def twice(x):  # in place needs a tensor that is no leaf
+        return relu(x * 2)
+
+    for mine, wanted in zip(run(twice, [x], 2), run(twice, [x]), strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+
+
+BATCHED = [torch.bmm, torch.matmul, torch.Tensor.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__]
+
+
+@pytest.mark.parametrize("product", BATCHED)
+@settings(deadline=None, max_examples=10)
+@given(st.integers(1, 600), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.booleans(), st.booleans())
+def test_batched_products_as_torch(product, count, rows, inner, columns, flip_left, flip_right):
+    left = numbers(count, inner, rows).transpose(1, 2) if flip_left else numbers(count, rows, inner)
+    right = numbers(count, columns, inner).transpose(1, 2) if flip_right else numbers(count, inner, columns)
+    doubles = run(product, [left.double(), right.double()])
+    for mine, wanted in zip(run(product, [left, right], 2), doubles, strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_products_of_a_tensor_with_itself():
+    def dots(x):
+        return x @ x.transpose(1, 2)
+
+    x = numbers(300, 7, 5)
+    for mine, wanted in zip(run(dots, [x], 2), run(dots, [x.double()]), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-4, atol=1e-4)
+
+
+def network(x):
+    layers = [nn.Linear(13, 257), nn.ReLU(), nn.Linear(257, 130), nn.ReLU(), nn.Linear(130, 1)]
+    with torch.no_grad():
+        for number, layer in enumerate(layers):
+            for parameter in layer.parameters():
+                parameter.copy_(numbers(*parameter.shape, seed=number) / 10)
+    return nn.Sequential(*layers)(x)
+
+
+def test_same_bits_for_any_lanes_and_places():
+    x = numbers(1301, 13)
+    room = torch.empty(x.numel() + 16)
+    start = (-(room.data_ptr() // 4) % 16) + 1
+    away = room[start : start + x.numel()].view_as(x)
+    away.copy_(x)
+    assert away.data_ptr() % 64 == 4
+    first, scratch = run(network, [x], 1), Scratch()
+    for tensor, lanes, used in ((x, 1, scratch), (away, 2, None), (away, 4, scratch), (x, 2, scratch)):
+        assert same(run(network, [tensor], lanes, used), first)
+    other = x.clone()
+    other[0, 0] *= 1.001
+    assert not same(run(network, [other], 1), first)
+
+
+def test_a_scratch_lends_the_same_memory_again():
+    lanes, scratch, x = Lanes(1), Scratch(), numbers(5, 4)
+    places = []
+    for _ in range(2):
+        with LaneProducts(lanes, scratch):
+            first, second = torch.relu(x), torch.relu(x)
+        places.append((first.data_ptr(), second.data_ptr()))
+    assert len(set(places[0])) == 2
+    with (mode := LaneProducts(lanes, scratch)):
+        torch.relu(x)
+    with mode:
+        assert torch.relu(x).data_ptr() == places[1][0] == places[0][0]
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    lanes = Lanes(1)
+    with LaneProducts(lanes, None):
+        x, weight, bias = numbers(3, 4), numbers(2, 4), numbers(2).requires_grad_()
+        functional.linear(x, weight, bias).sum().backward()
+    assert bias.grad.tolist() == [3, 3] and weight.grad is None and x.grad is None
+
+
+def test_other_tensors_are_left_to_torch():
+    doubles = [numbers(5, 4).double(), numbers(3, 4).double(), numbers(3).double()]
+    assert same(run(functional.linear, doubles, 2), run(functional.linear, doubles))
+    for product in (torch.matmul, torch.Tensor.__matmul__):
+        for shapes in (((4,), (4,)), ((3, 4), (4, 2)), ((1, 3, 4), (5, 4, 2)), ((2, 5, 3, 4), (4, 2))):
+            tensors = [numbers(*shape) for shape in shapes]
+            assert same(run(product, tensors, 2), run(product, tensors))
+    vector = [numbers(4), numbers(3, 4), numbers(3)]
+    assert same(run(functional.linear, vector, 2), run(functional.linear, vector))
+
+
+def test_wrong_shapes_are_errors_as_ever():
+    for tensors in ([numbers(5, 4), numbers(3, 6), None], [numbers(5, 4), numbers(3, 4), numbers(4)]):
+        with pytest.raises(RuntimeError):
+            run(functional.linear, tensors, 1)
+
+
+def test_layers_do_run_on_the_lanes():
+    class Counting(Lanes):
+        runs = 0
+
+        def run(self, tasks):
+            self.runs += 1
+            super().run(tasks)
+
+    lanes = Counting(1)
+    layer, x = nn.Linear(4, 3), numbers(5, 4)
+    cases = [(layer, (x,)), (nn.ReLU(), (x,)), *((product, (x[None], x.t()[None])) for product in BATCHED)]
+    for function, arguments in cases:
+        before = lanes.runs
+        with LaneProducts(lanes, None):
+            function(*arguments)
+        assert lanes.runs == before + 1
+        function(*arguments)
+        assert lanes.runs == before + 1, "only while entered"
