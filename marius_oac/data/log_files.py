@@ -1,0 +1,238 @@
+"""The files of a click log: which there are, and their examples block by block.
+
+Guarantees of `BlockReader`:
+- One thread at a time; parsing and conversion do not hold the GIL.
+- Memory: the blocks it has passed over and not given out, AHEAD at most, and what the format's reader holds.
+- Blocks asked for in order, or up to AHEAD out of order, cost one pass over a file.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from marius_oac.config_ctr import LogConfig
+from marius_oac.data.log_columns import LogBlock, convert
+from marius_oac.data.log_formats import open_log
+from marius_oac.data.readers import check_readable
+from marius_oac.errors import InputError
+
+AHEAD = 4
+_SAMPLES, _SAMPLE_BYTES = 32, 1 << 14
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A file of a log.
+
+    Attributes:
+        path, format: where and what ("csv", "parquet", "libsvm") it is.
+        rows: examples, at least 1.
+        fingerprint: of its size and of samples of its bytes, hexadecimal.
+        kinds: whether keys of a feature of kind auto are "integer" or "string" here, by feature.
+    """
+
+    path: Path
+    format: str
+    rows: int
+    fingerprint: str
+    kinds: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """The files that patterns name, in order: pattern by pattern, a pattern's files by name."""
+
+    files: tuple[LogFile, ...]
+
+    @classmethod
+    def scan(cls, patterns: Sequence[str], config: LogConfig, with_labels: bool = True) -> LogFiles:
+        """Looks at all files and counts their examples; texts are read through for that.
+
+        Args:
+            with_labels: whether files need the label's column.
+
+        Raises:
+            InputError: a pattern has no files; a file is named twice, is missing, can't be read, is empty, is not of
+                its format, or has columns other than the schema's; a column's type changes from file to file.
+        """
+        files = []
+        seen: dict[Path, Path] = {}
+        for path in (path for pattern in patterns for path in _paths(pattern)):
+            real = path.resolve()
+            if real in seen:
+                raise InputError(f"is named twice, also as {seen[real]}", path)
+            seen[real] = path
+            files.append(_scanned(path, config, with_labels))
+        check_kinds(files)
+        return cls(tuple(files))
+
+
+def check_kinds(files: Sequence[LogFile]) -> None:
+    """Raises InputError where a column's keys are integers in one file and texts in another."""
+    first: dict[str, tuple[str, Path]] = {}
+    for file in files:
+        for name, kind in file.kinds.items():
+            before, path = first.setdefault(name, (kind, file.path))
+            if before != kind:
+                raise InputError(
+                    f"the type of column '{name}' changes: {kind} here, {before} in {path} (its kind in the schema can "
+                    "settle it)",
+                    file.path,
+                )
+
+
+def _paths(pattern: str) -> Iterator[Path]:
+    if os.path.exists(pattern) or not glob.has_magic(pattern):
+        yield Path(pattern)
+        return
+    found = sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        raise InputError("no file has such a name", pattern)
+    yield from map(Path, found)
+
+
+def _scanned(path: Path, config: LogConfig, with_labels: bool) -> LogFile:
+    check_readable(path)
+    log = open_log(path, config, with_labels)
+    rows = log.rows()
+    if not rows:
+        raise InputError("the file has no examples", path)
+    return LogFile(path, log.format, rows, _fingerprint(path), log.kinds)
+
+
+def _fingerprint(path: Path) -> str:
+    """Of the size, both ends and evenly spaced samples between."""
+    size = os.stat(path).st_size
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as file:
+        for place in sorted({(size - _SAMPLE_BYTES) * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
+            file.seek(max(place, 0))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]
+
+
+class BlockReader:
+    """The examples of files in blocks. Use it as a context manager, or `close` it.
+
+    Args:
+        files: of `LogFiles.scan`, of one scan or several.
+        with_labels: whether blocks have labels.
+
+    Raises:
+        InputError: a column's type changes from file to file.
+    """
+
+    def __init__(self, files: Sequence[LogFile], config: LogConfig, with_labels: bool = True):
+        check_kinds(files)
+        self._files, self._config, self._with_labels = files, config, with_labels
+        self._passed: dict[tuple[int, int, int], LogBlock] = {}  # by file, number, rows; in order of reading
+        self._open: _OpenFile | None = None
+
+    def block(self, file: int, number: int, block_rows: int) -> LogBlock:
+        """Rows [number * block_rows, (number + 1) * block_rows) of a file; its last block may be shorter.
+
+        Raises:
+            InputError: the file is missing, damaged, has changed since it was scanned, or holds what `convert` or the
+                format's reader refuses.
+        """
+        if not 0 <= number * block_rows < self._files[file].rows:
+            raise ValueError(f"file {file} has no block {number} of {block_rows} rows")
+        wanted = (file, number, block_rows)
+        found = self._passed.pop(wanted, None)
+        if found is not None:
+            return found
+        now = self._open
+        if now is not None and (now.file, now.block_rows) != (file, block_rows):
+            self._finish()
+            now = None
+        if now is None or not now.next <= number <= now.next + AHEAD:
+            self.close_file()
+            now = self._open = _OpenFile(self._files[file], self._config, self._with_labels, file, number, block_rows)
+        while now.next < number:
+            self._keep(now)
+        block = now.read()
+        if now.next * block_rows >= self._files[file].rows:
+            self.close_file()
+        return block
+
+    def _keep(self, now: _OpenFile) -> None:
+        """Reads a block that was not asked for yet: another thread is about to."""
+        key = (now.file, now.next, now.block_rows)
+        self._passed[key] = now.read()
+        while len(self._passed) > AHEAD:
+            del self._passed[next(iter(self._passed))]
+
+    def _finish(self) -> None:
+        """Leaves a file for another; its last blocks may still be asked for."""
+        now = self._open
+        assert now is not None
+        left = -(-self._files[now.file].rows // now.block_rows) - now.next
+        while 0 < left <= AHEAD:
+            self._keep(now)
+            left -= 1
+        self.close_file()
+
+    def close_file(self) -> None:
+        """Closes the file that is being read; the next block opens it anew."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def close(self) -> None:
+        """Closes what is open and forgets what was read."""
+        self.close_file()
+        self._passed.clear()
+
+    def __enter__(self) -> BlockReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _OpenFile:
+    """A file being read, from block `number` on; `next` is the block that `read` gives."""
+
+    def __init__(self, found: LogFile, config: LogConfig, with_labels: bool, file: int, number: int, block_rows: int):
+        check_readable(found.path)
+        self.file, self.next, self.block_rows = file, number, block_rows
+        self._found, self._config, self._with_labels = found, config, with_labels
+        self._batches = open_log(found.path, config, with_labels).batches(number * block_rows)
+        self._rest: tuple[int, pa.RecordBatch] | None = None
+
+    def read(self) -> LogBlock:
+        row = self.next * self.block_rows
+        end = min(row + self.block_rows, self._found.rows)
+        parts = []
+        while row < end:
+            first, batch = self._rest or next(self._batches, None) or self._changed(row)
+            last = min(first + batch.num_rows, end)
+            part = batch.slice(row - first, last - row)
+            parts.append(convert(part, self._config, self._with_labels, self._found.path, row))
+            self._rest = None if last == first + batch.num_rows else (first, batch)
+            row = last
+        if row == self._found.rows and (self._rest or next(self._batches, None)):
+            self._changed(None)
+        self.next += 1
+        return LogBlock.join(parts)
+
+    def _changed(self, found: int | None) -> tuple[int, pa.RecordBatch]:
+        rows = "more" if found is None else f"{found:,}"
+        raise InputError(
+            f"{self._found.rows:,} examples were counted, {rows} are found: a quoted value spans lines, or the "
+            "file has changed",
+            self._found.path,
+        )
+
+    def close(self) -> None:
+        self._batches.close()
