@@ -1,4 +1,4 @@
-"""A network's linear layers, batched products and rectifiers on our lanes, by NumPy's products, in place of torch's own.
+"""A network's linear layers, batched products and rectifiers on our lanes, by NumPy's products instead of torch's.
 
 torch's products on one thread would leave the other cores idle, and on several give other bits for each number of
 threads. NumPy's BLAS is at least as fast on one core (twice on processors for which torch's MKL has no kernels).
@@ -117,15 +117,15 @@ class _Linear(torch.autograd.Function):
             ctx.mode.empty(*shape) if needed else None
             for needed, shape in zip(ctx.needs_input_grad, (x.shape, weight.shape, weight.shape[:1]), strict=False)
         )
-        if by_x is not None:
-            for begin, end in blocks(0, len(x), _BLOCK_ROWS):
-                tasks.append(partial(_multiply, dy[begin:end], weight, None, by_x.numpy()[begin:end]))
-        for begin, end in blocks(0, len(weight), _BLOCK_OUTPUTS):
+        for begin, end in blocks(0, len(weight), _BLOCK_OUTPUTS):  # the longest tasks first
             part = dy[:, begin:end]
             if by_weight is not None:
                 tasks.append(partial(_multiply, part.T, x, None, by_weight.numpy()[begin:end]))
             if by_bias is not None:
                 tasks.append(partial(_add_up, part, by_bias.numpy()[begin:end]))
+        if by_x is not None:
+            for begin, end in blocks(0, len(x), _BLOCK_ROWS):
+                tasks.append(partial(_multiply, dy[begin:end], weight, None, by_x.numpy()[begin:end]))
         ctx.mode.lanes.run(tasks)
         return by_x, by_weight, by_bias, None
 

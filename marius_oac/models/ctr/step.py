@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from marius_oac import blas
@@ -52,8 +53,9 @@ class CtrStep:
     def __init__(
         self, config: CtrConfig, layout: Sequence[TableColumns], network: Network, device: torch.device, threads: int
     ) -> None:
-        self._training, self._layout, self._device = config.training, tuple(layout), device
+        self._seed, self._training, self._layout, self._device = config.seed, config.training, tuple(layout), device
         self._network = network.to(device)
+        self._norms = [each for each in self._network.modules() if isinstance(each, nn.BatchNorm1d)]
         self._weighted = bool(network.first_order)
         self._sequences = [sequence.name for table in layout for sequence in table.sequences]
         self._dimensions = Fields.of(layout).dimensions
@@ -73,6 +75,8 @@ class CtrStep:
     def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
         """See `Step.compute`.
 
+        One example has no variance: batch norms then use their running statistics and leave them as they are.
+
         Where `training.optimizer.decay` is not 1, `arrays["epoch"]`, an int of one element, sets the learning rate of
         the rows to `decay ** epoch` of itself.
 
@@ -81,13 +85,16 @@ class CtrStep:
         """
         tensors = self._check(rows, self._optimizer)
         self._network.train()
+        if len(arrays["labels"]) == 1:
+            for norm in self._norms:
+                norm.eval()
         if tensors:
             return self._compute_tensors(rows, arrays, timestamp)
         with _one_torch_thread(), self._products:
             gathered = self._array_rows.gather(rows, arrays)
             labels = torch.from_numpy(self._own("labels", arrays["labels"]))
             numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
-            with _seeded(arrays["step_seed"], self._device):
+            with _seeded(self._seed, arrays["step_seed"], self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
             self._dense.step()
         rule = self._optimizer.rule(timestamp, self._factor(arrays))
@@ -97,7 +104,7 @@ class CtrStep:
 
     def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, arrays)
-        with _seeded(arrays["step_seed"], self._device):
+        with _seeded(self._seed, arrays["step_seed"], self._device):
             loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
         self._dense.step()
         share = self._training.embedding_l2 / arrays["labels"].numel()
@@ -218,11 +225,12 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(seed: Any, device: torch.device) -> Iterator[None]:
-    """torch's generator of the device, and the CPU's, as seeded with the batch's own number, int64 [1]."""
+def _seeded(run: int, batch: Any, device: torch.device) -> Iterator[None]:
+    """torch's generators of the CPU and the device, as seeded with the run's seed and the batch's, int64 [1] >= 0."""
+    seed = int(np.random.SeedSequence([run, int(batch.item())]).generate_state(1, np.uint64)[0])
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(int(seed.item()))
+        torch.default_generator.manual_seed(seed)
         if devices:
-            torch.cuda.manual_seed(int(seed.item()))
+            torch.cuda.manual_seed(seed)
         yield

@@ -1,0 +1,323 @@
+"""The CTR step: against its formulas, tensors as arrays, the same bits whatever the threads, state, errors."""
+
+import hashlib
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marius_oac.models.ctr.rows import TableColumns
+from marius_oac.models.ctr.step import CtrStep
+from tests.models.batches import OPTIMIZERS
+from tests.models.ctr.step_batches import CPU, LAYOUTS, NaiveStep, configure, draw
+
+LARGE = {"examples": 701, "keys": 3000}
+STEEP = {"training__optimizer__epsilon": 1e-4, "training__dense_optimizer__epsilon": 1e-4}  # tiny gradients divide well
+
+
+def check(config, batches, tensors=False, threads=2, **options):
+    """A step over the batches, each on the rows the last one left, follows the formulas."""
+    ours, theirs = batches[0].step(config, threads, **options), NaiveStep(config, batches[0], **options)
+    rows = batches[0].rows(config)
+    given_rows = [torch.from_numpy(each) for each in rows] if tensors else rows
+    for timestamp, batch in enumerate(batches):
+        expected_loss, expected = theirs.compute([each.copy() for each in rows], batch, timestamp)
+        loss = ours.compute(given_rows, batch.tensors() if tensors else batch.arrays, timestamp)
+        assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
+        for mine, wanted in zip(rows, expected, strict=True):
+            np.testing.assert_allclose(mine, wanted, rtol=2e-3, atol=2e-5)
+    state = ours.dense_state()
+    for name, tensor in theirs.network.state_dict().items():
+        np.testing.assert_allclose(state[f"network.{name}"], tensor, rtol=2e-3, atol=2e-5, err_msg=name)
+    ours.close()
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_follows_the_formulas(layout, first_order, tensors):
+    if layout == "weights" and not first_order:
+        pytest.skip("rows of no floats")
+    config = configure(training__embedding_l2=0.3, **STEEP)
+    check(config, [draw(layout, first_order, seed=seed) for seed in range(2)], tensors, batch_norm=True)
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_row_optimizers(kind, tensors):
+    config = configure(
+        training__optimizer__kind=kind,
+        training__optimizer__initial_accumulator=0.1,
+        training__embedding_l2=0.05,
+        **STEEP,
+    )
+    check(config, [draw("mixed", seed=seed) for seed in range(3)], tensors)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_dense_optimizers(kind):
+    config = configure(
+        training__dense_optimizer__kind=kind, training__dense_optimizer__weight_decay=0.01,
+        training__dense_optimizer__learning_rate=0.05, **STEEP,
+    )  # fmt: skip
+    check(config, [draw("equal", seed=seed) for seed in range(3)])
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from(["equal", "mixed", "history"]), st.booleans(), st.integers(1, 40), st.integers(2, 30),
+    st.integers(0, 1000), st.booleans(),
+)  # fmt: skip
+def test_any_batch(layout, first_order, examples, keys, seed, tensors):
+    config = configure(training__embedding_l2=0.1, training__optimizer__epsilon=1e-2)
+    check(config, [draw(layout, first_order, examples, keys, seed)], tensors)
+
+
+def misaligned(array):
+    """A copy in C order that begins where no vector may."""
+    raw = np.empty(array.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64 + 4
+    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[:] = array
+    return copy
+
+
+def trained(config, batches, threads, place=np.copy, **options):
+    """Losses, predictions and digest of everything after the batches."""
+    step, digest, losses = batches[0].step(config, threads, **options), hashlib.sha256(), []
+    rows = [place(each) for each in batches[0].rows(config)]
+    for timestamp, batch in enumerate(batches):
+        arrays = {name: place(array) for name, array in batch.arrays.items()}
+        losses.append(step.compute(rows, arrays, timestamp))
+    digest.update(step.predict(rows, arrays).tobytes())
+    for each in (*rows, *(tensor.numpy() for tensor in step.dense_state().values())):
+        digest.update(each.tobytes())
+    step.close()
+    return losses, digest.hexdigest()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_same_bits_for_any_threads_and_places(layout):
+    config = configure(training__embedding_l2=0.01)
+    batches = [draw(layout, seed=seed, **LARGE) for seed in range(2)]
+    options = {"batch_norm": True, "dropout": 0.3}
+    first = trained(config, batches, 1, **options)
+    assert np.isfinite(first[0]).all() and first[0][0] != first[0][1]
+    before = torch.get_num_threads()
+    try:
+        for threads, place in ((1, np.copy), (1, misaligned), (2, np.copy), (4, misaligned)):
+            torch.set_num_threads(threads)
+            assert trained(config, batches, threads, place, **options) == first
+            assert torch.get_num_threads() == threads, "the process's own setting"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_small_difference_is_seen():
+    config = configure()
+    batch, other = draw("mixed", **LARGE), draw("mixed", **LARGE)
+    other.values[1][0, -1] *= np.float32(1.0001)
+    assert trained(config, [batch], 1)[1] != trained(config, [other], 1)[1]
+
+
+def test_what_ran_before_leaves_nothing():
+    config = configure(training__dense_optimizer__kind="sgd")
+    small, large = draw("mixed"), draw("mixed", **LARGE)
+    results = []
+    for warm in (False, True):
+        step = small.step(config, batch_norm=True, dropout=0.3)
+        before = step.dense_state()
+        if warm:
+            step.compute(large.rows(config), large.arrays, 0)
+            step.predict(large.rows(config), large.arrays)
+            step.load_dense_state(before)
+        rows = small.rows(config)
+        results.append((step.compute(rows, small.arrays, 0), [each.tobytes() for each in rows]))
+        step.close()
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+def test_dropout_comes_from_the_seeds_of_run_and_batch_alone(tensors):
+    batch, other = draw("equal", **LARGE), draw("equal", **LARGE)
+    other.arrays["step_seed"] = batch.arrays["step_seed"] + 1
+    losses = []
+    for each, seed in ((batch, 0), (batch, 0), (other, 0), (batch, 1)):
+        step, rows = each.step(configure(seed=seed), dropout=0.5), each.rows(configure())
+        torch.rand(7)
+        state = torch.get_rng_state()
+        if tensors:
+            losses.append(float(step.compute([torch.from_numpy(one) for one in rows], each.tensors(), 0)))
+        else:
+            losses.append(step.compute(rows, each.arrays, 0))
+        assert torch.equal(torch.get_rng_state(), state), "the process's own random numbers"
+        step.close()
+    assert losses[0] == losses[1] and len({*losses}) == 3
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_predict(layout, tensors):
+    config = configure()
+    batch = draw(layout, examples=300)
+    step, theirs = batch.step(config, 2, batch_norm=True, dropout=0.5), NaiveStep(config, batch, batch_norm=True)
+    before = step.dense_state()
+    for with_state in (True, False):
+        rows = batch.rows(config) if with_state else [each.copy() for each in batch.values]
+        kept = [each.copy() for each in rows]
+        arrays = {name: each for name, each in batch.arrays.items() if name not in ("labels", "step_seed")}
+        if tensors:
+            arrays = {name: torch.from_numpy(each) for name, each in arrays.items()}
+            found = step.predict([torch.from_numpy(each) for each in rows], arrays).numpy()
+        else:
+            found = step.predict(rows, arrays)
+        assert found.dtype == np.float32 and found.shape == (300,)
+        np.testing.assert_allclose(found, theirs.predict(batch), rtol=1e-4)
+        for mine, old in zip(rows, kept, strict=True):
+            assert (mine == old).all()
+    for name, tensor in step.dense_state().items():
+        assert torch.equal(tensor, before[name])
+    step.close()
+
+
+def test_a_prediction_is_not_overwritten_by_the_next():
+    config, batch, other = configure(), draw("mixed"), draw("mixed", seed=1)
+    step = batch.step(config)
+    first = step.predict(batch.rows(config), batch.arrays)
+    kept = first.copy()
+    step.predict(other.rows(config), other.arrays)
+    assert (first == kept).all()
+    step.close()
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_dense_state_carries_on_to_the_same_bits(kind):
+    config = configure(training__dense_optimizer__kind=kind)
+    batch = draw("equal")
+    step, other = batch.step(config, batch_norm=True), batch.step(config, batch_norm=True)
+    assert {*step.dense_state()} >= {"network.norm.running_mean", "network.norm.num_batches_tracked"}
+    names = {*step.dense_state()}
+    rows = batch.rows(config)
+    step.compute(rows, batch.arrays, 0)
+    saved = step.dense_state()
+    assert {*saved} == names
+    kept = {name: tensor.clone() for name, tensor in saved.items()}
+    other.load_dense_state(saved)
+    again = [each.copy() for each in rows]
+    losses = [each.compute(values, batch.arrays, 1) for each, values in ((step, rows), (other, again))]
+    assert losses[0] == losses[1] and all((a == b).all() for a, b in zip(rows, again, strict=True))
+    for name, tensor in step.dense_state().items():
+        assert torch.equal(tensor, other.dense_state()[name])
+        assert torch.equal(saved[name], kept[name]), "what was saved must not change with the step"
+    for each in (step, other):
+        each.close()
+
+
+def test_state_of_another_model_is_refused():
+    config, batch = configure(), draw("equal")
+    step = batch.step(config)
+    saved = step.dense_state()
+    for state, name in (
+        ({}, "network.hidden.bias"),
+        ({**saved, "network.more": torch.zeros(1)}, "network.more"),
+        ({**saved, "network.out.bias": torch.zeros(2)}, "network.out.bias"),
+    ):
+        with pytest.raises(ValueError, match=name) as error:
+            step.load_dense_state(state)
+        assert "\n" not in str(error.value)
+    step.close()
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+def test_epoch_scales_the_rate(tensors):
+    config = configure(training__optimizer__kind="sgd", training__optimizer__decay=0.5)
+    batch, changes = draw("equal"), []
+    for epoch in (0, 2):
+        rows, step = batch.rows(config), batch.step(config)
+        batch.arrays["epoch"] = np.array([epoch])
+        if tensors:
+            step.compute([torch.from_numpy(each) for each in rows], batch.tensors(), 0)
+        else:
+            step.compute(rows, batch.arrays, 0)
+        changes.append(rows[0] - batch.values[0])
+        step.close()
+    np.testing.assert_allclose(changes[1], changes[0] / 4, rtol=1e-3, atol=1e-7)
+
+
+def test_a_diverged_batch_has_a_loss_that_is_not_finite():
+    config, batch = configure(), draw("equal")
+    for bad in (np.nan, np.inf):
+        rows, step = batch.rows(config), batch.step(config)
+        rows[0][0] = bad
+        assert not np.isfinite(step.compute(rows, batch.arrays, 0))
+        step.close()
+
+
+def test_wrong_arguments():
+    config, batch = configure(), draw("equal")
+    step = batch.step(config)
+    (rows,) = batch.rows(config)
+    for wrong in ([], [rows, rows], [rows[:, 1:]], [rows.astype(np.float64)], [np.asfortranarray(rows)]):
+        with pytest.raises(ValueError, match="rows"):
+            step.compute(wrong, batch.arrays, 0)
+    step.close()
+    for fields in ((0, 2), (0, 0)):
+        with pytest.raises(ValueError, match="fields"):
+            CtrStep(config, [TableColumns("embeddings_5", 5, fields)], batch.network(), CPU, 1)
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+def test_batch_norm_of_one_example(tensors):
+    """A file may end in such a batch."""
+    config, batch, large = configure(), draw("equal", examples=1), draw("equal")
+    step, theirs = batch.step(config, batch_norm=True), NaiveStep(config, batch, batch_norm=True)
+    theirs.network.eval()
+    (rows,) = batch.rows(config)
+    expected_loss, (expected,) = theirs.compute([rows.copy()], batch, 0)
+    before = step.dense_state()
+    given_rows, arrays = ([torch.from_numpy(rows)], batch.tensors()) if tensors else ([rows], batch.arrays)
+    assert float(step.compute(given_rows, arrays, 0)) == pytest.approx(expected_loss, rel=1e-5)
+    np.testing.assert_allclose(rows, expected, rtol=1e-3, atol=1e-5)
+    assert torch.equal(step.dense_state()["network.norm.running_var"], before["network.norm.running_var"])
+    step.compute(large.rows(config), large.arrays, 1)
+    assert not torch.equal(step.dense_state()["network.norm.running_var"], before["network.norm.running_var"])
+    step.close()
+
+
+def test_a_sequence_that_is_too_long_is_no_write_beyond_the_end():
+    config, batch = configure(), draw("history")
+    step = batch.step(config)
+    batch.arrays["seen.offsets"][1:] += 9
+    batch.arrays["seen.values"] = np.zeros(batch.arrays["seen.offsets"][-1], np.int64)
+    with pytest.raises(ValueError, match="values of seen: more than 5"):
+        step.compute(batch.rows(config), batch.arrays, 0)
+    step.close()
+
+
+def test_close_leaves_no_thread():
+    before = threading.active_count()
+    config, batch = configure(), draw("mixed", examples=600)
+    step = batch.step(config, threads=4)
+    step.compute(batch.rows(config), batch.arrays, 0)
+    step.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cuda_repeats_its_bits_and_follows_the_cpu(layout):
+    config, batch, device = configure(), draw(layout, **LARGE), torch.device("cuda")
+    on_cpu = batch.step(config)
+    loss = on_cpu.compute(batch.rows(config), batch.arrays, 0)
+    on_cpu.close()
+    arrays, results = {name: tensor.to(device) for name, tensor in batch.tensors().items()}, []
+    for _ in range(2):
+        step = CtrStep(config, batch.layout, batch.network(), device, 1)
+        rows = [torch.from_numpy(each).to(device) for each in batch.rows(config)]
+        assert step.compute(rows, arrays, 0).item() == pytest.approx(loss, rel=1e-4)
+        results.append([each.cpu() for each in (*rows, *step.dense_state().values())])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
