@@ -12,7 +12,9 @@ import pytest
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="already without the JIT")
 def test_the_kernels_pass_without_the_jit():
     here = Path(__file__).parent
-    modules = [here / f"test_{name}.py" for name in ("random", "permutation", "negatives", "batches", "filters")]
+    modules = [
+        here / f"test_{name}.py" for name in ("random", "permutation", "negatives", "batches", "filters", "log_columns")
+    ]
     run = subprocess.run(
         [sys.executable, "-W", "error", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, modules)],
         cwd=here.parents[1],
