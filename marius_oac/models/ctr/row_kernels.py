@@ -18,7 +18,8 @@ from marius_oac.models.optimizers import update_row
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LINE_FLOATS = 16  # a cache line
 _LINE_INDICES = 8
-_AHEAD = 8  # occurrences
+_AHEAD = 32  # occurrences; with 8 adding up takes twice as long
+_FIELDS_AHEAD = 4
 _FIELD_BITS = 32
 _EXAMPLE_MASK = (1 << _FIELD_BITS) - 1
 
@@ -56,7 +57,7 @@ def gather(rows, dimension, local, fields, begin, end, inputs):
     for start in range(begin, end, _LINE_INDICES):
         stop = min(start + _LINE_INDICES, end)
         for i in range(fields.size):
-            field, column, following = fields[i], inputs.columns[fields[i]], min(i + 1, fields.size - 1)
+            field, column, following = fields[i], inputs.columns[fields[i]], min(i + _FIELDS_AHEAD, fields.size - 1)
             for b in range(start, stop):
                 _prefetch(rows, local[following, b], width)
             for b in range(start, stop):

@@ -40,6 +40,9 @@ class CtrStep:
     The loss is the mean binary cross-entropy plus embedding_l2 / 2 / B times the squares of the rows' values
     (first-order weights too), summed over all occurrences.
 
+    On the CPU the results of a network's layers lie in memory that the next batch uses again: a network that wants to
+    keep one must copy it.
+
     Args:
         config: the run's.
         layout: what lies in each table, in the order of the rows given to `compute`.
@@ -164,7 +167,9 @@ class CtrStep:
         fields = stacked.unbind(1) if equal else gathered.values.split(dimensions, 1)
         sheets = (sheet.view(size, -1, sheet.shape[1]) for sheet in gathered.padded)
         sequences = dict(zip(self._sequences, zip(sheets, gathered.lengths, strict=True), strict=True))
-        return Inputs(numbers, fields, stacked, gathered.weights, sequences)
+        return Inputs(
+            numbers=numbers, fields=fields, stacked=stacked, first_order=gathered.weights, sequences=sequences
+        )
 
     def _differentiate(self, gathered: Gathered, numbers: torch.Tensor, labels: torch.Tensor):
         """The loss without penalty, and the gradients by what was gathered; those by parameters lie with them."""
