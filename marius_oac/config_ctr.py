@@ -40,7 +40,8 @@ class CategoricalConfig(Section):
     dimension: PositiveInt | None = Field(None, description="Floats of a row; default: model.dimension.")
     kind: Literal["auto", "integer", "hex", "string"] = Field(
         "auto",
-        description="How values become keys: as they are, or by a checked fingerprint; auto: by the column's type.",
+        description="How values become keys: as they are, or by a checked fingerprint; auto: integers of Parquet and "
+        "libsvm files as they are, texts, which is all that .csv and .tsv files have, by fingerprint.",
     )
 
 
@@ -65,7 +66,9 @@ class LogConfig(Section):
     train: Files = Field(description="Files or patterns of the training log, in order; a pattern's files by name.")
     valid: Files = Field((), description="Files or patterns to validate on.")
     test: Files = Field((), description="Files or patterns to test on.")
-    format: Literal["auto", "csv", "parquet", "libsvm"] = Field("auto", description="auto: by the files' suffix.")
+    format: Literal["auto", "csv", "parquet", "libsvm"] = Field(
+        "auto", description="auto: by the files' suffix; csv is any delimited text."
+    )
     delimiter: Name | None = Field(None, description="Of text files; default: a tab for .tsv and .txt, else a comma.")
     columns: tuple[Name, ...] = Field((), description="Names of the columns of text files without a header line.")
     label: Name = Field("label", description="The column that is 1 for a click and 0 for none.")
@@ -75,7 +78,7 @@ class LogConfig(Section):
     sequences: tuple[Sequence, ...] = Field((), description="Columns of several values in order, the newest last.")
     ignored: tuple[Name, ...] = Field((), description="Columns that the files have and the model does not use.")
     missing_numbers: Literal["refuse"] | Number = Field(
-        "refuse", description="What an empty, NaN or infinite number becomes; refuse: an error."
+        "refuse", description="What an empty, NaN or infinite number becomes, before log_numbers; refuse: an error."
     )
     log_numbers: Switch = Field(False, description="Numbers x > 2 become ln(x)^2, the others stay.")
     shuffle: NonNegativeInt = Field(0, description="Examples are shuffled within stretches of so many; 0: file order.")
