@@ -122,7 +122,6 @@ class TextLog:
                     column_types={name: numbers.get(name, pa.string()) for name in self._wanted},
                     include_columns=self._wanted,
                     null_values=[""],
-                    strings_can_be_null=True,
                 ),
             ) as reader,
         ):
@@ -139,11 +138,15 @@ class TextLog:
                 pass
         except pa.ArrowInvalid as again:
             message = str(again)
+        except OSError as again:
+            return read_error(again, self.path)
         row, column = re.search(r"Row #(\d+): ", message), re.search(r"In CSV column #(\d+)", message)
         place = f"row {int(row[1]) - (0 if self._config.columns else 1)}: " if row else ""
-        what = message.split(": ", 1)[-1] if row is None else message[row.end() :]
-        name = f"column '{self.names[int(column[1])]}': " if column else ""
-        return InputError(f"{place}{name}{what.removeprefix('CSV conversion error to ')[:200]}", self.path)
+        name = f"column '{self.names[int(column[1])]}' has " if column else ""
+        what = re.sub(r"^(In CSV column #\d+: |CSV parse error: )?(Row #\d+: )?", "", message)
+        what = re.sub(r"^CSV conversion error to (float|double): (.*)", r"\2 (a number is needed)", what)
+        what = re.sub(r"^CSV conversion error to \w+: ", "", what)
+        return InputError(f"{place}{name}{what[:200]}", self.path)
 
     def _first_line(self) -> list[str]:
         line = read_first_line(self.path)

@@ -43,6 +43,14 @@ def test_fingerprints_are_the_published_hashes(text, key, check):
     assert (keys.view(np.uint64)[0], checks[0]) == (key, check)
 
 
+def test_fingerprints_of_every_length():
+    text = bytes(range(200, 100, -1))
+    ends = np.arange(101)
+    keys, checks = fingerprints.fingerprints(np.frombuffer(text, np.uint8), np.zeros(101, np.int64), ends)
+    assert keys.view(np.uint64).tolist()[1:] == [naive_logs.xxh64(text[:end]) for end in ends[1:]]
+    assert checks.tolist()[1:] == [naive_logs.murmur32(text[:end]) for end in ends[1:]]
+
+
 @EXAMPLES
 @given(TEXTS, st.integers(0, 3), st.sampled_from([pa.string(), pa.large_string(), pa.string_view(), "dictionary"]))
 def test_texts_of_any_arrow_type_have_the_keys_of_their_bytes(texts, offset, kind):
@@ -265,6 +273,7 @@ def test_libsvm_lines(examples, gap, one):
         ("1 a:1", "'a:1' is not id:1"),
         ("1 9223372036854775808:1", "is not id:1, with an id in"),
         ("1 3:0.5", "the value of '3:0.5' is not 1 .weights"),
+        ("1 3:0", "the value of '3:0' is not 1"),
         ("1 3:", "the value of '3:' is not 1"),
         ("1 3:1:1", "the value of '3:1:1' is not 1"),
     ],

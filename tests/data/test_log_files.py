@@ -259,6 +259,18 @@ def test_blocks_in_order(logs, monkeypatch):
             reader.block(0, 3, 1000)
 
 
+def test_parquet_begins_at_the_row_group_of_the_first_row(logs):
+    assert next(log_formats.open_log(logs[2].path, config(), True).batches(650))[0] == 600
+
+
+def test_libsvm_lines_across_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_formats, "TEXT_BYTES", 1 << 7)
+    path = write(tmp_path / "a.libsvm", "".join(f"{i % 2} {i}:1 {i * i}:1\n" for i in range(1000)))
+    block = read(path, config(numeric=[], categorical=["u", "v"], multi_valued=[]), block_rows=300)
+    assert block.labels.tolist() == [i % 2 for i in range(1000)]
+    assert block.keys["v"].tolist() == [i * i for i in range(1000)]
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 24)), min_size=1, max_size=12))
 def test_blocks_in_any_order(logs, wanted):
@@ -314,13 +326,13 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, name):
         (b"label,x,c,\xff\n1,2,3,4\n", "byte 0xff of the first line is not UTF-8"),
         (HEADER + "1,2,3,4\n,2,3,4\n", "row 2: column 'label' has no label"),
         (HEADER + "1,2,3,4\n2,2,3,4\n", "row 2: the label in column 'label' is 2, neither 0 nor 1"),
-        (HEADER + "1,2,3,4\nyes,2,3,4\n", "row 2: column 'label': double: invalid value 'yes'"),
-        (HEADER + "1,2,3,4\n1,two,3,4\n", "row 2: column 'x': float: invalid value 'two'"),
+        (HEADER + "1,2,3,4\nyes,2,3,4\n", "row 2: column 'label' has invalid value 'yes' (a number is needed)"),
+        (HEADER + "1,2,3,4\n1,two,3,4\n", "row 2: column 'x' has invalid value 'two' (a number is needed)"),
         (HEADER + "1,2,3,4\n1,,3,4\n", "row 2: the number in column 'x' is empty or NaN"),
         (HEADER + "1,2,3,4\n1,-inf,3,4\n", "row 2: the number in column 'x' is infinite"),
         (HEADER + "1,2,3,4\n1,2,3\n", "row 2: Expected 4 columns, got 3: 1,2,3"),
         (HEADER + "1,2,3,4\n1,2,3,4,5\n", "row 2: Expected 4 columns, got 5: 1,2,3,4,5"),
-        (HEADER.encode() + b"1,2,3,4\n1,2,\xff,4\n", "row 2: column 'c': string: invalid UTF8 data"),
+        (HEADER.encode() + b"1,2,3,4\n1,2,\xff,4\n", "row 2: column 'c' has invalid UTF8 data"),
         (HEADER + '1,2,"3\n1,2,3,4\n', "row 1: Expected 4 columns, got 3"),
         (HEADER + '1,2,3,"4\n1,2,3,4\n', "2 examples were counted, 1 are found: a quoted value spans lines"),
         (HEADER + '1,2,"a\nb",4\n1,2,3,4\n', "3 examples were counted, 2 are found: a quoted value spans lines"),
@@ -335,11 +347,13 @@ def test_bad_text(tmp_path, text, said):
 def test_bad_values_far_down_have_their_row(tmp_path, monkeypatch):
     monkeypatch.setattr(log_formats, "TEXT_BYTES", 1 << 12)
     rows = ROWS * 5000
-    refused(write(tmp_path / "a.csv", HEADER + rows + "1,z,c,b\n"), config(), "row 15001: column 'x': float")
+    refused(
+        write(tmp_path / "a.csv", HEADER + rows + "1,z,c,b\n"), config(), "row 15001: column 'x' has invalid value 'z'"
+    )
     refused(write(tmp_path / "b.csv", HEADER + rows + "1,2\n" + rows), config(), "row 15001: Expected 4 columns")
     refused(write(tmp_path / "c.csv", HEADER + rows + "3,2,c,b\n" + rows), config(), "row 15001: the label")
     named = config(columns=["label", "x", "c", "b"])
-    refused(write(tmp_path / "d.csv", rows + "1,z,c,b\n"), named, "row 15001: column 'x': float")
+    refused(write(tmp_path / "d.csv", rows + "1,z,c,b\n"), named, "row 15001: column 'x' has invalid value 'z'")
 
 
 @pytest.mark.parametrize("kind, value", [("hex", "0g"), ("integer", "1.5")])
