@@ -79,7 +79,7 @@ def parsed_by_pyarrow(path: Path, config: LogConfig, rows: int) -> None:
             path,
             pa_csv.ReadOptions(column_names=wanted, block_size=TEXT_BYTES),
             pa_csv.ParseOptions(delimiter="\t", quote_char=False),
-            pa_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
+            pa_csv.ConvertOptions(column_types=types, null_values=[""]),
         ) as reader:
             found = sum(batch.num_rows for batch in reader)
     assert found == rows
