@@ -6,6 +6,7 @@ A checkpoint is a folder named by the number of its next batch, in the run's `ch
     TABLE.values.npy             float32 [rows, dimension]
     TABLE.state.npy              float32 [rows, state width]
     TABLE.timestamps.npy         int64 [rows]
+    NAME.npy                     what else a task keeps, such as the keys of a table's rows
     dense.safetensors            relations, networks and their optimizer state
 
 It is written under a temporary name, flushed to the disk, and renamed; before it is removed it loses its name: a
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,12 @@ class Checkpoint:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"can't be read: {error}", path) from None
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What `save` got as `arrays`, mapped read-only."""
+        parts = {f"{table}.{part}" for table in self.tables() for part in _PARTS}
+        names = [name.removesuffix(".npy") for name in self.files if name.endswith(".npy")]
+        return {name: self.array(*name.split(".", 1)) for name in names if name not in parts}
 
     def dense(self) -> dict[str, Any]:
         """The dense tensors, on the CPU."""
@@ -157,8 +165,11 @@ class Checkpoints:
         dense: Mapping[str, Any],
         extra: Mapping[str, Any],
         keep: int,
+        arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> Checkpoint:
         """Writes a checkpoint and removes all but the `keep` newest and the best one. The pipeline must be drained.
+
+        `extra` is plain data for the manifest, `arrays` what becomes files of their own, by names such as `users.keys`.
 
         Raises:
             DivergedError: a number is NaN or infinite; such a checkpoint would push a good one out.
@@ -171,7 +182,8 @@ class Checkpoints:
                 if temporary.exists():
                     shutil.rmtree(temporary)
                 temporary.mkdir(parents=True)
-                _write(temporary, sequence, stores, dense, extra)
+                files = _write_arrays(temporary, arrays)
+                _write(temporary, sequence, stores, dense, extra, files)
                 os.rename(temporary, path)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -217,8 +229,17 @@ def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _write(folder: Path, sequence: int, stores, dense, extra) -> None:
+def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     files = {}
+    for name, array in arrays.items():
+        with NpyWriter(folder / f"{name}.npy", array.shape, array.dtype) as writer:
+            for first in range(0, len(array), ROWS_PER_BLOCK):
+                writer.write(array[first : first + ROWS_PER_BLOCK])
+            files[writer.path.name] = writer.finish()
+    return files
+
+
+def _write(folder: Path, sequence: int, stores, dense, extra, files) -> None:
     for store in stores:
         files |= _write_table(folder, store, sequence)
     for name, tensor in dense.items():

@@ -63,19 +63,18 @@ class ClickMetrics:
     def result(self) -> dict[str, float]:
         """The metrics of everything that was added.
 
-        - `auc`: the share of pairs of a click and a non-click in which the click has the higher score, ties counting one
-          half; exact. NaN where there are no such pairs.
-        - `log_loss`: the mean of -ln of the probability of what happened, which is taken as 1e-7 at least (float32 tells
-          no finer from 1).
-        - `normalized_entropy`: log loss over that of always predicting the mean label (He et al., "Practical Lessons from
-          Predicting Clicks on Ads at Facebook", ADKDD 2014, equation 1). NaN where that is 0.
+        - `auc`: the share of pairs of a click and a non-click in which the click has the higher score, ties counting
+          one half; exact. NaN where there are no such pairs.
+        - `log_loss`: the mean of -ln of the probability of what happened, which is taken as 1e-7 at least (float32
+          tells no finer from 1).
+        - `normalized_entropy`: log loss over that of always predicting the mean label (He et al., "Practical Lessons
+          from Predicting Clicks on Ads at Facebook", ADKDD 2014, equation 1). NaN where that is 0.
         - `calibration`: mean prediction over mean label; NaN without clicks.
         - `examples`: how many.
         """
         clicks = others = twice_wins = 0
         losses, predicted = [], []
-        reader = self._database.execute(_COUNTS).to_arrow_reader(_SCORES_AT_ONCE)
-        for batch in reader:
+        for batch in self._database.sql(_COUNTS).to_arrow_reader(_SCORES_AT_ONCE):
             scores, positives, counts = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
             positives, counts = positives.astype(np.int64), counts.astype(np.int64)
             negatives = counts - positives
@@ -83,8 +82,8 @@ class ClickMetrics:
             twice_wins += 2 * others * int(positives.sum()) + int((positives * (2 * below + negatives)).sum())
             probabilities = scores.astype(np.uint32).view(np.float32).astype(np.float64)
             safe = np.clip(probabilities, 1e-7, 1 - 1e-7)
-            losses += (-positives * np.log(safe) - negatives * np.log1p(-safe)).tolist()
-            predicted += (counts * probabilities).tolist()
+            losses.append(math.fsum(-positives * np.log(safe) - negatives * np.log1p(-safe)))
+            predicted.append(math.fsum(counts * probabilities))
             clicks, others = clicks + int(positives.sum()), others + int(negatives.sum())
         return _metrics(clicks, others, twice_wins, math.fsum(losses), math.fsum(predicted))
 

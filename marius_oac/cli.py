@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -52,26 +53,34 @@ def _train(args: argparse.Namespace) -> None:
     from marius_oac.config import Config
     from marius_oac.training import train
 
-    print(train(Config.load(args.config, args.set), args.out, trace=args.trace))
+    overrides = list(args.set)
+    if args.data:
+        overrides.append(f"data.train={json.dumps(args.data)}")
+    if args.progressive:
+        overrides.append("training.progressive=true")
+    print(train(Config.load(args.config, overrides), args.out, trace=args.trace))
 
 
 def _resume(args: argparse.Namespace) -> None:
     from marius_oac.training import resume
 
-    print(resume(args.run, args.set, checkpoint=args.checkpoint, trace=args.trace))
+    print(resume(args.run, args.set, data=args.data or (), checkpoint=args.checkpoint, trace=args.trace))
 
 
 def _eval(args: argparse.Namespace) -> None:
-    from marius_oac.trained import TrainedModel
+    from marius_oac.trained import open_trained
 
-    model = TrainedModel.open(args.run, checkpoint=args.checkpoint)
-    print(model.evaluate(args.split, args.set))
+    model = open_trained(args.run, checkpoint=args.checkpoint)
+    print(model.evaluate(args.data or args.split, args.set))
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from marius_oac.trained import TrainedModel
+    from marius_oac.trained import open_trained
 
-    model = TrainedModel.open(args.run, checkpoint=args.checkpoint)
+    model = open_trained(args.run, checkpoint=args.checkpoint)
+    if args.data:
+        print(model.predict_files(args.data, args.out))
+        return
     for name, score in model.predict(args.head, args.relation, args.tail, top=args.top, filtered=args.filtered):
         print(f"{score:.6g}\t{name}")
 
@@ -116,20 +125,29 @@ def _parser() -> Parser:
     _add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
     command("config", _config, "List every key of the config: default and meaning.")
-    training = command("train", _train, "Train a graph's embeddings and evaluate them.")
+    training = command("train", _train, "Train a graph's embeddings, or a model of clicks, and evaluate.")
     training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
     training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")
     resuming = command("resume", _resume, "Go on after Ctrl-C or a crash, or for more epochs.")
     resuming.add_argument("run", type=Path, help="folder of the run")
-    for added in (training, resuming):
+    training.add_argument(
+        "--progressive", action="store_true", help="a click log: predict each file before it is trained on"
+    )
+    for added, text in ((training, "click log to train on"), (resuming, "more of the click log to train on")):
+        added.add_argument("--data", nargs="+", metavar="FILE", help=f"{text}: files or patterns")
         _add_set(added)
         added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
-    evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k.")
+    evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; AUC, log loss.")
     evaluating.add_argument("run", type=Path, help="folder of the run")
+    evaluating.add_argument("--data", nargs="+", metavar="FILE", help="evaluate these files of a click log instead")
     evaluating.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
     _add_set(evaluating)
     _add_predict(
-        command("predict", _predict, "The most likely tails of (head, relation, ?), or heads of (?, relation, tail).")
+        command(
+            "predict",
+            _predict,
+            "The likeliest tails of (head, relation, ?) or heads of (?, relation, tail); of clicks, probabilities.",
+        )
     )
     exporting = command("export", _export, "Write the embeddings with their names.")
     exporting.add_argument("run", type=Path, help="folder of the run")
@@ -176,6 +194,10 @@ def _add_prepare(parser: Parser) -> None:
 
 def _add_predict(parser: Parser) -> None:
     parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument(
+        "--data", nargs="+", metavar="FILE", help="files of a click log: the probability of each example"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="with --data: the .parquet file to write")
     parser.add_argument("--head", help="name of the head, to rank tails")
     parser.add_argument("--relation", help="name of the relation")
     parser.add_argument("--tail", help="name of the tail, to rank heads")

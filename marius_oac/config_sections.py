@@ -96,6 +96,4 @@ class MetricsConfig(Section):
 
 class EarlyStoppingConfig(Section):
     patience: PositiveInt = Field(description="Evaluations without improvement before training stops.")
-    min_delta: NonNegativeFloat = Field(
-        0.0, description="Improvement of filtered MRR or AUC that counts."
-    )
+    min_delta: NonNegativeFloat = Field(0.0, description="Improvement of filtered MRR or AUC that counts.")

@@ -1,7 +1,8 @@
 """A run's folder.
 
     config.yaml        the resolved configuration
-    run.json           format and package version, the graph's fingerprint
+    run.json           format and package version, the data's fingerprint
+    log.json           of a click log: its files
     metrics.jsonl      one line per step interval, epoch and evaluation
     order.npy          the computation order, where it is not the plan's
     summary.json       the results, once the run has ended
@@ -22,7 +23,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ import numpy as np
 from marius_oac import __version__, blas
 from marius_oac.checkpoint import Checkpoint, Checkpoints
 from marius_oac.config import Config
+from marius_oac.config_base import BaseConfig
 from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.files import clean, disk_errors, unfinished, write_atomically
 
@@ -37,13 +39,14 @@ FORMAT, VERSION = "marius-oac run", 1
 ORDER = "order.npy"
 
 _MAY_CHANGE = ("device", "threads", "training.epochs", "training.early_stopping", "evaluation", "checkpoint", "metrics",
-               "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path")  # fmt: skip
+               "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train", "data.valid",
+               "data.test", "training.progressive")  # fmt: skip
 
 
 class RunFolder:
     """An existing run. Use `create` or `open`; enter it to hold its lock while training."""
 
-    def __init__(self, path: Path, config: Config, fingerprint: str, kernels: str):
+    def __init__(self, path: Path, config: BaseConfig, fingerprint: str, kernels: str):
         self.path, self.config, self.fingerprint, self.kernels = path, config, fingerprint, kernels
         self.checkpoints = Checkpoints(path / "checkpoints")
         self._lock = None
@@ -55,18 +58,27 @@ class RunFolder:
             raise InputError("exists already; choose another --out, or go on with: marius-oac resume", path)
 
     @classmethod
-    def create(cls, path: Path, config: Config, fingerprint: str) -> RunFolder:
-        """Makes the folder, under a temporary name first. Raises InputError where it exists or can't be made."""
+    def create(
+        cls, path: Path, config: BaseConfig, fingerprint: str, files: Mapping[str, str] = MappingProxyType({})
+    ) -> RunFolder:
+        """Makes the folder with its first files, `files` among them, under a temporary name first.
+
+        Raises InputError where it exists or can't be made.
+        """
         cls.check_new(path)
         temporary = unfinished(path)
-        about = {"format": FORMAT, "version": VERSION, "package": __version__, "graph": fingerprint}
+        about = {"format": FORMAT, "version": VERSION, "package": __version__, "data": fingerprint}
         about["kernels"] = blas.kernels()
         with disk_errors(path):
             try:
                 shutil.rmtree(temporary, ignore_errors=True)
                 (temporary / "checkpoints").mkdir(parents=True)
-                (temporary / "config.yaml").write_text(config.dump(), "utf-8")
-                (temporary / "run.json").write_text(json.dumps(about, indent=1), "utf-8")
+                for name, text in {
+                    **files,
+                    "config.yaml": config.dump(),
+                    "run.json": json.dumps(about, indent=1),
+                }.items():
+                    (temporary / name).write_text(text, "utf-8")
                 os.rename(temporary, path)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -86,26 +98,27 @@ class RunFolder:
                     f"is of format version {about['version']}, this program reads {VERSION}", path / "run.json"
                 )
             config = Config.load(path / "config.yaml")
-            return cls(path, config, about["graph"], about["kernels"])
+            return cls(path, config, about["data"], about["kernels"])
         except (FileNotFoundError, NotADirectoryError):
             reason = "is no run: it has no run.json" if path.exists() else "there is no such run"
             raise CheckpointError(reason, path) from None
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError("is damaged, or belongs to something else", path / "run.json") from None
 
-    def check_resumable(self, config: Config, fingerprint: str) -> None:
+    def check_resumable(self, config: BaseConfig, fingerprint: str) -> None:
         """Raises where the run can't go on with this configuration or graph, naming the key."""
         for key, old, new in _differences(self.config.model_dump(mode="json"), config.model_dump(mode="json")):
             if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE):
                 raise ConfigError(f"the run was trained with {old!r}; it can't go on with {new!r}", key)
-        self.check_graph(fingerprint, config.data.path)
+        if config.task == "graph":  # a click log has other files every day; `run_log` looks after them
+            self.check_graph(fingerprint, config.data.path)
         if self.kernels != blas.kernels():
             sys.stderr.write(
                 f"note: matrix products run on {blas.kernels()} kernels here, on {self.kernels} when this run began: "
                 "the last bits may differ from those of an uninterrupted run\n"
             )
 
-    def check_graph(self, fingerprint: str, path: str) -> None:
+    def check_graph(self, fingerprint: str, path: str | Path) -> None:
         """Raises CheckpointError where the graph at `path` is not the one that the run was trained on."""
         if fingerprint != self.fingerprint:
             raise CheckpointError("this is another graph than the run was trained on", path)
@@ -166,8 +179,10 @@ class RunFolder:
         np.save(content, order)
         write_atomically(self.path / ORDER, content.getvalue())
 
-    def write_config(self, config: Config) -> None:
-        """The configuration that the run goes on with."""
+    def write_config(self, config: BaseConfig, files: Mapping[str, str] = MappingProxyType({})) -> None:
+        """The configuration that the run goes on with, and the task's own files."""
+        for name, text in files.items():
+            write_atomically(self.path / name, text)
         write_atomically(self.path / "config.yaml", config.dump())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,13 +94,25 @@ class Task(ABC):
         """Metrics that must be known before an epoch is trained, if any."""
         return None
 
-    def extra_state(self) -> Mapping[str, np.ndarray]:
+    def check_data_from(self, sequence: int) -> None:
+        """Raises where data that batches from `sequence` on need have changed since the run began, or are gone."""
+        return
+
+    def run_files(self) -> Mapping[str, str]:
+        """Texts of files that the run's folder holds, by name."""
+        return {}
+
+    def state_arrays(self) -> Mapping[str, np.ndarray]:
         """Arrays by name that a checkpoint holds beside rows and dense parameters."""
         return {}
 
-    def load_extra_state(self, parts: Parts, take: Callable[[str], np.ndarray]) -> None:
-        """Takes them back, before the rows are loaded; `take(name)` gives an array of the checkpoint."""
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes them back, before the rows are loaded."""
         return
+
+    def fingerprint_of(self, store: ParameterStore) -> str:
+        """SHA-256 of a table: equal for equal bits."""
+        return store.fingerprint()
 
     def summary(self) -> dict[str, Any]:
         """What the task adds to a run's summary."""

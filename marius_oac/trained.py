@@ -21,6 +21,7 @@ from marius_oac.predict import Prediction, predict
 from marius_oac.run import RunFolder
 from marius_oac.scoring import EntityReader, LinkScorer
 from marius_oac.session import num_threads, pick_device, torch_threads
+from marius_oac.trained_ctr import TrainedClickModel, key_names
 
 ENTITIES = "entities"
 
@@ -60,6 +61,8 @@ class TrainedModel:
             CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
         """
         folder = RunFolder.open(path)
+        if folder.config.task != "graph":
+            raise InputError("was trained on a click log; open it with TrainedClickModel", path)
         graph = open_or_prepare(folder.config.data.path)
         folder.check_graph(graph.fingerprint, folder.config.data.path)
         return cls(folder.path, folder.config, graph, folder.checkpoint(checkpoint))
@@ -91,10 +94,27 @@ class TrainedModel:
         return None if self.scorer.relations is None else self.scorer.relations.cpu()
 
 
+def open_trained(path: str | Path, checkpoint: str | None = None) -> TrainedModel | TrainedClickModel:
+    """A run's result, whatever its task was; see the `open` of either class."""
+    if RunFolder.open(path).config.task == "ctr":
+        return TrainedClickModel.open(path, checkpoint)
+    return TrainedModel.open(path, checkpoint)
+
+
 def export_run(path: str | Path, format: str, out: Path | None = None, checkpoint: str | None = None) -> Path:
     """Writes the embeddings of a run with their names; returns the new folder (default: RUN/export-FORMAT)."""
+    run = RunFolder.open(path)
+    folder = out or run.path / f"export-{format}"
+    if run.config.task == "ctr":
+        chosen = run.checkpoint(checkpoint)
+        export(
+            {name: chosen.array(name, "values") for name in chosen.tables()},
+            key_names(run.config, chosen),
+            format,
+            folder,
+        )
+        return folder
     model = TrainedModel.open(path, checkpoint)
-    folder = out or model.path / f"export-{format}"
     names = _row_names(model.config, model.graph)
     tables = {ENTITIES: model.checkpoint.array(ENTITIES, "values")}
     relations = model.relation_values()
@@ -118,6 +138,9 @@ def _row_names(config: Config, graph: Graph) -> dict[str, Names]:
 def compare_runs(first: str | Path, second: str | Path) -> Comparison:
     """Compares the results of two runs, bit by bit; rows have names where the first run's graph is at hand."""
     folder, other = RunFolder.open(first), RunFolder.open(second)
+    if folder.config.task == "ctr":
+        chosen = folder.checkpoint()
+        return compare(chosen, other.checkpoint(), key_names(folder.config, chosen))
     try:
         graph = open_or_prepare(folder.config.data.path)
         folder.check_graph(graph.fingerprint, folder.config.data.path)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
+from marius_oac.config_ctr import CtrConfig
+from marius_oac.ctr_task import CtrTask
 from marius_oac.data.graph import open_or_prepare
-from marius_oac.errors import Interrupted
+from marius_oac.errors import InputError, Interrupted
 from marius_oac.graph_task import GraphTask
 from marius_oac.memory import return_freed_memory
 from marius_oac.pipeline.runner import Probe
 from marius_oac.run import RunFolder
+from marius_oac.run_log import RunLog
 from marius_oac.session import Session, pick_device
 from marius_oac.task import Task
 from marius_oac.training_loop import TrainingLoop
@@ -31,7 +35,7 @@ class Run:
     def __str__(self) -> str:
         keys = ("valid.filtered.mrr", "test.filtered.mrr", "test.filtered.hits@1", "test.filtered.hits@3",
                 "test.filtered.hits@10", "training.epochs", "training.seconds", "training.examples_per_second",
-                "training.lost_updates", "memory.peak_rss_bytes")  # fmt: skip
+                "test.auc", "test.log_loss", "valid.auc", "training.lost_updates", "memory.peak_rss_bytes")  # fmt: skip
         lines = [f"{self.path}: done"]
         for key in keys:
             if key in self.summary:
@@ -55,11 +59,11 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
         DivergedError: the loss became NaN or infinite; the last good checkpoint is kept.
         Interrupted: Ctrl-C; a checkpoint of that moment was written, unless it came twice.
     """
-    path = Path(out) if out else Path("runs") / Path(config.data.path).resolve().name
+    path = Path(out) if out else Path("runs") / default_name(config)
     RunFolder.check_new(path)
-    task = _task(config)
+    task = start_task(config)
     _check(task, path)
-    with RunFolder.create(path, config, task.fingerprint) as folder:
+    with RunFolder.create(path, config, task.fingerprint, task.run_files()) as folder:
         _run(task, folder, trace, probe)
     return open_run(path)
 
@@ -68,6 +72,7 @@ def resume(
     path: str | Path,
     overrides: Iterable[str] = (),
     *,
+    data: Sequence[str] = (),
     checkpoint: str | None = None,
     trace: bool = False,
     probe: Probe | None = None,
@@ -79,15 +84,18 @@ def resume(
 
     Args:
         overrides: `key=value` changes of what a resumed run may change (`training.epochs`, metrics, workers, ...).
+        data: files or patterns of a click log to train on when what the run had before is done.
 
     Raises:
         CheckpointError: no run, a damaged checkpoint, another graph, config or version.
     """
     with RunFolder.open(path) as folder:
         config = folder.config.replace(*overrides)
-        task = _task(config)
+        if data:
+            config = _with_data(config, data)
+        task = resume_task(config, folder, data)
         folder.check_resumable(config, task.fingerprint)
-        if checkpoint is None and _has_ended(folder, config):
+        if checkpoint is None and not data and _has_ended(folder, task):
             epochs = folder.summary()["training.epochs"]
             sys.stderr.write(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N\n")
             return open_run(path)
@@ -96,20 +104,43 @@ def resume(
     return open_run(path)
 
 
-def _has_ended(folder: RunFolder, config: Config) -> bool:
-    """Whether the run has its summary, and this configuration would not train it any further."""
-    summary, before = folder.summary(), folder.config
+def _has_ended(folder: RunFolder, task: Task) -> bool:
+    """Whether the run has its summary, and this task would not train it any further."""
+    summary, before, config = folder.summary(), folder.config, task.config
     if not summary:
         return False
-    if config.training.epochs <= summary["training.epochs"]:
+    if task.road.last <= summary["training.batches"]:
         return True
     same_rule = config.training.early_stopping == before.training.early_stopping
     return summary["training.stopped_early"] and same_rule and config.evaluation == before.evaluation
 
 
-def _task(config: BaseConfig) -> Task:
-    """The task of a configuration, with its data."""
+def default_name(config: BaseConfig) -> str:
+    """What a run's folder is called: like its graph, or like its network."""
+    if isinstance(config, CtrConfig):
+        return Path(config.model.network.partition(":")[0]).stem
+    return Path(config.data.path).resolve().name
+
+
+def start_task(config: BaseConfig) -> Task:
+    """The task of a new run, with its data."""
+    if isinstance(config, CtrConfig):
+        return CtrTask(config, RunLog.start(config))
     return GraphTask(config, open_or_prepare(config.data.path))
+
+
+def resume_task(config: BaseConfig, folder: RunFolder, data: Sequence[str] = ()) -> Task:
+    """The task of a run that goes on, of a click log with more `data` if any."""
+    if not isinstance(config, CtrConfig):
+        return start_task(config)
+    log = RunLog.read(folder.path)
+    return CtrTask(config, log.extended(config, data) if data else log.with_epochs(config.training.epochs))
+
+
+def _with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
+    if not isinstance(config, CtrConfig):
+        raise InputError("a run on a graph takes no more data; only one on a click log does", "--data")
+    return config.replace(f"data.train={json.dumps([*config.data.train, *data])}")
 
 
 def _check(task: Task, path: Path) -> None:
@@ -124,7 +155,7 @@ def _run(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepar
         with Session(task, folder.path / "trace.json" if trace else None, probe) as session:
             loop = TrainingLoop(session, folder)
             prepare(loop)
-            folder.write_config(task.config)
+            folder.write_config(task.config, task.run_files())
             loop.run()
     except KeyboardInterrupt:  # before the loop looks out for it, or a second one
         raise Interrupted(f"stopped; go on with: marius-oac resume {folder.path}") from None

@@ -64,6 +64,7 @@ class TrainingLoop:
         A run that was stopped before its first checkpoint starts again: the initial values are the same.
         """
         if name is None and not self.folder.checkpoints.names():
+            self.session.task.check_data_from(0)
             self.folder.rewind(0)
             return
         checkpoint = self.folder.checkpoints.open(name)
@@ -74,6 +75,7 @@ class TrainingLoop:
                 "--checkpoint and an earlier one, or ask for more",
                 "training.epochs",
             )
+        self.session.task.check_data_from(position.sequence)
         self._load(checkpoint)
         self.position = position
         self.folder.rewind(self.position.sequence)
@@ -81,6 +83,7 @@ class TrainingLoop:
         self._evaluation_is_due = self._at_epoch()
 
     def _load(self, checkpoint: Checkpoint) -> None:
+        self.session.task.load_state_arrays(checkpoint.arrays())
         checkpoint.restore(self.session.stores)
         self.session.step.load_dense_state(checkpoint.dense())
 
@@ -201,6 +204,7 @@ class TrainingLoop:
                 self.session.step.dense_state(),
                 asdict(self.position),
                 self.config.checkpoint.keep,
+                self.session.task.state_arrays(),
             )
         except DivergedError as error:
             raise self._diverged(error) from error
@@ -247,6 +251,7 @@ class TrainingLoop:
         summary: dict[str, Any] = {
             "checkpoint": chosen,
             "training.epochs": self._epochs_done(),
+            "training.batches": position.sequence,
             "training.stopped_early": position.sequence < self.road.last,
             "training.seconds": total.seconds,
             "training.examples_per_second": total.rate(),
@@ -259,7 +264,7 @@ class TrainingLoop:
             summary["training.best_epoch"] = position.best_epoch
             summary[f"valid.{self.session.task.decisive_metric}"] = position.best
         for store in self.session.stores:
-            summary[f"tables.{store.name}.sha256"] = store.fingerprint()
+            summary[f"tables.{store.name}.sha256"] = self.session.task.fingerprint_of(store)
         summary["tables.dense.sha256"] = self.session.dense_fingerprint()
         if self.session.task.has("test"):
             progress.say("test")

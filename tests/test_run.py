@@ -159,4 +159,4 @@ def test_no_pickle_in_the_order_is_opened(folder):
 
 def test_the_folder_says_what_made_it(folder):
     about = json.loads((folder.path / "run.json").read_text())
-    assert about.keys() == {"format", "version", "package", "graph", "kernels"} and about["version"] == 1
+    assert about.keys() == {"format", "version", "package", "data", "kernels"} and about["version"] == 1

@@ -1,0 +1,51 @@
+"""How much memory and disk training on a click log will need; see `memory`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from marius_oac.config_ctr import CtrConfig
+from marius_oac.ctr_parts import KEY_BYTES, capacity_of, make_ctr_network, row_layout, tables_of
+from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
+from marius_oac.run_log import RunLog
+from marius_oac.session import pick_device
+
+
+def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
+    """The plan of a run that starts now and writes to `folder`.
+
+    How many keys a log holds is not known before it has been read. Tables are planned with the rows that
+    `keys.capacity` allows where it is set, else with none: they grow until the memory is full, and the run then stops
+    and says so.
+    """
+    program = psutil.Process().memory_info().rss
+    device, network = pick_device(config.device), make_ctr_network(config)
+    tables = tables_of(config, network)
+    layouts = [row_layout(config, table, network) for table in tables]
+    in_flight, held = batches_held(config.pipeline)
+    size, examples = config.training.batch_size, max(config.evaluation.batch_size, config.training.batch_size)
+    ids = sum(table.max_ids for table in tables)
+    row_bytes = sum(table.max_ids * (4 * layout.width + 8) for table, layout in zip(tables, layouts, strict=True))
+    plans = (held + in_flight + config.pipeline.workers.plan) * size * (ids * 30 + 4 * len(config.data.numeric))
+    dense = sum(parameter.nbytes for parameter in network.parameters())
+    compute = 8 * dense + 4 * examples * sum(config.model.hidden) * 3 + 3 * examples * row_bytes
+    rows = [capacity_of(config, layout) if config.keys.capacity else 0 for layout in layouts]
+    table_bytes = sum(count * (layout.row_bytes + KEY_BYTES) for count, layout in zip(rows, layouts, strict=True))
+    blocks = (config.pipeline.workers.plan + 1) * max(config.data.shuffle, 1 << 16) * (ids * 12 + 64)
+    place = "host" if device.type == "cpu" else "device"
+    needs = [
+        Need("host", "this program", program + KERNEL_BYTES, "data.train"),
+        Need("host", "tables", table_bytes, "keys.capacity"),
+        Need("host", "blocks of the log", blocks, "data.shuffle"),
+        Need("host", "batches", held * size * row_bytes + plans, "pipeline.in_flight"),
+        Need(place, "compute", compute, "training.batch_size"),
+    ]
+    if place == "device":
+        needs.append(Need("device", "batches", held * size * row_bytes, "pipeline.in_flight"))
+    disk = (config.checkpoint.keep + 2) * (
+        sum(count * (4 * layout.width + 22) for count, layout in zip(rows, layouts, strict=True)) + 3 * dense
+    )
+    needs.append(Need("disk", "checkpoints", disk, "checkpoint.keep"))
+    return MemoryPlan(tuple(needs), available(device, folder, program))

@@ -1,0 +1,75 @@
+"""Predicting clicks: examples of log files through the rows and the network of a model, without changing it.
+
+A key that was never trained has the initial row of its key; such ids are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from marius_oac.classification import ClickMetrics
+from marius_oac.config_ctr import CtrConfig
+from marius_oac.data.log_batches import local_arrays, table_keys
+from marius_oac.data.log_columns import LogBlock
+from marius_oac.data.log_files import BlockReader, LogFile
+from marius_oac.data.log_tables import FeatureTable
+from marius_oac.data.progress import Progress
+from marius_oac.models.ctr.step import CtrStep
+from marius_oac.storage.key_table import KeyTable
+
+
+class ClickPredictor:
+    """Probabilities of clicks by the present parameters of a model."""
+
+    def __init__(
+        self,
+        config: CtrConfig,
+        tables: Sequence[FeatureTable],
+        key_tables: Sequence[KeyTable],
+        step: CtrStep,
+        device: torch.device,
+    ):
+        self._config, self._tables, self._key_tables = config, tables, key_tables
+        self._step, self._device = step, device
+        self.unknown_ids = 0
+
+    def files(self, files: Sequence[LogFile], labelled: bool) -> Iterator[tuple[LogBlock, np.ndarray]]:
+        """The examples of files in order, some at a time, with their probabilities, float32 [n]."""
+        size = self._config.evaluation.batch_size
+        with (
+            BlockReader(files, self._config.data, with_labels=labelled) as reader,
+            Progress("predicting", "examples", sum(file.rows for file in files)) as progress,
+        ):
+            for number, file in enumerate(files):
+                for block in range(-(-file.rows // size)):
+                    examples = reader.block(number, block, size)
+                    yield examples, self.predict(examples)
+                    progress.add(examples.size)
+
+    def predict(self, examples: LogBlock) -> np.ndarray:
+        """Probabilities of some examples, float32 [n]."""
+        rows, arrays = [], {"numbers": examples.numbers}
+        for table, key_table in zip(self._tables, self._key_tables, strict=True):
+            keys = table_keys(table, examples)
+            values, local, unknown = key_table.look_up(*keys.asked)
+            self.unknown_ids += unknown
+            rows.append(values)
+            arrays |= local_arrays(table, keys, local)
+        if self._device.type == "cpu":
+            return self._step.predict(rows, arrays)
+        moved = {name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in arrays.items()}
+        tensors = [torch.from_numpy(values).to(self._device) for values in rows]
+        return self._step.predict(tensors, moved).cpu().numpy()
+
+
+def evaluate_files(predictor: ClickPredictor, files: Sequence[LogFile]) -> dict[str, float]:
+    """Metrics of the predictions for files with labels, over all their examples; `unknown_ids` counts ids whose key was
+    never trained."""
+    before = predictor.unknown_ids
+    with ClickMetrics() as metrics:
+        for examples, probabilities in predictor.files(files, labelled=True):
+            metrics.add(examples.labels, probabilities)
+        return {**metrics.result(), "unknown_ids": predictor.unknown_ids - before}

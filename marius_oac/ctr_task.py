@@ -1,0 +1,121 @@
+"""Training and evaluating a click-through-rate model, as a task of the training loop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from marius_oac.config_ctr import CtrConfig
+from marius_oac.ctr_memory import plan_ctr_memory
+from marius_oac.ctr_parts import make_ctr_network, make_ctr_step, make_key_table, tables_of
+from marius_oac.ctr_predict import ClickPredictor, evaluate_files
+from marius_oac.data.log_batches import LogPlanner
+from marius_oac.data.log_files import LogFile, LogFiles
+from marius_oac.memory import MemoryPlan
+from marius_oac.run_log import LOG, RunLog
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.key_table import KeyTable
+from marius_oac.task import Parts, Road, Task
+
+
+class CtrTask(Task):
+    """A click log, or several legs of one, and the model that is trained on it."""
+
+    decisive_metric = "auc"
+
+    def __init__(self, config: CtrConfig, log: RunLog):
+        self.config, self.log = config, log
+        self._road = log.road(config.training.batch_size)
+        self._splits: dict[str, tuple[LogFile, ...]] = {}
+        self._tables: list[KeyTable] = []
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the schema: the files are looked after by `RunLog`."""
+        schema = self.config.data.model_dump(mode="json", exclude={"train", "valid", "test"})
+        return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def road(self) -> Road:
+        return Road(self._road.ends)
+
+    def run_files(self) -> Mapping[str, str]:
+        return {LOG: self.log.dump()}
+
+    def check(self) -> None:
+        make_ctr_network(self.config)
+        for split in ("valid", "test"):
+            self._files(split)
+
+    def check_data_from(self, sequence: int) -> None:
+        self.log.check_files(self.config, sequence)
+
+    def _files(self, split: str) -> tuple[LogFile, ...]:
+        if split not in self._splits:
+            patterns = getattr(self.config.data, split)
+            self._splits[split] = LogFiles.scan(patterns, self.config.data).files if patterns else ()
+        return self._splits[split]
+
+    def plan_memory(self, folder: Path) -> MemoryPlan:
+        return plan_ctr_memory(self.config, self.log, folder)
+
+    def build(self, stack: ExitStack, device: torch.device, threads: int) -> Parts:
+        network = make_ctr_network(self.config)
+        tables = tables_of(self.config, network)
+        self._tables = [make_key_table(self.config, table, network, stack) for table in tables]
+        planner = LogPlanner(self.config, self.log.files, self._road, tables, self._tables)
+        stack.callback(planner.close)
+        step = make_ctr_step(self.config, tables, network, device, threads)
+        stack.callback(step.close)
+        return Parts(planner, [table.store for table in self._tables], step, device)
+
+    def has(self, split: str) -> bool:
+        return bool(self._files(split))
+
+    def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
+        """AUC, log loss, normalised entropy and calibration of the predictions for a split."""
+        return evaluate_files(self.predictor(parts), self._files(split))
+
+    def predictor(self, parts: Parts) -> ClickPredictor:
+        network = make_ctr_network(self.config)
+        return ClickPredictor(self.config, tables_of(self.config, network), self._tables, parts.step, parts.device)
+
+    def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
+        """Drops what has not been seen for long; in a progressive run predicts the file that comes next."""
+        visit = self._road.visit(self.road.begin(epoch))
+        _, file = self._road.visits[visit]
+        for table in self._tables:
+            table.drop_unseen(file)
+        if not self.config.training.progressive:
+            return None
+        metrics = evaluate_files(self.predictor(parts), self.log.files[file : file + 1])
+        return {"file": str(self.log.files[file].path), **metrics}
+
+    def state_arrays(self) -> Mapping[str, np.ndarray]:
+        return {f"{table.store.name}.{name}": array for table in self._tables for name, array in table.arrays().items()}
+
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for table in self._tables:
+            prefix = f"{table.store.name}."
+            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            table.load(own)
+
+    def fingerprint_of(self, store: ParameterStore) -> str:
+        """By key, so that it does not matter in which order the keys came."""
+        (table,) = (table for table in self._tables if table.store is store)
+        return table.fingerprint()
+
+    def summary(self) -> dict[str, Any]:
+        """How many keys each table has."""
+        found = {}
+        for table in self._tables:
+            name = f"tables.{table.store.name}"
+            found |= {f"{name}.keys": len(table), f"{name}.waiting": table.waiting, f"{name}.dropped": table.dropped}
+        return found

@@ -1,0 +1,1 @@
+"""Click-through-rate models: networks, and the step that trains them over rows."""

@@ -1,0 +1,110 @@
+"""The contract of a network, the known ones by name, and users' own.
+
+A network of your own is a subclass of `Network` in a file of yours: `model.network: my_model.py:MyNetwork`. Rows, their
+optimizer, batches and checkpoints are looked after; the class says what becomes of a batch's `Inputs`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from marius_oac.config_ctr import NetworkConfig
+from marius_oac.errors import ConfigError
+from marius_oac.models.ctr.schema import Inputs, Schema
+
+KEY = "model.network"
+NETWORKS = {
+    "lr": "lr:LogisticRegression",
+    "fm": "fm:FactorizationMachine",
+    "deepfm": "deepfm:DeepFM",
+    "dlrm": "dlrm:DLRM",
+    "dcnv2": "dcnv2:DCNv2",
+    "dien": "dien:DIEN",
+    "youtubednn": "youtubednn:YouTubeDNN",
+}
+
+
+class Network(nn.Module):
+    """A model of clicks over embeddings that it does not hold.
+
+    Subclasses take `(schema, config)` and define `forward`. Parameters may be drawn as torch does: the global generator
+    is seeded around the constructor, and is as before afterwards.
+
+    Attributes:
+        first_order: rows have one float more, and `Inputs.first_order` is given.
+        embeddings: False where rows are first-order weights alone.
+        takes_sequences: False where the network would ignore sequences; a schema with some is refused then.
+    """
+
+    first_order: bool = False
+    embeddings: bool = True
+    takes_sequences: bool = False
+
+    def __init__(self, schema: Schema, config: NetworkConfig) -> None:
+        super().__init__()
+        self.schema = schema
+        if schema.sequences and not self.takes_sequences:
+            raise ConfigError(
+                f"'{config.network}' makes nothing of sequences such as '{schema.sequences[0].name}'; list them under "
+                "data.ignored, or as data.multi_valued",
+                KEY,
+            )
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Logits of a click, [B]."""
+        raise NotImplementedError
+
+
+def equal_dimension(schema: Schema, config: NetworkConfig) -> int:
+    """D of all fields. Raises ConfigError where they differ, or there is no field."""
+    dimensions = {field.dimension for field in schema.fields}
+    if len(dimensions) != 1:
+        found = ", ".join(map(str, sorted(dimensions))) or "none"
+        raise ConfigError(f"'{config.network}' needs fields of one dimension, not {found}", KEY)
+    return dimensions.pop()
+
+
+def make_network(schema: Schema, config: NetworkConfig, seed: int) -> Network:
+    """The network of a configuration; its parameters are a function of schema, configuration and seed.
+
+    Raises:
+        ConfigError: there is no such network, or it can't take these features.
+    """
+    cls = network_class(config.network)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        return cls(schema, config)
+
+
+def network_class(name: str) -> type[Network]:
+    """A known network, or the class of `FILE.py:CLASS`. Raises ConfigError where there is none."""
+    if name in NETWORKS:
+        module, _, attribute = NETWORKS[name].partition(":")
+        return getattr(importlib.import_module(f"marius_oac.models.ctr.{module}"), attribute)
+    path, colon, attribute = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise ConfigError(f"there is no network {name!r}; known: {', '.join(NETWORKS)}, or FILE.py:CLASS", KEY)
+    found = getattr(_module(Path(path)), attribute, None)
+    if not (isinstance(found, type) and issubclass(found, Network)):
+        raise ConfigError(f"{path} has no class {attribute!r} derived from marius_oac.Network", KEY)
+    return found
+
+
+def _module(path: Path):
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", KEY)
+    name = f"marius_oac_network_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ConfigError(f"{path}:{error.lineno}: {error.msg}", KEY) from None
+    return module
