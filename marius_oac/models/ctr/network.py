@@ -58,7 +58,7 @@ class Network(nn.Module):
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Logits of a click, [B]."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no forward")
 
 
 def equal_dimension(schema: Schema, config: NetworkConfig) -> int:
