@@ -132,7 +132,7 @@ class CtrTrainingConfig(Section):
     batch_size: PositiveInt = Field(4096, description="Examples per batch; a file's last batch may be shorter.")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=0.05)
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
-    embedding_l2: NonNegativeFloat = Field(0.0, description="L2 penalty on the rows of an example, half its factor.")
+    embedding_l2: NonNegativeFloat = Field(0.0, description="L2 penalty on the rows of a batch, half its factor.")
     progressive: Switch = Field(False, description="Each file is first predicted, then trained on.")
     early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
 

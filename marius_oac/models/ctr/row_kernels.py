@@ -208,21 +208,17 @@ def _prefetch_place(gradients, place, dimension):
 
 
 @compiled
-def update(rule, share, first, begin, end, sums, rows, penalties):
+def update(rule, weight, begin, end, sums, rows, penalties):
     """Adds the penalty's gradient to `sums` [end - begin, D] and updates the rows [begin, end) in place.
 
-    `first` [s, n + 1]: the starts of each list of occurrences. `penalties` float64 [n]: each row's squares, summed over
-    its occurrences; `share` is what a gradient has of a value per occurrence.
+    `weight` of the L2 penalty is what a row's gradient has of its value; `penalties` float64 [n]: each row's squares.
     """
     for k in range(begin, end):
         row, gradient = rows[k], sums[k - begin]
-        if share != _ZERO:
-            count = 0
-            for i in range(first.shape[0]):
-                count += first[i, k + 1] - first[i, k]
-            times, squares = share * np.float32(count), np.float64(0)
+        if weight != _ZERO:
+            squares = np.float64(0)
             for j in range(gradient.size):
                 squares += row[j] * row[j]
-                gradient[j] += times * row[j]
-            penalties[k] = squares * count
+                gradient[j] += weight * row[j]
+            penalties[k] = squares
         update_row(row, gradient, rule)

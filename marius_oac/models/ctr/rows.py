@@ -154,16 +154,16 @@ class ArrayRows:
         self._lanes.run(tasks)
         return Gathered(values, weights, tuple(padded), tuple(lengths))
 
-    def update(self, rows: Sequence[np.ndarray], gradients: Gathered, rule: Rule, share: float) -> float:
+    def update(self, rows: Sequence[np.ndarray], gradients: Gathered, rule: Rule, weight: float) -> float:
         """Updates the rows of the batch last gathered in place.
 
         Args:
             rows: as gathered.
             gradients: C order; its arrays are spoilt. `lengths` are not read.
             rule: of the row optimizer.
-            share: what a row's gradient has of its value for each occurrence: the weight of the L2 penalty.
+            weight: of the L2 penalty: what a row's gradient has of its value.
         Returns:
-            The sum over all occurrences of the squares of the row's value, before the update; 0 without a share.
+            The sum of the squares of the rows' values, before the update; 0 without a weight.
         """
         inputs = self._inputs(gradients.values, gradients.weights)
         self._share_out(inputs)
@@ -174,10 +174,10 @@ class ArrayRows:
                 sources.append(kernels.Inputs(sheets.pop(0), np.empty((0, 0), np.float32), _NOWHERE))
             penalties.append(self._scratch.take(f"{number}.penalties", len(table_rows), dtype=np.float64))
             lists = self._lists[number]
-            shared = (table.dimension, sources, lists, rule, np.float32(share), table_rows, penalties[-1])
+            shared = (table.dimension, sources, lists, rule, np.float32(weight), table_rows, penalties[-1])
             tasks += [partial(self._update_block, *shared, *bounds) for bounds in _row_blocks(lists)]
         self._lanes.run(tasks)
-        return float(sum(each.sum() for each in penalties)) if share else 0.0
+        return float(sum(each.sum() for each in penalties)) if weight else 0.0
 
     def _inputs(self, values: np.ndarray, weights: np.ndarray | None) -> kernels.Inputs:
         return kernels.Inputs(values, np.empty((0, 0), np.float32) if weights is None else weights, self._columns)
@@ -246,12 +246,12 @@ class ArrayRows:
                     tasks += [partial(task, *bounds, inputs) for bounds in blocks(0, size, _BLOCK_EXAMPLES)]
         self._lanes.run(tasks)
 
-    def _update_block(self, dimension, sources, lists, rule, share, rows, penalties, begin: int, end: int) -> None:
+    def _update_block(self, dimension, sources, lists, rule, weight, rows, penalties, begin: int, end: int) -> None:
         first, places = lists
         sums = np.zeros((end - begin, dimension + self._weighted), np.float32)
         for i, source in enumerate(sources):
             kernels.add_gradients(first[i], places[i], source, dimension, begin, end, sums)
-        kernels.update(rule, share, first, begin, end, sums, rows, penalties)
+        kernels.update(rule, weight, begin, end, sums, rows, penalties)
 
 
 def _row_blocks(lists: tuple[np.ndarray, list[np.ndarray]]) -> list[tuple[int, int]]:

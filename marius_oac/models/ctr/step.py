@@ -37,8 +37,8 @@ from marius_oac.models.scratch import Scratch
 class CtrStep:
     """One batch of examples: loss, gradient, row and dense optimizer.
 
-    The loss is the mean binary cross-entropy plus embedding_l2 / 2 / B times the squares of the rows' values
-    (first-order weights too), summed over all occurrences.
+    The loss is the mean binary cross-entropy plus embedding_l2 / 2 times the sum of the squares of the batch's rows
+    (first-order weights too), each counted once however often it occurs.
 
     On the CPU the results of a network's layers lie in memory that the next batch uses again: a network that wants to
     keep one must copy it.
@@ -101,18 +101,18 @@ class CtrStep:
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
             self._dense.step()
         rule = self._optimizer.rule(timestamp, self._factor(arrays))
-        share = self._training.embedding_l2 / len(labels)
-        squares = self._array_rows.update(rows, _as_arrays(gradients), rule, share)
-        return loss.item() + share / 2 * squares
+        weight = self._training.embedding_l2
+        squares = self._array_rows.update(rows, _as_arrays(gradients), rule, weight)
+        return loss.item() + weight / 2 * squares
 
     def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, arrays)
         with _seeded(self._seed, arrays["step_seed"], self._device):
             loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
         self._dense.step()
-        share = self._training.embedding_l2 / arrays["labels"].numel()
-        squares = self._tensor_rows.update(rows, arrays, gradients, timestamp, self._factor(arrays), share)
-        return loss + share / 2 * squares
+        weight = self._training.embedding_l2
+        squares = self._tensor_rows.update(rows, arrays, gradients, timestamp, self._factor(arrays), weight)
+        return loss + weight / 2 * squares
 
     def predict(self, rows: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
         """Probabilities of a click, float32 [B], in the rows' library; changes nothing.

@@ -56,20 +56,17 @@ class TensorRows:
         gradients: Gathered,
         timestamp: int,
         factor: float | torch.Tensor,
-        share: float,
+        weight: float,
     ) -> torch.Tensor:
         """Updates the rows that were gathered from `arrays` in place; see `ArrayRows.update`."""
         penalty, sheets = gradients.values.new_zeros(()), list(gradients.padded)
         for table, table_rows in zip(self._layout, rows, strict=True):
             picks, parts = self._occurrences(table, arrays, gradients, sheets)
             total = torch.ops.aten.embedding_dense_backward(torch.cat(parts), picks, len(table_rows), -1, False)
-            if share:
+            if weight:
                 values = table_rows[:, : total.shape[1]]
-                counts = torch.zeros(len(table_rows), dtype=torch.int64, device=picks.device)
-                counts.scatter_add_(0, picks, torch.ones_like(picks))  # integers: any order gives the same
-                squares = values.square() * counts[:, None]
-                penalty += squares.sum()
-                total += values * (counts[:, None] * share)
+                penalty += values.square().sum()
+                total += values * weight
             self._optimizer.update(table_rows, total, timestamp, factor)
         return penalty
 

@@ -114,28 +114,25 @@ def draw(layout: str, first_order: bool = True, examples: int = 11, keys: int = 
     return Batch(tables, first_order, values, arrays)
 
 
-def naive_inputs(batch: Batch, values: list[torch.Tensor]) -> tuple[Inputs, list[list[torch.Tensor]]]:
-    """The network's inputs, example by example, and the rows of each occurrence by table."""
+def naive_inputs(batch: Batch, values: list[torch.Tensor]) -> Inputs:
+    """The network's inputs, example by example."""
     size, arrays = len(batch.arrays["labels"]), batch.arrays
-    fields, sequences, touched = {}, {}, [[] for _ in values]
+    fields, sequences = {}, {}
 
-    def bag(column, rows, b, t):
+    def bag(column, rows, b):
         first, last = arrays[f"{column.name}.offsets"][b : b + 2]
-        picked = [rows[row] for row in arrays[f"{column.name}.values"][first:last]]
-        touched[t] += picked
-        return picked
+        return [rows[row] for row in arrays[f"{column.name}.values"][first:last]]
 
-    for t, (table, rows) in enumerate(zip(batch.layout, values, strict=True)):
+    for table, rows in zip(batch.layout, values, strict=True):
         nothing = torch.zeros(rows.shape[1], dtype=rows.dtype)
         for i, field in enumerate(table.singles):
             fields[field] = [rows[row] for row in arrays[f"{table.name}.single"][i]]
-            touched[t] += fields[field]
         for column in table.bags:
-            bags = [bag(column, rows, b, t) for b in range(size)]
+            bags = [bag(column, rows, b) for b in range(size)]
             parts = [len(each) if column.pooling == "mean" else 1 for each in bags]
             fields[column.field] = [sum(each, nothing) / max(part, 1) for each, part in zip(bags, parts, strict=True)]
         for column in table.sequences:
-            bags = [bag(column, rows, b, t) for b in range(size)]
+            bags = [bag(column, rows, b) for b in range(size)]
             padded = [torch.stack(each + [nothing] * (column.max_values - len(each))) for each in bags]
             lengths = torch.tensor([len(each) for each in bags])
             sequences[column.name] = (torch.stack(padded)[..., : table.dimension], lengths)
@@ -144,14 +141,13 @@ def naive_inputs(batch: Batch, values: list[torch.Tensor]) -> tuple[Inputs, list
     embeddings = [each[:, : each.shape[1] - weighted] for each in stacked]
     equal = len({each.shape[1] for each in embeddings}) == 1
     nothing = torch.zeros(size, 0, dtype=values[0].dtype)
-    inputs = Inputs(
+    return Inputs(
         numbers=torch.from_numpy(arrays["numbers"]).to(values[0].dtype),
         fields=embeddings,
         stacked=torch.stack(embeddings, 1) if equal else None,
         first_order=torch.cat([nothing, *(each[:, -1:] for each in stacked)], 1) if weighted else None,
         sequences=sequences,
     )
-    return inputs, touched
 
 
 class NaiveStep:
@@ -176,12 +172,12 @@ class NaiveStep:
             torch.tensor(each[:, :width], dtype=torch.float64, requires_grad=True)
             for each, width in zip(rows, widths, strict=True)
         ]
-        inputs, touched = naive_inputs(batch, values)
+        inputs = naive_inputs(batch, values)
         labels = torch.from_numpy(batch.arrays["labels"]).double()
         p = torch.sigmoid(self.network(inputs))
         loss = -(labels * torch.log(p) + (1 - labels) * torch.log(1 - p)).mean()
-        squares = sum(row.square().sum() for table in touched for row in table)
-        loss = loss + self._config.training.embedding_l2 / 2 / len(labels) * squares
+        squares = sum(value.square().sum() for value in values)
+        loss = loss + self._config.training.embedding_l2 / 2 * squares
         self._dense.zero_grad()
         loss.backward()
         self._dense.step()
@@ -192,6 +188,6 @@ class NaiveStep:
         return loss.item(), new
 
     def predict(self, batch: Batch) -> np.ndarray:
-        inputs, _ = naive_inputs(batch, [torch.from_numpy(each).double() for each in batch.values])
+        inputs = naive_inputs(batch, [torch.from_numpy(each).double() for each in batch.values])
         with torch.no_grad():
             return torch.sigmoid(self.network.eval()(inputs)).numpy()
