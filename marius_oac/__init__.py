@@ -17,8 +17,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "Config": "config",
     "Graph": "data.graph",
+    "Network": "models.ctr.network",
     "PrepareRequest": "data.prepare",
     "Run": "training",
+    "TrainedClickModel": "trained_ctr",
     "TrainedModel": "trained",
     "open_run": "training",
     "prepare": "data.prepare",

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from marius_oac.config_ctr import NetworkConfig
+from marius_oac.errors import ConfigError
 from marius_oac.models.ctr.layers import MLP
-from marius_oac.models.ctr.network import Network, equal_dimension
+from marius_oac.models.ctr.network import KEY, Network, equal_dimension
 from marius_oac.models.ctr.schema import Inputs, Schema
 
 
@@ -26,6 +27,8 @@ class DLRM(Network):
         if schema.num_numbers:
             self.bottom = nn.Sequential(MLP(schema.num_numbers, config.bottom, config, dimension), nn.ReLU())
             vectors += 1
+        if vectors < 2:
+            raise ConfigError("'dlrm' multiplies pairs of vectors: it needs two fields, or a field and numbers", KEY)
         rows, columns = torch.tril_indices(vectors, vectors, -1)
         self.register_buffer("pairs", rows * vectors + columns, persistent=False)
         self.top = MLP(len(rows) + (dimension if schema.num_numbers else 0), config.hidden, config, 1)

@@ -1,0 +1,230 @@
+"""Networks against loops over their formulas, in float64; sequences and their padding; networks of a user's own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marius_oac.config_ctr import CtrConfig, NetworkConfig
+from marius_oac.errors import ConfigError
+from marius_oac.models.ctr.network import NETWORKS, make_network
+from marius_oac.models.ctr.schema import Field, Inputs, Schema, SequenceField
+
+SIZE = 3
+
+
+def make_schema(fields, numbers, dimension=4, sequences=(), target=None):
+    named = tuple(Field(f"f{i}", dimension) for i in range(fields))
+    return Schema(numbers, named, tuple(SequenceField(f"s{i}", dimension, n) for i, n in enumerate(sequences)), target)
+
+
+def make_config(name, **keys):
+    tree = {"network": name, "hidden": (5, 3), "bottom": (6,), "cross_layers": 2, **keys}
+    return NetworkConfig(**tree)
+
+
+def draw_inputs(schema, network, seed=0, lengths=None, size=SIZE):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    fields = tuple(normal(size, field.dimension) for field in schema.fields)
+    sequences = {}
+    for i, each in enumerate(schema.sequences):
+        found = torch.tensor(lengths[i]) if lengths else torch.arange(size) % (each.max_values + 1)
+        padded = normal(size, each.max_values, each.dimension)
+        for b, length in enumerate(found):
+            padded[b, length:] = 0
+        sequences[each.name] = padded, found
+    equal = len({field.dimension for field in schema.fields}) == 1
+    weights = normal(size, len(fields)) if network.first_order else None
+    stacked = torch.stack(fields, 1) if equal else None
+    return Inputs(normal(size, schema.num_numbers), fields, stacked, weights, sequences)
+
+
+def make(name, schema, **keys):
+    return make_network(schema, make_config(name, **keys), 1).double().eval()
+
+
+def linear(layer, x):
+    """A linear layer, number by number."""
+    weight, bias = layer.weight.tolist(), [0.0] * len(layer.weight) if layer.bias is None else layer.bias.tolist()
+    return [sum(w * each for w, each in zip(row, x, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
+
+
+def mlp(layers, x):
+    for layer in layers:
+        if isinstance(layer, torch.nn.Linear):
+            x = linear(layer, x)
+        elif isinstance(layer, torch.nn.ReLU):
+            x = [max(each, 0.0) for each in x]
+        else:
+            raise AssertionError(layer)
+    return x
+
+
+def first_order(network, inputs, b):
+    found = network.linear.bias.item() + sum(inputs.first_order[b].tolist())
+    return found + (linear(network.linear.numbers, inputs.numbers[b].tolist())[0] if network.linear.numbers else 0.0)
+
+
+def pairs(vectors):
+    return [sum(x * y for x, y in zip(a, b, strict=True)) for i, a in enumerate(vectors) for b in vectors[:i]]
+
+
+def flat(inputs, b):
+    return [x for field in inputs.fields for x in field[b].tolist()] + inputs.numbers[b].tolist()
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def gru(gates, candidate, x, state, attention=1.0):
+    """Zhou et al., equations 2 to 5; with attention the update gate is scaled, equations 15 and 16."""
+    both = [sigmoid(each) for each in linear(gates, x + state)]
+    update, reset = both[: len(state)], both[len(state) :]
+    new = [math.tanh(each) for each in linear(candidate, x + [r * s for r, s in zip(reset, state, strict=True)])]
+    return [(1 - attention * u) * s + attention * u * n for u, s, n in zip(update, state, new, strict=True)]
+
+
+def evolved(evolution, padded, length, target):
+    state, interests = [0.0] * evolution.dimension, []
+    for step in range(length):
+        state = gru(evolution.extractor, evolution.extracted, padded[step].tolist(), state)
+        interests.append(state)
+    query = linear(evolution.attention, target)
+    scores = [math.exp(sum(i * q for i, q in zip(interest, query, strict=True))) for interest in interests]
+    state = [0.0] * evolution.dimension
+    for interest, score in zip(interests, scores, strict=True):
+        state = gru(evolution.evolution, evolution.evolved, interest, state, score / sum(scores))
+    return state
+
+
+def naive(name, network, inputs, b):
+    vectors = [field[b].tolist() for field in inputs.fields]
+    if name == "lr":
+        return first_order(network, inputs, b)
+    if name == "fm":
+        return first_order(network, inputs, b) + sum(pairs(vectors))
+    if name == "deepfm":
+        return first_order(network, inputs, b) + sum(pairs(vectors)) + mlp(network.deep, flat(inputs, b))[0]
+    if name == "dlrm":
+        numbers = []
+        if network.bottom is not None:
+            numbers = [max(each, 0.0) for each in mlp(network.bottom[0], inputs.numbers[b].tolist())]
+            vectors = [numbers, *vectors]
+        return mlp(network.top, numbers + pairs(vectors))[0]
+    if name == "dcnv2":
+        first = x = flat(inputs, b)
+        for layer in network.cross.layers:
+            x = [f * each + old for f, each, old in zip(first, linear(layer, x), x, strict=True)]
+        return linear(network.last, x + mlp(network.deep, first))[0]
+    ends = []
+    for i, each in enumerate(network.schema.sequences):
+        padded, lengths = inputs.sequences[each.name]
+        length = int(lengths[b])
+        if name == "dien":
+            ends += evolved(network.evolutions[i], padded[b], length, vectors[network.target])
+        else:
+            ends += [sum(padded[b, :length, j].tolist()) / max(length, 1) for j in range(each.dimension)]
+    return mlp(network.deep, flat(inputs, b) + ends)[0]
+
+
+@settings(deadline=None, max_examples=12)
+@given(fields=st.integers(1, 4), numbers=st.integers(0, 3), seed=st.integers(0, 99))
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_formula_number_by_number(name, fields, numbers, seed):
+    sequences = (3, 2) if name in ("dien", "youtubednn") else ()
+    schema = make_schema(fields + (name == "dlrm"), numbers, sequences=sequences, target="f0")
+    network = make(name, schema)
+    inputs = draw_inputs(schema, network, seed)
+    expected = [naive(name, network, inputs, b) for b in range(SIZE)]
+    np.testing.assert_allclose(network(inputs).tolist(), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_input_has_a_finite_gradient(name):
+    sequences = (3,) if name in ("dien", "youtubednn") else ()
+    schema = make_schema(2, 2, sequences=sequences, target="f1")
+    network = make(name, schema)
+    inputs = draw_inputs(schema, network, lengths=[[0, 1, 3]])
+    leaves = [*inputs.fields, inputs.numbers, *(padded for padded, _ in inputs.sequences.values())]
+    if network.first_order:
+        leaves.append(inputs.first_order)
+    for leaf in leaves:
+        leaf.requires_grad_()
+    stacked = torch.stack(inputs.fields, 1)
+    network(Inputs(inputs.numbers, inputs.fields, stacked, inputs.first_order, inputs.sequences)).sum().backward()
+    used = [leaf for leaf in leaves if leaf.grad is not None]
+    assert len(used) >= len(leaves) - len(inputs.fields) * (name == "lr")
+    assert all(leaf.grad.isfinite().all() for leaf in used)
+    for padded, lengths in inputs.sequences.values():
+        for b, length in enumerate(lengths):
+            assert (padded.grad[b, length:] == 0).all() and (length == 0 or (padded.grad[b, :length] != 0).any())
+
+
+@pytest.mark.parametrize("name", ["dien", "youtubednn"])
+def test_what_stands_behind_a_sequence_changes_nothing(name):
+    schema = make_schema(2, 0, sequences=(4,), target="f1")
+    network = make(name, schema)
+    inputs = draw_inputs(schema, network, lengths=[[0, 2, 4]])
+    before = network(inputs)
+    padded, lengths = inputs.sequences["s0"]
+    for b, length in enumerate(lengths):
+        padded[b, length:] = 7
+    assert torch.equal(network(inputs), before)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_the_seed_decides_and_leaves_no_trace(name, batch_norm):
+    sequences = (2,) if name in ("dien", "youtubednn") else ()
+    schema = make_schema(2, 2, sequences=sequences, target="f1")
+    config = make_config(name, batch_norm=batch_norm, dropout=0.1)
+    before = torch.random.get_rng_state()
+    first, same, other = (make_network(schema, config, seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(first[key], same[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name, schema, message", [
+    ("deepfn", make_schema(2, 0), "there is no network 'deepfn'; known: lr, fm, deepfm"),
+    ("nothing.py:Net", make_schema(2, 0), "there is no file nothing.py"),
+    ("dlrm", Schema(0, (Field("a", 2), Field("b", 3))), "needs fields of one dimension, not 2, 3"),
+    ("dlrm", make_schema(1, 0), "'dlrm' multiplies pairs of vectors"),
+    ("fm", make_schema(0, 2), "needs fields of one dimension, not none"),
+    ("deepfm", make_schema(2, 0, sequences=(2,)), "'deepfm' makes nothing of sequences such as 's0'"),
+    ("dien", make_schema(2, 0, sequences=(2,)), "'dien' needs data.sequences, and the field"),
+    ("dien", make_schema(2, 0, target="f0"), "'dien' needs data.sequences, and the field"),
+])  # fmt: skip
+def test_what_a_network_cannot_take_is_named(name, schema, message):
+    with pytest.raises(ConfigError, match=message):
+        make_network(schema, make_config(name), 0)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("class Net(dict): pass", "has no class 'Net' derived from marius_oac.Network"),
+    ("def broken(:", "mine.py:1: invalid syntax"),
+    ("", "has no class 'Net'"),
+])  # fmt: skip
+def test_a_file_without_a_network_is_named(tmp_path, text, message):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        make_network(make_schema(1, 0), make_config(f"{tmp_path}/mine.py:Net"), 0)
+
+
+def test_the_example_of_a_network_of_ones_own():
+    from pathlib import Path
+
+    example = Path(__file__).parents[3] / "examples" / "my_network.py"
+    schema = make_schema(3, 1)
+    config = CtrConfig.build({"task": "ctr", "data": {"train": "x", "categorical": ["a"]}}).model
+    config = NetworkConfig(**{**config.model_dump(), "network": f"{example}:TwoTowers"})
+    network = make_network(schema, config, 0).double()
+    assert network(draw_inputs(schema, network)).shape == (SIZE,)
