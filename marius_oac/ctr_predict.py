@@ -6,6 +6,8 @@ A key that was never trained has the initial row of its key; such ids are counte
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ from marius_oac.data.log_tables import FeatureTable
 from marius_oac.data.progress import Progress
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.storage.key_table import KeyTable
+
+MILLION = 1_000_000
 
 
 class ClickPredictor:
@@ -65,11 +69,28 @@ class ClickPredictor:
         return self._step.predict(tensors, moved).cpu().numpy()
 
 
-def evaluate_files(predictor: ClickPredictor, files: Sequence[LogFile]) -> dict[str, float]:
-    """Metrics of the predictions for files with labels, over all their examples; `unknown_ids` counts ids whose key was
-    never trained."""
-    before = predictor.unknown_ids
-    with ClickMetrics() as metrics:
+def evaluate_files(predictor: ClickPredictor, files: Sequence[LogFile], by_million: bool = False) -> dict[str, Any]:
+    """Metrics of the predictions for files with labels, over all their examples.
+
+    `unknown_ids` counts ids whose key was never trained. With `by_million` the list `millions` has the AUC and log loss
+    of every million examples in turn (whole blocks of `evaluation.batch_size`), the last one of what is left.
+    """
+    before, millions = predictor.unknown_ids, []
+    with ExitStack() as stack:
+        metrics, part = stack.enter_context(ClickMetrics()), stack.enter_context(ClickMetrics())
+        waiting = 0
         for examples, probabilities in predictor.files(files, labelled=True):
             metrics.add(examples.labels, probabilities)
-        return {**metrics.result(), "unknown_ids": predictor.unknown_ids - before}
+            if not by_million:
+                continue
+            part.add(examples.labels, probabilities)
+            waiting += examples.size
+            if waiting >= MILLION:
+                millions.append(part.result())
+                part, waiting = stack.enter_context(ClickMetrics()), 0
+        if waiting:
+            millions.append(part.result())
+        found = {**metrics.result(), "unknown_ids": predictor.unknown_ids - before}
+    if by_million:
+        found["millions"] = [{name: each[name] for name in ("examples", "auc", "log_loss")} for each in millions]
+    return found

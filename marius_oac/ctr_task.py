@@ -17,7 +17,7 @@ from marius_oac.ctr_memory import plan_ctr_memory
 from marius_oac.ctr_parts import make_ctr_network, make_ctr_step, make_key_table, tables_of
 from marius_oac.ctr_predict import ClickPredictor, evaluate_files
 from marius_oac.data.log_batches import LogPlanner
-from marius_oac.data.log_files import LogFile, LogFiles
+from marius_oac.data.log_files import LogFile, LogFiles, check_kinds
 from marius_oac.memory import MemoryPlan
 from marius_oac.run_log import LOG, RunLog
 from marius_oac.storage.contract import ParameterStore
@@ -51,8 +51,7 @@ class CtrTask(Task):
 
     def check(self) -> None:
         make_ctr_network(self.config)
-        for split in ("valid", "test"):
-            self._files(split)
+        check_kinds([*self.log.files, *self._files("valid"), *self._files("test")])
 
     def check_data_from(self, sequence: int) -> None:
         self.log.check_files(self.config, sequence)
@@ -95,7 +94,7 @@ class CtrTask(Task):
             table.drop_unseen(file)
         if not self.config.training.progressive:
             return None
-        metrics = evaluate_files(self.predictor(parts), self.log.files[file : file + 1])
+        metrics = evaluate_files(self.predictor(parts), self.log.files[file : file + 1], by_million=True)
         return {"file": str(self.log.files[file].path), **metrics}
 
     def state_arrays(self) -> Mapping[str, np.ndarray]:

@@ -10,6 +10,7 @@ Files that have been passed over are needed no more: yesterday's may be gone whe
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.data.log_batches import Leg, LogRoad
-from marius_oac.data.log_files import LogFile, LogFiles
+from marius_oac.data.log_files import LogFile, LogFiles, natural_order
 from marius_oac.errors import CheckpointError, InputError
 
 LOG = "log.json"
@@ -39,13 +40,16 @@ class RunLog:
         """One leg more, over the files of `patterns`.
 
         Raises:
-            InputError: a file is missing, can't be trained on, or has been trained on already.
+            InputError: a file is missing, can't be trained on, or has been trained on already; or in a progressive run
+                files of one folder are not in the order of their names.
         """
         found = LogFiles.scan(patterns, config.data).files
         known = {file.fingerprint: file for file in self.files}
         for file in found:
             if file.fingerprint in known:
                 raise InputError(f"has been trained on already, as {known[file.fingerprint].path}", file.path)
+        if config.training.progressive:
+            _check_order((*self.files[-1:], *found))
         first, training = len(self.files), config.training
         by_file = training.progressive or config.keys.drop_after > 0
         leg = Leg(first, first + len(found), training.epochs, by_file)
@@ -84,3 +88,11 @@ class RunLog:
             (found,) = LogFiles.scan([str(file.path)], config.data).files
             if found.fingerprint != file.fingerprint:
                 raise CheckpointError("has changed since the run began", file.path)
+
+
+def _check_order(files: Sequence[LogFile]) -> None:
+    """A model that has seen tomorrow predicts today too well."""
+    for before, after in itertools.pairwise(files):
+        same_folder = before.path.resolve().parent == after.path.resolve().parent
+        if same_folder and natural_order(after.path.name) < natural_order(before.path.name):
+            raise InputError(f"comes after {before.path.name}: a progressive run takes files in order", after.path)

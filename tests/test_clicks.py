@@ -129,6 +129,28 @@ def test_day_by_day_has_the_bits_of_all_days_at_once(days, tmp_path):
     assert all(0 <= line["auc"] <= 1 and line["unknown_ids"] > 0 for line in predicted)
 
 
+def test_the_millions_of_a_day_are_told_apart(days, tmp_path, monkeypatch):
+    monkeypatch.setattr("marius_oac.ctr_predict.MILLION", 64)
+    config = ctr_config(days[:2], "training.epochs=1", "training.progressive=true", "evaluation.batch_size=32")
+    train(config, tmp_path / "run")
+    for line in RunFolder.open(tmp_path / "run").metrics():
+        if line.get("split") == "progressive":
+            assert [each["examples"] for each in line["millions"]] == [64, line["examples"] - 64]
+            assert all(0 <= each["auc"] <= 1 for each in line["millions"])
+
+
+def test_a_progressive_run_takes_days_in_order(tmp_path, command):
+    for day in (9, 10):
+        small_log(tmp_path / f"day_{day}.parquet", seed=day)
+    once = ("training.epochs=1", "training.progressive=true")
+    train(ctr_config(tmp_path / "day_*.parquet", *once), tmp_path / "run")
+    told = [line["file"] for line in RunFolder.open(tmp_path / "run").metrics() if line.get("split") == "progressive"]
+    assert [Path(file).name for file in told] == ["day_9.parquet", "day_10.parquet"]
+    small_log(tmp_path / "day_8.parquet", seed=8)
+    code, _, err = command("resume", tmp_path / "run", "--data", tmp_path / "day_8.parquet")
+    assert code == 2 and says(err, "day_8.parquet: comes after day_10.parquet")
+
+
 def test_yesterdays_file_may_be_gone_but_a_changed_one_is_named(tmp_path):
     first, today = small_log(tmp_path / "first.parquet"), small_log(tmp_path / "today.parquet", seed=1)
     train(ctr_config(first, "training.epochs=1"), tmp_path / "run")

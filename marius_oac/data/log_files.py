@@ -11,6 +11,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogFiles:
-    """The files that patterns name, in order: pattern by pattern, a pattern's files by name."""
+    """The files that patterns name, in order: pattern by pattern, a pattern's files by name, numbers there by size."""
 
     files: tuple[LogFile, ...]
 
@@ -93,10 +94,15 @@ def _paths(pattern: str) -> Iterator[Path]:
     if os.path.exists(pattern) or not glob.has_magic(pattern):
         yield Path(pattern)
         return
-    found = sorted(glob.glob(pattern, recursive=True))
+    found = sorted(glob.glob(pattern, recursive=True), key=natural_order)
     if not found:
         raise InputError("no file has such a name", pattern)
     yield from map(Path, found)
+
+
+def natural_order(name: str | Path) -> list[tuple[int, str]]:
+    """A sort key by which day_9 comes before day_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(name))]
 
 
 def _scanned(path: Path, config: LogConfig, with_labels: bool) -> LogFile:
