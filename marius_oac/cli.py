@@ -68,19 +68,19 @@ def _resume(args: argparse.Namespace) -> None:
 
 
 def _eval(args: argparse.Namespace) -> None:
-    from marius_oac.trained import open_trained
+    from marius_oac.trained import evaluate_run
 
-    model = open_trained(args.run, checkpoint=args.checkpoint)
-    print(model.evaluate(args.data or args.split, args.set))
+    print(evaluate_run(args.run, args.data or args.split, args.set, args.checkpoint))
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from marius_oac.trained import open_trained
+    from marius_oac.trained import TrainedModel
+    from marius_oac.trained_ctr import predict_run
 
-    model = open_trained(args.run, checkpoint=args.checkpoint)
     if args.data:
-        print(model.predict_files(args.data, args.out))
+        print(predict_run(args.run, args.data, args.out, args.checkpoint))
         return
+    model = TrainedModel.open(args.run, checkpoint=args.checkpoint)
     for name, score in model.predict(args.head, args.relation, args.tail, top=args.top, filtered=args.filtered):
         print(f"{score:.6g}\t{name}")
 

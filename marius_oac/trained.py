@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from marius_oac.predict import Prediction, predict
 from marius_oac.run import RunFolder
 from marius_oac.scoring import EntityReader, LinkScorer
 from marius_oac.session import num_threads, pick_device, torch_threads
-from marius_oac.trained_ctr import TrainedClickModel, key_names
+from marius_oac.trained_ctr import ClickMetrics, TrainedClickModel, key_names
 
 ENTITIES = "entities"
 
@@ -62,7 +62,7 @@ class TrainedModel:
         """
         folder = RunFolder.open(path)
         if folder.config.task != "graph":
-            raise InputError("was trained on a click log; open it with TrainedClickModel", path)
+            raise InputError("was trained on a click log: name the files to predict with --data", path)
         graph = open_or_prepare(folder.config.data.path)
         folder.check_graph(graph.fingerprint, folder.config.data.path)
         return cls(folder.path, folder.config, graph, folder.checkpoint(checkpoint))
@@ -94,11 +94,20 @@ class TrainedModel:
         return None if self.scorer.relations is None else self.scorer.relations.cpu()
 
 
-def open_trained(path: str | Path, checkpoint: str | None = None) -> TrainedModel | TrainedClickModel:
-    """A run's result, whatever its task was; see the `open` of either class."""
+def evaluate_run(
+    path: str | Path, data: str | Sequence[str] = "test", overrides: Iterable[str] = (), checkpoint: str | None = None
+) -> Metrics | ClickMetrics:
+    """Evaluates a run's result, whatever its task was, on a split, or one on a click log on files.
+
+    Raises:
+        InputError: files for a run on a graph; see also the classes' `evaluate`.
+    """
     if RunFolder.open(path).config.task == "ctr":
-        return TrainedClickModel.open(path, checkpoint)
-    return TrainedModel.open(path, checkpoint)
+        with TrainedClickModel.open(path, checkpoint) as model:
+            return model.evaluate(data, overrides)
+    if not isinstance(data, str):
+        raise InputError("the run was trained on a graph; it is evaluated on its splits", "--data")
+    return TrainedModel.open(path, checkpoint).evaluate(data, overrides)
 
 
 def export_run(path: str | Path, format: str, out: Path | None = None, checkpoint: str | None = None) -> Path:

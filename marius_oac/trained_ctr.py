@@ -62,9 +62,11 @@ class TrainedClickModel:
         """Opens a run's result, as `TrainedModel.open` does.
 
         Raises:
-            CheckpointError: no run or no such checkpoint, or a damaged one.
+            CheckpointError: no run or no such checkpoint, or a damaged one. InputError: a run on a graph.
         """
         folder = RunFolder.open(path)
+        if not isinstance(folder.config, CtrConfig):
+            raise InputError("was trained on a graph, which knows no files of examples", path)
         return cls(folder.path, folder.config, folder.checkpoint(checkpoint), RunLog.read(folder.path))
 
     def evaluate(self, data: str | Sequence[str] = "test", overrides: Iterable[str] = ()) -> ClickMetrics:
@@ -127,6 +129,12 @@ class TrainedClickModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def predict_run(path: str | Path, data: Sequence[str], out: str | Path | None, checkpoint: str | None = None) -> Path:
+    """`TrainedClickModel.predict_files` of a run's result."""
+    with TrainedClickModel.open(path, checkpoint) as model:
+        return model.predict_files(data, out)
 
 
 def key_names(config: CtrConfig, checkpoint: Checkpoint) -> dict[str, Names]:

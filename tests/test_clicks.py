@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import marius_oac
-from marius_oac import Config, open_run, resume, train
+from marius_oac import Config, TrainedClickModel, open_run, resume, train
 from marius_oac.errors import CheckpointError, InputError, Interrupted
 from marius_oac.run import RunFolder
-from marius_oac.trained import compare_runs, export_run, open_trained
+from marius_oac.trained import compare_runs, export_run
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import jitter, workers
 from tests.runs import says, story
@@ -189,7 +189,7 @@ def test_predictions_are_written_whole_and_need_no_labels(log, later, tmp_path, 
     assert ((probabilities > 0) & (probabilities < 1)).all() and np.unique(probabilities).size > 100
     code, _, err = command("predict", tmp_path / "run", "--data", blind, "--out", tmp_path / "scores.parquet")
     assert code == 2 and says(err, "scores.parquet", "exists already")
-    with open_trained(tmp_path / "run") as model:
+    with TrainedClickModel.open(tmp_path / "run") as model:
         assert model.evaluate([str(later)]).values["examples"] == 300
 
 
@@ -214,6 +214,20 @@ def test_mistakes_are_one_line(log, tmp_path, command, override, message):
     (tmp_path / "c.yaml").write_text(Config.build(tree).dump())
     code, _, err = command("train", tmp_path / "c.yaml", "--out", tmp_path / "run", "--set", override)
     assert code == 2 and says(err, message)
+
+
+def test_a_command_for_the_other_task_is_one_line(log, finished, tmp_path, command):
+    train(ctr_config(log), tmp_path / "run")
+    for argv, message in [
+        (("predict", tmp_path / "run", "--head", "x"), "was trained on a click log: name the files"),
+        (("eval", tmp_path / "run"), "data.test: the run has no test files"),
+        (("eval", finished, "--data", log), "--data: the run was trained on a graph"),
+        (("predict", finished, "--data", log, "--out", tmp_path / "p.parquet"), "was trained on a graph"),
+        (("resume", finished, "--data", log), "--data: a run on a graph takes no more data"),
+        (("predict", tmp_path / "run", "--data", log), "--out: name the .parquet file to write"),
+    ]:
+        code, _, err = command(*argv)
+        assert code == 2 and says(err, message)
 
 
 def test_nothing_in_the_pipeline_or_the_store_asks_what_it_trains():
