@@ -12,42 +12,59 @@ from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.schema import Inputs, Schema
 
 
+class Recurrence(nn.Module):
+    """A GRU whose update gate is scaled step by step (Zhou et al., AAAI 2019, equations 2 to 5).
+
+        u = sigmoid(W_u x_t + U_u h + b_u)      r = sigmoid(W_r x_t + U_r h + b_r)
+        n = tanh(W_n x_t + r * U_n h + b_n)     h = (1 - a_t u) * h + a_t u * n
+
+    Without scales (a_t = 1) it is a GRU; with attention weights the paper's AUGRU. Where a_t = 0 the state stays.
+    """
+
+    def __init__(self, inputs: int, dimension: int) -> None:
+        super().__init__()
+        self.dimension = dimension
+        self.driven = nn.Linear(inputs, 3 * dimension)
+        self.kept = nn.Linear(dimension, 3 * dimension, bias=False)
+
+    def forward(self, steps: Tensor, scales: Tensor | None = None) -> list[Tensor]:
+        """The state after each step, L of [B, D], of steps [B, L, inputs] and scales a [B, L]."""
+        state, states = steps.new_zeros(steps.shape[0], self.dimension), []
+        gates = (2 * self.dimension, self.dimension)
+        # What depends on the steps alone is one product for all of them.
+        for t, drive in enumerate(self.driven(steps).unbind(1)):
+            (gates_x, new_x), (gates_h, new_h) = drive.split(gates, 1), self.kept(state).split(gates, 1)
+            update, reset = torch.sigmoid(gates_x + gates_h).chunk(2, 1)
+            new = torch.tanh(new_x + reset * new_h)
+            if scales is not None:
+                update = scales[:, t, None] * update
+            state = state + update * (new - state)
+            states.append(state)
+        return states
+
+
 class InterestEvolution(nn.Module):
     """One sequence: a GRU extracts interests, attention to the target weighs them, an AUGRU follows their evolution.
 
-    Zhou et al., "Deep Interest Evolution Network", AAAI 2019: GRU of section "Interest Extractor Layer" (equations 2 to
-    5), attention and AUGRU of "Interest Evolving Layer" (equations 12 to 16). The auxiliary loss is left out.
+    Zhou et al., "Deep Interest Evolution Network", AAAI 2019, sections "Interest Extractor Layer" and "Interest
+    Evolving Layer": attention is the softmax over a sequence's interests h of h W e, e the target's embedding. The
+    auxiliary loss is left out.
     """
 
     def __init__(self, dimension: int, target: int) -> None:
         super().__init__()
-        self.dimension = dimension
-        self.extractor, self.evolution = (nn.Linear(2 * dimension, 2 * dimension) for _ in range(2))
-        self.extracted, self.evolved = (nn.Linear(2 * dimension, dimension) for _ in range(2))
+        self.extractor = Recurrence(dimension, dimension)
+        self.evolution = Recurrence(dimension, dimension)
         self.attention = nn.Linear(target, dimension, bias=False)
 
     def forward(self, padded: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
         """[B, D]: the last state; zeros where the sequence is empty."""
         mask = mask_of(padded, lengths)
-        state, interests = padded.new_zeros(padded.shape[0], self.dimension), []
-        for step in range(padded.shape[1]):
-            new, keep = _gru(self.extractor, self.extracted, padded[:, step], state)
-            state = torch.where(mask[:, step, None], (1 - keep) * state + keep * new, state)
-            interests.append(state)
-        attended = torch.stack([(interest * self.attention(target)).sum(1) for interest in interests], 1)
-        weights = attended.masked_fill(~mask, -torch.inf).softmax(1).masked_fill(~mask, 0.0)
-        state = torch.zeros_like(state)
-        for step, interest in enumerate(interests):
-            new, keep = _gru(self.evolution, self.evolved, interest, state)
-            keep = weights[:, step, None] * keep
-            state = torch.where(mask[:, step, None], (1 - keep) * state + keep * new, state)
-        return state
-
-
-def _gru(gates: nn.Linear, candidate: nn.Linear, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The candidate state and the update gate of a GRU's step."""
-    update, reset = torch.sigmoid(gates(torch.cat((x, state), 1))).chunk(2, 1)
-    return torch.tanh(candidate(torch.cat((x, reset * state), 1))), update
+        interests = torch.stack(self.extractor(padded), 1)  # those behind the end get no weight
+        scores = torch.bmm(interests, self.attention(target)[:, :, None]).squeeze(2)
+        # Not -inf, of which an empty sequence's softmax would be NaN.
+        weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(1) * mask
+        return self.evolution(interests, weights)[-1]
 
 
 class DIEN(Network):

@@ -13,7 +13,10 @@ from marius_oac.models.ctr.schema import Inputs
 
 class MLP(nn.Sequential):
     """Linear, batch norm if asked for, ReLU, dropout if asked for; once for each of `hidden`. With `outputs` a linear
-    layer of so many units follows."""
+    layer of so many units follows.
+
+    In training mode batch norm needs two examples; the step puts it into evaluation mode for a batch of one.
+    """
 
     def __init__(self, inputs: int, hidden: Sequence[int], config: NetworkConfig, outputs: int | None = None) -> None:
         layers: list[nn.Module] = []
@@ -51,9 +54,10 @@ def second_order(stacked: Tensor) -> Tensor:
 
 def side_by_side(inputs: Inputs) -> Tensor:
     """All fields and numbers, [B, sum of D_f + N]."""
-    if inputs.stacked is not None and inputs.numbers.shape[1] == 0:
-        return inputs.stacked.flatten(1)
-    return torch.cat((*inputs.fields, inputs.numbers), 1)
+    if inputs.stacked is None:
+        return torch.cat((*inputs.fields, inputs.numbers), 1)
+    flat = inputs.stacked.flatten(1)
+    return torch.cat((flat, inputs.numbers), 1) if inputs.numbers.shape[1] else flat
 
 
 def mask_of(padded: Tensor, lengths: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -78,7 +79,7 @@ def make_network(schema: Schema, config: NetworkConfig, seed: int) -> Network:
     """
     cls = network_class(config.network)
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed CUDA's generators too
         return cls(schema, config)
 
 
@@ -93,6 +94,8 @@ def network_class(name: str) -> type[Network]:
     found = getattr(_module(Path(path)), attribute, None)
     if not (isinstance(found, type) and issubclass(found, Network)):
         raise ConfigError(f"{path} has no class {attribute!r} derived from marius_oac.Network", KEY)
+    if found.forward is Network.forward:
+        raise ConfigError(f"{path}: class {attribute!r} has no forward", KEY)
     return found
 
 
@@ -106,5 +109,9 @@ def _module(path: Path):
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise ConfigError(f"{path}:{error.lineno}: {error.msg}", KEY) from None
+        raise ConfigError(f"{error.filename}:{error.lineno}: {error.msg}", KEY) from error
+    except Exception as error:
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        place = f"{path}:{own[-1]}" if own else path
+        raise ConfigError(f"{place}: {type(error).__name__}: {error}", KEY) from error
     return module

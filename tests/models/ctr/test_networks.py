@@ -84,24 +84,25 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
-def gru(gates, candidate, x, state, attention=1.0):
-    """Zhou et al., equations 2 to 5; with attention the update gate is scaled, equations 15 and 16."""
-    both = [sigmoid(each) for each in linear(gates, x + state)]
-    update, reset = both[: len(state)], both[len(state) :]
-    new = [math.tanh(each) for each in linear(candidate, x + [r * s for r, s in zip(reset, state, strict=True)])]
-    return [(1 - attention * u) * s + attention * u * n for u, s, n in zip(update, state, new, strict=True)]
+def gru(cell, x, state, attention=1.0):
+    """Zhou et al., equations 2 to 5; AUGRU is the same with the update gate scaled."""
+    n = len(state)
+    driven, kept = linear(cell.driven, x), linear(cell.kept, state)
+    update, reset = ([sigmoid(driven[g + i] + kept[g + i]) for i in range(n)] for g in (0, n))
+    new = [math.tanh(driven[2 * n + i] + reset[i] * kept[2 * n + i]) for i in range(n)]
+    return [(1 - attention * u) * s + attention * u * c for u, s, c in zip(update, state, new, strict=True)]
 
 
 def evolved(evolution, padded, length, target):
-    state, interests = [0.0] * evolution.dimension, []
+    state, interests = [0.0] * evolution.evolution.dimension, []
     for step in range(length):
-        state = gru(evolution.extractor, evolution.extracted, padded[step].tolist(), state)
+        state = gru(evolution.extractor, padded[step].tolist(), state)
         interests.append(state)
     query = linear(evolution.attention, target)
     scores = [math.exp(sum(i * q for i, q in zip(interest, query, strict=True))) for interest in interests]
-    state = [0.0] * evolution.dimension
+    state = [0.0] * evolution.evolution.dimension
     for interest, score in zip(interests, scores, strict=True):
-        state = gru(evolution.evolution, evolution.evolved, interest, state, score / sum(scores))
+        state = gru(evolution.evolution, interest, state, score / sum(scores))
     return state
 
 
@@ -212,11 +213,115 @@ def test_what_a_network_cannot_take_is_named(name, schema, message):
     ("class Net(dict): pass", "has no class 'Net' derived from marius_oac.Network"),
     ("def broken(:", "mine.py:1: invalid syntax"),
     ("", "has no class 'Net'"),
+    ("from marius_oac import Network\nclass Net(Network): pass", "class 'Net' has no forward"),
+    ("from marius_oac import Network as Net", "class 'Net' has no forward"),
+    ("\nimport no_such_module_anywhere", "mine.py:2: ModuleNotFoundError: No module named"),
+    ("def f():\n    return 1 / 0\nf()", "mine.py:2: ZeroDivisionError"),
 ])  # fmt: skip
 def test_a_file_without_a_network_is_named(tmp_path, text, message):
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(ConfigError, match=message):
         make_network(make_schema(1, 0), make_config(f"{tmp_path}/mine.py:Net"), 0)
+
+
+def functional(network, schema):
+    """The network as a function of parameters and inputs, and these."""
+    inputs = draw_inputs(schema, network, lengths=[[0, 1, 3]] * len(schema.sequences))
+    names = list(dict(network.named_parameters()))
+    stacked = [] if inputs.first_order is None else [inputs.first_order]
+    tensors = [torch.stack(inputs.fields, 1), inputs.numbers, *stacked]
+    tensors += [padded for padded, _ in inputs.sequences.values()]
+    parameters = [parameter.detach() for parameter in network.parameters()]
+
+    def f(*given):
+        parameters, stack, numbers = given[: len(names)], given[len(names)], given[len(names) + 1]
+        rest = list(given[len(names) + 2 :])
+        weights = rest.pop(0) if network.first_order else None
+        lengths = [found for _, found in inputs.sequences.values()]
+        sequences = dict(zip(inputs.sequences, zip(rest, lengths, strict=True), strict=True))
+        batch = Inputs(numbers, stack.unbind(1), stack, weights, sequences)
+        return torch.func.functional_call(network, dict(zip(names, parameters, strict=True)), (batch,))
+
+    return f, [tensor.clone().requires_grad_() for tensor in (*parameters, *tensors)]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_are_those_of_finite_differences(name):
+    sequences = (3,) if name in ("dien", "youtubednn") else ()
+    schema = make_schema(3, 2, sequences=sequences, target="f1")
+    f, tensors = functional(make(name, schema, batch_norm=True), schema)
+    assert torch.autograd.gradcheck(f, tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["deepfm", "dlrm", "dcnv2", "dien", "youtubednn"])
+def test_batch_norm_is_that_of_its_formula(name):
+    """Training: with the batch's mean and variance; one example more than one is enough."""
+    sequences = (3,) if name in ("dien", "youtubednn") else ()
+    schema = make_schema(2, 2, sequences=sequences, target="f1")
+    network = make(name, schema, batch_norm=True, hidden=(4,)).train()
+    norm = next(each for each in (network.top if name == "dlrm" else network.deep) if hasattr(each, "running_mean"))
+    seen = []
+    norm.register_forward_hook(lambda _, given, found: seen.extend((given[0].tolist(), found.tolist())))
+    network(draw_inputs(schema, network, size=2))
+    for j in range(4):
+        x = [row[j] for row in seen[0]]
+        mean = sum(x) / 2
+        deviation = math.sqrt(sum((each - mean) ** 2 for each in x) / 2 + norm.eps)
+        for b in range(2):
+            assert seen[1][b][j] == pytest.approx((x[b] - mean) / deviation, abs=1e-12)
+
+
+def test_dropout_is_drawn_while_training_alone():
+    schema = make_schema(2, 2)
+    network = make("deepfm", schema, dropout=0.5, hidden=(64,))
+    inputs = draw_inputs(schema, network)
+    assert torch.equal(network(inputs), network(inputs))
+    network.train()
+    with torch.random.fork_rng(devices=()):
+        found = []
+        for seed in (1, 1, 2):
+            torch.default_generator.manual_seed(seed)
+            found.append(network(inputs))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", ["dcnv2", "youtubednn", "dien"])
+def test_fields_may_differ_in_dimension(name):
+    sequences = (SequenceField("s0", 3, 2),) if name != "dcnv2" else ()
+    schema = Schema(1, (Field("a", 2), Field("b", 5)), sequences, "b")
+    network = make(name, schema)
+    inputs = draw_inputs(schema, network)
+    assert inputs.stacked is None
+    np.testing.assert_allclose(
+        network(inputs).tolist(), [naive(name, network, inputs, b) for b in range(SIZE)], rtol=1e-9
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_cuda_repeats_its_bits_and_follows_the_cpu(name):
+    sequences = (3,) if name in ("dien", "youtubednn") else ()
+    schema = make_schema(3, 2, sequences=sequences, target="f1")
+    f, tensors = functional(make(name, schema), schema)
+    expected = torch.autograd.grad(f(*tensors).sum(), tensors, allow_unused=True)
+    seen = []
+    for _ in range(2):
+        f, tensors = functional(make(name, schema), schema)
+        network, moved = make(name, schema).cuda(), [tensor.detach().cuda().requires_grad_() for tensor in tensors]
+        names, inputs = list(dict(network.named_parameters())), moved[len(list(network.parameters())) :]
+        weights = inputs.pop(2) if network.first_order else None
+        found = torch.tensor([0, 1, 3], device="cuda")
+        batch = Inputs(
+            inputs[1], inputs[0].unbind(1), inputs[0], weights, {"s0": (inputs[2], found)} if sequences else {}
+        )
+        parameters = dict(zip(names, moved, strict=False))
+        logits = torch.func.functional_call(network, parameters, (batch,))
+        seen.append(torch.autograd.grad(logits.sum(), moved, allow_unused=True))
+    for one, two, cpu in zip(*seen, expected, strict=True):
+        assert (one is None) == (cpu is None)
+        if cpu is not None:
+            assert torch.equal(one, two)
+            torch.testing.assert_close(one.cpu(), cpu)
 
 
 def test_the_example_of_a_network_of_ones_own():
