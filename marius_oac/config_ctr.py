@@ -93,8 +93,8 @@ class LogConfig(Section):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             raise ValueError(f"label: column '{twice}' is named twice in the schema")
-        if len(names) == 1:
-            raise ValueError("categorical: the schema names no feature")
+        if not any(self.features()):
+            raise ValueError("categorical: the schema names no feature that has rows")
         return self
 
 
