@@ -15,7 +15,6 @@ Guarantees:
 - Which key gets which row is a function of the calls of `insert` and `drop` alone.
 """
 
-import mmap
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from marius_oac.errors import InputError
 from marius_oac.storage import key_kernels as kernels
 from marius_oac.storage.key_kernels import ADDRESS_BITS, COLLISION, DONE, FREE, FREE_TAKEN, FULL, LIVE, NUM_ROWS, RECORD
+from marius_oac.storage.reserved import reserve
 
 MAX_CAPACITY = (1 << 32) - 2
 
@@ -32,7 +32,6 @@ _MAX_SHARDS = 1 << 14
 _FIRST_SLOTS = 8
 _GROWTH = 1.5
 _MAX_SLOTS = 1 << 32
-_MAP_NORESERVE = 0x4000  # of Linux; the mmap module does not name it before Python 3.12
 _HUGE_PAGE = 1 << 21
 _ROWS_PER_BLOCK = 1 << 16
 _NO_CHECKS = np.empty(0, np.uint32)
@@ -53,14 +52,6 @@ def _size_classes() -> np.ndarray:
 
 _SIZES = _size_classes()
 _ROOMS = _room(_SIZES)
-
-
-def _reserve(num_bytes: int) -> mmap.mmap:
-    """Zeroed memory that is taken page by page when first written: huge pages, but small ones for the first rows."""
-    memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes > _HUGE_PAGE:
-        memory.madvise(mmap.MADV_HUGEPAGE, _HUGE_PAGE)
-    return memory
 
 
 class _Epoch:
@@ -108,7 +99,7 @@ class KeyIndex:
             raise ValueError(f"table {name!r}: capacity {capacity} is not in 0 to {MAX_CAPACITY}")
         self.name, self.capacity = name, capacity
         size = capacity * RECORD.itemsize
-        self._records = np.frombuffer(_reserve(size), RECORD, capacity)
+        self._records = np.frombuffer(reserve(size, _HUGE_PAGE), RECORD, capacity)
         self._num_shards = min(max(capacity // _KEYS_PER_SHARD, 1), _MAX_SHARDS)
         self._directory = np.empty(self._num_shards, np.int64)
         self._no_slots = np.zeros(_SIZES[0] // 2, np.int64)
