@@ -214,7 +214,7 @@ class TrainingLoop:
         totals = self.position.epoch
         line = {"kind": "epoch", "epoch": epoch, "batch": self.position.sequence - 1}
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
-        self.folder.log(line | totals.metrics() | run)
+        self.folder.log(line | totals.metrics() | run | self.session.task.summary())
         loss, rate = totals.loss / totals.examples, totals.rate()
         progress.say(f"epoch {epoch + 1} of {len(self.road.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
 

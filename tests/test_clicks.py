@@ -14,6 +14,7 @@ import pytest
 
 import marius_oac
 from marius_oac import Config, TrainedClickModel, open_run, resume, train
+from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.errors import CheckpointError, InputError, Interrupted
 from marius_oac.run import RunFolder
 from marius_oac.trained import compare_runs, export_run
@@ -74,6 +75,7 @@ def test_async_has_others_and_counts_what_it_loses(log, tmp_path, synchronous):
     ("training.optimizer.kind=rowwise_adagrad", "training.embedding_l2=0.05", "data.shuffle=100"),
     ("storage.dtype=bfloat16", "keys.admit_after=3"),
     ("keys.drop_after=1", "keys.admit_after=2"),
+    ("model.network=dcnv2", "data.categorical=[{name: user, dimension: 8}, {name: item, kind: integer}]"),
 ], ids=lambda overrides: " ".join(overrides))  # fmt: skip
 def test_options_keep_the_bits_and_a_resumed_run_has_them(log, later, tmp_path, overrides):
     def config(mode):
@@ -214,6 +216,49 @@ def test_mistakes_are_one_line(log, tmp_path, command, override, message):
     (tmp_path / "c.yaml").write_text(Config.build(tree).dump())
     code, _, err = command("train", tmp_path / "c.yaml", "--out", tmp_path / "run", "--set", override)
     assert code == 2 and says(err, message)
+
+
+def same_bits(config, folder):
+    """Whether oac with 1, 4 and 16 batches in flight and as many workers as go round has the bits of sync."""
+    train(config.replace("pipeline.mode=sync"), folder / "sync")
+    for in_flight, count in ((1, 1), (4, 2), (16, 4)):
+        path = folder / f"oac-{in_flight}"
+        train(config.replace(f"pipeline.in_flight={in_flight}", *workers(count)), path, probe=jitter(in_flight))
+        assert bits(path) == bits(folder / "sync")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", NETWORKS)
+def test_same_bits_on_the_most_skewed_log(tmp_path, network):
+    spec = LogSpec(categorical=6, numeric=2, keys=5000, skew=3.0, lists=True)
+    write_day(tmp_path / "day.parquet", 0, 6000, spec)
+    data = {"train": str(tmp_path / "day.parquet"), **spec.schema()}
+    if network not in ("dien", "youtubednn"):
+        data["ignored"] = [each["name"] for each in data.pop("sequences")]
+    tree = {
+        "task": "ctr", "threads": 1, "data": data,
+        "model": {"network": network, "dimension": 8, "hidden": [16], "bottom": [16]}
+        | ({"target": "c0"} if network == "dien" else {}),
+        "training": {"batch_size": 128, "optimizer": {"learning_rate": 0.2}},
+    }  # fmt: skip
+    same_bits(Config.build(tree), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [name for name in NETWORKS if name != "dien"])
+def test_same_bits_on_frappe(tmp_path, network):
+    """DIEN is left out: Frappe has no sequences."""
+    folder = Path(os.environ.get("MARIUS_OAC_DATA", "")) / "frappe"
+    if not (folder / "test.csv.gz").is_file():
+        pytest.skip("set MARIUS_OAC_DATA to a folder with frappe/ to run this")
+    names = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
+    tree = {
+        "task": "ctr", "threads": 1,
+        "data": {"train": str(folder / "test.csv.gz"), "categorical": names, "shuffle": 10_000},
+        "model": {"network": network, "dimension": 10, "hidden": [32, 32], "batch_norm": True, "dropout": 0.2},
+        "training": {"batch_size": 512, "optimizer": {"kind": "adam", "learning_rate": 0.01}},
+    }  # fmt: skip
+    same_bits(Config.build(tree), tmp_path)
 
 
 def test_a_command_for_the_other_task_is_one_line(log, finished, tmp_path, command):
