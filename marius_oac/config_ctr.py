@@ -119,6 +119,7 @@ class DenseOptimizerConfig(Section):
     beta1: Moment = Field(0.9, description="Adam's decay of the first moment.")
     beta2: Moment = Field(0.999, description="Adam's decay of the second moment.")
     weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the network's weights, half its factor.")
+    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
 
 
 class KeysConfig(Section):

@@ -7,6 +7,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,10 +25,18 @@ class DenseOptimizer:
         self._network = network
         self._parameters = {name: each for name, each in network.named_parameters() if each.requires_grad}
         self._optimizer = _make(list(self._parameters.values()), config) if self._parameters else None
+        self._rate, self._decay = config.learning_rate, config.decay
 
-    def step(self) -> None:
-        """One update from the parameters' gradients, which are then forgotten."""
+    def step(self, arrays: Mapping[str, Any]) -> None:
+        """One update from the parameters' gradients, which are then forgotten.
+
+        Where `decay` is not 1, the learning rate is `decay ** arrays["epoch"]` of itself (on CUDA the host then waits
+        for that number).
+        """
         if self._optimizer is not None:
+            if self._decay != 1:
+                for group in self._optimizer.param_groups:
+                    group["lr"] = self._rate * self._decay ** int(arrays["epoch"].item())
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
 

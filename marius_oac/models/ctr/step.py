@@ -80,8 +80,8 @@ class CtrStep:
 
         One example has no variance: batch norms then use their running statistics and leave them as they are.
 
-        Where `training.optimizer.decay` is not 1, `arrays["epoch"]`, an int of one element, sets the learning rate of
-        the rows to `decay ** epoch` of itself.
+        Where the optimizer's `decay` is not 1, `arrays["epoch"]`, an int of one element, sets the learning rate of the
+        rows, or of the network, to `decay ** epoch` of itself.
 
         Raises:
             ValueError: the rows are not float32 [n, D + first-order weight + state] in C order, or other than tables.
@@ -99,7 +99,7 @@ class CtrStep:
             numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
             with _seeded(self._seed, arrays["step_seed"], self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
-            self._dense.step()
+            self._dense.step(arrays)
         rule = self._optimizer.rule(timestamp, self._factor(arrays))
         weight = self._training.embedding_l2
         squares = self._array_rows.update(rows, _as_arrays(gradients), rule, weight)
@@ -109,7 +109,7 @@ class CtrStep:
         gathered = self._tensor_rows.gather(rows, arrays)
         with _seeded(self._seed, arrays["step_seed"], self._device):
             loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
-        self._dense.step()
+        self._dense.step(arrays)
         weight = self._training.embedding_l2
         squares = self._tensor_rows.update(rows, arrays, gradients, timestamp, self._factor(arrays), weight)
         return loss + weight / 2 * squares

@@ -247,6 +247,22 @@ def test_epoch_scales_the_rate(tensors):
     np.testing.assert_allclose(changes[1], changes[0] / 4, rtol=1e-3, atol=1e-7)
 
 
+def test_epoch_scales_the_rate_of_the_network():
+    config = configure(training__dense_optimizer__kind="sgd", training__dense_optimizer__decay=0.5)
+    batch, changes = draw("equal"), []
+    for epoch in (0, 2):
+        step = batch.step(config)
+        before = step.dense_state()
+        batch.arrays["epoch"] = np.array([epoch])
+        step.compute(batch.rows(config), batch.arrays, 0)
+        after = step.dense_state()
+        changes.append({name: (after[name] - before[name]).double() for name in before})
+        step.close()
+    assert any(change.any() for change in changes[0].values())
+    for name, change in changes[0].items():
+        torch.testing.assert_close(changes[1][name], change / 4, rtol=1e-2, atol=1e-7)
+
+
 def test_a_diverged_batch_has_a_loss_that_is_not_finite():
     config, batch = configure(), draw("equal")
     for bad in (np.nan, np.inf):
