@@ -163,7 +163,7 @@ class OurStep(Contestant):
         generator = np.random.default_rng(2)
         width = DIMENSION + network.first_order
         self._plans = []
-        for number, batch in enumerate(race.draw()):
+        for batch in race.draw():
             rows, local = np.unique(batch.ids, return_inverse=True)
             values = np.zeros((rows.size, 2 * width), np.float32)
             values[:, :width] = generator.normal(0, config_scale(race), (rows.size, width))
@@ -171,7 +171,6 @@ class OurStep(Contestant):
                 "embeddings_16.single": np.ascontiguousarray(local.reshape(batch.ids.shape).T),
                 "numbers": batch.numbers,
                 "labels": batch.labels,
-                "step_seed": np.array([number]),
             }
             self._plans.append((values, arrays))
 

@@ -122,7 +122,7 @@ class LogPlanner:
             examples = block.slice(first, end)
         keys = [table_keys(table, examples) for table in self._feature_tables]
         ids = [table.find(*each.asked) for table, each in zip(self._key_tables, keys, strict=True)]
-        plan = LogPlan(sequence, (), _arrays(examples, sequence, number), end - first, keys, ids, file)
+        plan = LogPlan(sequence, (), _arrays(examples, number), end - first, keys, ids, file)
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 
     def settle(self, plan: LogPlan) -> Plan:
@@ -144,8 +144,8 @@ class LogPlanner:
         return LogPlan(plan.sequence, rows, arrays, plan.examples, plan.keys, plan.ids, plan.file)
 
 
-def _arrays(examples: LogBlock, sequence: int, epoch: int) -> dict[str, np.ndarray]:
-    arrays = {"numbers": examples.numbers, "step_seed": np.array([sequence]), "epoch": np.array([epoch])}
+def _arrays(examples: LogBlock, epoch: int) -> dict[str, np.ndarray]:
+    arrays = {"numbers": examples.numbers, "epoch": np.array([epoch])}
     if examples.labels is not None:
         arrays["labels"] = examples.labels
     return arrays

@@ -6,7 +6,7 @@ Guarantees:
 - The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
   On the CPU torch works on one thread while a batch is computed, since its own sums and products depend on how many
   there are; what is large runs on our lanes.
-- torch's random numbers are drawn from the batch's seed; the process's generators are as before afterwards.
+- torch's random numbers are drawn from (seed, timestamp); the process's generators are as before afterwards.
 - A `compute` that raises has spoilt the rows it was given; the run must not go on.
 """
 
@@ -97,7 +97,7 @@ class CtrStep:
             gathered = self._array_rows.gather(rows, arrays)
             labels = torch.from_numpy(self._own("labels", arrays["labels"]))
             numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
-            with _seeded(self._seed, arrays["step_seed"], self._device):
+            with _seeded(self._seed, timestamp, self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
             self._dense.step(arrays)
         rule = self._optimizer.rule(timestamp, self._factor(arrays))
@@ -107,7 +107,7 @@ class CtrStep:
 
     def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, arrays)
-        with _seeded(self._seed, arrays["step_seed"], self._device):
+        with _seeded(self._seed, timestamp, self._device):
             loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
         self._dense.step(arrays)
         weight = self._training.embedding_l2
@@ -117,7 +117,7 @@ class CtrStep:
     def predict(self, rows: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
         """Probabilities of a click, float32 [B], in the rows' library; changes nothing.
 
-        `rows[t]` need the value's columns only; `arrays` neither labels nor a seed.
+        `rows[t]` need the value's columns only; `arrays` no labels.
 
         Raises:
             ValueError: as `compute`.
@@ -230,9 +230,9 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(run: int, batch: Any, device: torch.device) -> Iterator[None]:
-    """torch's generators of the CPU and the device, as seeded with the run's seed and the batch's, int64 [1] >= 0."""
-    seed = int(np.random.SeedSequence([run, int(batch.item())]).generate_state(1, np.uint64)[0])
+def _seeded(run: int, timestamp: int, device: torch.device) -> Iterator[None]:
+    """torch's generators of the CPU and the device, as seeded with the run's seed and the batch's timestamp."""
+    seed = int(np.random.SeedSequence([run, timestamp]).generate_state(1, np.uint64)[0])
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)

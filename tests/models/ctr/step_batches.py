@@ -101,7 +101,6 @@ def draw(layout: str, first_order: bool = True, examples: int = 11, keys: int = 
     arrays = {
         "labels": generator.integers(2, size=examples).astype(np.float32),
         "numbers": generator.normal(size=(examples, NUMBERS)).astype(np.float32),
-        "step_seed": generator.integers(1 << 62, size=1),
     }
     for table in tables:
         if table.singles:
