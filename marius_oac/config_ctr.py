@@ -63,7 +63,9 @@ Sequence = Annotated[SequenceConfig, BeforeValidator(_named)]
 
 
 class LogConfig(Section):
-    train: Files = Field(description="Files or patterns of the training log, in order; a pattern's files by name.")
+    train: Files = Field(
+        min_length=1, description="Files or patterns of the training log, in order; a pattern's files by name."
+    )
     valid: Files = Field((), description="Files or patterns to validate on.")
     test: Files = Field((), description="Files or patterns to test on.")
     format: Literal["auto", "csv", "parquet", "libsvm"] = Field(

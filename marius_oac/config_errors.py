@@ -103,12 +103,15 @@ def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     text = _PLAINER.get(error["type"]) or error["msg"].replace("Input should be", "must be")
     if error["loc"][-2:-1] == ("candidates",):
         text = "must be 'all' or a number above 0"
+    if error["loc"] == ("task",):
+        text = "must be graph or ctr"
     if error["type"] == "string_pattern_mismatch" and error["loc"] == ("device",):
         text = "must be auto, cpu, cuda or cuda:N"
     return f"{text}, not {shown(error['input'])}"
 
 
 _PLAINER = {
+    "too_short": "must name at least one",
     "model_type": "must be a section of keys",
     "dict_type": "must be a section of keys",
     "string_pattern_mismatch": "must be text without null characters",

@@ -40,7 +40,7 @@ ORDER = "order.npy"
 
 _MAY_CHANGE = ("device", "threads", "training.epochs", "training.early_stopping", "evaluation", "checkpoint", "metrics",
                "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train", "data.valid",
-               "data.test", "training.progressive")  # fmt: skip
+               "data.test", "training.progressive", "keys.capacity")  # fmt: skip
 
 
 class RunFolder:

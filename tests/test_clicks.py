@@ -210,6 +210,8 @@ def test_a_model_of_clicks_is_exported_with_its_keys(log, tmp_path):
     ("model.network=deepfn", "model.network"),
     ("keys.capacity=20", "embeddings_4"),
     ("model.target=number", "model.target"),
+    ("data.train=[]", "--set data.train: must name at least one, not []"),
+    ("task=click", "--set task: must be graph or ctr, not 'click'"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(log, tmp_path, command, override, message):
     tree = json.loads(json.dumps(ctr_config(log).model_dump(mode="json")))
@@ -273,6 +275,14 @@ def test_a_command_for_the_other_task_is_one_line(log, finished, tmp_path, comma
     ]:
         code, _, err = command(*argv)
         assert code == 2 and says(err, message)
+
+
+def test_a_full_table_is_named_and_a_larger_one_goes_on(log, tmp_path):
+    with pytest.raises(InputError, match=r"keys.capacity: table embeddings_4: all 60 rows are taken"):
+        train(ctr_config(log, "keys.capacity=60", "checkpoint.every_batches=1"), tmp_path / "run")
+    resume(tmp_path / "run", ["keys.capacity=200"])
+    train(ctr_config(log), tmp_path / "whole")
+    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
 
 
 def test_nothing_in_the_pipeline_or_the_store_asks_what_it_trains():
