@@ -223,4 +223,5 @@ def _make_element_access(element_type, c_type):
 
 get_uint16, set_uint16 = _make_element_access(types.uint16, ctypes.c_uint16)
 get_uint32, set_uint32 = _make_element_access(types.uint32, ctypes.c_uint32)
+get_uint64, set_uint64 = _make_element_access(types.uint64, ctypes.c_uint64)
 get_float32, set_float32 = _make_element_access(types.float32, ctypes.c_float)

@@ -9,6 +9,8 @@ Guarantees of every `ParameterStore`:
 - A call that raises ValueError has changed nothing.
 """
 
+from __future__ import annotations
+
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -64,11 +66,12 @@ class RowLayout:
         """Bytes of a row in memory, timestamp word and padding included."""
         return -(-(self.state_offset + 4 * self.state_width) // 8) * 8
 
-    def table_at(self, address: int) -> kernels.Table:
-        """What the kernels need to know of rows that lie one behind the other from `address` on."""
+    def table_at(self, address: int, stride: int | None = None) -> kernels.Table:
+        """What the kernels need to know of rows from `address` on: one behind the other, or at offsets of `stride`."""
         narrow = self.value_dtype == "bfloat16"
         return kernels.Table(
             address=address,
+            stride=self.row_bytes if stride is None else stride,
             row_bytes=self.row_bytes,
             dimension=self.dimension,
             bfloat16=(True,) if narrow else (),
@@ -189,15 +192,18 @@ class ParameterStore(ABC):
         self._check_array("keys", keys, np.int64, (rows.size,))
         self._reset(rows, keys)
 
+    def held(self) -> ParameterStore:
+        """The same table for a caller who has all rows that it asks for held in memory (see `disk_tier`)."""
+        return self
+
     def flush(self) -> None:
         """Returns when everything written so far is where the store keeps it for good."""
         self._check_open()
         self._flush()
 
     def close(self) -> None:
-        """Flushes and lets go of the memory; nothing else may be using the store. Closing twice does nothing."""
+        """Lets go of the memory; nothing else may be using the store. Closing twice does nothing."""
         if not self._closed:
-            self._flush()
             self._closed = True
             self._release()
 
@@ -244,7 +250,7 @@ class ParameterStore(ABC):
             digest.update(stored)
         return digest.hexdigest()
 
-    def __enter__(self) -> "ParameterStore":
+    def __enter__(self) -> ParameterStore:
         return self
 
     def __exit__(

@@ -11,6 +11,9 @@ Guarantees:
 - A row is written under its lock bit by one writer at a time. Only `lock_rows` holds more than one bit, and it takes
   them in ascending order; so no writers wait for each other in a circle.
 - Row ids are not checked here: callers have seen `first_misplaced` return -1.
+
+What the kernels call `rows` are the places of the rows in units of `Table.stride`: row ids where rows lie one behind the
+other, offsets where they lie in pages.
 """
 
 from typing import NamedTuple
@@ -41,6 +44,7 @@ class Table(NamedTuple):
     """Where a table lies and where things lie in its rows, in bytes. Whoever makes it keeps the memory."""
 
     address: int
+    stride: int
     row_bytes: int
     dimension: int
     # One element for bfloat16 values, none for float32: compiled code knows the length of a tuple, so that each of the
@@ -144,12 +148,12 @@ def first_misplaced(rows, num_rows):
 def read(table, rows, into, timestamps):
     """Copies rows to `into`, float32 [n, width], and their timestamps, taking no lock."""
     base, row_bytes, target = table.address, table.row_bytes, atomics.address_of(into)
-    buffer_row_bytes = table.buffer_row_bytes
+    buffer_row_bytes, stride = table.buffer_row_bytes, table.stride
     ahead = _rows_ahead(row_bytes)
     for i in range(rows.size):
         if i + ahead < rows.size:
-            _prefetch_for_reading(base + rows[i + ahead] * row_bytes, row_bytes)
-        at = base + rows[i] * row_bytes
+            _prefetch_for_reading(base + rows[i + ahead] * stride, row_bytes)
+        at = base + rows[i] * stride
         spins = 0
         while True:
             word = atomics.load(at)
@@ -169,13 +173,13 @@ def read(table, rows, into, timestamps):
 def commit(table, rows, values, timestamp):
     """Overwrites the rows whose timestamp is smaller; returns how many were not."""
     base, row_bytes, source = table.address, table.row_bytes, atomics.address_of(values)
-    buffer_row_bytes = table.buffer_row_bytes
+    buffer_row_bytes, stride = table.buffer_row_bytes, table.stride
     ahead = _rows_ahead(row_bytes)
     refused = 0
     for i in range(rows.size):
         if i + ahead < rows.size:
-            _prefetch_for_writing(base + rows[i + ahead] * row_bytes, row_bytes)
-        at = base + rows[i] * row_bytes
+            _prefetch_for_writing(base + rows[i + ahead] * stride, row_bytes)
+        at = base + rows[i] * stride
         word = _lock(at)
         if timestamp_of(word) < timestamp:
             _copy_in(table, at, source + i * buffer_row_bytes)
@@ -190,13 +194,13 @@ def commit(table, rows, values, timestamp):
 def overwrite(table, rows, values, timestamp, seen):
     """Overwrites every row; returns how many had a timestamp other than `seen`."""
     base, row_bytes, source = table.address, table.row_bytes, atomics.address_of(values)
-    buffer_row_bytes = table.buffer_row_bytes
+    buffer_row_bytes, stride = table.buffer_row_bytes, table.stride
     ahead = _rows_ahead(row_bytes)
     lost = 0
     for i in range(rows.size):
         if i + ahead < rows.size:
-            _prefetch_for_writing(base + rows[i + ahead] * row_bytes, row_bytes)
-        at = base + rows[i] * row_bytes
+            _prefetch_for_writing(base + rows[i + ahead] * stride, row_bytes)
+        at = base + rows[i] * stride
         word = _lock(at)
         if timestamp_of(word) != seen[i]:
             lost += 1
@@ -212,13 +216,13 @@ def add(table, rows, deltas, timestamp, sums):
     `sums`, float32 [width], is room to work in, the caller's because an address keeps no array alive.
     """
     base, row_bytes, source = table.address, table.row_bytes, atomics.address_of(deltas)
-    buffer_row_bytes = table.buffer_row_bytes
+    buffer_row_bytes, stride = table.buffer_row_bytes, table.stride
     ahead = _rows_ahead(row_bytes)
     sum_address = atomics.address_of(sums)
     for i in range(rows.size):
         if i + ahead < rows.size:
-            _prefetch_for_writing(base + rows[i + ahead] * row_bytes, row_bytes)
-        at = base + rows[i] * row_bytes
+            _prefetch_for_writing(base + rows[i + ahead] * stride, row_bytes)
+        at = base + rows[i] * stride
         delta = source + i * buffer_row_bytes
         word = _lock(at)
         _copy_out(table, at, sum_address)
@@ -234,7 +238,7 @@ def restore(table, rows, values, timestamps):
     source = atomics.address_of(values)
     buffer_row_bytes = table.buffer_row_bytes
     for i in range(rows.size):
-        at = table.address + rows[i] * table.row_bytes
+        at = table.address + rows[i] * table.stride
         word = _lock(at)
         _copy_in(table, at, source + i * buffer_row_bytes)
         atomics.store(at, _next_word(word, timestamps[i]))
@@ -246,7 +250,7 @@ def lock_rows(table, rows, values, held):
     target = atomics.address_of(values)
     buffer_row_bytes = table.buffer_row_bytes
     for i in range(rows.size):
-        at = table.address + rows[i] * table.row_bytes
+        at = table.address + rows[i] * table.stride
         held[i] = _lock(at)
         _copy_out(table, at, target + i * buffer_row_bytes)
 
@@ -257,7 +261,7 @@ def unlock_changed(table, rows, values, held, timestamp):
     source = atomics.address_of(values)
     buffer_row_bytes = table.buffer_row_bytes
     for i in range(rows.size):
-        at = table.address + rows[i] * table.row_bytes
+        at = table.address + rows[i] * table.stride
         _copy_in(table, at, source + i * buffer_row_bytes)
         atomics.store(at, _next_word(held[i], max(timestamp, timestamp_of(held[i]))))
         held[i] = NOT_HELD
@@ -268,5 +272,5 @@ def unlock_unchanged(table, rows, held):
     """Lets go, as they were, of the rows whose lock bit is still held."""
     for i in range(rows.size):
         if held[i] != NOT_HELD:
-            atomics.store(table.address + rows[i] * table.row_bytes, held[i])
+            atomics.store(table.address + rows[i] * table.stride, held[i])
             held[i] = NOT_HELD

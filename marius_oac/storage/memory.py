@@ -58,22 +58,7 @@ class MemoryStore(ParameterStore):
         kernels.add(self._table, rows, deltas, timestamp, np.empty(self.layout.width, np.float32))
 
     def _apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None:
-        rows_at_once = max(1, _APPLY_BYTES // (4 * self.layout.width))
-        for first in range(0, rows.size, rows_at_once):
-            chunk = slice(first, first + rows_at_once)
-            self._apply_locked(rows[chunk], gradients[chunk], update, timestamp)
-
-    def _apply_locked(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None:
-        values = np.empty((rows.size, self.layout.width), np.float32)
-        held = np.full(rows.size, kernels.NOT_HELD, np.int64)
-        # `held` says at every moment which lock bits are ours: an interrupt may come between any two calls.
-        try:
-            kernels.lock_rows(self._table, rows, values, held)
-            update(values, gradients)
-            kernels.unlock_changed(self._table, rows, values, held, timestamp)
-        except BaseException:
-            kernels.unlock_unchanged(self._table, rows, held)
-            raise
+        apply_locked(self._table, rows, gradients, update, timestamp, self.layout.width)
 
     def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
         kernels.restore(self._table, rows, values, timestamps)
@@ -85,3 +70,28 @@ class MemoryStore(ParameterStore):
         # The mapping goes with its last view, and with it what the table's address stands for.
         self._memory = self._memory[:0].copy()
         del self._table
+
+
+def apply_locked(
+    table: kernels.Table, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int, width: int
+) -> None:
+    """`ParameterStore.apply` on rows in memory, some at a time; `rows` are places in units of the table's stride."""
+    rows_at_once = max(1, _APPLY_BYTES // (4 * width))
+    for first in range(0, rows.size, rows_at_once):
+        chunk = slice(first, first + rows_at_once)
+        _apply_chunk(table, rows[chunk], gradients[chunk], update, timestamp, width)
+
+
+def _apply_chunk(
+    table: kernels.Table, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int, width: int
+) -> None:
+    values = np.empty((rows.size, width), np.float32)
+    held = np.full(rows.size, kernels.NOT_HELD, np.int64)
+    # `held` says at every moment which lock bits are ours: an interrupt may come between any two calls.
+    try:
+        kernels.lock_rows(table, rows, values, held)
+        update(values, gradients)
+        kernels.unlock_changed(table, rows, values, held, timestamp)
+    except BaseException:
+        kernels.unlock_unchanged(table, rows, held)
+        raise
