@@ -54,6 +54,65 @@ class NegativesConfig(Section):
     all: Switch = Field(False, description="Every entity is a negative (count, chunks, degree_fraction are not used).")
 
 
+class OrderingConfig(Section):
+    kind: Literal["shuffle", "beta", "comet"] = Field(
+        "shuffle",
+        description="shuffle: any edge may be in any batch. beta, comet: edges and negatives of the partitions of "
+        "nodes in a buffer, which changes by one at a time: less is read from a disk, and quality suffers.",
+    )
+    partitions: Annotated[int, Field(ge=3, le=1024, strict=True)] | None = Field(
+        None, description="beta, comet: partitions of nodes, each of consecutive ids."
+    )
+    buffer: Annotated[int, Field(ge=2, strict=True)] | None = Field(
+        None, description="beta, comet: partitions in the buffer, fewer than all."
+    )
+    logical: Annotated[int, Field(ge=3, strict=True)] | None = Field(
+        None,
+        description="comet: groups of partitions, drawn every epoch, that move as one; default: 2 partitions / buffer.",
+    )
+
+    @property
+    def groups(self) -> int:
+        """What moves as one: the logical partitions of comet, the partitions of beta."""
+        if self.kind == "comet":
+            return self.logical or 2 * self.partitions // self.buffer
+        return self.partitions
+
+    @property
+    def groups_in_buffer(self) -> int:
+        """How many of them the buffer holds."""
+        return self.buffer * self.groups // self.partitions
+
+    @model_validator(mode="after")
+    def _fits(self) -> OrderingConfig:
+        keys = ("partitions", "buffer")
+        for key in (*keys, "logical"):
+            if getattr(self, key) is not None and (self.kind == "shuffle" or key == "logical" and self.kind == "beta"):
+                raise ValueError(f"{key}: set, but ordering.kind is '{self.kind}'")
+        if self.kind == "shuffle":
+            return self
+        for key in keys:
+            if getattr(self, key) is None:
+                raise ValueError(f"{key}: '{self.kind}' needs this key")
+        if self.buffer >= self.partitions:
+            raise ValueError(f"buffer: {self.buffer} of {self.partitions} partitions; must be fewer than all")
+        if self.kind == "comet":
+            self._check_logical()
+        return self
+
+    def _check_logical(self) -> None:
+        partitions, buffer, logical = self.partitions, self.buffer, self.logical
+        if logical is None:
+            if 2 * partitions % buffer or partitions % self.groups:
+                raise ValueError(f"logical: 2 x {partitions} / {buffer} does not divide {partitions}; set this key")
+            return
+        if partitions % logical:
+            raise ValueError(f"logical: {logical} groups do not divide {partitions} partitions")
+        if buffer % (partitions // logical) or buffer < 2 * (partitions // logical):
+            size = partitions // logical
+            raise ValueError(f"logical: groups of {size}, of which {buffer} in the buffer must be two or more")
+
+
 class LossConfig(Section):
     kind: Literal["softmax", "logistic", "margin", "self_adversarial"] = Field("softmax", description="Training loss.")
     margin: PositiveFloat = Field(1.0, description="Margin of margin ranking, gamma of self-adversarial sampling.")
@@ -68,6 +127,7 @@ class RegularizationConfig(Section):
 class TrainingConfig(Section):
     epochs: PositiveInt = Field(10, description="Passes over the training edges.")
     batch_size: PositiveInt = Field(1000, description="Edges per batch.")
+    ordering: OrderingConfig = OrderingConfig()
     negatives: NegativesConfig = NegativesConfig()
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
@@ -98,6 +158,11 @@ class Config(BaseConfig):
         chunks = self.training.negatives.chunks
         if chunks > self.training.batch_size:
             raise ValueError(f"training.negatives.chunks: {chunks} chunks of a batch of {self.training.batch_size}")
+        if self.training.negatives.all and self.training.ordering.kind != "shuffle":
+            raise ValueError(
+                f"training.ordering.kind: '{self.training.ordering.kind}' draws negatives from the partitions in the "
+                "buffer, but training.negatives.all takes every entity"
+            )
         if self.training.early_stopping and not self.evaluation.every:
             raise ValueError("training.early_stopping: needs evaluation.every >= 1")
         if self.training.regularization.kind == "none" and self.training.regularization.weight:

@@ -26,7 +26,10 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
     device, planner, layout = pick_device(config.device), make_planner(config, graph), entity_layout(config)
     (table,) = planner.tables
     plan = planner.plan(0)
-    rows = len(plan.rows[0])
+    ordering = config.training.ordering
+    rows, train_bytes = len(plan.rows[0]), graph.edges("train").nbytes
+    if ordering.kind != "shuffle":
+        rows = min(rows, ordering.buffer * -(-table.num_rows // ordering.partitions))
     plan_bytes = plan.rows[0].nbytes * (not config.training.negatives.all)
     plan_bytes += sum(array.nbytes for array in plan.arrays.values())
     in_flight, held = batches_held(config.pipeline)
@@ -35,6 +38,7 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
     save = min(table.num_rows, ROWS_PER_BLOCK) * layout.width * 4 * 2 + 2 * relations
     evaluation = _evaluation_bytes(config, graph, device)
     edges = sum(graph.edges(split).nbytes for split in SPLITS if split == "train" or graph.num_edges[split])
+    edges += train_bytes * (ordering.kind != "shuffle")  # the same, sorted
     plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, "data.path"),
@@ -63,6 +67,8 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
         ]
     disk = (config.checkpoint.keep + 2) * (table.num_rows * (4 * layout.width + 8) + relations)
     needs.append(Need("disk", "checkpoints", disk, "checkpoint.keep"))
+    if ordering.kind != "shuffle":
+        needs.append(Need("disk", "sorted edges", train_bytes, "training.ordering.kind"))
     return MemoryPlan(tuple(needs), available(device, folder, program))
 
 

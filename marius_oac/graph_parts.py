@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from marius_oac.config import Config
-from marius_oac.data.batches import EdgePlanner, ReorderedPlanner
+from marius_oac.data.batches import EdgePlanner, GraphPlanner, ReorderedPlanner
+from marius_oac.data.bucket_batches import BucketPlanner, BucketSchedule
+from marius_oac.data.buckets import count_buckets, open_buckets
 from marius_oac.data.graph import Graph
 from marius_oac.errors import InputError
 from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
@@ -27,9 +31,26 @@ def num_model_relations(config: Config, graph: Graph) -> int:
     return graph.num_relations * (2 if config.model.reciprocal else 1)
 
 
-def make_planner(config: Config, graph: Graph) -> EdgePlanner | ReorderedPlanner:
-    """The planner of the training edges; with a recorded order, batches come in that order."""
-    planner = EdgePlanner(graph.edges("train"), graph.num_nodes, graph.num_relations, config)
+def make_planner(config: Config, graph: Graph) -> EdgePlanner:
+    """The planner of shuffled training edges."""
+    return EdgePlanner(graph.edges("train"), graph.num_nodes, graph.num_relations, config)
+
+
+def make_schedule(config: Config, graph: Graph) -> BucketSchedule:
+    """The buffer states of a partition ordering; reads the training edges, which have been checked, through."""
+    BucketSchedule.check(graph.num_nodes, config)
+    counts = count_buckets(graph.edges("train"), graph.num_nodes, config.training.ordering.partitions)
+    return BucketSchedule(counts, graph.num_nodes, config)
+
+
+def make_bucket_planner(config: Config, graph: Graph, schedule: BucketSchedule, folder: Path) -> BucketPlanner:
+    """The planner of a partition ordering; its edges are sorted into `folder`, or are there already."""
+    edges = open_buckets(folder, graph.edges("train"), schedule.counts, graph.num_nodes, graph.fingerprint)
+    return BucketPlanner(edges, graph.num_nodes, graph.num_relations, config, schedule)
+
+
+def in_order(config: Config, planner: GraphPlanner) -> GraphPlanner | ReorderedPlanner:
+    """The planner; with a recorded order, its batches come in that order."""
     order = config.pipeline.order
     return planner if order in ("plan", "arrival") else ReorderedPlanner(planner, read_order(order))
 

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from marius_oac.config import Config
-from marius_oac.data.batches import EdgePlanner, ReorderedPlanner
+from marius_oac.data.batches import EdgePlanner
+from marius_oac.data.bucket_batches import BucketSchedule
 from marius_oac.data.graph import Graph
+from marius_oac.data.orderings import epoch_io
 from marius_oac.errors import InputError
 from marius_oac.evaluator import Evaluator, check_evaluation
 from marius_oac.graph_memory import plan_memory
-from marius_oac.graph_parts import make_planner, make_step, make_store, read_order
+from marius_oac.graph_parts import (
+    entity_layout,
+    in_order,
+    make_bucket_planner,
+    make_planner,
+    make_schedule,
+    make_step,
+    make_store,
+    read_order,
+)
 from marius_oac.memory import MemoryPlan
 from marius_oac.models.link_prediction import RELATIONS, relation_width
 from marius_oac.scoring import EntityReader, LinkScorer
 from marius_oac.task import Parts, Road, Task
+
+BUCKETS = "buckets"
+"""The folder of a run that holds its edges in a partition ordering."""
 
 
 class GraphTask(Task):
@@ -27,6 +44,7 @@ class GraphTask(Task):
     def __init__(self, config: Config, graph: Graph):
         self.config, self.graph = config, graph
         self._evaluator: Evaluator | None = None
+        self._folder: Path | None = None
 
     @property
     def decisive_metric(self) -> str:
@@ -37,32 +55,43 @@ class GraphTask(Task):
         return self.graph.fingerprint
 
     @cached_property
-    def _planner(self) -> EdgePlanner | ReorderedPlanner:
+    def _shuffled(self) -> EdgePlanner:
+        """Has checked edges and configuration; makes the batches where nothing else is asked for."""
         return make_planner(self.config, self.graph)
 
-    @property
+    @cached_property
+    def _schedule(self) -> EdgePlanner | BucketSchedule:
+        """Knows how many batches each epoch has."""
+        shuffled = self._shuffled
+        return shuffled if self.config.training.ordering.kind == "shuffle" else make_schedule(self.config, self.graph)
+
+    @cached_property
     def road(self) -> Road:
-        per_epoch = self._planner.batches_per_epoch
-        return Road(range(per_epoch, self.config.training.epochs * per_epoch + 1, per_epoch))
+        return Road(self._schedule.epoch_ends(self.config.training.epochs))
 
     def check(self) -> None:
         check_evaluation(self.config, self.graph)
-        if isinstance(self._planner, ReorderedPlanner):
-            needed, recorded = self.road.last, len(read_order(self.config.pipeline.order))
-            if recorded < needed:
-                raise InputError(
-                    f"{recorded:,} batches are recorded, {needed:,} are to be trained", self.config.pipeline.order
-                )
+        needed, order = self.road.last, self.config.pipeline.order
+        if order not in ("plan", "arrival") and (recorded := len(read_order(order))) < needed:
+            raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", order)
+
+    def use_folder(self, folder: Path) -> None:
+        self._folder = folder
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
         return plan_memory(self.config, self.graph, folder)
 
     def build(self, stack: ExitStack, device: torch.device, threads: int) -> Parts:
-        tables = self._planner.tables
+        planner = self._shuffled
+        if isinstance(self._schedule, BucketSchedule):
+            # Without a run, as in a measurement, the sorted edges go when the session ends.
+            folder = self._folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            planner = make_bucket_planner(self.config, self.graph, self._schedule, folder / BUCKETS)
+        tables = planner.tables
         stores = [stack.enter_context(make_store(self.config, table.name, table.num_rows)) for table in tables]
         step = make_step(self.config, self.graph, device, threads)
         stack.callback(step.close)
-        return Parts(self._planner, stores, step, device)
+        return Parts(in_order(self.config, planner), stores, step, device)
 
     def has(self, split: str) -> bool:
         return self.graph.num_edges[split] > 0
@@ -80,3 +109,11 @@ class GraphTask(Task):
             parts.device,
         )
         return self._evaluator.evaluate(scorer, split)
+
+    def summary(self) -> dict[str, Any]:
+        """With a partition ordering what each epoch should move between disk and buffer (`orderings.epoch_io`)."""
+        ordering = self.config.training.ordering
+        if ordering.kind == "shuffle":
+            return {}
+        io = epoch_io(ordering, self.graph.num_nodes, entity_layout(self.config).row_bytes)
+        return {f"ordering.{name}_per_epoch": value for name, value in asdict(io).items()}

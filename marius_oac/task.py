@@ -78,6 +78,10 @@ class Task(ABC):
     def plan_memory(self, folder: Path) -> MemoryPlan:
         """What a run needs that starts now and writes to `folder`."""
 
+    def use_folder(self, folder: Path) -> None:
+        """Said before `build`, if there is a run: its folder exists, and the task may keep files of its own there."""
+        return
+
     @abstractmethod
     def build(self, stack: ExitStack, device: torch.device, threads: int) -> Parts:
         """Planner, stores and step; what must be closed is entered into `stack`."""

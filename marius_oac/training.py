@@ -152,6 +152,7 @@ def _check(task: Task, path: Path) -> None:
 
 def _run(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepare=lambda loop: None) -> None:
     try:
+        task.use_folder(folder.path)
         with Session(task, folder.path / "trace.json" if trace else None, probe) as session:
             loop = TrainingLoop(session, folder)
             prepare(loop)

@@ -7,7 +7,9 @@ nor time of a batch depends on the number of nodes or edges (but for `negatives.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,18 +18,41 @@ from marius_oac.data.compiled import compiled
 from marius_oac.data.negatives import as_kernel_input, count_by_degree, fill_negatives
 from marius_oac.data.permutation import MAX_SIZE, bit_length, permuted, round_keys
 from marius_oac.data.random import fold, stream_key, wrapping
+from marius_oac.data.spans import Spans, located
 from marius_oac.errors import InputError
-from marius_oac.types import Plan, Planner, Side, TableSpec
+from marius_oac.types import Plan, Side, TableSpec
 
 _MAX_DIGIT_BITS = 11  # a histogram of 16 KiB stays in the first-level cache
 
 
-class EdgePlanner:
+class Place(NamedTuple):
+    """Where a batch stands, and what it may be made of.
+
+    Attributes:
+        epoch, batch: batches are counted from 0 in each epoch.
+        start, size: the batch's places in the shuffle of its examples.
+        shuffle_key: of that shuffle.
+        edges: those that are shuffled.
+        among: those whose ends are the negatives by degree.
+        nodes: those that are the uniform negatives.
+    """
+
+    epoch: int
+    batch: int
+    start: int
+    size: int
+    shuffle_key: np.uint64
+    edges: Spans
+    among: Spans
+    nodes: Spans
+
+
+class GraphPlanner(ABC):
     """Plans batches over the training edges of a graph; a `types.Planner` of one table, "entities".
 
-    Every epoch covers every edge once, in an order of its own; its last batch may be shorter. A batch of fewer edges
-    than `negatives.chunks` has one chunk per edge. Decoder `dot` ignores the relations of a graph that has some: its
-    batches have neither `relations` nor `relation_rows`.
+    What a batch may be made of is decided by `_place`; this makes it. A batch of fewer edges than `negatives.chunks`
+    has one chunk per edge. Decoder `dot` ignores the relations of a graph that has some: its batches have neither
+    `relations` nor `relation_rows`.
 
     Args:
         edges: int32 or int64, C order, an array or a memmap: [E, 3] (head, relation, tail) where num_relations > 0,
@@ -38,7 +63,6 @@ class EdgePlanner:
 
     Attributes:
         tables: the one table, with the most rows that a batch can have.
-        batches_per_epoch: batches that one pass over the edges (twice as many with `model.reciprocal`) takes.
 
     Raises:
         InputError: no edges, an id out of range, or a configuration that doesn't fit the graph, named by its key.
@@ -52,49 +76,57 @@ class EdgePlanner:
             raise ValueError(f"edges have {edges.shape[1]} columns, but the graph has {num_relations} relations")
         _check_model(config, num_relations)
         _check_ids(self._edges, num_nodes, num_relations)
-        negatives, reciprocal = config.training.negatives, config.model.reciprocal
-        self._num_relations = 0 if config.model.decoder == "dot" else num_relations * (1 + reciprocal)
-        self._num_examples = len(edges) * (1 + reciprocal)
+        negatives, self._sides_of_edge = config.training.negatives, 1 + config.model.reciprocal
+        self._num_relations = 0 if config.model.decoder == "dot" else num_relations * self._sides_of_edge
+        self._num_examples = len(edges) * self._sides_of_edge
         if self._num_examples > MAX_SIZE:
             raise InputError(f"{self._num_examples:,} training edges, at most 2**40 are possible", "data.path")
         self._batch_size = min(config.training.batch_size, self._num_examples)
         self._chunks, self._count = (1, 0) if negatives.all else (negatives.chunks, negatives.count)
         self._by_degree = count_by_degree(self._count, negatives.degree_fraction)
         self._all_rows = _read_only(np.arange(num_nodes)) if negatives.all else None
-        self._sides = _read_only(np.array([Side.TAIL] if reciprocal else [Side.HEAD, Side.TAIL], dtype=np.int64))
+        sides = [Side.TAIL] if config.model.reciprocal else [Side.HEAD, Side.TAIL]
+        self._sides = _read_only(np.array(sides, dtype=np.int64))
         self._shuffle_key = stream_key(config.seed, "shuffle")
         self._negatives_key = stream_key(config.seed, "negatives")
-        self.batches_per_epoch = -(-self._num_examples // self._batch_size)
         most_ids = 2 * self._batch_size + len(self._sides) * self._chunks * self._count
         if bit_length(max(num_nodes, self._num_relations) - 1) + bit_length(most_ids - 1) > 63:
             raise InputError(f"{most_ids:,} ids in a batch are too many for {num_nodes:,} nodes", "training.batch_size")
         most_rows = num_nodes if negatives.all else min(num_nodes, most_ids)
         self.tables: Sequence[TableSpec] = (TableSpec("entities", num_nodes, most_rows),)
 
+    @abstractmethod
+    def epoch_ends(self, epochs: int) -> Sequence[int]:
+        """Batches up to the end of each of the first so many epochs."""
+
+    @abstractmethod
+    def _place(self, sequence: int) -> Place:
+        """What batch number `sequence` is made of."""
+
     @wrapping
     def plan(self, sequence: int) -> Plan:
         """Batch number `sequence`, counted from 0 over all epochs."""
         if sequence < 0:
             raise ValueError(f"sequence must be at least 0, not {sequence}")
-        epoch, batch = divmod(sequence, self.batches_per_epoch)
-        start = batch * self._batch_size
-        size = min(self._batch_size, self._num_examples - start)
-        chunks, sides = min(self._chunks, size), len(self._sides)
+        at = self._place(sequence)
+        size, chunks, sides = at.size, min(self._chunks, at.size), len(self._sides)
         ids = np.empty(2 * size + sides * chunks * self._count, dtype=np.int64)
         heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :]
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
-        shuffle_key = np.uint64(fold(self._shuffle_key, epoch))
-        _gather_edges(self._edges, self._num_examples, self._num_relations, shuffle_key, start, heads, relations, tails)
-        arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([epoch])}
+        examples = at.edges.count() * self._sides_of_edge
+        _gather_edges(
+            self._edges, at.edges, examples, self._num_relations, at.shuffle_key, at.start, heads, relations, tails
+        )
+        arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([at.epoch])}
         arrays["chunk_offsets"] = np.arange(chunks + 1) * size // chunks
         if self._num_relations:
             arrays["relation_rows"] = relabel(relations, self._num_relations)
             arrays["relations"] = relations
         if self._all_rows is not None:
             return Plan(sequence, (self._all_rows,), arrays, size)
-        key = np.uint64(fold(np.uint64(fold(self._negatives_key, epoch)), batch))
+        key = np.uint64(fold(np.uint64(fold(self._negatives_key, at.epoch)), at.batch))
         groups = negatives.reshape(sides * chunks, self._count)
-        fill_negatives(key, self._edges, self._num_nodes, self._by_degree, groups)
+        fill_negatives(key, self._edges, at.among, at.nodes, self._by_degree, groups)
         rows = relabel(ids, self._num_nodes)
         arrays["negatives"] = negatives.reshape(sides, chunks, self._count)
         return Plan(sequence, (rows,), arrays, size)
@@ -102,6 +134,32 @@ class EdgePlanner:
     def settle(self, plan: Plan) -> Plan:
         """A graph's rows are known beforehand: the plan as it is."""
         return plan
+
+
+class EdgePlanner(GraphPlanner):
+    """Plans batches of any edges: every epoch covers every edge once, in an order of its own; its last batch may be
+    shorter. Arguments and errors are those of `GraphPlanner`.
+
+    Attributes:
+        batches_per_epoch: batches that one pass over the edges (twice as many with `model.reciprocal`) takes.
+    """
+
+    def __init__(self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config) -> None:
+        super().__init__(edges, num_nodes, num_relations, config)
+        self.batches_per_epoch = -(-self._num_examples // self._batch_size)
+        self._edge_span, self._node_span = Spans.up_to(len(edges)), Spans.up_to(num_nodes)
+
+    def epoch_ends(self, epochs: int) -> Sequence[int]:
+        """Batches up to the end of each of the first so many epochs."""
+        return range(self.batches_per_epoch, epochs * self.batches_per_epoch + 1, self.batches_per_epoch)
+
+    @wrapping
+    def _place(self, sequence: int) -> Place:
+        epoch, batch = divmod(sequence, self.batches_per_epoch)
+        start = batch * self._batch_size
+        size = min(self._batch_size, self._num_examples - start)
+        key = np.uint64(fold(self._shuffle_key, epoch))
+        return Place(epoch, batch, start, size, key, self._edge_span, self._edge_span, self._node_span)
 
 
 class ReorderedPlanner:
@@ -114,7 +172,7 @@ class ReorderedPlanner:
         InputError: a number that is negative or comes twice; later, a batch beyond the end of the order.
     """
 
-    def __init__(self, planner: Planner, order: np.ndarray) -> None:
+    def __init__(self, planner: GraphPlanner, order: np.ndarray) -> None:
         if order.dtype != np.int64 or order.ndim != 1:
             raise InputError(f"an order is int64 [n], not {order.dtype} {list(order.shape)}", "pipeline.order")
         numbers = np.sort(order)
@@ -125,7 +183,6 @@ class ReorderedPlanner:
             raise InputError(f"holds batch {numbers[twice[0]]} more than once", "pipeline.order")
         self._planner, self._order = planner, order.copy()
         self.tables = planner.tables
-        self.batches_per_epoch = planner.batches_per_epoch
 
     def plan(self, sequence: int) -> Plan:
         """The other planner's batch `order[sequence]`, numbered `sequence`."""
@@ -133,6 +190,10 @@ class ReorderedPlanner:
             raise InputError(f"has {len(self._order)} batches, none with number {sequence}", "pipeline.order")
         original = self._planner.plan(int(self._order[sequence]))
         return Plan(sequence, original.rows, original.arrays, original.examples)
+
+    def epoch_ends(self, epochs: int) -> Sequence[int]:
+        """Those of the other planner: an epoch has as many batches, whatever their order."""
+        return self._planner.epoch_ends(epochs)
 
     def settle(self, plan: Plan) -> Plan:
         """As the other planner does."""
@@ -193,8 +254,8 @@ def _relabel(ids, id_bits, rows):
 
 
 @compiled
-def _gather_edges(edges, num_examples, num_relations, key, start, heads, relations, tails):
-    num_edges, last = edges.shape[0], edges.shape[1] - 1
+def _gather_edges(edges, spans, num_examples, num_relations, key, start, heads, relations, tails):
+    num_edges, last = spans.ends[-1], edges.shape[1] - 1
     keys, bits = round_keys(key), bit_length(num_examples - 1)
     # First all numbers, then all edges: the loads of the second loop miss the cache side by side.
     for i in range(heads.size):
@@ -204,6 +265,7 @@ def _gather_edges(edges, num_examples, num_relations, key, start, heads, relatio
         backward = edge >= num_edges
         if backward:
             edge -= num_edges
+        edge = located(spans, edge)
         if relations.size:
             relations[i] = edges[edge, 1] + (num_relations // 2 if backward else 0)
         heads[i] = edges[edge, last if backward else 0]

@@ -10,6 +10,7 @@ import numpy as np
 
 from marius_oac.data.compiled import compiled
 from marius_oac.data.random import below, bits_at, wrapping
+from marius_oac.data.spans import Spans, located
 
 
 def count_by_degree(count: int, degree_fraction: float) -> int:
@@ -29,7 +30,8 @@ def draw_nodes(key: np.uint64, edges: np.ndarray, num_nodes: int, count: int, de
     if by_degree and not len(edges):
         raise ValueError("nodes are drawn by degree, but there is no edge")
     out = np.empty((1, count), dtype=np.int64)
-    fill_negatives(np.uint64(key), as_kernel_input(edges), num_nodes, by_degree, out)
+    plain = as_kernel_input(edges)
+    fill_negatives(np.uint64(key), plain, Spans.up_to(len(plain)), Spans.up_to(num_nodes), by_degree, out)
     return out[0]
 
 
@@ -49,14 +51,18 @@ def as_kernel_input(edges: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def fill_negatives(key, edges, num_nodes, by_degree, out):
-    """Fills out, int64 [groups, K]: of each group the first `by_degree` by degree; number i uses bits i of `key`."""
+def fill_negatives(key, edges, among, nodes, by_degree, out):
+    """Fills out, int64 [groups, K]: of each group the first `by_degree` by degree; number i uses bits i of `key`.
+
+    `among` and `nodes` are Spans: of the edges whose ends are drawn by degree, and of the nodes drawn uniformly.
+    """
     groups, count = out.shape
     last = edges.shape[1] - 1
-    ends = 2 * edges.shape[0]
+    ends = 2 * among.ends[-1]
+    num_nodes = nodes.ends[-1]
     for group in range(groups):
         for k in range(by_degree):
             end = below(bits_at(key, group * count + k), ends)
-            out[group, k] = edges[end >> 1, last if end & 1 else 0]
+            out[group, k] = edges[located(among, end >> 1), last if end & 1 else 0]
         for k in range(by_degree, count):
-            out[group, k] = below(bits_at(key, group * count + k), num_nodes)
+            out[group, k] = located(nodes, below(bits_at(key, group * count + k), num_nodes))

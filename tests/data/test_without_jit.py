@@ -13,7 +13,18 @@ import pytest
 def test_the_kernels_pass_without_the_jit():
     here = Path(__file__).parent
     modules = [
-        here / f"test_{name}.py" for name in ("random", "permutation", "negatives", "batches", "filters", "log_columns")
+        here / f"test_{name}.py"
+        for name in (
+            "random",
+            "permutation",
+            "negatives",
+            "batches",
+            "filters",
+            "log_columns",
+            "orderings",
+            "buckets",
+            "bucket_batches",
+        )
     ]
     run = subprocess.run(
         [sys.executable, "-W", "error", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, modules)],

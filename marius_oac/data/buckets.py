@@ -1,0 +1,153 @@
+"""A graph's training edges sorted by bucket (`orderings`), in a folder of their own; memory is bounded whatever their
+number.
+
+    edges.npy       the edges, of the graph's type, bucket (0, 0) first, then (0, 1), ...; in a bucket as in the graph
+    buckets.json    format, partitions, the graph's fingerprint, size and SHA-256 of the edges
+
+The folder is made under another name and renamed when the disk has it: if it is there, it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marius_oac.data.compiled import compiled
+from marius_oac.data.negatives import as_kernel_input
+from marius_oac.files import disk_errors, sync_folder, unfinished, write_flushed
+
+FORMAT, VERSION = "marius_oac.buckets", 1
+EDGES, MANIFEST = "edges.npy", "buckets.json"
+CHUNK_BYTES = 16 << 20
+"""Edges that are sorted at once; twice as much memory is held, before any table is made."""
+
+
+def partition_starts(num_nodes: int, partitions: int) -> np.ndarray:
+    """Where each partition begins, and the number of nodes: int64 [P + 1]. Sizes differ by one at most."""
+    return np.array([part * num_nodes // partitions for part in range(partitions + 1)], dtype=np.int64)
+
+
+def count_buckets(edges: np.ndarray, num_nodes: int, partitions: int) -> np.ndarray:
+    """Edges of each bucket, int64 [P, P].
+
+    Args:
+        edges: as `EdgePlanner` takes and has checked them.
+    """
+    counts = np.zeros(partitions * partitions, dtype=np.int64)
+    plain, per_chunk = as_kernel_input(edges), _edges_per_chunk(edges)
+    for begin in range(0, len(plain), per_chunk):
+        chunk = plain[begin : begin + per_chunk]
+        numbers = np.empty(len(chunk), dtype=np.int64)
+        _number_buckets(chunk, num_nodes, partitions, numbers, counts)
+    return counts.reshape(partitions, partitions)
+
+
+def open_buckets(folder: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int, fingerprint: str) -> np.ndarray:
+    """The sorted edges in `folder`, mapped; they are sorted first where there are none, or none that are sound.
+
+    Args:
+        folder: of these files alone.
+        counts: of `count_buckets`.
+        fingerprint: the graph's.
+
+    Raises:
+        InputError: the disk is full, or can't be written.
+    """
+    wanted = {"format": FORMAT, "version": VERSION, "graph": fingerprint, "partitions": len(counts)}
+    if folder.exists():
+        fault = _fault(folder, wanted)
+        if fault is None:
+            return np.load(folder / EDGES, mmap_mode="r", allow_pickle=False)
+        sys.stderr.write(f"note: {folder}: {fault}; the edges are sorted again\n")
+    with disk_errors(folder):
+        temporary = unfinished(folder)
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir(parents=True)
+            _sort(temporary / EDGES, edges, counts, num_nodes)
+            manifest = wanted | {EDGES: _digest(temporary / EDGES)}
+            write_flushed(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+            sync_folder(temporary)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(temporary, folder)
+            sync_folder(folder.parent)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    return np.load(folder / EDGES, mmap_mode="r", allow_pickle=False)
+
+
+def _fault(folder: Path, wanted: dict[str, Any]) -> str | None:
+    """What is wrong with the folder, if anything."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        if {key: manifest[key] for key in wanted} != wanted:
+            return "belongs to another graph, or is of another version"
+        if _digest(folder / EDGES) != manifest[EDGES]:
+            return f"{EDGES} is damaged"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "is damaged"
+    return None
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+        return {"bytes": file.tell(), "sha256": digest}
+
+
+def _edges_per_chunk(edges: np.ndarray) -> int:
+    return max(1, CHUNK_BYTES // (edges.itemsize * edges.shape[1]))
+
+
+def _sort(path: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int) -> None:
+    """Counting sort: each chunk is sorted in memory, and its part of each bucket written behind what is there."""
+    per_chunk, row_bytes = _edges_per_chunk(edges), edges.itemsize * edges.shape[1]
+    plain = as_kernel_input(edges)
+    with open(path, "wb") as file:
+        header = {"descr": edges.dtype.str, "fortran_order": False, "shape": edges.shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        base = file.tell()
+        flat = counts.ravel()
+        places = np.concatenate(([0], np.cumsum(flat)[:-1]))
+        file.truncate(base + len(edges) * row_bytes)
+        for begin in range(0, len(plain), per_chunk):
+            chunk = plain[begin : begin + per_chunk]
+            numbers, found = np.empty(len(chunk), dtype=np.int64), np.zeros_like(flat)
+            _number_buckets(chunk, num_nodes, len(counts), numbers, found)
+            content = np.empty(chunk.shape, dtype=chunk.dtype)
+            starts = np.concatenate(([0], np.cumsum(found)))
+            _scatter(chunk, numbers, starts[:-1].copy(), content)
+            for bucket in np.flatnonzero(found):
+                file.seek(base + places[bucket] * row_bytes)
+                file.write(content[starts[bucket] : starts[bucket + 1]].data)
+            places += found
+
+
+@compiled
+def _number_buckets(edges, num_nodes, partitions, numbers, counts):
+    """Each edge's bucket into `numbers`, and how many each has added to `counts`, int64 [P * P]."""
+    last = edges.shape[1] - 1
+    for i in range(edges.shape[0]):
+        head, tail = np.int64(edges[i, 0]), np.int64(edges[i, last])
+        # the partition that `partition_starts` puts a node into
+        bucket = ((head + 1) * partitions - 1) // num_nodes * partitions + ((tail + 1) * partitions - 1) // num_nodes
+        numbers[i] = bucket
+        counts[bucket] += 1
+
+
+@compiled
+def _scatter(edges, numbers, places, out):
+    for i in range(numbers.size):
+        place = places[numbers[i]]
+        places[numbers[i]] += 1
+        for column in range(edges.shape[1]):
+            out[place, column] = edges[i, column]
