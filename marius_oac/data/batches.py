@@ -18,7 +18,7 @@ from marius_oac.data.compiled import compiled
 from marius_oac.data.negatives import as_kernel_input, count_by_degree, fill_negatives
 from marius_oac.data.permutation import MAX_SIZE, bit_length, permuted, round_keys
 from marius_oac.data.random import fold, stream_key, wrapping
-from marius_oac.data.spans import Spans, located
+from marius_oac.data.spans import located, span_up_to
 from marius_oac.errors import InputError
 from marius_oac.types import Plan, Side, TableSpec
 
@@ -32,9 +32,9 @@ class Place(NamedTuple):
         epoch, batch: batches are counted from 0 in each epoch.
         start, size: the batch's places in the shuffle of its examples.
         shuffle_key: of that shuffle.
-        edges: those that are shuffled.
-        among: those whose ends are the negatives by degree.
-        nodes: those that are the uniform negatives.
+        edges: spans (see `spans`) of those that are shuffled.
+        among: spans of those whose ends are the negatives by degree.
+        nodes: spans of those that are the uniform negatives.
     """
 
     epoch: int
@@ -42,9 +42,9 @@ class Place(NamedTuple):
     start: int
     size: int
     shuffle_key: np.uint64
-    edges: Spans
-    among: Spans
-    nodes: Spans
+    edges: np.ndarray
+    among: np.ndarray
+    nodes: np.ndarray
 
 
 class GraphPlanner(ABC):
@@ -113,7 +113,7 @@ class GraphPlanner(ABC):
         ids = np.empty(2 * size + sides * chunks * self._count, dtype=np.int64)
         heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :]
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
-        examples = at.edges.count() * self._sides_of_edge
+        examples = int(at.edges[1, -1]) * self._sides_of_edge
         _gather_edges(
             self._edges, at.edges, examples, self._num_relations, at.shuffle_key, at.start, heads, relations, tails
         )
@@ -147,7 +147,7 @@ class EdgePlanner(GraphPlanner):
     def __init__(self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config) -> None:
         super().__init__(edges, num_nodes, num_relations, config)
         self.batches_per_epoch = -(-self._num_examples // self._batch_size)
-        self._edge_span, self._node_span = Spans.up_to(len(edges)), Spans.up_to(num_nodes)
+        self._edge_span, self._node_span = span_up_to(len(edges)), span_up_to(num_nodes)
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
         """Batches up to the end of each of the first so many epochs."""
@@ -255,17 +255,18 @@ def _relabel(ids, id_bits, rows):
 
 @compiled
 def _gather_edges(edges, spans, num_examples, num_relations, key, start, heads, relations, tails):
-    num_edges, last = spans.ends[-1], edges.shape[1] - 1
+    num_edges, last = spans[1, -1], edges.shape[1] - 1
     keys, bits = round_keys(key), bit_length(num_examples - 1)
     # First all numbers, then all edges: the loads of the second loop miss the cache side by side.
     for i in range(heads.size):
-        heads[i] = permuted(start + i, num_examples, bits, keys)
+        number = permuted(start + i, num_examples, bits, keys)
+        backward = np.int64(number >= num_edges)
+        heads[i] = located(spans, number - backward * num_edges) ^ -backward  # its complement stands for a backward one
     for i in range(heads.size):
         edge = heads[i]
-        backward = edge >= num_edges
+        backward = edge < 0
         if backward:
-            edge -= num_edges
-        edge = located(spans, edge)
+            edge = ~edge
         if relations.size:
             relations[i] = edges[edge, 1] + (num_relations // 2 if backward else 0)
         heads[i] = edges[edge, last if backward else 0]

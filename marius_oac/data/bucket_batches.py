@@ -18,7 +18,7 @@ from marius_oac.data.batches import GraphPlanner, Place
 from marius_oac.data.buckets import partition_starts
 from marius_oac.data.orderings import epoch_order
 from marius_oac.data.random import fold, wrapping
-from marius_oac.data.spans import Spans
+from marius_oac.data.spans import spans_of
 from marius_oac.errors import InputError
 from marius_oac.types import TableSpec
 
@@ -132,15 +132,15 @@ class BucketPlanner(GraphPlanner):
         state = int(np.searchsorted(plan.batch_ends, batch, side="right")) - 1
         begin, end = plan.batch_ends[state], plan.batch_ends[state + 1]
         edges = self._edges_of(plan.buckets[plan.bucket_ends[state] : plan.bucket_ends[state + 1]])
-        examples = edges.count() * self._sides_of_edge
+        examples = int(edges[1, -1]) * self._sides_of_edge
         start, stop = (int(examples * number // (end - begin)) for number in (batch - begin, batch - begin + 1))
         key = np.uint64(fold(np.uint64(fold(self._shuffle_key, epoch)), state))
         held = plan.states[state]
-        nodes = Spans.of(self._node_starts[held], self._node_starts[held + 1] - self._node_starts[held])
+        nodes = spans_of(self._node_starts[held], self._node_starts[held + 1] - self._node_starts[held])
         among = edges
         if self._by_degree:
             among = self._edges_of((held[:, None] * len(self._schedule.counts) + held).ravel())
         return Place(epoch, batch, start, stop - start, key, edges, among, nodes)
 
-    def _edges_of(self, buckets: np.ndarray) -> Spans:
-        return Spans.of(self._edge_starts[buckets], self._counts[buckets])
+    def _edges_of(self, buckets: np.ndarray) -> np.ndarray:
+        return spans_of(self._edge_starts[buckets], self._counts[buckets])

@@ -10,7 +10,7 @@ import numpy as np
 
 from marius_oac.data.compiled import compiled
 from marius_oac.data.random import below, bits_at, wrapping
-from marius_oac.data.spans import Spans, located
+from marius_oac.data.spans import located, span_up_to
 
 
 def count_by_degree(count: int, degree_fraction: float) -> int:
@@ -31,7 +31,7 @@ def draw_nodes(key: np.uint64, edges: np.ndarray, num_nodes: int, count: int, de
         raise ValueError("nodes are drawn by degree, but there is no edge")
     out = np.empty((1, count), dtype=np.int64)
     plain = as_kernel_input(edges)
-    fill_negatives(np.uint64(key), plain, Spans.up_to(len(plain)), Spans.up_to(num_nodes), by_degree, out)
+    fill_negatives(np.uint64(key), plain, span_up_to(len(plain)), span_up_to(num_nodes), by_degree, out)
     return out[0]
 
 
@@ -54,12 +54,12 @@ def as_kernel_input(edges: np.ndarray) -> np.ndarray:
 def fill_negatives(key, edges, among, nodes, by_degree, out):
     """Fills out, int64 [groups, K]: of each group the first `by_degree` by degree; number i uses bits i of `key`.
 
-    `among` and `nodes` are Spans: of the edges whose ends are drawn by degree, and of the nodes drawn uniformly.
+    `among` and `nodes` are spans: of the edges whose ends are drawn by degree, and of the nodes drawn uniformly.
     """
     groups, count = out.shape
     last = edges.shape[1] - 1
-    ends = 2 * among.ends[-1]
-    num_nodes = nodes.ends[-1]
+    ends = 2 * among[1, -1]
+    num_nodes = nodes[1, -1]
     for group in range(groups):
         for k in range(by_degree):
             end = below(bits_at(key, group * count + k), ends)
