@@ -112,6 +112,12 @@ def _datasets(args: argparse.Namespace) -> None:
     print(describe())
 
 
+def _topology(args: argparse.Namespace) -> None:
+    from marius_oac.machine import report
+
+    print(report(args.path, args.device, args.sysfs, as_json=args.json))
+
+
 def _parser() -> Parser:
     parser = Parser(prog="marius-oac", description="Train embedding tables: asynchronous speed, synchronous results.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -125,6 +131,7 @@ def _parser() -> Parser:
     _add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
     command("config", _config, "List every key of the config: default and meaning.")
+    _add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
     training = command("train", _train, "Train a graph's embeddings, or a model of clicks, and evaluate.")
     training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
     training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")
@@ -190,6 +197,21 @@ def _add_prepare(parser: Parser) -> None:
     parser.add_argument("--unseen", choices=("skip", "error", "keep"), default="skip",
                         help="edges of valid and test whose names train lacks (default: skip)")  # fmt: skip
     parser.add_argument("--duplicates", choices=("keep", "drop"), default="keep", help="default: keep")
+
+
+def _add_topology(parser: Parser) -> None:
+    parser.add_argument(
+        "--path",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder of the disk tier, or a /dev/DISK; repeatable",
+    )
+    parser.add_argument("--device", default="auto", help="of the run: auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--sysfs", type=Path, default=Path("/sys"), metavar="DIR", help="a copy of another machine's /sys"
+    )
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
 
 
 def _add_predict(parser: Parser) -> None:

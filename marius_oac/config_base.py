@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from marius_oac.config_errors import explain, fields, flat, parse, reason, shown, where
 from marius_oac.config_sections import (
@@ -24,6 +24,11 @@ from marius_oac.config_sections import (
 from marius_oac.errors import ConfigError
 
 
+def _off(value: Any) -> Any:
+    """YAML takes a bare `off` for false."""
+    return "off" if value is False else value
+
+
 class BaseConfig(Section):
     """A whole run. `load` reads it from YAML; `dump` writes it back with every default filled in."""
 
@@ -31,6 +36,9 @@ class BaseConfig(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
     threads: NonNegativeInt = Field(
         0, description="Threads that compute on the CPU; 0: one per core. Same bits for any number."
+    )
+    binding: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = Field(
+        "auto", description="Threads and tables next to the devices they serve; does nothing on one NUMA node."
     )
     pipeline: PipelineConfig = PipelineConfig()
     storage: StorageConfig = StorageConfig()

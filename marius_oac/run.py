@@ -8,6 +8,7 @@
     summary.json       the results, once the run has ended
     trace.json         with --trace
     checkpoints/       see `checkpoint`
+    tables/            of rows on disk: the page files, and where they are
 
 A folder belongs to one process at a time (a lock that dies with the process); reading it needs no lock.
 """
@@ -38,9 +39,10 @@ from marius_oac.files import clean, disk_errors, unfinished, write_atomically
 FORMAT, VERSION = "marius-oac run", 1
 ORDER = "order.npy"
 
-_MAY_CHANGE = ("device", "threads", "training.epochs", "training.early_stopping", "evaluation", "checkpoint", "metrics",
-               "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train", "data.valid",
-               "data.test", "training.progressive", "keys.capacity")  # fmt: skip
+_MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
+               "metrics", "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train",
+               "data.valid", "data.test", "training.progressive", "keys.capacity", "storage.memory", "storage.io",
+               "storage.depth", "storage.look_ahead")  # fmt: skip
 
 
 class RunFolder:

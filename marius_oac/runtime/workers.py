@@ -18,10 +18,15 @@ from marius_oac.runtime.channel import Closed
 
 
 class Workers:
-    """A group of threads; `on_failure` must make all of them return soon, and may be called from any thread."""
+    """A group of threads.
 
-    def __init__(self, on_failure: Callable[[], None]):
-        self._on_failure = on_failure
+    Args:
+        on_failure: must make all of them return soon; may be called from any thread.
+        bind: called by each thread with the name it was started under, before its work.
+    """
+
+    def __init__(self, on_failure: Callable[[], None], bind: Callable[[str], object] | None = None):
+        self._on_failure, self._bind = on_failure, bind
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
@@ -34,6 +39,8 @@ class Workers:
 
         def attempt() -> None:
             try:
+                if self._bind is not None:
+                    self._bind(name)
                 work()
             except Closed:
                 pass

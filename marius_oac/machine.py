@@ -1,0 +1,200 @@
+"""The machine as a run sees it: the binding of a run's threads and tables, and the text of `marius-oac topology`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from marius_oac.errors import InputError
+from marius_oac.runtime.binding import Binding, choose, unbound
+from marius_oac.runtime.devices import Disk, Gpu, Nic
+from marius_oac.runtime.places import Place, place
+from marius_oac.runtime.sysfs import SYSFS, format_list
+from marius_oac.runtime.topology import Node, Topology, read
+
+
+def run_binding(
+    binding: str, paths: Sequence[str | Path] = (), gpu: str | None = None, threads: int = 0, table_bytes: int = 0
+) -> Binding:
+    """The binding of a run on this machine.
+
+    Args:
+        binding: the config's key: auto or off.
+        paths: folders of the disk tier; none where tables are in memory alone.
+        gpu: PCI address of the GPU that computes, such as 0000:41:00.0; None: the CPU computes.
+        threads: that compute on the CPU; 0: one per CPU that may be used.
+        table_bytes: of all tables in memory.
+    """
+    if binding == "off":
+        return unbound("binding is off: threads and memory are left alone")
+    topology = read()
+    card = None if gpu is None else topology.gpu(gpu) or Gpu(gpu, "", "the GPU", None)
+    return choose(topology, [place(path) for path in paths], card, threads, table_bytes)
+
+
+def report(paths: Sequence[str | Path] = (), device: str = "auto", root: Path = SYSFS, as_json: bool = False) -> str:
+    """What `marius-oac topology` prints: the machine, and what binding would do for a run.
+
+    Args:
+        paths: folders of a disk tier, or block devices as /dev/NAME (the only kind on another machine's tree).
+        device: as in a config: auto, cpu, cuda or cuda:N.
+        root: a tree of the layout of /sys.
+
+    Raises:
+        InputError: no such tree, device or path.
+    """
+    if not (root / "devices/system/cpu").is_dir():
+        raise InputError("no tree of the layout of /sys: devices/system/cpu is missing in it", root)
+    topology = read(root)
+    places = [_place(path, root) for path in paths]
+    card = _gpu(topology, device)
+    binding = choose(topology, places, card)
+    if as_json:
+        tree = asdict(topology) | {"places": [asdict(one) for one in places], "binding": asdict(binding)}
+        tree["binding"]["device"] = card.address if card else "cpu"
+        return json.dumps(tree, indent=2)
+    return "\n".join([*_machine(topology), "", *_run(binding, places, card)])
+
+
+def _place(path: str | Path, root: Path) -> Place:
+    if root != SYSFS and not Path(path).is_relative_to("/dev"):
+        raise InputError("on another machine's tree only block devices can be looked at, such as /dev/nvme0n1", path)
+    try:
+        found = place(path, root)
+    except OSError as error:
+        raise InputError(error.strerror or error, path) from None
+    if Path(path).is_relative_to("/dev") and not found.device:
+        raise InputError("no such block device", path)
+    return found
+
+
+def _gpu(topology: Topology, device: str) -> Gpu | None:
+    if device == "auto":
+        return topology.gpu(0)
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
+    if match is None:
+        raise InputError(f"{device!r} is not auto, cpu, cuda or cuda:N", "--device")
+    if device == "cpu":
+        return None
+    card = topology.gpu(int(match[1] or 0))
+    if card is None:
+        count = sum(gpu.computes for gpu in topology.gpus)
+        raise InputError(f"there is no {device}: {_count(count, 'GPU')} of NVIDIA's or AMD's here", "--device")
+    return card
+
+
+def _machine(topology: Topology) -> list[str]:
+    cores, cpus = len(topology.cores), sum(len(core.cpus) for core in topology.cores)
+    sockets = len({core.socket for core in topology.cores})
+    memory = [node.num_bytes for node in topology.nodes if node.num_bytes is not None]
+    kinds = [core.kind for core in topology.cores if core.kind]
+    hybrid = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    parts = [
+        _count(sockets, "socket"),
+        _count(len(topology.nodes), "NUMA node"),
+        _count(cores, "core") + (f" ({hybrid})" if hybrid else "") + (f" with {cpus} CPUs" if cpus != cores else ""),
+        f"{_binary(sum(memory))} of memory" if memory else "memory unknown",
+    ]
+    lines = [", ".join(parts)]
+    if topology.offline:
+        lines.append(f"offline: CPUs {format_list(topology.offline)}")
+    if len(topology.allowed) < cpus:
+        lines.append(f"this process may use CPUs {format_list(topology.allowed)}")
+    for node in topology.nodes:
+        lines += ["", *_node(topology, node)]
+    astray = list(_devices(topology, None))
+    return lines + (["", "of unknown node", *astray] if astray else [])
+
+
+def _node(topology: Topology, node: Node) -> list[str]:
+    far: dict[int, list[int]] = {}
+    for other, cost in node.distances.items():
+        if other != node.number:
+            far.setdefault(cost, []).append(other)
+    others = [f"{cost} to {_nodes(far[cost])}" for cost in sorted(far)]
+    parts = [
+        f"CPUs {format_list(node.cpus)}" if node.cpus else "no CPUs",
+        f"memory {_binary(node.num_bytes) if node.num_bytes is not None else 'unknown'}",
+        *([f"distance {', '.join(others)}"] if others else []),
+    ]
+    levels: dict[int, list[str]] = {}
+    for cache in topology.caches:
+        here = sum(set(group) <= set(node.cpus) for group in cache.groups)
+        if here:
+            size = _binary(cache.num_bytes) if cache.num_bytes is not None else "unknown size"
+            levels.setdefault(cache.level, []).append(f"{f'{here} x ' if here > 1 else ''}{size}")
+    caches = ", ".join(f"L{level} {' and '.join(sizes)}" for level, sizes in levels.items())
+    lines = [f"node {node.number}   {'   '.join(parts)}"]
+    return lines + ([f"  caches   {caches}"] if caches else []) + list(_devices(topology, node.number))
+
+
+def _nodes(numbers: Sequence[int]) -> str:
+    return f"node{'s' if len(numbers) > 1 else ''} {format_list(numbers)}"
+
+
+def _devices(topology: Topology, node: int | None) -> Iterable[str]:
+    """A line for each device of a node, in columns that are the same for all nodes."""
+    numbers = {gpu: number for number, gpu in enumerate(gpu for gpu in topology.gpus if gpu.computes)}
+    kinds = (("disk", topology.disks), ("GPU", topology.gpus), ("network", topology.nics))
+    rows = [(device.node, (kind, *_cells(device, numbers))) for kind, devices in kinds for device in devices]
+    widths = [max(map(len, column)) for column in zip(*(row for _, row in rows), strict=True)]
+    for at, row in rows:
+        if at == node:
+            yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+
+
+def _cells(device: Disk | Gpu | Nic, numbers: dict[Gpu, int]) -> tuple[str, str, str]:
+    """Name, what it is, PCI address."""
+    address = device.address or ""
+    if isinstance(device, Disk):
+        words = (_decimal(device.num_bytes), device.kind, device.model, "spinning" if device.spins else "")
+        return device.name, " ".join(filter(None, words)), address
+    if isinstance(device, Gpu):
+        return f"cuda:{numbers[device]}" if device in numbers else "display", device.name, address
+    speed = f"{device.megabits / 1000:g} Gb/s" if device.megabits else "speed unknown"
+    words = (speed if device.up else "down", f"RDMA as {device.rdma}" if device.rdma else "")
+    return device.name, ", ".join(filter(None, words)), address
+
+
+def _run(binding: Binding, places: Sequence[Place], card: Gpu | None) -> list[str]:
+    computing = f"computes on {card.name} at {card.address}" if card else "computes on the CPU"
+    lines = [f"A run that {computing}{'' if places else ', with its tables in memory'}"]
+    for one in places:
+        on = " on ".join(filter(None, (one.file_system, one.device if one.disks != (one.device,) else "")))
+        disks = ", ".join(one.disks) or "no disk is known under it"
+        lines.append(f"  with a disk tier in {one.path}: {disks}{f' ({on})' if on else ''}")
+    if not binding.seats:
+        return [*lines, f"  {binding.note}"]
+    together: dict[tuple[str, str], list[str]] = {}
+    for role, seat in binding.seats.items():
+        if role != "io":  # the cores of all io:N
+            together.setdefault((f"CPUs {format_list(seat.cpus)}, {_nodes(seat.nodes)}", seat.why), []).append(role)
+    names = [", ".join(roles) for roles in together.values()]
+    width = max(map(len, names))
+    middle = max(len(where) for where, _ in together)
+    for name, (where, why) in zip(names, together, strict=True):
+        lines.append(f"  {name.ljust(width)}  {where.ljust(middle)}  {why}")
+    return [*lines, f"  {'tables'.ljust(width)}  {binding.memory or 'where the kernel puts them'}"]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _binary(num_bytes: int) -> str:
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if num_bytes >= 1 << shift:
+            return (
+                f"{num_bytes / (1 << shift):.3g} {unit}"
+                if num_bytes >> shift < 1000
+                else f"{num_bytes >> shift} {unit}"
+            )
+    return f"{num_bytes} bytes"
+
+
+def _decimal(num_bytes: int) -> str:
+    """As disks are sold: in powers of ten."""
+    return f"{num_bytes / 1e12:.3g} TB" if num_bytes >= 1e12 else f"{num_bytes / 1e9:.3g} GB"

@@ -1,0 +1,249 @@
+"""What is read from recorded trees, from broken ones and from this machine."""
+
+import json
+import os
+import shutil
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marius_oac.runtime import devices, sysfs
+from marius_oac.runtime.topology import read
+from tests.runtime import make_machines
+from tests.runtime.sysfs_trees import FOLDER, MACHINES, build, load, record
+
+CPU, NODE = "devices/system/cpu", "devices/system/node"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """`tree(name)` -> root of that machine's tree, to be changed at will."""
+    return lambda name: build(name, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "text, numbers",
+    [
+        ("", ()),
+        ("\n", ()),
+        ("0", (0,)),
+        ("0-3\n", (0, 1, 2, 3)),
+        ("0-2,8,64-65", (0, 1, 2, 8, 64, 65)),
+        ("5,1-2", (1, 2, 5)),
+        ("3-3", (3,)),
+        ("0-1, 4", (0, 1, 4)),
+    ],
+)
+def test_lists_of_cpus(text, numbers):
+    assert sysfs.parse_list(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "0-3:2/4", "1,,2", "0x3", "0-99999999999", ","])
+def test_what_is_no_list_of_cpus(text, tmp_path):
+    with pytest.raises(ValueError, match="no list"):
+        sysfs.parse_list(text)
+    (tmp_path / "cpulist").write_text(text)
+    assert sysfs.numbers(tmp_path / "cpulist") is None
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_lists_of_cpus_there_and_back(cpus):
+    assert sysfs.parse_list(sysfs.format_list(cpus)) == tuple(sorted(cpus))
+
+
+@pytest.mark.parametrize("text, cpus", [("3f", range(6)), ("f,00000000", range(32, 36)), ("0", ()), ("x", None)])
+def test_masks_of_cpus(tmp_path, text, cpus):
+    (tmp_path / "cpumap").write_text(text)
+    assert sysfs.mask(tmp_path / "cpumap") == (None if cpus is None else tuple(cpus))
+
+
+def test_two_sockets(tree):
+    machine = read(tree("two_sockets"), names={"0000:17:00.0": "NVIDIA A100-SXM4-40GB"})
+    assert [node.number for node in machine.nodes] == [0, 1]
+    assert machine.nodes[1].cpus == (*range(32, 63), *range(96, 127)) and machine.offline == (63, 127)
+    assert [round(node.num_bytes / 2**30) for node in machine.nodes] == [512, 512]
+    assert machine.nodes[0].distances == {0: 10, 1: 20}
+    assert len(machine.cores) == 63 and {len(core.cpus) for core in machine.cores} == {2}
+    assert machine.cores[40].cpus == (40, 104) and (machine.cores[40].node, machine.cores[40].socket) == (1, 1)
+    assert [(cache.level, cache.num_bytes >> 10, len(cache.groups)) for cache in machine.caches] == [
+        (1, 48, 63),
+        (2, 1280, 63),
+        (3, 49152, 2),
+    ]
+    assert [(disk.name, disk.kind, disk.node, disk.address) for disk in machine.disks] == [
+        ("nvme0n1", "NVMe", 0, "0000:65:00.0"),
+        ("nvme1n1", "NVMe", 1, "0000:e5:00.0"),
+        ("sda", "SATA", 0, "0000:00:17.0"),
+    ]
+    assert machine.disks[1].model == "SAMSUNG MZWLJ3T8HBLS-00007" and machine.disks[2].model == "INTEL SSDSC2KB48"
+    assert machine.disks[0].num_bytes == 7501476528 * 512 and not machine.disks[0].spins
+    assert [gpu.node for gpu in machine.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]  # and not the board's own display
+    assert [gpu.name for gpu in machine.gpus[:2]] == ["NVIDIA A100-SXM4-40GB", "NVIDIA 20b2"]
+    assert [(nic.name, nic.node, nic.megabits, nic.rdma) for nic in machine.nics] == [
+        ("ens1f0np0", 0, 25000, "mlx5_0"),
+        ("ens9f0np0", 1, 100000, "mlx5_1"),
+    ]
+    assert machine.gpu(5) is machine.gpu("0000:B1:00.0") is machine.gpus[5]
+    assert machine.gpu(8) is machine.gpu(-1) is machine.gpu("0000:00:00.0") is None
+
+
+def test_four_sockets(tree):
+    machine = read(tree("four_sockets"))
+    assert [len(node.cpus) for node in machine.nodes] == [24] * 4 and len(machine.cores) == 48
+    assert machine.nodes[3].distances == {0: 31, 1: 21, 2: 21, 3: 10}
+    assert machine.nearest(3, [0, 1, 2]) == 1 and machine.nearest(3, [0, 3]) == 3
+    assert [gpu.node for gpu in machine.gpus] == [0] * 4 + [1] * 4
+    assert [disk.node for disk in machine.disks] == [2] * 4 + [3] * 4
+    assert [(nic.name, nic.node) for nic in machine.nics] == [("eth0", 0), ("ib0", 0), ("ib1", 1)]
+
+
+def test_desktop(tree):
+    machine = read(tree("desktop"))
+    assert len(machine.nodes) == 1 and machine.nodes[0].cpus == tuple(range(32))
+    assert [core.kind for core in machine.cores] == ["performance"] * 8 + ["efficiency"] * 16
+    assert [(cache.level, cache.num_bytes >> 10, len(cache.groups)) for cache in machine.caches] == [
+        (1, 32, 16),
+        (1, 48, 8),
+        (2, 2048, 8),
+        (2, 4096, 4),
+        (3, 36864, 1),
+    ]
+    assert [gpu.vendor for gpu in machine.gpus] == ["NVIDIA", "Intel"][::-1] and machine.gpu(0).vendor == "NVIDIA"
+    assert [(nic.name, nic.up, nic.megabits) for nic in machine.nics] == [
+        ("enp5s0", True, 2500),
+        ("wlp6s0", False, None),
+    ]
+    assert {device.node for device in (*machine.disks, *machine.gpus, *machine.nics)} == {0}, "there is but one"
+
+
+def test_a_virtual_machine(tree):
+    machine = read(tree("virtual_machine"))
+    assert [core.cpus for core in machine.cores] == [(0,), (1,)] and machine.offline == ()
+    assert [(disk.name, disk.kind, disk.spins, disk.address) for disk in machine.disks] == [
+        ("vda", "virtio", False, "0000:00:02.0")
+    ]
+    assert machine.gpus == () and [(nic.name, nic.megabits) for nic in machine.nics] == [("eth0", None)]
+
+
+def test_no_files_at_all(tmp_path):
+    (tmp_path / CPU).mkdir(parents=True)
+    machine = read(tmp_path)
+    assert (machine.cores, machine.caches, machine.disks, machine.gpus, machine.nics) == ((), (), (), (), ())
+    assert len(machine.nodes) == 1 and machine.nodes[0].num_bytes is None
+
+
+def test_a_container_that_shows_cpus_alone(tree):
+    root = tree("two_sockets")
+    for gone in (f"{NODE}", "bus", "block", "class", "dev"):
+        shutil.rmtree(root / gone)
+    machine = read(root)
+    assert [node.number for node in machine.nodes] == [0] and len(machine.nodes[0].cpus) == 126
+    assert len(machine.cores) == 63 and machine.disks == machine.gpus == machine.nics == ()
+
+
+def test_lists_that_are_missing_are_made_up_for(tree):
+    root = tree("two_sockets")
+    whole = read(root)
+    for gone in (f"{CPU}/online", f"{NODE}/online", f"{NODE}/node0/cpulist", f"{NODE}/node1/cpulist"):
+        (root / gone).unlink()
+    (root / f"{NODE}/node0/cpumap").write_text("00000000,ffffffff,00000000,ffffffff\n")
+    (root / f"{NODE}/node1/cpumap").write_text("7fffffff,00000000,7fffffff,00000000\n")
+    assert read(root) == whole
+
+
+@pytest.mark.parametrize("content", ["", "rubbish\n", "\xff\xfe", "-1", "9-2", "7" * 5000])
+def test_no_content_of_a_file_stops_the_reader(tree, content):
+    root = tree("two_sockets")
+    for name in ("cpulist", "distance", "meminfo"):
+        (root / f"{NODE}/node1/{name}").write_bytes(content.encode("latin-1"))
+    for folder in (f"{CPU}/cpu5/topology", f"{CPU}/cpu5/cache/index0"):
+        for path in (root / folder).iterdir():
+            path.write_bytes(content.encode("latin-1"))
+    for path in root.rglob("numa_node"):
+        path.write_bytes(content.encode("latin-1"))
+    machine = read(root)
+    assert sorted(cpu for core in machine.cores for cpu in core.cpus) == sorted({*range(128)} - {63, 127})
+    assert sorted(cpu for node in machine.nodes for cpu in node.cpus) == sorted({*range(128)} - {63, 127})
+
+
+def test_nodes_with_gaps_in_their_numbers_and_one_of_memory_alone(tree):
+    root = tree("two_sockets")
+    (root / f"{NODE}/node1").rename(root / f"{NODE}/node8")
+    (root / f"{NODE}/online").write_text("0,8-9\n")
+    (root / f"{NODE}/node9").mkdir()
+    for number, cpus, row in ((0, None, "10 20 17"), (8, None, "20 10 28"), (9, "", "17 28 10")):
+        (root / f"{NODE}/node{number}/distance").write_text(f"{row}\n")
+        if cpus is not None:
+            (root / f"{NODE}/node{number}/cpulist").write_text(f"{cpus}\n")
+    machine = read(root)
+    assert [node.number for node in machine.nodes] == [0, 8, 9] and machine.node(9).cpus == ()
+    assert machine.node(8).distances == {0: 20, 8: 10, 9: 28}
+    assert machine.usable_nodes() == [0, 8] and machine.memory_nodes == (0, 8)
+
+
+def test_the_node_of_a_device_that_the_firmware_left_out(tree):
+    root = tree("two_sockets")
+    disk = root / "devices/pci0000:64/0000:64:02.0/0000:65:00.0"
+    found = {}
+    for case, (own, own_cpus, bridge) in {
+        "bridge": ("-1", "0-127", "1"),
+        "cpus": ("-1", "32-35", "-1"),
+        "nobody": ("-1", "0-127", "-1"),
+        "no such node": ("7", "0-127", "-1"),
+    }.items():
+        (disk / "numa_node").write_text(own)
+        (disk / "nvme/nvme0/numa_node").write_text(own)
+        (disk / "local_cpulist").write_text(own_cpus)
+        (disk.parent / "numa_node").write_text(bridge)
+        (disk.parent / "local_cpulist").write_text("0-127")
+        found[case] = read(root).disks[0].node
+    assert found == {"bridge": 1, "cpus": 1, "nobody": None, "no such node": None}
+
+
+def test_allowed_cpus_bound_what_may_be_used(tree):
+    machine = read(tree("two_sockets"), allowed=[0, 64, 2, 32, 63, 500])
+    assert machine.allowed == (0, 2, 32, 64)  # 63 is offline, 500 is not there
+    assert machine.allowed_cores(0) == [(0, 64), (2,)] and machine.allowed_cores(1) == [(32,)]
+
+
+def test_nvidia_smi_names_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    command = tmp_path / "nvidia-smi"
+
+    def says(script):
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(command.stat().st_mode | stat.S_IXUSR)
+        return devices.gpu_names()
+
+    rows = "echo '00000000:17:00.0, NVIDIA A100-SXM4-80GB'; echo '00010000:0A:00.0, Tesla, the car'"
+    assert says(rows) == {"0000:17:00.0": "NVIDIA A100-SXM4-80GB", "10000:0a:00.0": "Tesla, the car"}
+    assert says("echo 'No devices were found'") == {} and says("exit 9") == {}
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert devices.gpu_names() == {}
+
+
+def test_this_machine():
+    machine = read()
+    assert set(machine.allowed) == os.sched_getaffinity(0)
+    assert set(machine.allowed) <= {cpu for core in machine.cores for cpu in core.cpus}
+    assert {core.node for core in machine.cores} <= {node.number for node in machine.nodes}
+
+
+def test_this_machine_recorded_is_this_machine(tmp_path):
+    """What `record` takes along is all that the reader looks at."""
+    (tmp_path / "machine.json").write_text(json.dumps(record(sysfs.SYSFS, "here")))
+    copy = read(build(tmp_path / "machine", tmp_path / "sys"), names={})
+    here = read(names={})
+    assert (copy.cores, copy.caches, copy.disks) == (here.cores, here.caches, here.disks)
+    assert (copy.gpus, copy.nics, copy.offline) == (here.gpus, here.nics, here.offline)
+    assert [node.cpus for node in copy.nodes] == [node.cpus for node in here.nodes]
+
+
+def test_the_described_machines_are_what_is_stored():
+    for name in ("two_sockets", "four_sockets", "desktop"):
+        machine = getattr(make_machines, name)()
+        assert load(name) == {"made": machine.made, "links": machine.links, "files": machine.files}
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(MACHINES)
+    assert all(len(load(name)["made"]) > 50 for name in MACHINES)
