@@ -13,9 +13,12 @@ from tests.data import naive_batches, naive_orderings
 from tests.data.test_batches import assert_same, config, original, random_edges
 
 EXAMPLES = 15 if numba.config.DISABLE_JIT else 60
-ORDERINGS = ["{kind: beta, partitions: 4, buffer: 2}",
-             "{kind: beta, partitions: 5, buffer: 3}",
-             "{kind: comet, partitions: 6, buffer: 4}", "{kind: comet, partitions: 6, buffer: 3, logical: 6}"]  # fmt: skip
+ORDERINGS = [
+    "{kind: beta, partitions: 4, buffer: 2}",
+    "{kind: beta, partitions: 5, buffer: 3}",
+    "{kind: comet, partitions: 6, buffer: 4}",
+    "{kind: comet, partitions: 6, buffer: 3, logical: 6}",
+]
 
 
 def make_planner(edges, num_nodes, num_relations, settings):
