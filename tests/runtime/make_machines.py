@@ -155,7 +155,7 @@ class Machine:
 def two_sockets() -> Machine:
     made = (
         "Described by tests/runtime/make_machines.py after a server with two Xeon Platinum 8358 (Ice Lake, 32 cores, "
-        "SMT): 8 A100 (4 a socket), an NVMe disk a socket (the second with native multipath), RAID 0 over partitions of "
+        "SMT): 8 A100 (4 a socket), an NVMe disk a socket (the second with native multipath), RAID 0 over parts of "
         "both, 2 network cards, a boot disk, a board management display; core 63 (CPUs 63 and 127) is offline."
     )
     machine = Machine(made)

@@ -73,3 +73,31 @@ def test_closed_is_no_error():
         workers.start("w", 2, closed, lambda: told.append("done"))
         workers.join()
     assert told == ["done"]
+
+
+def test_each_thread_binds_itself_before_its_work():
+    barrier, seen = threading.Barrier(5), []
+
+    def bind(name):
+        seen.append((threading.current_thread().name, name))
+        barrier.wait(30)
+
+    def work():
+        assert len(seen) == 5 and threading.current_thread().name in dict(seen)
+
+    with Workers(lambda: None, bind) as workers:
+        workers.start("read", 2, work, lambda: None)
+        workers.start("write", 3, work, lambda: None)
+        workers.join()
+    assert sorted(seen) == [(f"{name}-{n}", name) for name, count in (("read", 2), ("write", 3)) for n in range(count)]
+
+
+def test_a_binding_that_fails_is_an_error_like_any_other():
+    def bind(name):
+        raise ValueError(f"no role is named {name!r}")
+
+    told = []
+    with pytest.raises(ValueError, match="'reed'"), Workers(lambda: told.append("failure"), bind) as workers:
+        workers.start("reed", 1, lambda: told.append("worked"), lambda: told.append("done"))
+        workers.join()
+    assert set(told) == {"failure"}

@@ -1,0 +1,143 @@
+"""`marius-oac topology`: what it prints of recorded machines and of this one."""
+
+import json
+import os
+
+import pytest
+
+from marius_oac import machine
+from marius_oac.machine import report, run_binding
+from tests.runs import says
+from tests.runtime.sysfs_trees import build
+
+DESKTOP = """\
+1 socket, 1 NUMA node, 24 cores (8 performance, 16 efficiency) with 32 CPUs, 63.6 GiB of memory
+
+node 0   CPUs 0-31   memory 63.6 GiB
+  caches   L1 16 x 32 KiB and 8 x 48 KiB, L2 8 x 2 MiB and 4 x 4 MiB, L3 36 MiB
+  disk     nvme0n1  2 TB NVMe Samsung SSD 990 PRO 2TB  0000:02:00.0
+  GPU      display  Intel a780                         0000:00:02.0
+  GPU      cuda:0   NVIDIA 2684                        0000:01:00.0
+  network  enp5s0   2.5 Gb/s                           0000:05:00.0
+  network  wlp6s0   down                               0000:06:00.0
+
+A run that computes on NVIDIA 2684 at 0000:01:00.0
+  with a disk tier in /dev/dm-0: nvme0n1 (dm-0)
+  one NUMA node: threads and memory are left alone"""
+
+FOUR_SOCKETS = """\
+A run that computes on NVIDIA 1db5 at 0000:1a:00.0
+  with a disk tier in /dev/md127: nvme0n1, nvme1n1, nvme2n1, nvme3n1, nvme4n1, nvme5n1, nvme6n1, nvme7n1 (md127)
+  io:0                           CPUs 35,83, node 2                       I/O of nvme0n1
+  io:1                           CPUs 34,82, node 2                       I/O of nvme1n1
+  io:2                           CPUs 33,81, node 2                       I/O of nvme2n1
+  io:3                           CPUs 32,80, node 2                       I/O of nvme3n1
+  io:4                           CPUs 47,95, node 3                       I/O of nvme4n1
+  io:5                           CPUs 46,94, node 3                       I/O of nvme5n1
+  io:6                           CPUs 45,93, node 3                       I/O of nvme6n1
+  io:7                           CPUs 44,92, node 3                       I/O of nvme7n1
+  network                        CPUs 11,59, node 0                       next to eth0
+  compute                        CPUs 10,58, node 0                       next to NVIDIA 1db5 at 0000:1a:00.0
+  read, upload, download, write  CPUs 0-9,48-57, node 0                   next to compute
+  fetch                          CPUs 24-31,36-43,72-79,84-91, nodes 2-3  next to the disks
+  plan, settle                   CPUs 12-23,60-71, node 1                 what is left
+  tables                         interleaved over nodes 0-3"""
+
+TWO_SOCKETS = """\
+A run that computes on NVIDIA 20b2 at 0000:b1:00.0, with its tables in memory
+  network                               CPUs 62,126, node 1        next to ens9f0np0
+  compute                               CPUs 61,125, node 1        next to NVIDIA 20b2 at 0000:b1:00.0
+  read, upload, download, write, fetch  CPUs 32-60,96-124, node 1  next to compute
+  plan, settle                          CPUs 0-31,64-95, node 0    what is left
+  tables                                local to node 1"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return lambda name: build(name, tmp_path / name)
+
+
+def test_a_desktop_has_nothing_to_do(command, tree):
+    code, out, err = command("topology", "--sysfs", tree("desktop"), "--path", "/dev/dm-0")
+    assert (code, err) == (0, []) and "\n".join(out) == DESKTOP
+
+
+def test_four_sockets_as_in_the_paper(command, tree):
+    code, out, _ = command("topology", "--sysfs", tree("four_sockets"), "--path", "/dev/md127")
+    assert code == 0 and "\n".join(out).endswith(f"\n\n{FOUR_SOCKETS}")
+    assert out[0] == "4 sockets, 4 NUMA nodes, 48 cores with 96 CPUs, 1022 GiB of memory"
+    assert "node 3   CPUs 36-47,84-95   memory 256 GiB   distance 21 to nodes 1-2, 31 to node 0" in out
+
+
+def test_two_sockets_and_the_device_of_a_run(command, tree):
+    root = tree("two_sockets")
+    code, out, _ = command("topology", "--sysfs", root, "--device", "cuda:5")
+    assert code == 0 and "\n".join(out).endswith(f"\n\n{TWO_SOCKETS}") and out[1] == "offline: CPUs 63,127"
+    assert command("topology", "--sysfs", root, "--device", "cuda")[1] == command("topology", "--sysfs", root)[1]
+    cpu = command("topology", "--sysfs", root, "--device", "cpu")[1]
+    assert any(line.startswith("  compute ") and "126 threads" in line for line in cpu)
+
+
+def test_devices_of_unknown_nodes_stand_apart(tree):
+    root = tree("four_sockets")
+    for path in root.rglob("numa_node"):
+        path.write_text("-1\n")
+    for path in root.rglob("local_cpulist"):
+        path.write_text("0-95\n")
+    text = report(["/dev/nvme0n1"], root=root)
+    assert text.index("of unknown node") < text.index("nvme0n1") < text.index("cuda:0")
+    assert "I/O of nvme0n1 (its node is unknown)" in text
+
+
+def test_for_programs(command, tree):
+    code, out, _ = command("topology", "--sysfs", tree("two_sockets"), "--path", "/dev/md0", "--json")
+    found = json.loads("\n".join(out))
+    assert code == 0 and found["binding"]["seats"]["io:1"]["cpus"] == [62, 126]
+    assert found["binding"]["device"] == "0000:17:00.0" and found["places"][0]["disks"] == ["nvme0n1", "nvme1n1"]
+    assert found["binding"]["memory"] == {"kind": "interleave", "nodes": [0, 1]} and len(found["gpus"]) == 8
+
+
+def test_this_machine(command, tmp_path):
+    code, out, err = command("topology", "--path", tmp_path)
+    assert (code, err) == (0, []) and "NUMA node" in out[0]
+    assert any(line.startswith(f"  with a disk tier in {tmp_path}: ") for line in out)
+    if not out[0].count("1 NUMA node,"):
+        pytest.skip("several NUMA nodes: what binding does is this machine's own")
+    assert out[-1] == "  one NUMA node: threads and memory are left alone"
+
+
+@pytest.mark.parametrize(
+    "argv, line",
+    [
+        (["--device", "gpu"], "--device: 'gpu' is not auto, cpu, cuda or cuda:N"),
+        (["--device", "cuda:8"], "--device: there is no cuda:8: 8 GPUs of NVIDIA's or AMD's here"),
+        (["--path", "/dev/sdz"], "/dev/sdz: no such block device"),
+        (
+            ["--path", "data"],
+            "data: on another machine's tree only block devices can be looked at, such as /dev/nvme0n1",
+        ),
+    ],
+)
+def test_mistakes_are_named(command, tree, argv, line):
+    code, out, err = command("topology", "--sysfs", tree("two_sockets"), *argv)
+    assert (code, out, err) == (2, [], [f"marius-oac: {line}"])
+
+
+def test_folders_that_are_no_tree_or_may_not_be_entered(command, tmp_path):
+    code, _, err = command("topology", "--sysfs", tmp_path / "nowhere")
+    assert code == 2 and says(err, "nowhere", "no tree of the layout of /sys")
+    code, _, err = command("topology", "--path", "x" * 5000)
+    assert code == 2 and says(err, "File name too long")
+
+
+def test_the_binding_of_a_run(tree, monkeypatch, tmp_path):
+    assert run_binding("off").note == "binding is off: threads and memory are left alone"
+    assert run_binding("off", [tmp_path]).seats == {}
+    four = machine.read(tree("four_sockets"))
+    monkeypatch.setattr(machine, "read", lambda: four)
+    assert run_binding("auto", gpu="0000:5F:00.0").cpus("compute") == (23, 71)
+    assert run_binding("auto", threads=8).cpus("compute") == (20, 21, 22, 23, 68, 69, 70, 71)
+    hidden = run_binding("auto", gpu="0000:99:00.0")  # a container shows the GPU to CUDA, but not in its /sys
+    assert hidden.seats["compute"].why == "the node of the GPU at 0000:99:00.0 is unknown"
+    monkeypatch.undo()
+    assert all(set(seat.cpus) <= os.sched_getaffinity(0) for seat in run_binding("auto", [tmp_path]).seats.values())
