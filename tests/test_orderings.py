@@ -120,7 +120,7 @@ def test_another_ordering_is_another_run(graph, tmp_path):
 
 def test_more_partitions_than_nodes_leave_nothing(graph, tmp_path):
     config = tiny_config(graph, f"training.ordering={{kind: beta, partitions: {graph.num_nodes + 1}, buffer: 3}}")
-    with pytest.raises(InputError, match=f"training.ordering.partitions: 200 partitions of 199 nodes"):
+    with pytest.raises(InputError, match="training.ordering.partitions: 200 partitions of 199 nodes"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
