@@ -34,10 +34,11 @@ from benchmarks.ctr_step import BATCH, DIMENSION, SETTINGS, PlainNetwork
 from benchmarks.turns import Contestant, take_turns
 from marius_oac import blas
 from marius_oac.config_ctr import CtrConfig
-from marius_oac.ctr_parts import make_ctr_step, make_key_table, make_schema, tables_of
+from marius_oac.ctr_parts import capacity_of, make_ctr_step, make_key_table, make_schema, row_layout, tables_of
 from marius_oac.data.log_batches import Leg, LogPlanner, LogRoad
 from marius_oac.data.log_files import LogFiles
 from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.disk_tables import Tables
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.pipeline.runner import Pipeline
@@ -161,7 +162,10 @@ class OurPipeline(Contestant):
         files = LogFiles.scan(config.data.train, config.data).files
         tables = tables_of(config, network)
         with ExitStack() as stack:
-            key_tables = [make_key_table(config, table, network, stack) for table in tables]
+            layouts = {table.name: row_layout(config, table, network) for table in tables}
+            capacities = {name: capacity_of(config, layout) for name, layout in layouts.items()}
+            place = Tables(config.storage, None, layouts, capacities, stack)
+            key_tables = [make_key_table(config, place, table.name) for table in tables]
             road = LogRoad(files, [Leg(0, 1, MANY_PASSES)], BATCH)
             planner = LogPlanner(config, files, road, tables, key_tables)
             stack.callback(planner.close)

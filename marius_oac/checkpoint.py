@@ -7,11 +7,16 @@ A checkpoint is a folder named by the number of its next batch, in the run's `ch
     TABLE.state.npy              float32 [rows, state width]
     TABLE.timestamps.npy         int64 [rows]
     NAME.npy                     what else a task keeps, such as the keys of a table's rows
+    TABLE.slots.npy              instead of values, state and timestamps, where rows lie on disk: the slot of each page,
+    TABLE.checksums.npy          int64 [pages], -1 where it was never written, and what its bytes must be, uint64
     dense.safetensors            relations, networks and their optimizer state
 
 It is written under a temporary name, flushed to the disk, and renamed; before it is removed it loses its name: a
 checkpoint that has its name is complete. What a killed process left under a temporary name is removed by the next one.
 Nothing is ever unpickled.
+
+A checkpoint of rows on disk copies no rows: pages that have changed since the last one are written out, and stay where
+they are until no checkpoint refers to them any more (`storage/page_slots.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,22 +39,33 @@ from safetensors.torch import load_file, save
 from marius_oac.errors import CheckpointError, DivergedError
 from marius_oac.files import NpyWriter, disk_errors, sync_folder, unfinished, write_atomically, write_flushed
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
+from marius_oac.storage.disk import SsdStore
+from marius_oac.storage.disk_tier import DiskTier
+from marius_oac.storage.page_files import LISTING, Listing
+from marius_oac.storage.saved_pages import PagedArray, PagedRows
 
 FORMAT, VERSION = "marius-oac checkpoint", 1
 MANIFEST = "manifest.json"
 DENSE = "dense.safetensors"
 BEST = "best.json"
 _PARTS = ("values", "state", "timestamps")
+_PAGED_PARTS = ("slots", "checksums")
+TABLES = "tables"
+"""The folder of a run that holds `pages.json`, and the page files where nothing else is asked for."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint. `sequence` is the next batch, `extra` what the training loop put in."""
+    """A complete checkpoint. `sequence` is the next batch, `extra` what the training loop put in.
+
+    `pages` says, for each table that lies on disk, how many rows it has and how they are laid out.
+    """
 
     path: Path
     sequence: int
     extra: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
+    pages: Mapping[str, Mapping[str, Any]]
 
     @property
     def name(self) -> str:
@@ -57,10 +73,16 @@ class Checkpoint:
 
     def tables(self) -> list[str]:
         """Names of the tables."""
-        return sorted(name.removesuffix(".values.npy") for name in self.files if name.endswith(".values.npy"))
+        whole = {name.removesuffix(".values.npy") for name in self.files if name.endswith(".values.npy")}
+        return sorted(whole | set(self.pages))
 
-    def array(self, table: str, part: str) -> np.ndarray:
-        """Part `values`, `state` or `timestamps` of a table, mapped read-only."""
+    def array(self, table: str, part: str) -> np.ndarray | PagedArray:
+        """Part `values`, `state` or `timestamps` of a table, mapped read-only; of rows on disk what reads like it."""
+        if table in self.pages and part in _PARTS:
+            listing = Listing.load(self.path.parents[1] / TABLES / LISTING)
+            slots, checksums = (self.array(table, each) for each in _PAGED_PARTS)
+            about, first = PagedRows.load(self.pages[table]["rows"]), self.pages[table]["first_page"]
+            return PagedArray(self.path.parents[1] / TABLES, listing, table, about, first, slots, checksums, part)
         path = self.path / f"{table}.{part}.npy"
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -69,7 +91,7 @@ class Checkpoint:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """What `save` got as `arrays`, mapped read-only."""
-        parts = {f"{table}.{part}" for table in self.tables() for part in _PARTS}
+        parts = {f"{table}.{part}" for table in self.tables() for part in (*_PARTS, *_PAGED_PARTS)}
         names = [name.removesuffix(".npy") for name in self.files if name.endswith(".npy")]
         return {name: self.array(*name.split(".", 1)) for name in names if name not in parts}
 
@@ -80,12 +102,20 @@ class Checkpoint:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"can't be read: {error}", self.path / DENSE) from None
 
+    def slots(self) -> Iterator[np.ndarray]:
+        """The slots of the pages of each table that lies on disk."""
+        for table in self.pages:
+            yield self.array(table, "slots")
+
     def restore(self, stores: Sequence[ParameterStore]) -> None:
-        """Loads every table, block by block."""
+        """Loads every table, block by block; a table on disk into a table on disk without reading it."""
         for store in stores:
             shapes = {part: self.array(store.name, part).shape for part in _PARTS}
             if shapes != _shapes(store):
                 raise CheckpointError(f"table {store.name!r} has another shape, {list(shapes['values'])}", self.path)
+            if store.name in self.pages and isinstance(store, SsdStore):
+                store.tier.restore(store.name, *(self.array(store.name, part) for part in _PAGED_PARTS))
+                continue
             for first in range(0, store.num_rows, ROWS_PER_BLOCK):
                 # Mapped anew for each block: a page that was read counts as our memory until its mapping goes.
                 block = slice(first, first + ROWS_PER_BLOCK)
@@ -106,10 +136,11 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, oldest first."""
+    """The checkpoints of one run, oldest first. `tier` holds the rows of tables on disk, while the run is trained."""
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.tier: DiskTier | None = None
 
     def names(self) -> list[str]:
         """Names of the complete checkpoints, oldest first."""
@@ -189,6 +220,9 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
             sync_folder(self.folder)
+        if self.tier:
+            for slots in self._read(path).slots():
+                self.tier.keep(slots)
         protected = {*self.names()[-keep:], self.best()}
         self._remove(name for name in self.names() if name not in protected)
         return self._read(path)
@@ -197,12 +231,22 @@ class Checkpoints:
         """Removes the checkpoints of later moments, the newest first."""
         self._remove(name for name in reversed(self.names()) if name > name_of(sequence))
 
+    def keep_pages(self) -> None:
+        """Says to the tier, which knows of none, which pages the checkpoints refer to."""
+        for name in self.names():
+            for slots in self._read(self.folder / name).slots():
+                self.tier.keep(slots)
+
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             path = self.folder / name
+            slots = [np.array(each) for each in self._read(path).slots()] if self.tier else []
             with disk_errors(path):
                 os.rename(path, unfinished(path))
                 shutil.rmtree(unfinished(path))
+                sync_folder(self.folder)
+            for each in slots:  # not before: what a checkpoint with a name refers to is never overwritten
+                self.tier.let_go(each)
 
     @staticmethod
     def _read(path: Path) -> Checkpoint:
@@ -214,7 +258,9 @@ class Checkpoints:
                 raise CheckpointError(f"is of format version {manifest['version']}, not {VERSION}", path / MANIFEST)
             if manifest.pop("sha256") != _digest(manifest):
                 raise ValueError
-            return Checkpoint(path, manifest["sequence"], manifest["extra"], manifest["files"])
+            return Checkpoint(
+                path, manifest["sequence"], manifest["extra"], manifest["files"], manifest.get("pages", {})
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f" ({error.strerror})" if isinstance(error, OSError) else ""
             raise CheckpointError(f"is damaged{reason}", path / MANIFEST) from None
@@ -240,14 +286,21 @@ def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, d
 
 
 def _write(folder: Path, sequence: int, stores, dense, extra, files) -> None:
+    pages = {}
     for store in stores:
-        files |= _write_table(folder, store, sequence)
+        if isinstance(store, SsdStore):
+            files |= _write_pages(folder, store, sequence)
+            first_page = store.tier.tables[store.name].first_page
+            pages[store.name] = {"rows": store.about.dump(), "first_page": first_page}
+        else:
+            files |= _write_table(folder, store, sequence)
     for name, tensor in dense.items():
         _check_finite(name, tensor.detach().cpu().numpy(), sequence)
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()})
     files[DENSE] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     write_flushed(folder / DENSE, content)
     manifest = {"format": FORMAT, "version": VERSION, "sequence": sequence, "extra": dict(extra), "files": files}
+    manifest |= {"pages": pages} if pages else {}
     write_flushed(folder / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1).encode())
     sync_folder(folder)
 
@@ -260,6 +313,15 @@ def _check_finite(name: str, numbers: np.ndarray, sequence: int) -> None:
 def _shapes(store: ParameterStore) -> dict[str, tuple[int, ...]]:
     count, layout = store.num_rows, store.layout
     return {"values": (count, layout.dimension), "state": (count, layout.state_width), "timestamps": (count,)}
+
+
+def _write_pages(folder: Path, store: SsdStore, sequence: int) -> dict[str, dict[str, Any]]:
+    """Writes what has changed to the page files, and to the checkpoint where each page lies."""
+    store.flush()
+    if store.tier.not_finite:
+        raise DivergedError(sequence - 1, f"{store.tier.not_finite} hold NaN or infinite numbers")
+    saved = store.tier.saved(store.name, store.num_rows)
+    return _write_arrays(folder, {f"{store.name}.{part}": saved[part] for part in _PAGED_PARTS})
 
 
 def _write_table(folder: Path, store: ParameterStore, sequence: int) -> dict[str, dict[str, Any]]:

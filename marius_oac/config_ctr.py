@@ -21,17 +21,13 @@ from marius_oac.config_sections import (
     PositiveInt,
     Section,
     Switch,
+    listed,
 )
 
 
 def _named(value: Any) -> Any:
     """`- user` is short for `- name: user`."""
     return {"name": value} if isinstance(value, str) else value
-
-
-def _listed(value: Any) -> Any:
-    """`train: log.csv` is short for `train: [log.csv]`."""
-    return [value] if isinstance(value, str) else value
 
 
 class CategoricalConfig(Section):
@@ -56,7 +52,7 @@ class SequenceConfig(CategoricalConfig):
     max_values: PositiveInt = Field(64, description="A sequence keeps its last values; what is cut is counted.")
 
 
-Files = Annotated[tuple[Name, ...], BeforeValidator(_listed)]
+Files = Annotated[tuple[Name, ...], BeforeValidator(listed)]
 Categorical = Annotated[CategoricalConfig, BeforeValidator(_named)]
 Bag = Annotated[BagConfig, BeforeValidator(_named)]
 Sequence = Annotated[SequenceConfig, BeforeValidator(_named)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 from pydantic_core import PydanticKnownError
 
 
@@ -28,6 +28,15 @@ Fraction = Annotated[Number, Field(ge=0, le=1)]
 Moment = Annotated[Number, Field(ge=0, lt=1)]
 Switch = Annotated[bool, Field(strict=True)]
 Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Bytes = Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0, le=_LARGEST)]
+
+
+def listed(value: Any) -> Any:
+    """`train: log.csv` is short for `train: [log.csv]`."""
+    return [value] if isinstance(value, str) else value
+
+
+Folders = Annotated[tuple[Name, ...], BeforeValidator(listed)]
 
 
 class Section(BaseModel):
@@ -82,6 +91,35 @@ class PipelineConfig(Section):
 
 class StorageConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="How values are stored; state is float32.")
+    memory: Bytes | None = Field(
+        None, description="Memory for rows, such as 4GiB; the others wait on disk. Default: all rows are in memory."
+    )
+    path: Folders = Field(
+        (), description="Folders for the rows on disk, one on each device; default: a folder of the run."
+    )
+    io: Literal["direct", "buffered", "mmap"] = Field(
+        "direct",
+        description="direct: past the system's page cache; buffered: through it; mmap: the system alone decides what "
+        "is in memory (for measurements).",
+    )
+    depth: PositiveInt = Field(32, description="Requests that are on their way to the disks at once.")
+    look_ahead: PositiveInt = Field(32, description="Batches whose rows are known before they are fetched from disk.")
+    page: Bytes | None = Field(None, description="Bytes of a page, a multiple of 4KiB; default: by the rows' width.")
+
+    @property
+    def paged(self) -> bool:
+        """Whether rows come and go in pages, under a budget of memory."""
+        return self.memory is not None
+
+    @model_validator(mode="after")
+    def _disk(self) -> StorageConfig:
+        if self.io == "mmap" and self.memory is not None:
+            raise ValueError("memory: with io 'mmap' the system decides what is in memory; leave `memory` out")
+        if self.io == "buffered" and self.memory is None:
+            raise ValueError("io: 'buffered' needs storage.memory, else all rows are in memory")
+        if self.page is not None and self.page % 4096:
+            raise ValueError(f"page: {self.page} is not a multiple of 4KiB")
+        return self
 
 
 class CheckpointConfig(Section):

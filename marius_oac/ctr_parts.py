@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import psutil
 import torch
@@ -11,6 +10,7 @@ import torch
 from marius_oac import cgroups
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.data.log_tables import FeatureTable, feature_tables
+from marius_oac.disk_tables import Tables
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.rows import BagColumn, SequenceColumn, TableColumns
 from marius_oac.models.ctr.schema import Field, Schema, SequenceField
@@ -19,7 +19,7 @@ from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.key_table import KeyTable
-from marius_oac.storage.memory import MemoryStore
+from marius_oac.storage.paged_table import BLOCK_BYTES, PAGE_TABLE_BYTES
 
 _SHARE = 0.8  # of the free memory that rows and keys may take
 KEY_BYTES = 24
@@ -68,20 +68,23 @@ def row_layout(config: CtrConfig, table: FeatureTable, network: Network) -> RowL
 
 
 def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
-    """Rows that a table has room for: `keys.capacity`, or what fits into the memory at hand."""
+    """Rows that a table has room for: `keys.capacity`, or as many as fit into the memory at hand, rows and keys; where
+    rows lie on disk, keys and page tables."""
     if config.keys.capacity:
         return min(config.keys.capacity, _MOST_ROWS)
     free = [psutil.virtual_memory().available, cgroups.headroom()]
     memory = _SHARE * min(one for one in free if one is not None)
-    return min(int(memory / (layout.row_bytes + KEY_BYTES)), _MOST_ROWS)
+    row_bytes = layout.row_bytes
+    if config.storage.paged:
+        memory, row_bytes = max(memory - config.storage.memory, 0), PAGE_TABLE_BYTES * row_bytes / BLOCK_BYTES
+    return min(int(memory / (row_bytes + KEY_BYTES)), _MOST_ROWS)
 
 
-def make_key_table(config: CtrConfig, table: FeatureTable, network: Network, stack: ExitStack) -> KeyTable:
+def make_key_table(config: CtrConfig, tables: Tables, name: str) -> KeyTable:
     """An empty table; the initial value of a row is a pure function of (seed, table, key)."""
-    layout, optimizer = row_layout(config, table, network), RowOptimizer(config.training.optimizer)
-    initial = RowInitial("normal", config.model.init_scale, config.seed, table.name, optimizer.initial_state)
-    store = stack.enter_context(MemoryStore(table.name, 0, layout, initial, capacity_of(config, layout)))
-    return KeyTable(store, config.keys.admit_after, config.keys.drop_after)
+    optimizer = RowOptimizer(config.training.optimizer)
+    initial = RowInitial("normal", config.model.init_scale, config.seed, name, optimizer.initial_state)
+    return KeyTable(tables.make(name, 0, initial), config.keys.admit_after, config.keys.drop_after)
 
 
 def make_ctr_step(

@@ -14,10 +14,11 @@ import torch
 
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.ctr_memory import plan_ctr_memory
-from marius_oac.ctr_parts import make_ctr_network, make_ctr_step, make_key_table, tables_of
+from marius_oac.ctr_parts import capacity_of, make_ctr_network, make_ctr_step, make_key_table, row_layout, tables_of
 from marius_oac.ctr_predict import ClickPredictor, evaluate_files
 from marius_oac.data.log_batches import LogPlanner
 from marius_oac.data.log_files import LogFile, LogFiles, check_kinds
+from marius_oac.disk_tables import Tables
 from marius_oac.memory import MemoryPlan
 from marius_oac.run_log import LOG, RunLog
 from marius_oac.storage.contract import ParameterStore
@@ -30,8 +31,10 @@ class CtrTask(Task):
 
     decisive_metric = "auc"
 
-    def __init__(self, config: CtrConfig, log: RunLog):
-        self.config, self.log = config, log
+    def __init__(self, config: CtrConfig, log: RunLog, writable: bool = True):
+        """`writable` is False for those who only look at a trained model."""
+        self.config, self.log, self._writable = config, log, writable
+        self._folder: Path | None = None
         self._road = log.road(config.training.batch_size)
         self._splits: dict[str, tuple[LogFile, ...]] = {}
         self._tables: list[KeyTable] = []
@@ -62,18 +65,24 @@ class CtrTask(Task):
             self._splits[split] = LogFiles.scan(patterns, self.config.data).files if patterns else ()
         return self._splits[split]
 
+    def use_folder(self, folder: Path) -> None:
+        self._folder = folder
+
     def plan_memory(self, folder: Path) -> MemoryPlan:
         return plan_ctr_memory(self.config, self.log, folder)
 
     def build(self, stack: ExitStack, device: torch.device, threads: int) -> Parts:
         network = make_ctr_network(self.config)
         tables = tables_of(self.config, network)
-        self._tables = [make_key_table(self.config, table, network, stack) for table in tables]
+        layouts = {table.name: row_layout(self.config, table, network) for table in tables}
+        capacities = {name: capacity_of(self.config, layout) for name, layout in layouts.items()}
+        place = Tables(self.config.storage, self._folder, layouts, capacities, stack, self._writable)
+        self._tables = [make_key_table(self.config, place, table.name) for table in tables]
         planner = LogPlanner(self.config, self.log.files, self._road, tables, self._tables)
         stack.callback(planner.close)
         step = make_ctr_step(self.config, tables, network, device, threads)
         stack.callback(step.close)
-        return Parts(planner, [table.store for table in self._tables], step, device)
+        return Parts(planner, [table.store for table in self._tables], step, device, place.tier)
 
     def has(self, split: str) -> bool:
         return bool(self._files(split))

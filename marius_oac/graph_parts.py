@@ -17,7 +17,6 @@ from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, rel
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.memory import MemoryStore
 
 
 def entity_layout(config: Config) -> RowLayout:
@@ -69,11 +68,10 @@ def read_order(path: str) -> np.ndarray:
     return order
 
 
-def make_store(config: Config, name: str, num_rows: int) -> MemoryStore:
-    """A table of entities; its initial values are a pure function of (seed, table, row)."""
+def entity_initial(config: Config, name: str) -> RowInitial:
+    """The initial values of a table of entities: a pure function of (seed, table, row)."""
     model, optimizer = config.model, RowOptimizer(config.training.optimizer)
-    initial = RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)
-    return MemoryStore(name, num_rows, entity_layout(config), initial)
+    return RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)
 
 
 def make_step(config: Config, graph: Graph, device: torch.device, threads: int) -> LinkPredictionStep:

@@ -16,17 +16,18 @@ from marius_oac.data.batches import EdgePlanner
 from marius_oac.data.bucket_batches import BucketSchedule
 from marius_oac.data.graph import Graph
 from marius_oac.data.orderings import epoch_io
+from marius_oac.disk_tables import Tables
 from marius_oac.errors import InputError
 from marius_oac.evaluator import Evaluator, check_evaluation
 from marius_oac.graph_memory import plan_memory
 from marius_oac.graph_parts import (
+    entity_initial,
     entity_layout,
     in_order,
     make_bucket_planner,
     make_planner,
     make_schedule,
     make_step,
-    make_store,
     read_order,
 )
 from marius_oac.memory import MemoryPlan
@@ -87,11 +88,13 @@ class GraphTask(Task):
             # Without a run, as in a measurement, the sorted edges go when the session ends.
             folder = self._folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             planner = make_bucket_planner(self.config, self.graph, self._schedule, folder / BUCKETS)
-        tables = planner.tables
-        stores = [stack.enter_context(make_store(self.config, table.name, table.num_rows)) for table in tables]
+        tables, layout = planner.tables, entity_layout(self.config)
+        layouts, rows = {table.name: layout for table in tables}, {table.name: table.num_rows for table in tables}
+        place = Tables(self.config.storage, self._folder, layouts, rows, stack)
+        stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
         step = make_step(self.config, self.graph, device, threads)
         stack.callback(step.close)
-        return Parts(in_order(self.config, planner), stores, step, device)
+        return Parts(in_order(self.config, planner), stores, step, device, place.tier)
 
     def has(self, split: str) -> bool:
         return self.graph.num_edges[split] > 0

@@ -50,7 +50,7 @@ class Session:
             self.planner, self.stores, self.step = self.parts.planner, self.parts.stores, self.parts.step
             self.pipeline = Pipeline(
                 self.planner, self.stores, self.step, self.config.pipeline, self.device, self.telemetry,
-                lambda result: self._report(result), probe,
+                lambda result: self._report(result), probe, self.parts.tier, self.config.storage.look_ahead,
             )  # fmt: skip
             self._stack = stack.pop_all()
 

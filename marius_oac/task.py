@@ -16,6 +16,7 @@ import torch
 from marius_oac.config_base import BaseConfig
 from marius_oac.memory import MemoryPlan
 from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.disk_tier import DiskTier
 from marius_oac.types import Planner, Step
 
 
@@ -52,6 +53,8 @@ class Parts:
     stores: Sequence[ParameterStore]
     step: Step
     device: torch.device
+    tier: DiskTier | None = None
+    """What holds the stores' rows, where they lie on disk."""
 
 
 class Task(ABC):

@@ -48,7 +48,8 @@ class TrainedClickModel:
 
     def __init__(self, path: Path, config: CtrConfig, checkpoint: Checkpoint, log: RunLog):
         self.path, self.config, self.checkpoint = path, config, checkpoint
-        self._task = CtrTask(config, log)
+        self._task = CtrTask(config, log, writable=False)
+        self._task.use_folder(path)
         with ExitStack() as stack:
             device = pick_device(config.device)
             self._parts = self._task.build(stack, device, num_threads(config))

@@ -55,6 +55,7 @@ class TrainingLoop:
     def __init__(self, session: Session, folder: RunFolder):
         self.session, self.folder, self.config = session, folder, session.config
         self.position = Position()
+        self.folder.checkpoints.tier = session.parts.tier
         self.road = session.task.road
         self._evaluation_is_due = False
 
@@ -83,6 +84,9 @@ class TrainingLoop:
         self._evaluation_is_due = self._at_epoch()
 
     def _load(self, checkpoint: Checkpoint) -> None:
+        if self.session.parts.tier:
+            self.session.parts.tier.forget()
+            self.folder.checkpoints.keep_pages()
         self.session.task.load_state_arrays(checkpoint.arrays())
         checkpoint.restore(self.session.stores)
         self.session.step.load_dense_state(checkpoint.dense())

@@ -99,7 +99,8 @@ def test_five_lines_are_enough(tmp_path):
         (["training.epochs.x=3"], "--set training.epochs: must be an integer, not {'x': 3}"),
         (["training.optimiser.kind=sgd"],
          "--set training.optimiser: unknown key 'optimiser'; did you mean 'optimizer'?"),
-        (["storage.compression=1"], "--set storage.compression: unknown key 'compression'; known here: dtype"),
+        (["storage.compression=1"], "--set storage.compression: unknown key 'compression'; known here: dtype, "
+             "memory, path, io, depth, look_ahead, page"),
         (["data.path.x=1"], "--set data.path.x: 'path' is 'g', not a section of keys"),
         (["seed==3"], "--set seed: must be an integer, not '=3'"),
         (["=3"], "--set =3: must look like key.path=value"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from marius_oac.storage.disk_tier import Claim
 from marius_oac.types import NEVER, Plan
 
 
@@ -32,6 +33,8 @@ class Batch:
     noted: int = NEVER
     """The MFT when it began to read: every batch up to here was in the store."""
     timestamp: int = NEVER
+    claim: Claim | None = None
+    """Where rows lie on disk: what keeps the batch's pages in memory."""
     staging: Buffers | None = None
     resident: Buffers | None = None
     arrays: Mapping[str, Any] = field(default_factory=dict)

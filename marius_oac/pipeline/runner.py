@@ -1,4 +1,7 @@
-"""The pipeline: runs batches [first, last) over the seven stages and comes back with everything written.
+"""The pipeline: runs batches [first, last) over the stages and comes back with everything written.
+
+Where rows lie on disk, plans are settled some batches ahead of the readers: the tier learns which pages the next
+batches use, and fetches them (stage `fetch`) while the batches before are computed.
 
 Guarantees:
 - `run` returns when every batch it planned is in the store and every thread has ended; the store then holds one moment.
@@ -33,6 +36,7 @@ from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.runtime.workers import Workers
 from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.disk_tier import DiskTier
 from marius_oac.types import Planner, Step
 
 STAGES = ("plan", "settle", "read", "upload", "validate", "compute", "download", "write")
@@ -61,6 +65,8 @@ class Pipeline:
         on_result: called by a write worker for each batch, one call at a time.
         probe: called by a worker with (stage, sequence) before each stage of each batch; tests inject delays and
             errors with it.
+        tier: what holds the stores' rows, where they lie on disk.
+        look_ahead: batches that are settled and announced to the tier before they are fetched.
     """
 
     def __init__(
@@ -73,8 +79,12 @@ class Pipeline:
         telemetry: Telemetry,
         on_result: Callable[[BatchResult], None],
         probe: Probe | None = None,
+        tier: DiskTier | None = None,
+        look_ahead: int = 1,
     ):
-        self.planner, self.stores, self.step, self.config = planner, stores, step, config
+        self.planner, self.step, self.config = planner, step, config
+        self.stores = [store.held() for store in stores]
+        self.tier, self.look_ahead = tier, look_ahead
         self.telemetry, self.on_result, self.probe = telemetry, on_result, probe
         self.in_flight = 1 if config.mode == "sync" else config.in_flight
         self.validates = config.mode == "oac"
@@ -127,11 +137,14 @@ class _Run:
         self.cache = Cache(pipeline.device.replace, pipeline.device.evicted)
         room = pipeline.in_flight
         self.planned: Channel[Batch] = OrderedChannel("planned", room + pipeline.config.workers.plan, first)
+        self.announced: Channel[Batch] = Channel("announced", pipeline.look_ahead)
+        self.fetched: Channel[Batch] = Channel("fetched", room)
         self.filled: Channel[Batch] = Channel("read", room)
         self.uploaded = self._compute_channel(room)
         self.computed: Channel[Batch] = Channel("computed", room)
         self.downloaded: Channel[Batch] = Channel("downloaded", room)
-        self.channels = (self.planned, self.filled, self.uploaded, self.computed, self.downloaded)
+        tiered = (self.announced, self.fetched) if pipeline.tier else ()
+        self.channels = (self.planned, *tiered, self.filled, self.uploaded, self.computed, self.downloaded)
 
     def _compute_channel(self, room: int) -> Channel[Batch]:
         config = self.pipeline.config
@@ -148,7 +161,14 @@ class _Run:
         with Workers(on_failure=self._abort) as workers:
             workers.start("plan", count.plan, self._plan, self.planned.close)
             stages = (
-                ("read", count.read, self._settled, self._read, self.filled),
+                *self._stages_before_read(),
+                (
+                    "read",
+                    count.read,
+                    self.fetched.get if self.pipeline.tier else self._settled,
+                    self._read,
+                    self.filled,
+                ),
                 ("upload", count.upload, self.filled.get, self._upload, self.uploaded),
                 ("compute", 1, self.uploaded.get, self._compute, self.computed),
                 ("download", count.download, self.computed.get, self._download, self.downloaded),
@@ -161,8 +181,18 @@ class _Run:
         self.cache.evict(self.next_timestamp)
         return self.next_planned
 
+    def _stages_before_read(self) -> tuple:
+        if self.pipeline.tier is None:
+            return ()
+        return (
+            ("settle", 1, self._settled, self._announce, self.announced),
+            ("fetch", 1, self.announced.get, self._fetch, self.fetched),
+        )
+
     def _abort(self) -> None:
         self.pipeline._stopped.set()
+        if self.pipeline.tier:
+            self.pipeline.tier.abort()
         self.ledger.abort()
         for channel in self.channels:
             channel.abort()
@@ -194,14 +224,24 @@ class _Run:
             self.planned.put(batch)
 
     def _settled(self) -> Batch:
-        """The next batch in plan order; whoever waits for it keeps the other readers waiting, and settles it first."""
+        """The next batch in plan order; whoever waits for it keeps the others waiting, and settles it first."""
         with self.settle_lock:
             batch = self.planned.get()
             with self._begin("settle", batch.sequence):
                 batch.plan = self.pipeline.planner.settle(batch.plan)
         return batch
 
+    def _announce(self, batch: Batch) -> None:
+        batch.claim = self.pipeline.tier.announce(batch.sequence, batch.plan.rows)
+
+    def _fetch(self, batch: Batch) -> None:
+        with self._begin("fetch", batch.sequence):
+            self.pipeline.tier.fetch(batch.claim)
+
     def _read(self, batch: Batch) -> None:
+        if batch.claim:
+            with self._begin("wait", batch.sequence):
+                self.pipeline.tier.wait(batch.claim)
         batch.noted = self.ledger.enter(batch.sequence)
         self.pipeline.device.borrow(batch)
         with self._begin("read", batch.sequence):
@@ -251,6 +291,8 @@ class _Run:
             for table, store in enumerate(self.pipeline.stores):
                 _, timestamps, values = (np.asarray(part) for part in batch.rows_in(batch.staging, table))
                 self._store(store, batch, batch.plan.rows[table], values, timestamps)
+            if batch.claim:
+                self.pipeline.tier.release(batch.claim)
             self.pipeline.device.written(batch, cached=self.pipeline.validates)
             self.ledger.finish(batch.timestamp)
         with self.result_lock:

@@ -1,7 +1,7 @@
 """What every store of parameter rows does, wherever the rows lie.
 
 Guarantees of every `ParameterStore`:
-- Each method may be called from any number of threads at once, `close`, `load`, `reset` and `truncate` excepted;
+- Each method may be called from any number of threads at once, `close`, `load`, `reset` and `resize` excepted;
   `extend` by one thread at a time, beside any others that use the rows there were.
 - A row is read and written whole: value, optimizer state and timestamp belong together.
 - A call is a sequence of single-row operations in ascending order, not a transaction: two calls that overlap may
@@ -179,11 +179,11 @@ class ParameterStore(ABC):
         self._reset(np.arange(self.num_rows, self.num_rows + keys.size), keys)
         self.num_rows += keys.size
 
-    def truncate(self, num_rows: int) -> None:
-        """Forgets the rows from `num_rows` on; nothing else may be using the store."""
+    def resize(self, num_rows: int) -> None:
+        """Has so many rows from now on, of any content: `load` them next. Nothing else may be using the store."""
         self._check_open()
-        if not 0 <= num_rows <= self.num_rows:
-            raise ValueError(f"table {self.name!r}: {num_rows} is not in 0 to {self.num_rows}")
+        if not 0 <= num_rows <= self.capacity:
+            raise ValueError(f"table {self.name!r}: {num_rows} is not in 0 to {self.capacity}")
         self.num_rows = num_rows
 
     def reset(self, rows: np.ndarray, keys: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """Rows on disk, with as many in memory as a budget allows.
 
-Guarantees: those of `contract` and `kernels`, and the same bytes as the memory store. What rows have not been held ahead
-(`DiskTier.announce`) are fetched when they are asked for, a part of the memory at a time.
+Guarantees: those of `contract` and `kernels`, and the same bytes as the memory store. Rows that have not been held
+ahead (`DiskTier.announce`) are fetched when they are asked for, a part of the memory at a time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 
 from marius_oac.storage import kernels, page_kernels
-from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout, Update
+from marius_oac.storage.contract import ParameterStore, RowLayout, Update
 from marius_oac.storage.disk_tier import DiskTier
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import apply_locked
-from marius_oac.types import NEVER
+from marius_oac.storage.saved_pages import PagedRows, fill_pages
 
 # The part of the memory that one call takes at a time: others must find frames too.
 _SHARE = 8
@@ -51,20 +51,16 @@ class SsdStore(ParameterStore):
     def held(self) -> HeldRows:
         return HeldRows(self)
 
+    @property
+    def about(self) -> PagedRows:
+        """What a checkpoint must know of the table beside its pages."""
+        return PagedRows(self.num_rows, self._first_rows, self.layout, self.initial)
+
     def _fill(self, pages: np.ndarray, frames: np.ndarray) -> None:
-        """Rows that the table began with are at their initial values; the others are written by `extend`."""
-        count = self._place.rows_per_page
-        for first in range(0, pages.size, max(1, ROWS_PER_BLOCK // count)):
-            block = slice(first, first + max(1, ROWS_PER_BLOCK // count))
-            rows = ((pages[block] - self._place.first_page)[:, None] * count + np.arange(count)).reshape(-1)
-            offsets = (frames[block, None] * self.tier.page_bytes + np.arange(count) * self.layout.row_bytes).reshape(
-                -1
-            )
-            known = rows < self._first_rows
-            rows, offsets = rows[known], offsets[known]
-            values = np.empty((rows.size, self.layout.width), np.float32)
-            self.initial.fill(rows, values, self.layout.dimension)
-            kernels.restore(self._table, offsets, values, np.full(rows.size, NEVER))
+        place, within = self._place, np.arange(self._place.rows_per_page)
+        rows = (pages - place.first_page)[:, None] * place.rows_per_page + within
+        offsets = frames[:, None] * self.tier.page_bytes + within * self.layout.row_bytes
+        fill_pages(self.about, self._table, rows.reshape(-1), offsets.reshape(-1))
 
     def _offsets(self, rows: np.ndarray) -> np.ndarray:
         place, tier = self._place, self.tier

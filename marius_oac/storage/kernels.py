@@ -12,8 +12,8 @@ Guarantees:
   them in ascending order; so no writers wait for each other in a circle.
 - Row ids are not checked here: callers have seen `first_misplaced` return -1.
 
-What the kernels call `rows` are the places of the rows in units of `Table.stride`: row ids where rows lie one behind the
-other, offsets where they lie in pages.
+What the kernels call `rows` are the places of the rows in units of `Table.stride`: row ids where rows lie one behind
+the other, offsets where they lie in pages.
 """
 
 from typing import NamedTuple

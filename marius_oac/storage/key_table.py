@@ -162,15 +162,14 @@ class KeyTable:
         return state
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes back what `arrays` gave, whatever the table held; the store has rows at their initial values then."""
+        """Takes back what `arrays` gave, whatever the table held; the rows themselves are still to be loaded."""
         self.index.load(_of(arrays, "index."))
         if self._waiting is not None:
             self._waiting.load(_of(arrays, "waiting."))
             self._seen = np.array(arrays["seen"])
         if self._drop_after:
             self._last_file, self.dropped = np.array(arrays["last_file"]), int(arrays["dropped"][0])
-        self.store.truncate(0)
-        self.store.extend(self.index.initial_keys(np.arange(len(self.index))))
+        self.store.resize(len(self.index))
 
 
 def _of(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

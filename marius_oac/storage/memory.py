@@ -4,6 +4,7 @@ Guarantees: those of `contract` and `kernels`. The table starts at the values of
 of threads that fill it.
 """
 
+import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,9 +29,12 @@ class MemoryStore(ParameterStore):
         """Raises ValueError for impossible sizes, OSError (ENOMEM) if the memory is not to be had."""
         super().__init__(name, num_rows, layout, initial, capacity)
         size = self.capacity * layout.row_bytes
-        self._memory = np.frombuffer(reserve(size), np.uint8, size)
+        self._memory = np.frombuffer(self._make_memory(size), np.uint8, size)
         self._table = layout.table_at(self._memory.ctypes.data)
         self._fill()
+
+    def _make_memory(self, num_bytes: int) -> mmap.mmap:
+        return reserve(num_bytes)
 
     @property
     def nbytes(self) -> int:

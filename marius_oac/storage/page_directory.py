@@ -1,8 +1,8 @@
 """Which page is in which frame of memory, who needs it, and which page goes when a frame is needed.
 
-A frame is room for one page. A page that somebody holds (`pins` > 0) stays. Of the others the one goes whose next use is
-farthest (Belady, IBM Systems Journal 5(2), 1966), as far as the batches that are announced tell: a page that none of them
-uses goes first, the one first that was used longest ago.
+A frame is room for one page. A page that somebody holds (`pins` > 0) stays. Of the others the one goes whose next use
+is farthest (Belady, IBM Systems Journal 5(2), 1966), as far as the batches that are announced tell: a page that none of
+them uses goes first, the one first that was used longest ago.
 
 Guarantees: none of its own; the tier's lock is held around every call. All calls take time linear in the pages given.
 """
@@ -35,8 +35,8 @@ class Arrays(NamedTuple):
     pins: np.ndarray  # int32 [frames]
     dirty: np.ndarray  # uint8 [frames]
     next_use: np.ndarray  # int64 [frames]: the next announced batch that uses its page, or UNUSED
-    # Circular lists of the frames that nobody holds; behind the frames come the heads of the lists: free, idle (next use
-    # unknown, the first used longest ago), and one for each announced batch that is the next to use them.
+    # Circular lists of the frames that nobody holds; behind the frames come the heads of the lists: free, idle (next
+    # use unknown, the first used longest ago), and one for each announced batch that is the next to use them.
     before: np.ndarray  # int32 [frames + lists]
     after: np.ndarray  # int32 [frames + lists]
     state: np.ndarray  # int64 [5]

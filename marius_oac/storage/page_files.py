@@ -8,8 +8,8 @@ Guarantees:
 - An error of the disk is an `OSError` that names the file, in the thread that called.
 - Nothing outlives `close`.
 
-Measured (`benchmarks/page_io.py`): threads that call `preadv` in a compiled loop reach 0.9 and more of fio's io_uring at
-the same depth. A binding of io_uring from Python prepares every request under the GIL, and that costs more than it saves.
+Measured (`benchmarks/page_io.py`): threads that call `preadv` in a compiled loop reach 0.9 and more of fio's io_uring
+at the same depth. A binding of io_uring from Python prepares every request under the GIL, and takes more processor time.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class Listing:
     files: tuple[str, ...]
     format: str = FORMAT
     version: int = VERSION
+
+    def dump(self) -> str:
+        """What `load` reads back."""
+        return json.dumps(asdict(self), indent=1) + "\n"
 
     def header(self, number: int) -> bytes:
         """The first `HEADER_BYTES` of a file."""
@@ -198,3 +202,9 @@ class PageFiles:
         self._threads.shutdown()
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+    def __enter__(self) -> PageFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

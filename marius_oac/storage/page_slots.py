@@ -1,10 +1,10 @@
 """Which slots of the page files are free: a page that a checkpoint holds is never overwritten.
 
-A page has no fixed place. Each time it is written it goes to a free slot, next to the other pages that are written then,
-so that a thousand scattered pages leave in a few large writes; and what a checkpoint refers to stays as it is until the
-last checkpoint that refers to it is removed (shadow paging, as in System R: Gray et al., ACM Computing Surveys 13(2),
-1981). Slots are taken from the emptiest segment, and the files grow where even that is more than half full: so they are
-at most about twice as large as what is in use.
+A page has no fixed place. Each time it is written it goes to a free slot, next to the other pages that are written
+then, so that a thousand scattered pages leave in a few large writes; and what a checkpoint refers to stays as it is
+until the last checkpoint that refers to it is removed (shadow paging, as in System R: Gray et al., ACM Computing
+Surveys 13(2), 1981). Slots are taken from the emptiest segment, and the files grow where even that is more than half
+full: so they are at most about twice as large as what is in use.
 
 Guarantees: none of its own; the tier's lock is held around every call.
 """

@@ -5,8 +5,9 @@ from contextlib import ExitStack
 import pytest
 
 from marius_oac.storage.disk import SsdStore
-from marius_oac.storage.disk_tier import DiskTier, page_bytes_for
+from marius_oac.storage.disk_tier import DiskTier
 from marius_oac.storage.page_files import Listing, PageFiles
+from marius_oac.storage.paged_table import page_bytes_for
 from tests.storage.conformance import StoreConformance
 from tests.storage.torture import ConcurrentConformance
 
@@ -28,7 +29,12 @@ class DiskStores:
             yield
 
     def make_store(self, num_rows, layout, initial, capacity=None):
-        tier = make_tier(self.folder, {initial.table: layout}, [capacity or num_rows], self.frames)
+        tier = make_tier(
+            self.folder,
+            {initial.table: layout},
+            {initial.table: num_rows if capacity is None else capacity},
+            self.frames,
+        )
         self.stack.enter_context(tier)
         return SsdStore(initial.table, num_rows, layout, initial, tier, capacity)
 

@@ -1,0 +1,101 @@
+"""Tables that lie on disk: their files, and the memory that they may take."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from marius_oac.checkpoint import TABLES
+from marius_oac.config_sections import StorageConfig
+from marius_oac.errors import ConfigError
+from marius_oac.files import disk_errors, write_atomically
+from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.disk import SsdStore
+from marius_oac.storage.disk_tier import DiskTier
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.mapped import MappedStore
+from marius_oac.storage.memory import MemoryStore
+from marius_oac.storage.page_files import LISTING, Listing, PageFiles
+from marius_oac.storage.paged_table import page_bytes_for
+
+
+class Tables:
+    """Makes the stores of a run: in memory, on disk under a budget, or mapped.
+
+    Args:
+        config: `storage` of the run's configuration.
+        folder: of the run; None: a temporary one, where files are needed.
+        layouts: of each table, by name.
+        capacities: most rows of each table, by name.
+        stack: what must be closed is entered here.
+        writable: False to look at the tables of a run that others may be training.
+    """
+
+    def __init__(
+        self,
+        config: StorageConfig,
+        folder: Path | None,
+        layouts: Mapping[str, RowLayout],
+        capacities: Mapping[str, int],
+        stack: ExitStack,
+        writable: bool = True,
+    ):
+        self._config, self._layouts, self._capacities, self._stack = config, layouts, capacities, stack
+        self.tier: DiskTier | None = None
+        if config.paged or config.io == "mmap":
+            self._folder = (folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / TABLES
+        if config.paged:
+            files = stack.enter_context(open_files(config, self._folder, list(layouts.values()), writable))
+            self.tier = stack.enter_context(DiskTier(files, layouts, capacities, config.memory, config.look_ahead))
+
+    def make(self, name: str, num_rows: int, initial: RowInitial) -> ParameterStore:
+        """A table at its initial values."""
+        layout, capacity = self._layouts[name], self._capacities[name]
+        if self.tier:
+            store: ParameterStore = SsdStore(name, num_rows, layout, initial, self.tier, capacity)
+        elif self._config.io == "mmap":
+            store = MappedStore(self._folder, name, num_rows, layout, initial, capacity)
+        else:
+            store = MemoryStore(name, num_rows, layout, initial, capacity)
+        return self._stack.enter_context(store)
+
+
+def page_bytes(config: StorageConfig, layouts: list[RowLayout]) -> int:
+    """Bytes of a page. Raises ConfigError where `storage.page` is too small for a row."""
+    widest = max(layout.row_bytes for layout in layouts)
+    if config.page is not None and config.page < widest:
+        raise ConfigError(f"a row has {widest:,} bytes, a page only {config.page:,}", "storage.page")
+    return config.page or page_bytes_for([layout.row_bytes for layout in layouts])
+
+
+def open_files(config: StorageConfig, folder: Path, layouts: list[RowLayout], writable: bool) -> PageFiles:
+    """The page files of a run, made where there are none yet."""
+    rest = config.io, config.depth
+    warn = _warn
+    if (folder / LISTING).exists():
+        return PageFiles(folder, Listing.load(folder / LISTING), *rest, writable=writable, warn=warn)
+    _clean(folder)
+    listing = Listing.new(page_bytes(config, layouts), [Path(path) for path in config.path])
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    files = PageFiles(folder, listing, *rest, create=True, warn=warn)
+    try:
+        write_atomically(folder / LISTING, listing.dump())
+    except BaseException:
+        files.close()
+        raise
+    return files
+
+
+def _clean(folder: Path) -> None:
+    """Removes page files that were made by a process that was killed before it could list them."""
+    with disk_errors(folder):
+        for path in folder.glob("*.pages"):
+            path.unlink()
+
+
+def _warn(line: str) -> None:
+    sys.stderr.write(f"note: {line}\n")
