@@ -186,7 +186,7 @@ def report_pages(title: str, edges: np.ndarray, num_nodes: int, num_relations: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default=os.environ.get("MARIUS_OAC_DATA"))
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=500_000, help="of the generated graph, whose pages are counted")
     parser.add_argument("--edges", type=int, default=5_000_000)
     parser.add_argument("--orderings", nargs="+", default=list(ORDERINGS), choices=list(ORDERINGS))
@@ -197,10 +197,10 @@ def main() -> None:
     large = Config.build(
         {
             "data": {"path": "generated"},
-            "training": {"batch_size": 10_000, "epochs": 2, "negatives": {"count": 100, "chunks": 10}},
+            "training": {"batch_size": 5_000, "epochs": 2, "negatives": {"count": 100, "chunks": 10}},
         }
     )
-    title = f"Generated, {args.nodes:,} nodes, {args.edges:,} edges, batches of 10,000, 10 x 100 negatives per side"
+    title = f"Generated, {args.nodes:,} nodes, {args.edges:,} edges, batches of 5,000, 10 x 100 negatives per side"
     report_pages(title, spec.edges(), args.nodes, 20, large, args.orderings)
     with benchmark_graph(args.data) as graph, tempfile.TemporaryDirectory() as folder:
         config = quality_config(str(graph.path), args)
