@@ -25,7 +25,7 @@ def run_binding(
         binding: the config's key: auto or off.
         paths: folders of the disk tier; none where tables are in memory alone.
         gpu: PCI address of the GPU that computes, such as 0000:41:00.0; None: the CPU computes.
-        threads: that compute on the CPU; 0: one per CPU that may be used.
+        threads: that compute on the CPU; 0: one for each CPU that `compute` gets.
         table_bytes: of all tables in memory.
     """
     if binding == "off":
@@ -172,6 +172,8 @@ def _run(binding: Binding, places: Sequence[Place], card: Gpu | None) -> list[st
     for role, seat in binding.seats.items():
         if role != "io":  # the cores of all io:N
             together.setdefault((f"CPUs {format_list(seat.cpus)}, {_nodes(seat.nodes)}", seat.why), []).append(role)
+    if places and "io" not in binding.seats:
+        together["any CPU that may be used", "no disk is known under it"] = ["io"]
     names = [", ".join(roles) for roles in together.values()]
     width = max(map(len, names))
     middle = max(len(where) for where, _ in together)

@@ -1,9 +1,12 @@
-"""A small graph and a short run that many tests look at, and the command line in this process."""
+"""A small graph, a short run and recorded machines that many tests look at, and the command line in this process."""
+
+import functools
 
 import pytest
 
 from marius_oac import cli, training
 from tests.graphs import tiny_config, tiny_graph
+from tests.runtime.sysfs_trees import build
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +20,12 @@ def finished(graph, tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
     training.train(tiny_config(graph), path)
     return path
+
+
+@pytest.fixture(scope="session")
+def machine_tree(tmp_path_factory):
+    """`machine_tree("desktop")` -> a folder like that machine's /sys, written once; not to be changed."""
+    return functools.cache(lambda name: build(name, tmp_path_factory.mktemp("machines") / name))
 
 
 @pytest.fixture

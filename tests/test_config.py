@@ -215,3 +215,11 @@ def test_unreadable_files(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         Config.load(tmp_path / "binary.yaml")
+
+
+def test_binding_may_be_off_though_yaml_takes_the_word_for_false(tmp_path):
+    (tmp_path / "c.yaml").write_text("data: {path: g}\nbinding: off\n")
+    assert Config.load(tmp_path / "c.yaml").binding == "off"
+    assert Config.load(tmp_path / "c.yaml", ["binding=auto"]).replace("binding=off").binding == "off"
+    with pytest.raises(ConfigError, match="binding: must be 'auto' or 'off', not true"):
+        Config.load(tmp_path / "c.yaml", ["binding=on"])

@@ -52,34 +52,38 @@ A run that computes on NVIDIA 20b2 at 0000:b1:00.0, with its tables in memory
   tables                                local to node 1"""
 
 
-@pytest.fixture
-def tree(tmp_path):
-    return lambda name: build(name, tmp_path / name)
-
-
-def test_a_desktop_has_nothing_to_do(command, tree):
-    code, out, err = command("topology", "--sysfs", tree("desktop"), "--path", "/dev/dm-0")
+def test_a_desktop_has_nothing_to_do(command, machine_tree):
+    code, out, err = command("topology", "--sysfs", machine_tree("desktop"), "--path", "/dev/dm-0")
     assert (code, err) == (0, []) and "\n".join(out) == DESKTOP
 
 
-def test_four_sockets_as_in_the_paper(command, tree):
-    code, out, _ = command("topology", "--sysfs", tree("four_sockets"), "--path", "/dev/md127")
+def test_four_sockets_as_in_the_paper(command, machine_tree):
+    code, out, _ = command("topology", "--sysfs", machine_tree("four_sockets"), "--path", "/dev/md127")
     assert code == 0 and "\n".join(out).endswith(f"\n\n{FOUR_SOCKETS}")
     assert out[0] == "4 sockets, 4 NUMA nodes, 48 cores with 96 CPUs, 1022 GiB of memory"
     assert "node 3   CPUs 36-47,84-95   memory 256 GiB   distance 21 to nodes 1-2, 31 to node 0" in out
 
 
-def test_two_sockets_and_the_device_of_a_run(command, tree):
-    root = tree("two_sockets")
+def test_two_sockets_and_the_device_of_a_run(command, machine_tree):
+    root = machine_tree("two_sockets")
     code, out, _ = command("topology", "--sysfs", root, "--device", "cuda:5")
     assert code == 0 and "\n".join(out).endswith(f"\n\n{TWO_SOCKETS}") and out[1] == "offline: CPUs 63,127"
     assert command("topology", "--sysfs", root, "--device", "cuda")[1] == command("topology", "--sysfs", root)[1]
     cpu = command("topology", "--sysfs", root, "--device", "cpu")[1]
-    assert any(line.startswith("  compute ") and "126 threads" in line for line in cpu)
+    everything = "  compute, read, upload, download, write, fetch, plan, settle  CPUs 0-62,64-126, nodes 0-1  "
+    assert cpu[-2] == f"{everything}all cores that are nobody's own"
+    assert cpu[-1].split() == ["tables", "interleaved", "over", "nodes", "0-1"]
 
 
-def test_devices_of_unknown_nodes_stand_apart(tree):
-    root = tree("four_sockets")
+def test_a_tier_without_a_disk_that_is_known(machine_tree):
+    text = report(["/dev/loop0"], root=machine_tree("two_sockets"))
+    assert "  with a disk tier in /dev/loop0: no disk is known under it (loop0)" in text.splitlines()
+    (line,) = [line for line in text.splitlines() if line.startswith("  io ")]
+    assert "any CPU that may be used" in line and line.endswith("no disk is known under it")
+
+
+def test_devices_of_unknown_nodes_stand_apart(tmp_path):
+    root = build("four_sockets", tmp_path / "sys", caches=False)
     for path in root.rglob("numa_node"):
         path.write_text("-1\n")
     for path in root.rglob("local_cpulist"):
@@ -89,8 +93,8 @@ def test_devices_of_unknown_nodes_stand_apart(tree):
     assert "I/O of nvme0n1 (its node is unknown)" in text
 
 
-def test_for_programs(command, tree):
-    code, out, _ = command("topology", "--sysfs", tree("two_sockets"), "--path", "/dev/md0", "--json")
+def test_for_programs(command, machine_tree):
+    code, out, _ = command("topology", "--sysfs", machine_tree("two_sockets"), "--path", "/dev/md0", "--json")
     found = json.loads("\n".join(out))
     assert code == 0 and found["binding"]["seats"]["io:1"]["cpus"] == [62, 126]
     assert found["binding"]["device"] == "0000:17:00.0" and found["places"][0]["disks"] == ["nvme0n1", "nvme1n1"]
@@ -118,8 +122,8 @@ def test_this_machine(command, tmp_path):
         ),
     ],
 )
-def test_mistakes_are_named(command, tree, argv, line):
-    code, out, err = command("topology", "--sysfs", tree("two_sockets"), *argv)
+def test_mistakes_are_named(command, machine_tree, argv, line):
+    code, out, err = command("topology", "--sysfs", machine_tree("two_sockets"), *argv)
     assert (code, out, err) == (2, [], [f"marius-oac: {line}"])
 
 
@@ -130,13 +134,13 @@ def test_folders_that_are_no_tree_or_may_not_be_entered(command, tmp_path):
     assert code == 2 and says(err, "File name too long")
 
 
-def test_the_binding_of_a_run(tree, monkeypatch, tmp_path):
+def test_the_binding_of_a_run(machine_tree, monkeypatch, tmp_path):
     assert run_binding("off").note == "binding is off: threads and memory are left alone"
     assert run_binding("off", [tmp_path]).seats == {}
-    four = machine.read(tree("four_sockets"))
+    four = machine.read(machine_tree("four_sockets"))
     monkeypatch.setattr(machine, "read", lambda: four)
     assert run_binding("auto", gpu="0000:5F:00.0").cpus("compute") == (23, 71)
-    assert run_binding("auto", threads=8).cpus("compute") == (20, 21, 22, 23, 68, 69, 70, 71)
+    assert run_binding("auto", threads=8).cpus("compute") == (8, 9, 10, 11, 56, 57, 58, 59)
     hidden = run_binding("auto", gpu="0000:99:00.0")  # a container shows the GPU to CUDA, but not in its /sys
     assert hidden.seats["compute"].why == "the node of the GPU at 0000:99:00.0 is unknown"
     monkeypatch.undo()

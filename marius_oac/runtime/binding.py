@@ -1,7 +1,7 @@
 """Which thread runs on which cores, and on which nodes the tables lie (Zhao et al., k-step, section 3.1).
 
 Every thread sits next to the device that it serves: the I/O threads of a disk on a core of their own next to it, the
-compute thread on a core of its own next to its GPU, with the stages that feed the GPU around it; one core is for the
+compute thread on a core of its own next to its GPU, with the stages that feed the GPU around it, and one core for the
 network; whoever makes the batches gets what is left. On one NUMA node everything is next to everything, and threads
 and memory are left alone.
 
@@ -26,6 +26,7 @@ from marius_oac.runtime.topology import Topology
 
 STAGE_ROLES = ("plan", "settle", "fetch", "read", "upload", "compute", "download", "write")
 _ROLE = re.compile("|".join((*STAGE_ROLES, "network", r"io(:\d+)?")))
+_COMMON = "all cores that are nobody's own"
 _LARGE_SHARE = 0.5  # of a node's memory: tables that need more are spread, for buffers and the system live there too
 
 
@@ -105,7 +106,7 @@ def choose(
     Args:
         places: the paths of the disk tier; none: the tables are in memory alone.
         gpu: that the run computes on; None: it computes on the CPU.
-        threads: that compute on the CPU; 0: one per allowed CPU.
+        threads: that compute on the CPU; 0: one for each CPU that `compute` gets.
         table_bytes: of the tables in memory; 0: they fit on any node.
     """
     usable = topology.usable_nodes()
@@ -118,11 +119,11 @@ def choose(
     seats = _Seats(topology)
     for number, name in enumerate(disks):
         seats.take_disk(f"io:{number}", name, disks)
-    seats.take_network()
     if gpu is not None:
+        seats.take_network()
         seats.take_compute(gpu)
-    else:
-        seats.share_compute(disks, threads or len(topology.allowed))
+    else:  # cores are what it computes with: none is kept for a network that may be idle
+        seats.share_compute(disks, threads)
     seats.share_rest(disks)
     memory = _memory(topology, seats.found, table_bytes)
     by_place = {place.path: tuple(f"io:{disks.index(name)}" for name in place.disks) for place in places}
@@ -185,6 +186,9 @@ class _Seats:
 
     def share_compute(self, disks: Sequence[str], threads: int) -> None:
         """As many cores of one node as there are threads; all that is free of all nodes where none has so many."""
+        if not threads:
+            self._seat("compute", self._everywhere(), _COMMON)
+            return
         nodes = [self._near(self._disk_node(name)) for name in disks]
         rooms = sorted(self.usable, key=lambda node: (-nodes.count(node), -len(self._flat(self.free[node])), node))
         for node in rooms:
@@ -196,12 +200,12 @@ class _Seats:
                 del self.free[node][-len(taken) :]
                 self._seat("compute", self._flat(taken), f"{threads} threads of one node")
                 return
-        self._seat("compute", self._everywhere(), f"{threads} threads: no node has cores for all of them")
+        self._seat("compute", self._everywhere(), f"{threads} threads: more than a node has cores for")
 
     def share_rest(self, disks: Sequence[str]) -> None:
         """What is not taken: next to the GPU for what feeds it, next to the disks for what fetches, else for plans."""
         feeding = self._pool(self.home) if self.home is not None else self._everywhere()
-        beside = "next to compute" if self.home is not None else "all cores that are nobody's own"
+        beside = "next to compute" if self.home is not None else _COMMON
         for role in ("read", "upload", "download", "write"):
             self._seat(role, feeding, beside)
         near = {self._near(node) for node in map(self._disk_node, disks) if node is not None}

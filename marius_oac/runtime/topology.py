@@ -100,9 +100,9 @@ class Topology:
         return [node.number for node in self.nodes if self.allowed_cores(node.number)]
 
     def nearest(self, node: int, among: Iterable[int]) -> int:
-        """The node of `among` that is nearest to `node`; of equal ones the first in number."""
+        """The node of `among` that is nearest to `node`, itself if it is there; of equal ones the first in number."""
         distances = self.node(node).distances
-        return min(among, key=lambda other: (distances.get(other, _LOCAL if other == node else _REMOTE), other))
+        return min(among, key=lambda other: (other != node, distances.get(other, _REMOTE), other))
 
     def gpu(self, device: str | int) -> Gpu | None:
         """An NVIDIA or AMD GPU by its PCI address, or by its number among them in PCI order, as nvidia-smi counts."""

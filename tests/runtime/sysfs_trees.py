@@ -35,10 +35,12 @@ def load(name: str | Path) -> dict:
     return json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
 
 
-def build(name: str | Path, root: Path) -> Path:
-    """Writes the machine's tree into the new folder `root`; returns it."""
+def build(name: str | Path, root: Path, caches: bool = True) -> Path:
+    """Writes the machine's tree, without the many files of its caches if so, into the new folder `root`; returns it."""
     tree = load(name)
     for path, content in tree["files"].items():
+        if "/cache/" in path and not caches:
+            continue
         for one in _each(path):
             (root / one).parent.mkdir(parents=True, exist_ok=True)
             (root / one).write_text(content + "\n", "utf-8")

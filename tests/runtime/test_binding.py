@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from marius_oac.runtime import binding, numa_memory
 from marius_oac.runtime.binding import STAGE_ROLES, Binding, Seat, choose, unbound
+from marius_oac.runtime.devices import Disk, Gpu
 from marius_oac.runtime.numa_memory import MemoryPolicy
 from marius_oac.runtime.places import Place, place
 from marius_oac.runtime.sysfs import parse_list
-from marius_oac.runtime.topology import read
-from tests.runtime.sysfs_trees import MACHINES, build
+from marius_oac.runtime.topology import Core, Node, Topology, read
+from marius_oac.runtime.workers import Workers
+from tests.runtime.sysfs_trees import MACHINES
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory):
-    return {name: build(name, tmp_path_factory.mktemp("trees") / name) for name in MACHINES}
+def roots(machine_tree):
+    return {name: machine_tree(name) for name in MACHINES}
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +103,15 @@ def test_memory_that_may_not_be_used_is_left_out(two):
 def test_the_cpu_computes_on_one_node_where_it_can(two, roots):
     disk = [place("/dev/nvme1n1", roots["two_sockets"])]
     chosen = choose(two, disk, None, threads=20)
-    assert chosen.cpus("compute") == parse_list("51-60,115-124")  # next to the disk, ten cores of two
-    assert cpus(chosen, "read", "write", "fetch") == parse_list("32-50,96-114")
+    assert chosen.cpus("compute") == parse_list("52-61,116-125")  # next to the disk, ten cores of two
+    assert cpus(chosen, "read", "write", "fetch") == parse_list("32-51,96-115")
     assert cpus(chosen, "plan") == parse_list("0-31,64-95")
-    everywhere = choose(two, disk, None)  # 126 threads
-    assert cpus(everywhere, "compute", "read", "write", "plan", "settle") == parse_list("0-60,64-124")
-    assert everywhere.cpus("io:0") == (62, 126) and everywhere.memory.kind == "interleave"
+    for threads in (0, 63):  # a node's 31 cores have 62 CPUs, and one core stays with the other stages
+        everywhere = choose(two, disk, None, threads)
+        assert cpus(everywhere, "compute", "read", "write", "plan", "settle") == parse_list("0-61,64-125")
+        assert everywhere.cpus("io:0") == (62, 126) and everywhere.memory.kind == "interleave"
+    assert choose(two, disk, None, 62).cpus("compute") == parse_list("1-31,65-95")
+    assert "network" not in everywhere.seats
 
 
 def test_a_tier_over_several_folders(two, roots):
@@ -168,6 +173,33 @@ def test_every_choice_keeps_the_rules(four, two, roots, data):
             others = [role for role in chosen.seats if role not in ("io", f"io:{number}")]
             assert not any(own & set(chosen.cpus(role)) for role in others)
     assert set(chosen.memory.nodes) <= set(machine.memory_nodes)
+
+
+def test_every_role_of_a_real_choice_holds_for_real_threads():
+    """This machine's CPUs, taken for those of two nodes."""
+    here = read()
+    if len(here.allowed) < 2:
+        pytest.skip("one CPU is no two nodes")
+    half = len(here.allowed) // 2
+    parts = here.allowed[:half], here.allowed[half:]
+    nodes = tuple(Node(number, cpus, 1 << 30, {0: 10, 1: 10}) for number, cpus in enumerate(parts))
+    cores = tuple(Core((cpu,), int(cpu in parts[1]), 0) for cpu in here.allowed)
+    gpu = Gpu("0000:01:00.0", "NVIDIA", "a GPU", 1)
+    disks = (Disk("nvme0n1", "NVMe", "", 1 << 40, False, None, 0),)
+    machine = Topology(nodes, cores, (), (), here.allowed, (0, 1), disks, (gpu,), ())
+    chosen = choose(machine, [Place("/a", "nvme0n1", "ext4", ("nvme0n1",))], gpu)
+    found = {}
+
+    def bind(role):
+        assert chosen.bind_thread(role)
+        found[role] = tuple(sorted(os.sched_getaffinity(0)))
+
+    with Workers(lambda: None, bind) as workers:
+        for role in (*STAGE_ROLES, "io:0", "io"):
+            workers.start(role, 1, lambda: None, lambda: None)
+        workers.join()
+    assert found == {role: chosen.cpus(role) for role in found} and len(found) == len(STAGE_ROLES) + 2
+    assert found["io:0"][0] in parts[0] and found["compute"][0] in parts[1]
 
 
 def test_unknown_roles_are_a_defect_everywhere(two):

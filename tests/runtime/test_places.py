@@ -12,7 +12,8 @@ from tests.runtime.sysfs_trees import build
 
 @pytest.fixture
 def root(tmp_path):
-    return build("two_sockets", tmp_path / "sys")
+    """A tree that may be changed."""
+    return build("two_sockets", tmp_path / "sys", caches=False)
 
 
 @pytest.mark.parametrize(
@@ -26,16 +27,17 @@ def root(tmp_path):
         ("loop0", ()),
     ],
 )
-def test_devices_by_name(root, device, disks):
+def test_devices_by_name(machine_tree, device, disks):
+    root = machine_tree("two_sockets")
     found = place(f"/dev/{device}", root)
     assert (found.path, found.device, found.disks) == (f"/dev/{device}", device, disks)
     assert place("/dev/nosuch", root).device == ""
 
 
-def test_disks_are_in_natural_order(tmp_path):
-    found = place("/dev/md127", build("four_sockets", tmp_path / "sys"))
+def test_disks_are_in_natural_order(machine_tree):
+    found = place("/dev/md127", machine_tree("four_sockets"))
     assert found.disks == tuple(f"nvme{number}n1" for number in range(8))
-    assert place("/dev/dm-0", build("desktop", tmp_path / "desktop")).disks == ("nvme0n1",)
+    assert place("/dev/dm-0", machine_tree("desktop")).disks == ("nvme0n1",)
 
 
 def number_of(path):
@@ -67,10 +69,10 @@ def test_btrfs_numbers_its_file_systems_itself(root, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["overlay overlay rw", "nfs4 server:/export rw", "zfs pool/data rw", "tmpfs"])
-def test_file_systems_without_a_disk_that_is_known(root, tmp_path, source):
+def test_file_systems_without_a_disk_that_is_known(machine_tree, tmp_path, source):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"40 1 {number_of(tmp_path)} / / rw - {source}\n")
-    found = place(tmp_path, root, mounts)
+    found = place(tmp_path, machine_tree("two_sockets"), mounts)
     assert (found.device, found.file_system, found.disks) == ("", source.split()[0], ())
 
 

@@ -19,8 +19,8 @@ CPU, NODE = "devices/system/cpu", "devices/system/node"
 
 @pytest.fixture
 def tree(tmp_path):
-    """`tree(name)` -> root of that machine's tree, to be changed at will."""
-    return lambda name: build(name, tmp_path / name)
+    """`tree(name)` -> root of that machine's tree, without its caches, to be changed at will."""
+    return lambda name: build(name, tmp_path / name, caches=False)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_masks_of_cpus(tmp_path, text, cpus):
     assert sysfs.mask(tmp_path / "cpumap") == (None if cpus is None else tuple(cpus))
 
 
-def test_two_sockets(tree):
-    machine = read(tree("two_sockets"), names={"0000:17:00.0": "NVIDIA A100-SXM4-40GB"})
+def test_two_sockets(machine_tree):
+    machine = read(machine_tree("two_sockets"), names={"0000:17:00.0": "NVIDIA A100-SXM4-40GB"})
     assert [node.number for node in machine.nodes] == [0, 1]
     assert machine.nodes[1].cpus == (*range(32, 63), *range(96, 127)) and machine.offline == (63, 127)
     assert [round(node.num_bytes / 2**30) for node in machine.nodes] == [512, 512]
@@ -89,8 +89,8 @@ def test_two_sockets(tree):
     assert machine.gpu(8) is machine.gpu(-1) is machine.gpu("0000:00:00.0") is None
 
 
-def test_four_sockets(tree):
-    machine = read(tree("four_sockets"))
+def test_four_sockets(machine_tree):
+    machine = read(machine_tree("four_sockets"))
     assert [len(node.cpus) for node in machine.nodes] == [24] * 4 and len(machine.cores) == 48
     assert machine.nodes[3].distances == {0: 31, 1: 21, 2: 21, 3: 10}
     assert machine.nearest(3, [0, 1, 2]) == 1 and machine.nearest(3, [0, 3]) == 3
@@ -99,8 +99,8 @@ def test_four_sockets(tree):
     assert [(nic.name, nic.node) for nic in machine.nics] == [("eth0", 0), ("ib0", 0), ("ib1", 1)]
 
 
-def test_desktop(tree):
-    machine = read(tree("desktop"))
+def test_desktop(machine_tree):
+    machine = read(machine_tree("desktop"))
     assert len(machine.nodes) == 1 and machine.nodes[0].cpus == tuple(range(32))
     assert [core.kind for core in machine.cores] == ["performance"] * 8 + ["efficiency"] * 16
     assert [(cache.level, cache.num_bytes >> 10, len(cache.groups)) for cache in machine.caches] == [
@@ -118,8 +118,8 @@ def test_desktop(tree):
     assert {device.node for device in (*machine.disks, *machine.gpus, *machine.nics)} == {0}, "there is but one"
 
 
-def test_a_virtual_machine(tree):
-    machine = read(tree("virtual_machine"))
+def test_a_virtual_machine(machine_tree):
+    machine = read(machine_tree("virtual_machine"))
     assert [core.cpus for core in machine.cores] == [(0,), (1,)] and machine.offline == ()
     assert [(disk.name, disk.kind, disk.spins, disk.address) for disk in machine.disks] == [
         ("vda", "virtio", False, "0000:00:02.0")
@@ -153,19 +153,17 @@ def test_lists_that_are_missing_are_made_up_for(tree):
     assert read(root) == whole
 
 
-@pytest.mark.parametrize("content", ["", "rubbish\n", "\xff\xfe", "-1", "9-2", "7" * 5000])
-def test_no_content_of_a_file_stops_the_reader(tree, content):
-    root = tree("two_sockets")
-    for name in ("cpulist", "distance", "meminfo"):
-        (root / f"{NODE}/node1/{name}").write_bytes(content.encode("latin-1"))
-    for folder in (f"{CPU}/cpu5/topology", f"{CPU}/cpu5/cache/index0"):
-        for path in (root / folder).iterdir():
-            path.write_bytes(content.encode("latin-1"))
-    for path in root.rglob("numa_node"):
-        path.write_bytes(content.encode("latin-1"))
-    machine = read(root)
-    assert sorted(cpu for core in machine.cores for cpu in core.cpus) == sorted({*range(128)} - {63, 127})
-    assert sorted(cpu for node in machine.nodes for cpu in node.cpus) == sorted({*range(128)} - {63, 127})
+def test_no_content_of_a_file_stops_the_reader(tmp_path):
+    root = build("two_sockets", tmp_path / "sys")
+    files = [root / f"{NODE}/node1/{name}" for name in ("cpulist", "distance", "meminfo")]
+    files += [path for name in ("topology", "cache/index0") for path in (root / f"{CPU}/cpu5/{name}").iterdir()]
+    files += root.rglob("numa_node")
+    for content in (b"", b"rubbish\n", b"\xff\xfe", b"-1", b"9-2", b"7" * 5000):
+        for path in files:
+            path.write_bytes(content)
+        machine = read(root)
+        assert sorted(cpu for core in machine.cores for cpu in core.cpus) == sorted({*range(128)} - {63, 127})
+        assert sorted(cpu for node in machine.nodes for cpu in node.cpus) == sorted({*range(128)} - {63, 127})
 
 
 def test_nodes_with_gaps_in_their_numbers_and_one_of_memory_alone(tree):
@@ -202,8 +200,8 @@ def test_the_node_of_a_device_that_the_firmware_left_out(tree):
     assert found == {"bridge": 1, "cpus": 1, "nobody": None, "no such node": None}
 
 
-def test_allowed_cpus_bound_what_may_be_used(tree):
-    machine = read(tree("two_sockets"), allowed=[0, 64, 2, 32, 63, 500])
+def test_allowed_cpus_bound_what_may_be_used(machine_tree):
+    machine = read(machine_tree("two_sockets"), allowed=[0, 64, 2, 32, 63, 500])
     assert machine.allowed == (0, 2, 32, 64)  # 63 is offline, 500 is not there
     assert machine.allowed_cores(0) == [(0, 64), (2,)] and machine.allowed_cores(1) == [(32,)]
 
