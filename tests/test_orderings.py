@@ -89,6 +89,18 @@ def test_more_epochs_end_as_if_they_had_been_asked_for_at_once(graph, tmp_path):
     assert [line["batch"] + 1 for line in lines] == list(ends) and whole.summary["training.batches"] == ends[-1]
 
 
+def test_what_a_kill_left_of_the_sorting_goes(graph, tmp_path):
+    config = ordered(graph, "comet")
+    train(config, tmp_path / "whole")
+    with pytest.raises(Crash):
+        train(config, tmp_path / "run", probe=stop_at("compute", 0, Crash()))
+    (tmp_path / "run" / BUCKETS).rename(tmp_path / "run" / f".{BUCKETS}.unfinished")
+    resume(tmp_path / "run")
+    assert sorted(contents(tmp_path / "run")) == sorted(contents(tmp_path / "whole"))
+    assert story(tmp_path / "run") == story(tmp_path / "whole")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
 def test_sorted_edges_that_are_damaged_are_made_again(graph, tmp_path, capsys):
     config = ordered(graph, "beta")
     whole = train(config, tmp_path / "whole")

@@ -58,6 +58,7 @@ class BucketSchedule:
         self.counts, self.num_nodes = counts, num_nodes
         self._config, self._sides = config, 1 + config.model.reciprocal
         self.epoch = lru_cache(_EPOCHS_KEPT)(self._epoch)
+        self._ends: list[int] = []
 
     @staticmethod
     def check(num_nodes: int, config: Config) -> None:
@@ -74,7 +75,9 @@ class BucketSchedule:
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
         """Batches up to the end of each of the first so many epochs; not the same number in each."""
-        return np.cumsum([self.epoch(epoch).batch_ends[-1] for epoch in range(epochs)]).tolist()
+        if len(self._ends) < epochs:
+            self._ends = np.cumsum([self.epoch(epoch).batch_ends[-1] for epoch in range(epochs)]).tolist()
+        return self._ends[:epochs]
 
     def _epoch(self, epoch: int) -> EpochBatches:
         order = epoch_order(self._config.training.ordering, self._config.seed, epoch)
