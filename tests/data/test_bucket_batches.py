@@ -112,6 +112,11 @@ def test_edges_are_spread_evenly_over_the_batches_of_a_state():
     assert sum(sizes) == 2000
 
 
+def test_a_batch_has_no_more_rows_than_the_buffer():
+    assert some_planner().tables[0].max_batch_rows == 4 * 63  # 500 nodes in 8 partitions, 4 of which are larger
+    assert some_planner("training.negatives.count=10").tables[0].max_batch_rows == 2 * 64 + 2 * 10
+
+
 def test_more_epochs_do_not_change_the_first_ones():
     few, more = some_planner("training.epochs=2"), some_planner("training.epochs=4")
     assert more.epoch_ends(4)[:2] == few.epoch_ends(2)
