@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from marius_oac.data import buckets
 from marius_oac.data.buckets import count_buckets, open_buckets, partition_starts
 from marius_oac.errors import InputError
+from marius_oac.files import unfinished
 from tests.data import naive_orderings as naive
 from tests.data.test_batches import random_edges
 from tests.runs import contents, flip_a_byte
@@ -109,6 +110,18 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="buckets: can't be written: No space left on device"):
         sort(tmp_path / "buckets", random_edges(50, 2, 300), 50, 7)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_until_it_is_whole_the_folder_has_the_name_of_what_is_unfinished(tmp_path, monkeypatch):
+    real, seen = buckets._digest, []
+
+    def watched(path):
+        seen.extend(entry.name for entry in tmp_path.iterdir())
+        return real(path)
+
+    monkeypatch.setattr(buckets, "_digest", watched)
+    sort(tmp_path / "buckets", random_edges(50, 2, 300), 50, 7)
+    assert seen == [unfinished(tmp_path / "buckets").name]
 
 
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="too many edges without the JIT")
