@@ -8,6 +8,7 @@ import psutil
 
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.ctr_parts import KEY_BYTES, capacity_of, make_ctr_network, row_layout, tables_of
+from marius_oac.disk_tables import ahead_bytes, table_needs
 from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
 from marius_oac.run_log import RunLog
 from marius_oac.session import pick_device
@@ -28,23 +29,28 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
     size, examples = config.training.batch_size, max(config.evaluation.batch_size, config.training.batch_size)
     ids = sum(table.max_ids for table in tables)
     row_bytes = sum(table.max_ids * (4 * layout.width + 8) for table, layout in zip(tables, layouts, strict=True))
-    plans = (held + in_flight + config.pipeline.workers.plan) * size * (ids * 30 + 4 * len(config.data.numeric))
+    plan_bytes = size * (ids * 30 + 4 * len(config.data.numeric))
+    plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, plan_bytes)
     dense = sum(parameter.nbytes for parameter in network.parameters())
     compute = 8 * dense + 4 * examples * sum(config.model.hidden) * 3 + 3 * examples * row_bytes
     rows = [capacity_of(config, layout) if config.keys.capacity else 0 for layout in layouts]
-    table_bytes = sum(count * (layout.row_bytes + KEY_BYTES) for count, layout in zip(rows, layouts, strict=True))
+    names = [table.name for table in tables]
+    key_bytes = sum(rows) * KEY_BYTES
     blocks = (config.pipeline.workers.plan + 1) * max(config.data.shuffle, 1 << 16) * (ids * 12 + 64)
     place = "host" if device.type == "cpu" else "device"
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, "data.train"),
-        Need("host", "tables", table_bytes, "keys.capacity"),
+        *table_needs(
+            config.storage, dict(zip(names, layouts, strict=True)), dict(zip(names, rows, strict=True)), "keys.capacity"
+        ),
+        Need("host", "keys", key_bytes, "keys.capacity"),
         Need("host", "blocks of the log", blocks, "data.shuffle"),
         Need("host", "batches", held * size * row_bytes + plans, "pipeline.in_flight"),
         Need(place, "compute", compute, "training.batch_size"),
     ]
     if place == "device":
         needs.append(Need("device", "batches", held * size * row_bytes, "pipeline.in_flight"))
-    disk = (config.checkpoint.keep + 2) * (
+    disk = (config.checkpoint.keep + 2 - config.storage.paged) * (
         sum(count * (4 * layout.width + 22) for count, layout in zip(rows, layouts, strict=True)) + 3 * dense
     )
     needs.append(Need("disk", "checkpoints", disk, "checkpoint.keep"))

@@ -8,18 +8,22 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+
 from marius_oac.checkpoint import TABLES
+from marius_oac.config_base import BaseConfig
 from marius_oac.config_sections import StorageConfig
 from marius_oac.errors import ConfigError
 from marius_oac.files import disk_errors, write_atomically
+from marius_oac.memory import Need
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.disk import SsdStore
 from marius_oac.storage.disk_tier import DiskTier
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.mapped import MappedStore
 from marius_oac.storage.memory import MemoryStore
-from marius_oac.storage.page_files import LISTING, Listing, PageFiles
-from marius_oac.storage.paged_table import page_bytes_for
+from marius_oac.storage.page_files import LISTING, MOST_PAGES_A_JOB, Listing, PageFiles
+from marius_oac.storage.paged_table import FRAME_BYTES, PAGE_TABLE_BYTES, frames_in, page_bytes_for, too_small
 
 
 class Tables:
@@ -61,6 +65,43 @@ class Tables:
         else:
             store = MemoryStore(name, num_rows, layout, initial, capacity)
         return self._stack.enter_context(store)
+
+
+def table_needs(
+    config: StorageConfig, layouts: Mapping[str, RowLayout], rows: Mapping[str, int], key: str
+) -> list[Need]:
+    """What tables of so many rows take in memory, and on disk while they are trained; `key` makes them smaller."""
+    whole = sum(count * layouts[name].row_bytes for name, count in rows.items())
+    if not config.paged:
+        mapped = config.io == "mmap"
+        disk = [Need("disk", "tables", whole, key)] if mapped else []
+        return [Need("host", "tables", whole, key, mapped=mapped), *disk]
+    size = page_bytes(config, list(layouts.values()))
+    pages = sum(-(-count // (size // layouts[name].row_bytes)) for name, count in rows.items())
+    frames = frames_in(config.memory, size)
+    if pages:
+        frames = min(frames, pages)
+    return [
+        Need("host", "rows in memory", frames * (size + FRAME_BYTES), "storage.memory"),
+        Need("host", "page tables", pages * PAGE_TABLE_BYTES, key),
+        Need("host", "pages on their way", config.depth * MOST_PAGES_A_JOB * size, "storage.depth"),
+        Need("disk", "tables", pages * size, key),
+    ]
+
+
+def check_batch(config: StorageConfig, layout: RowLayout, rows: np.ndarray) -> None:
+    """Raises ConfigError where the memory for rows can't hold a batch of these, with what it takes."""
+    if not config.paged:
+        return
+    size = page_bytes(config, [layout])
+    pages = np.unique(rows // (size // layout.row_bytes)).size
+    if pages > frames_in(config.memory, size):
+        raise too_small("a batch", pages, frames_in(config.memory, size), size)
+
+
+def ahead_bytes(config: BaseConfig, plan_bytes: int) -> int:
+    """What plans take that wait for their rows to come from disk."""
+    return (config.storage.look_ahead + config.pipeline.in_flight) * plan_bytes if config.storage.paged else 0
 
 
 def page_bytes(config: StorageConfig, layouts: list[RowLayout]) -> int:

@@ -10,6 +10,7 @@ import torch
 from marius_oac.config import Config
 from marius_oac.data.graph import Graph
 from marius_oac.data.splits import SPLITS
+from marius_oac.disk_tables import ahead_bytes, check_batch, table_needs
 from marius_oac.evaluate import DRAW_EDGES
 from marius_oac.graph_parts import entity_layout, make_planner, num_model_relations
 from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
@@ -26,6 +27,7 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
     device, planner, layout = pick_device(config.device), make_planner(config, graph), entity_layout(config)
     (table,) = planner.tables
     plan = planner.plan(0)
+    check_batch(config.storage, layout, plan.rows[0])
     ordering = config.training.ordering
     rows, train_bytes = len(plan.rows[0]), graph.edges("train").nbytes
     if ordering.kind != "shuffle":
@@ -39,11 +41,11 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
     evaluation = _evaluation_bytes(config, graph, device)
     edges = sum(graph.edges(split).nbytes for split in SPLITS if split == "train" or graph.num_edges[split])
     edges += train_bytes * (ordering.kind != "shuffle")  # the same, sorted
-    plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes
+    plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, plan_bytes)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, "data.path"),
         Need("host", "edges", edges, "data.path", mapped=True),
-        Need("host", "tables", table.num_rows * layout.row_bytes, "model.dimension"),
+        *table_needs(config.storage, {table.name: layout}, {table.name: table.num_rows}, "model.dimension"),
     ]
     if device.type == "cpu":
         compute = _scratch_bytes(config, plan, table.num_rows) + 2 * relations
@@ -65,7 +67,7 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
             Need("device", "compute", _autograd_bytes(config, rows) + 2 * relations, "training.batch_size"),
             Need("device", "evaluation", evaluation, "evaluation.memory"),
         ]
-    disk = (config.checkpoint.keep + 2) * (table.num_rows * (4 * layout.width + 8) + relations)
+    disk = (config.checkpoint.keep + 2 - config.storage.paged) * (table.num_rows * (4 * layout.width + 8) + relations)
     needs.append(Need("disk", "checkpoints", disk, "checkpoint.keep"))
     if ordering.kind != "shuffle":
         needs.append(Need("disk", "sorted edges", train_bytes, "training.ordering.kind"))

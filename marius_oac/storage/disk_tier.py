@@ -30,14 +30,14 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from marius_oac.errors import ConfigError, InputError
+from marius_oac.errors import InputError
 from marius_oac.runtime.channel import Closed
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.page_directory import WRITING, Directory, zeros
 from marius_oac.storage.page_files import PageFiles
 from marius_oac.storage.page_moves import Fill, Move, PageMover, Traffic
 from marius_oac.storage.page_slots import Slots
-from marius_oac.storage.paged_table import FRAME_BYTES, PagedTable, frames_in
+from marius_oac.storage.paged_table import PagedTable, frames_in, too_small
 from marius_oac.storage.reserved import reserve
 
 _ENTRIES_PER_FRAME = 2  # as many pages of announced batches can be told apart from those that nobody will use
@@ -113,12 +113,7 @@ class DiskTier:
             sequence,
         )
         if claim.pages.size > self.frames:
-            need = -(-claim.pages.size * (self.page_bytes + FRAME_BYTES) >> 20)
-            raise ConfigError(
-                f"batch {sequence} uses {claim.pages.size:,} pages and the memory holds {self.frames:,}: "
-                f"{need:,} MiB are needed at least, or a smaller training.batch_size",
-                "storage.memory",
-            )
+            raise too_small(f"batch {sequence}", claim.pages.size, self.frames, self.page_bytes)
         with self._room:
             self._wait(self._room, lambda: self.directory.can_announce(claim.pages))
             self.directory.announce(claim.pages, sequence)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from marius_oac.errors import ConfigError
 from marius_oac.storage import page_kernels
 from marius_oac.storage.contract import RowLayout
 
@@ -50,6 +51,16 @@ def page_bytes_for(row_bytes: Sequence[int]) -> int:
     while size < widest or (size % widest) * 8 > size:
         size += BLOCK_BYTES
     return size
+
+
+def too_small(what: str, pages: int, frames: int, page_bytes: int) -> ConfigError:
+    """The error of a batch that uses more pages than there are frames."""
+    need = -(-pages * (page_bytes + FRAME_BYTES) >> 20)
+    return ConfigError(
+        f"{what} uses {pages:,} pages of {page_bytes:,} bytes and the memory holds {frames:,}: {need:,} MiB are needed "
+        "at least, or a smaller training.batch_size",
+        "storage.memory",
+    )
 
 
 def frames_in(budget: int, page_bytes: int) -> int:
