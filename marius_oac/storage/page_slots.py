@@ -29,7 +29,7 @@ class Slots:
 
     def __init__(self, grow: Callable[[int], None]):
         self._grow = grow
-        self._references = np.zeros(0, np.uint8)
+        self._references = np.zeros(0, np.uint32)
         self._free = np.zeros(0, np.int32)  # of each segment
         self._open = np.zeros(0, np.int64)  # free slots that are taken next
         self._segment = -1
@@ -93,5 +93,5 @@ class Slots:
         segments = -(-count // SLOTS_PER_SEGMENT)
         added = segments - self._free.size
         self._grow(segments * SLOTS_PER_SEGMENT)
-        self._references = np.concatenate((self._references, np.zeros(added * SLOTS_PER_SEGMENT, np.uint8)))
+        self._references = np.concatenate((self._references, np.zeros(added * SLOTS_PER_SEGMENT, np.uint32)))
         self._free = np.concatenate((self._free, np.full(added, SLOTS_PER_SEGMENT, np.int32)))
