@@ -172,6 +172,10 @@ def test_every_choice_keeps_the_rules(four, two, roots, data):
             assert own in [set(core) for core in machine.allowed_cores(home)]
             others = [role for role in chosen.seats if role not in ("io", f"io:{number}")]
             assert not any(own & set(chosen.cpus(role)) for role in others)
+    for node in machine.usable_nodes():  # the disks leave a core to the others wherever there are two
+        own = [set(core) for core in machine.allowed_cores(node)]
+        if disks and len(own) > 1:
+            assert not set().union(*own) <= set(chosen.cpus("io"))
     assert set(chosen.memory.nodes) <= set(machine.memory_nodes)
 
 

@@ -1,5 +1,6 @@
 """What is read from recorded trees, from broken ones and from this machine."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -99,6 +100,13 @@ def test_four_sockets(machine_tree):
     assert [(nic.name, nic.node) for nic in machine.nics] == [("eth0", 0), ("ib0", 0), ("ib1", 1)]
 
 
+def test_a_node_is_nearest_to_itself_whatever_the_firmware_says(machine_tree):
+    machine = read(machine_tree("four_sockets"))
+    flat = tuple(dataclasses.replace(node, distances=dict.fromkeys(range(4), 10)) for node in machine.nodes)
+    machine = dataclasses.replace(machine, nodes=flat)
+    assert [machine.nearest(node, range(4)) for node in range(4)] == [0, 1, 2, 3] and machine.nearest(3, [1, 2]) == 1
+
+
 def test_desktop(machine_tree):
     machine = read(machine_tree("desktop"))
     assert len(machine.nodes) == 1 and machine.nodes[0].cpus == tuple(range(32))
@@ -141,6 +149,14 @@ def test_a_container_that_shows_cpus_alone(tree):
     machine = read(root)
     assert [node.number for node in machine.nodes] == [0] and len(machine.nodes[0].cpus) == 126
     assert len(machine.cores) == 63 and machine.disks == machine.gpus == machine.nics == ()
+
+
+def test_cpus_that_could_be_plugged_in_are_not_offline(tree):
+    root = tree("desktop")
+    (root / f"{CPU}/offline").write_text("31-127\n")
+    (root / f"{CPU}/online").write_text("0-30\n")
+    machine = read(root)
+    assert machine.offline == (31,) and machine.allowed == tuple(range(31))
 
 
 def test_lists_that_are_missing_are_made_up_for(tree):
