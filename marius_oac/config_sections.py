@@ -111,6 +111,11 @@ class StorageConfig(Section):
         """Whether rows come and go in pages, under a budget of memory."""
         return self.memory is not None
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether rows lie on disk at all."""
+        return self.paged or self.io == "mmap"
+
     @model_validator(mode="after")
     def _disk(self) -> StorageConfig:
         if self.io == "mmap" and self.memory is not None:

@@ -12,6 +12,7 @@ from marius_oac.disk_tables import ahead_bytes, table_needs
 from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
 from marius_oac.run_log import RunLog
 from marius_oac.session import pick_device
+from marius_oac.storage.key_kernels import RECORD
 
 
 def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
@@ -36,6 +37,7 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
     rows = [capacity_of(config, layout) if config.keys.capacity else 0 for layout in layouts]
     names = [table.name for table in tables]
     key_bytes = sum(rows) * KEY_BYTES
+    mapped = sum(rows) * RECORD.itemsize * config.storage.on_disk
     blocks = (config.pipeline.workers.plan + 1) * max(config.data.shuffle, 1 << 16) * (ids * 12 + 64)
     place = "host" if device.type == "cpu" else "device"
     needs = [
@@ -43,7 +45,8 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
         *table_needs(
             config.storage, dict(zip(names, layouts, strict=True)), dict(zip(names, rows, strict=True)), "keys.capacity"
         ),
-        Need("host", "keys", key_bytes, "keys.capacity"),
+        Need("host", "keys", key_bytes - mapped, "keys.capacity"),
+        Need("host", "keys on disk", mapped, "keys.capacity", mapped=True),
         Need("host", "blocks of the log", blocks, "data.shuffle"),
         Need("host", "batches", held * size * row_bytes + plans, "pipeline.in_flight"),
         Need(place, "compute", compute, "training.batch_size"),

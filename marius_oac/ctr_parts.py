@@ -84,7 +84,7 @@ def make_key_table(config: CtrConfig, tables: Tables, name: str) -> KeyTable:
     """An empty table; the initial value of a row is a pure function of (seed, table, key)."""
     optimizer = RowOptimizer(config.training.optimizer)
     initial = RowInitial("normal", config.model.init_scale, config.seed, name, optimizer.initial_state)
-    return KeyTable(tables.make(name, 0, initial), config.keys.admit_after, config.keys.drop_after)
+    return KeyTable(tables.make(name, 0, initial), config.keys.admit_after, config.keys.drop_after, tables.scratch)
 
 
 def make_ctr_step(

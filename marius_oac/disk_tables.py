@@ -49,19 +49,27 @@ class Tables:
     ):
         self._config, self._layouts, self._capacities, self._stack = config, layouts, capacities, stack
         self.tier: DiskTier | None = None
-        if config.paged or config.io == "mmap":
-            self._folder = (folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / TABLES
+        self.scratch: Path | None = None
+        """A folder for what does not fit into memory; None where everything must, or nothing may be written."""
+        if not config.on_disk:
+            return
+        folder = (folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / TABLES
+        self.scratch = folder if writable else None
+        if writable:
+            with disk_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
         if config.paged:
-            files = stack.enter_context(open_files(config, self._folder, list(layouts.values()), writable))
-            self.tier = stack.enter_context(DiskTier(files, layouts, capacities, config.memory, config.look_ahead))
+            files = stack.enter_context(open_files(config, folder, list(layouts.values()), writable))
+            tier = DiskTier(files, layouts, capacities, config.memory, config.look_ahead)
+            self.tier = stack.enter_context(tier)
 
     def make(self, name: str, num_rows: int, initial: RowInitial) -> ParameterStore:
         """A table at its initial values."""
         layout, capacity = self._layouts[name], self._capacities[name]
         if self.tier:
             store: ParameterStore = SsdStore(name, num_rows, layout, initial, self.tier, capacity)
-        elif self._config.io == "mmap":
-            store = MappedStore(self._folder, name, num_rows, layout, initial, capacity)
+        elif self.scratch:
+            store = MappedStore(self.scratch, name, num_rows, layout, initial, capacity)
         else:
             store = MemoryStore(name, num_rows, layout, initial, capacity)
         return self._stack.enter_context(store)
@@ -115,14 +123,11 @@ def page_bytes(config: StorageConfig, layouts: list[RowLayout]) -> int:
 def open_files(config: StorageConfig, folder: Path, layouts: list[RowLayout], writable: bool) -> PageFiles:
     """The page files of a run, made where there are none yet."""
     rest = config.io, config.depth
-    warn = _warn
-    if (folder / LISTING).exists():
-        return PageFiles(folder, Listing.load(folder / LISTING), *rest, writable=writable, warn=warn)
+    if (folder / LISTING).exists() or not writable:
+        return PageFiles(folder, Listing.load(folder / LISTING), *rest, writable=writable, warn=_warn)
     _clean(folder)
     listing = Listing.new(page_bytes(config, layouts), [Path(path) for path in config.path])
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    files = PageFiles(folder, listing, *rest, create=True, warn=warn)
+    files = PageFiles(folder, listing, *rest, create=True, warn=_warn)
     try:
         write_atomically(folder / LISTING, listing.dump())
     except BaseException:

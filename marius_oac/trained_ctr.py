@@ -47,6 +47,8 @@ class TrainedClickModel:
     """A checkpoint of a run on a click log, its tables in memory until `close`."""
 
     def __init__(self, path: Path, config: CtrConfig, checkpoint: Checkpoint, log: RunLog):
+        if not checkpoint.pages:  # the run's tables have come to lie on disk since
+            config = config.replace("storage.memory=null", "storage.io=direct")
         self.path, self.config, self.checkpoint = path, config, checkpoint
         self._task = CtrTask(config, log, writable=False)
         self._task.use_folder(path)

@@ -1,7 +1,8 @@
 """Which row of a table belongs to which key: an exact index that grows while it is read.
 
 A row costs 16 bytes for its key and 5 to 7.5 bytes of slots (`key_kernels` says how they lie). The rows' part is
-reserved for the whole capacity at first and takes memory as rows come, so it never moves. The slots lie in many shards,
+reserved for the whole capacity at first and takes memory as rows come, so it never moves; it may lie in a file that the
+system pages: a search looks at the part of a row that is there, and seldom at another's. The slots lie in many shards,
 each grown alone by half when it is four fifths full: built aside, then published by one store.
 
 Guarantees:
@@ -16,13 +17,14 @@ Guarantees:
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.storage import key_kernels as kernels
 from marius_oac.storage.key_kernels import ADDRESS_BITS, COLLISION, DONE, FREE, FREE_TAKEN, FULL, LIVE, NUM_ROWS, RECORD
-from marius_oac.storage.reserved import reserve
+from marius_oac.storage.reserved import reserve, reserve_on_disk
 
 MAX_CAPACITY = (1 << 32) - 2
 
@@ -86,20 +88,22 @@ class KeyIndex:
     Args:
         name: of the table, for messages.
         capacity: rows that there are, at most `MAX_CAPACITY`.
+        folder: where the rows' part lies in a file; None: in memory.
 
     Keys of 64 bits that are fingerprints of something longer come with `checks`, uint32 [n], a second fingerprint of
     the same; without them all are 0.
 
     Raises:
-        ValueError: impossible capacity. OSError (ENOMEM): no address space for so many rows.
+        ValueError: impossible capacity. OSError: no address space for so many rows, or no file in `folder`.
     """
 
-    def __init__(self, name: str, capacity: int) -> None:
+    def __init__(self, name: str, capacity: int, folder: Path | None = None) -> None:
         if not 0 <= capacity <= MAX_CAPACITY:
             raise ValueError(f"table {name!r}: capacity {capacity} is not in 0 to {MAX_CAPACITY}")
         self.name, self.capacity = name, capacity
         size = capacity * RECORD.itemsize
-        self._records = np.frombuffer(reserve(size, _HUGE_PAGE), RECORD, capacity)
+        memory = reserve(size, _HUGE_PAGE) if folder is None else reserve_on_disk(folder, size)
+        self._records = np.frombuffer(memory, RECORD, capacity)
         self._num_shards = min(max(capacity // _KEYS_PER_SHARD, 1), _MAX_SHARDS)
         self._directory = np.empty(self._num_shards, np.int64)
         self._no_slots = np.zeros(_SIZES[0] // 2, np.int64)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -29,12 +30,13 @@ class KeyTable:
         admit_after: a key gets a row of its own when it has been seen so often; before, it uses its vocabulary's row
             of `NO_KEY`. 1: at once.
         drop_after: `drop_unseen` forgets keys that the last so many files did not hold; 0: none.
+        folder: where the keys lie in a file; None: in memory.
     """
 
-    def __init__(self, store: ParameterStore, admit_after: int = 1, drop_after: int = 0):
-        self.store, self.index = store, KeyIndex(store.name, store.capacity)
+    def __init__(self, store: ParameterStore, admit_after: int = 1, drop_after: int = 0, folder: Path | None = None):
+        self.store, self.index = store, KeyIndex(store.name, store.capacity, folder)
         self._admit_after, self._drop_after = admit_after, drop_after
-        self._waiting = KeyIndex(f"{store.name}, not admitted", store.capacity) if admit_after > 1 else None
+        self._waiting = KeyIndex(f"{store.name}, not admitted", store.capacity, folder) if admit_after > 1 else None
         self._seen = np.zeros(0, np.int64)  # of each waiting key
         self._last_file = np.zeros(0, np.int32)  # that held each row's key
         self.dropped = 0

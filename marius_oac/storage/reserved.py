@@ -1,6 +1,11 @@
 """Memory that is reserved whole and taken page by page."""
 
+from __future__ import annotations
+
 import mmap
+import os
+import tempfile
+from pathlib import Path
 
 _MAP_NORESERVE = 0x4000  # of Linux; the mmap module does not name it before Python 3.12
 
@@ -19,4 +24,19 @@ def reserve(num_bytes: int, small_pages: int = 0) -> mmap.mmap:
     memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes > small_pages:
         memory.madvise(mmap.MADV_HUGEPAGE, small_pages)
+    return memory
+
+
+def reserve_on_disk(folder: Path, num_bytes: int) -> mmap.mmap:
+    """The same in a file without a name in `folder`: the system writes it there where memory is short.
+
+    The file goes with the mapping, whatever ends the process.
+
+    Raises:
+        OSError: it can't be made, or there is no address space for so much.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.truncate(file.fileno(), max(num_bytes, 1))
+        memory = mmap.mmap(file.fileno(), max(num_bytes, 1), flags=mmap.MAP_SHARED)
+    memory.madvise(mmap.MADV_RANDOM)
     return memory
