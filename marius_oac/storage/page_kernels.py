@@ -2,8 +2,9 @@
 
 Guarantees:
 - `copy_page` gives every row as it was at one moment (rows are taken as `kernels.read` takes them) and no lock bit.
-- A checksum is of the page's bytes and its number. A change within any one aligned word of 8 bytes always changes it,
-  any other change with a probability of 1 - 2**-64; and no page has the checksum of another one's bytes.
+- A checksum is of the page's bytes and its number. A change within any one aligned word of 8 bytes always changes it;
+  the bytes of another moment, or of another page, have it with a probability of about 2**-64. Against bytes that
+  somebody has chosen it is no defence: bit 63 of a word and bit 30 of the fourth word after it cancel out.
 - Nothing is checked: addresses and slots are the caller's.
 """
 
@@ -44,7 +45,8 @@ def checksum(address, num_bytes, page):
     total = _rotated((a ^ seed) * _PRIME_2) ^ b
     total = _rotated(total * _PRIME_2) ^ c
     total = _rotated(total * _PRIME_2) ^ d
-    return _rotated(total * _PRIME_2) ^ (total >> np.uint64(29))
+    total = _rotated(total * _PRIME_2)
+    return total ^ (total >> np.uint64(29))
 
 
 @compiled

@@ -12,7 +12,10 @@ import pytest
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="already without the JIT")
 def test_the_suite_passes_without_the_jit():
     here = Path(__file__).parent
-    modules = [here / f"test_{name}.py" for name in ("atomics", "bfloat16", "initial", "memory")]
+    modules = [
+        here / f"test_{name}.py"
+        for name in ("atomics", "bfloat16", "initial", "memory", "page_directory", "page_kernels")
+    ]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, modules)],
         cwd=here.parents[1],
