@@ -111,12 +111,15 @@ class PageFiles:
         self.listing, self.page_bytes, self._slots = listing, listing.page_bytes, 0
         self._paths = [folder / name for name in listing.files]
         self._depth, self._descriptors = depth, []
+        self._made: list[Path] = []
         self._threads = ThreadPoolExecutor(depth, "io", (lambda: bind("io")) if bind else None)
         try:
             for number, path in enumerate(self._paths):
                 self._descriptors.append(self._open(path, number, io, create, writable, warn))
         except BaseException:
             self.close()
+            for path in self._made:
+                path.unlink()
             raise
         self._kernel_descriptors = np.array(self._descriptors, np.int64)
 
@@ -126,6 +129,7 @@ class PageFiles:
             if create:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with open(path, "xb") as file:
+                    self._made.append(path)
                     file.write(header)
             else:
                 with open(path, "rb") as file:
