@@ -12,7 +12,7 @@ from marius_oac.data.graph import Graph
 from marius_oac.data.splits import SPLITS
 from marius_oac.disk_tables import ahead_bytes, check_batch, table_needs
 from marius_oac.evaluate import DRAW_EDGES
-from marius_oac.graph_parts import entity_layout, make_planner, num_model_relations
+from marius_oac.graph_parts import edges_in_memory, entity_layout, make_planner, num_model_relations
 from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
 from marius_oac.models.handwritten import _WAVE_SCORES
 from marius_oac.scoring import Blocks, EntityReader, LinkScorer, rounded_up
@@ -39,7 +39,8 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
     relations = num_model_relations(config, graph) * layout.width * 4
     save = min(table.num_rows, ROWS_PER_BLOCK) * layout.width * 4 * 2 + 2 * relations
     evaluation = _evaluation_bytes(config, graph, device)
-    edges = sum(graph.edges(split).nbytes for split in SPLITS if split == "train" or graph.num_edges[split])
+    edges = sum(graph.edges(split).nbytes for split in SPLITS if split != "train" and graph.num_edges[split])
+    edges += edges_in_memory(graph.edges("train"))
     edges += train_bytes * (ordering.kind != "shuffle")  # the same, sorted
     plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, plan_bytes)
     needs = [

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
+from marius_oac import cgroups
 from marius_oac.config import Config
 from marius_oac.data.batches import EdgePlanner, GraphPlanner, ReorderedPlanner
 from marius_oac.data.bucket_batches import BucketPlanner, BucketSchedule
@@ -17,6 +19,8 @@ from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, rel
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
+
+_LEAST_EDGE_BYTES = 64 << 20
 
 
 def entity_layout(config: Config) -> RowLayout:
@@ -32,7 +36,14 @@ def num_model_relations(config: Config, graph: Graph) -> int:
 
 def make_planner(config: Config, graph: Graph) -> EdgePlanner:
     """The planner of shuffled training edges."""
-    return EdgePlanner(graph.edges("train"), graph.num_nodes, graph.num_relations, config)
+    edges = graph.edges("train")
+    return EdgePlanner(edges, graph.num_nodes, graph.num_relations, config, edges_in_memory(edges))
+
+
+def edges_in_memory(edges: np.ndarray) -> int:
+    """Bytes of the training edges that may be in memory at a time: all of them where they take little of it."""
+    free = [psutil.virtual_memory().available, cgroups.headroom()]
+    return min(edges.nbytes, max(_LEAST_EDGE_BYTES, min(one for one in free if one is not None) // 4))
 
 
 def make_schedule(config: Config, graph: Graph) -> BucketSchedule:
@@ -45,7 +56,8 @@ def make_schedule(config: Config, graph: Graph) -> BucketSchedule:
 def make_bucket_planner(config: Config, graph: Graph, schedule: BucketSchedule, folder: Path) -> BucketPlanner:
     """The planner of a partition ordering; its edges are sorted into `folder`, or are there already."""
     edges = open_buckets(folder, graph.edges("train"), schedule.counts, graph.num_nodes, graph.fingerprint)
-    return BucketPlanner(edges, graph.num_nodes, graph.num_relations, config, schedule)
+    most = edges_in_memory(edges)
+    return BucketPlanner(edges, graph.num_nodes, graph.num_relations, config, schedule, most)
 
 
 def in_order(config: Config, planner: GraphPlanner) -> GraphPlanner | ReorderedPlanner:

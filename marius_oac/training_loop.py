@@ -218,9 +218,14 @@ class TrainingLoop:
         totals = self.position.epoch
         line = {"kind": "epoch", "epoch": epoch, "batch": self.position.sequence - 1}
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
-        self.folder.log(line | totals.metrics() | run | self.session.task.summary())
+        self.folder.log(line | totals.metrics() | run | self._disk_metrics() | self.session.task.summary())
         loss, rate = totals.loss / totals.examples, totals.rate()
         progress.say(f"epoch {epoch + 1} of {len(self.road.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
+
+    def _disk_metrics(self) -> dict[str, float]:
+        """What went to and from the disk since the program started, where rows lie there."""
+        tier = self.session.parts.tier
+        return tier.metrics() if tier else {}
 
     def _evaluation_follows(self) -> bool:
         every, epochs = self.config.evaluation.every, self._epochs_done()
@@ -273,7 +278,7 @@ class TrainingLoop:
         if self.session.task.has("test"):
             progress.say("test")
             summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
-        summary |= self.session.task.summary()
+        summary |= self.session.task.summary() | self._disk_metrics()
         summary["memory.peak_rss_bytes"] = peak_rss()
         cores, memory = os.cpu_count(), psutil.virtual_memory().total >> 30
         summary["machine"] = f"{cores} cores, {memory} GiB, {self.session.device}, {blas.kernels()} kernels"

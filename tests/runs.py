@@ -8,7 +8,7 @@ from pathlib import Path
 from marius_oac.config import Config
 
 TIMES = ("seconds", "per_second", "rss", "machine")
-CHANCE = ("replaced", "cache_rows", "channel_fill")  # what depends on how the threads happened to run
+CHANCE = ("replaced", "cache_rows", "channel_fill", "disk.")  # what depends on how the threads happened to run
 
 
 def write_config(path: Path, config: Config) -> Path:

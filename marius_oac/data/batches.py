@@ -18,10 +18,12 @@ from marius_oac.data.compiled import compiled
 from marius_oac.data.negatives import as_kernel_input, count_by_degree, fill_negatives
 from marius_oac.data.permutation import MAX_SIZE, bit_length, permuted, round_keys
 from marius_oac.data.random import fold, stream_key, wrapping
+from marius_oac.data.resident import Resident
 from marius_oac.data.spans import located, span_up_to
 from marius_oac.errors import InputError
 from marius_oac.types import Plan, Side, TableSpec
 
+_EDGES_AT_ONCE = 1 << 20  # in a pass over all of them
 _MAX_DIGIT_BITS = 11  # a histogram of 16 KiB stays in the first-level cache
 
 
@@ -60,6 +62,7 @@ class GraphPlanner(ABC):
         num_nodes: ids lie in [0, num_nodes), at most 2**40.
         num_relations: relation ids lie in [0, num_relations); 0: the edges have none.
         config: `seed`, `model` and `training` are used.
+        most_bytes: of edges in a mapped file that may be in memory at a time; None: all of them.
 
     Attributes:
         tables: the one table, with the most rows that a batch can have.
@@ -69,13 +72,15 @@ class GraphPlanner(ABC):
         ValueError: `edges` has another type or shape.
     """
 
-    def __init__(self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config) -> None:
-        self._edges = as_kernel_input(edges)
+    def __init__(
+        self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config, most_bytes: int | None = None
+    ) -> None:
+        self._edges, self._resident = as_kernel_input(edges), Resident(edges, most_bytes)
         self._num_nodes = num_nodes
         if edges.shape[1] != (3 if num_relations else 2):
             raise ValueError(f"edges have {edges.shape[1]} columns, but the graph has {num_relations} relations")
         _check_model(config, num_relations)
-        _check_ids(self._edges, num_nodes, num_relations)
+        _check_ids(self._edges, num_nodes, num_relations, self._resident)
         negatives, self._sides_of_edge = config.training.negatives, 1 + config.model.reciprocal
         self._num_relations = 0 if config.model.decoder == "dot" else num_relations * self._sides_of_edge
         self._num_examples = len(edges) * self._sides_of_edge
@@ -114,9 +119,13 @@ class GraphPlanner(ABC):
         heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :]
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
         examples = int(at.edges[1, -1]) * self._sides_of_edge
-        _gather_edges(
-            self._edges, at.edges, examples, self._num_relations, at.shuffle_key, at.start, heads, relations, tails
-        )
+        for first in range(0, size, self._resident.at_once):
+            part = slice(first, first + self._resident.at_once)
+            _gather_edges(
+                self._edges, at.edges, examples, self._num_relations, at.shuffle_key, at.start + first, heads[part],
+                relations[part], tails[part],
+            )  # fmt: skip
+            self._resident.touched(len(heads[part]))
         arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([at.epoch])}
         arrays["chunk_offsets"] = np.arange(chunks + 1) * size // chunks
         if self._num_relations:
@@ -127,6 +136,7 @@ class GraphPlanner(ABC):
         key = np.uint64(fold(np.uint64(fold(self._negatives_key, at.epoch)), at.batch))
         groups = negatives.reshape(sides * chunks, self._count)
         fill_negatives(key, self._edges, at.among, at.nodes, self._by_degree, groups)
+        self._resident.touched(self._by_degree * len(groups))
         rows = relabel(ids, self._num_nodes)
         arrays["negatives"] = negatives.reshape(sides, chunks, self._count)
         return Plan(sequence, (rows,), arrays, size)
@@ -144,8 +154,10 @@ class EdgePlanner(GraphPlanner):
         batches_per_epoch: batches that one pass over the edges (twice as many with `model.reciprocal`) takes.
     """
 
-    def __init__(self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config) -> None:
-        super().__init__(edges, num_nodes, num_relations, config)
+    def __init__(
+        self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config, most_bytes: int | None = None
+    ) -> None:
+        super().__init__(edges, num_nodes, num_relations, config, most_bytes)
         self.batches_per_epoch = -(-self._num_examples // self._batch_size)
         self._edge_span, self._node_span = span_up_to(len(edges)), span_up_to(num_nodes)
 
@@ -299,12 +311,16 @@ def _check_model(config: Config, num_relations: int) -> None:
         raise InputError("dot has no relations that could be reversed", "model.reciprocal")
 
 
-def _check_ids(edges: np.ndarray, num_nodes: int, num_relations: int) -> None:
+def _check_ids(edges: np.ndarray, num_nodes: int, num_relations: int, resident: Resident) -> None:
     if not len(edges):
         raise InputError("the graph has no training edges", "data.path")
     if not 1 <= num_nodes <= MAX_SIZE:
         raise InputError(f"{num_nodes:,} nodes, 1 to 2**40 are possible", "data.path")
-    bad = _first_bad_id(edges, num_nodes, num_relations)
-    if bad >= 0:
+    for first in range(0, len(edges), _EDGES_AT_ONCE):
+        bad = _first_bad_id(edges[first : first + _EDGES_AT_ONCE], num_nodes, num_relations)
+        resident.drop()
+        if bad < 0:
+            continue
+        bad += first
         limits = f"{num_nodes:,} nodes" + (f" and {num_relations:,} relations" if num_relations else "")
         raise InputError(f"training edge {bad} is {edges[bad].tolist()}, but the graph has {limits}", "data.path")

@@ -110,9 +110,15 @@ class BucketPlanner(GraphPlanner):
     """
 
     def __init__(
-        self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config, schedule: BucketSchedule
+        self,
+        edges: np.ndarray,
+        num_nodes: int,
+        num_relations: int,
+        config: Config,
+        schedule: BucketSchedule,
+        most_bytes: int | None = None,
     ) -> None:
-        super().__init__(edges, num_nodes, num_relations, config)
+        super().__init__(edges, num_nodes, num_relations, config, most_bytes)
         self._schedule = schedule
         self._ends = schedule.epoch_ends(config.training.epochs)
         self._node_starts = partition_starts(num_nodes, len(schedule.counts))

@@ -21,6 +21,7 @@ import numpy as np
 
 from marius_oac.data.compiled import compiled
 from marius_oac.data.negatives import as_kernel_input
+from marius_oac.data.resident import Resident
 from marius_oac.files import disk_errors, sync_folder, unfinished, write_flushed
 
 FORMAT, VERSION = "marius_oac.buckets", 1
@@ -41,11 +42,12 @@ def count_buckets(edges: np.ndarray, num_nodes: int, partitions: int) -> np.ndar
         edges: as `EdgePlanner` takes and has checked them.
     """
     counts = np.zeros(partitions * partitions, dtype=np.int64)
-    plain, per_chunk = as_kernel_input(edges), _edges_per_chunk(edges)
+    plain, per_chunk, resident = as_kernel_input(edges), _edges_per_chunk(edges), Resident(edges, CHUNK_BYTES)
     for begin in range(0, len(plain), per_chunk):
         chunk = plain[begin : begin + per_chunk]
         numbers = np.empty(len(chunk), dtype=np.int64)
         _number_buckets(chunk, num_nodes, partitions, numbers, counts)
+        resident.drop()
     return counts.reshape(partitions, partitions)
 
 
@@ -111,7 +113,7 @@ def _edges_per_chunk(edges: np.ndarray) -> int:
 def _sort(path: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int) -> None:
     """Counting sort: each chunk is sorted in memory, and its part of each bucket written behind what is there."""
     per_chunk, row_bytes = _edges_per_chunk(edges), edges.itemsize * edges.shape[1]
-    plain = as_kernel_input(edges)
+    plain, resident = as_kernel_input(edges), Resident(edges, CHUNK_BYTES)
     with open(path, "wb") as file:
         header = {"descr": edges.dtype.str, "fortran_order": False, "shape": edges.shape}
         np.lib.format.write_array_header_1_0(file, header)
@@ -130,6 +132,7 @@ def _sort(path: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int) -> 
                 file.seek(base + places[bucket] * row_bytes)
                 file.write(content[starts[bucket] : starts[bucket + 1]].data)
             places += found
+            resident.drop()
 
 
 @compiled

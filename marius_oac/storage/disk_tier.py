@@ -26,7 +26,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -211,14 +211,18 @@ class DiskTier:
         """Bytes of memory for pages."""
         return self.memory.nbytes
 
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of the page files that are in use."""
-        return self._slots.used * self.page_bytes
-
-    def metrics(self) -> dict[str, int]:
-        """Traffic so far."""
-        return asdict(self.traffic)
+    def metrics(self) -> dict[str, float]:
+        """Traffic so far, in the terms of a run's metrics. Pages that were asked for and were there are hits."""
+        traffic, size = self.traffic, self.page_bytes
+        missed = traffic.pages_read + traffic.pages_computed
+        return {
+            "disk.bytes_read": traffic.pages_read * size,
+            "disk.bytes_written": traffic.pages_written * size,
+            "disk.pages_computed": traffic.pages_computed,
+            "disk.requests": traffic.requests,
+            "disk.hit_rate": 1 - missed / max(traffic.pages_asked, 1),
+            "disk.bytes_in_use": self._slots.used * size,
+        }
 
     def close(self) -> None:
         """Waits for the I/O threads to end what they do, and lets go of files and memory. Closing twice is the same."""
