@@ -30,10 +30,12 @@ import shutil
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,10 +84,31 @@ class Field:
 
 @dataclass
 class Turns:
-    """Of a way: pages a second and processor seconds a page, one entry a round."""
+    """Of a way, one entry a round: pages a second, processor seconds a page, steps a second of `Counter`."""
 
     speeds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+
+
+class Counter:
+    """A thread that counts in Python, as a trainer's own threads need the interpreter while pages come and go."""
+
+    def __enter__(self) -> Counter:
+        self.count, self._over, self._began = 0, False, time.perf_counter()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._thread.join()
+        self.speed = self.count / (time.perf_counter() - self._began)
+
+    def _run(self) -> None:
+        while not self._over:
+            for _ in range(1000):
+                self.count += 1
 
 
 Way = Callable[[Field, str, float], tuple[float, float]]
@@ -269,26 +292,31 @@ def ways_here(chosen: list[str]) -> dict[str, Way]:
     return ways
 
 
-def race(place: Field, pattern: str, ways: dict[str, Way], seconds: float, rounds: int) -> dict[str, Turns]:
+def race(
+    place: Field, pattern: str, ways: dict[str, Way], seconds: float, rounds: int, beside: bool
+) -> dict[str, Turns]:
     turns = {name: Turns() for name in ways if pattern == "random" or name in ("ours", "fio")}
     for number in range(rounds):
         order = list(turns) if number % 2 == 0 else list(turns)[::-1]
         for name in order:
-            speed, cpu = ways[name](place, pattern, seconds)
+            with Counter() if beside else nullcontext() as counter:
+                speed, cpu = ways[name](place, pattern, seconds)
             turns[name].speeds.append(speed)
             turns[name].cpu.append(cpu)
+            turns[name].beside.append(counter.speed if beside else 0)
     return turns
 
 
-def report(pattern: str, page_bytes: int, turns: dict[str, Turns]) -> None:
+def report(pattern: str, page_bytes: int, turns: dict[str, Turns], beside: bool) -> None:
     limit = turns.get("fio")
     for name, own in turns.items():
-        speed, cpu = statistics.median(own.speeds), statistics.median(own.cpu)
+        speed = statistics.median(own.speeds)
         ratios = [a / b for a, b in zip(own.speeds, limit.speeds, strict=True)] if limit else []
         told = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if limit else ""
+        last = f"{statistics.median(own.beside) / 1e6:.1f}" if beside else f"{statistics.median(own.cpu) * 1e5:.2f}"
         print(
             f"| {pattern} | {page_bytes >> 10} KiB | {name} | {speed:,.0f} | {speed * page_bytes / 1e6:,.0f} | {told} "
-            f"| {cpu * 1e5:.2f} |",
+            f"| {last} |",
             flush=True,
         )
 
@@ -304,6 +332,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--patterns", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument(
+        "--beside", action="store_true", help="a thread counts in Python meanwhile: its million steps/s"
+    )
     parser.add_argument("--ways", nargs="+", default=["fio", "liburing", "aiofiles", "pool"], help="beside ours")
     args = parser.parse_args()
     pages = args.size // args.page
@@ -319,11 +350,12 @@ def main() -> None:
         with PageFiles(Path(folder), listing, "direct", args.depth, create=True, warn=print) as files:
             place = filled(files, pages, args.depth, claim)
             ways = ways_here(args.ways)
-            print("\n| pattern | page | way | pages/s | MB/s | of fio | processor s per 100,000 |")
-            print("|---|---|---|---|---|---|---|")
+            last = "Python beside, M steps/s" if args.beside else "processor s per 100,000"
+            print(f"\n| pattern | page | way | pages/s | MB/s | of fio | {last} |\n|---|---|---|---|---|---|---|")
             for pattern in args.patterns:
                 ours(place, pattern, 0.2)  # compiled, threads started
-                report(pattern, args.page, race(place, pattern, ways, args.seconds, args.rounds))
+                turns = race(place, pattern, ways, args.seconds, args.rounds, args.beside)
+                report(pattern, args.page, turns, args.beside)
         print(f"load {os.getloadavg()[0]:.1f}")
 
 
