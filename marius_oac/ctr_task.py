@@ -21,6 +21,7 @@ from marius_oac.data.log_files import LogFile, LogFiles, check_kinds
 from marius_oac.disk_tables import Tables
 from marius_oac.memory import MemoryPlan
 from marius_oac.run_log import LOG, RunLog
+from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.key_table import KeyTable
 from marius_oac.task import Parts, Road, Task
@@ -34,7 +35,6 @@ class CtrTask(Task):
     def __init__(self, config: CtrConfig, log: RunLog, writable: bool = True):
         """`writable` is False for those who only look at a trained model."""
         self.config, self.log, self._writable = config, log, writable
-        self._folder: Path | None = None
         self._road = log.road(config.training.batch_size)
         self._splits: dict[str, tuple[LogFile, ...]] = {}
         self._tables: list[KeyTable] = []
@@ -65,18 +65,15 @@ class CtrTask(Task):
             self._splits[split] = LogFiles.scan(patterns, self.config.data).files if patterns else ()
         return self._splits[split]
 
-    def use_folder(self, folder: Path) -> None:
-        self._folder = folder
-
     def plan_memory(self, folder: Path) -> MemoryPlan:
         return plan_ctr_memory(self.config, self.log, folder)
 
-    def build(self, stack: ExitStack, device: torch.device, threads: int) -> Parts:
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
         network = make_ctr_network(self.config)
         tables = tables_of(self.config, network)
         layouts = {table.name: row_layout(self.config, table, network) for table in tables}
         capacities = {name: capacity_of(self.config, layout) for name, layout in layouts.items()}
-        place = Tables(self.config.storage, self._folder, layouts, capacities, stack, self._writable)
+        place = Tables(self.config.storage, self.folder, layouts, capacities, stack, binding, self._writable)
         self._tables = [make_key_table(self.config, place, table.name) for table in tables]
         planner = LogPlanner(self.config, self.log.files, self._road, tables, self._tables)
         stack.callback(planner.close)

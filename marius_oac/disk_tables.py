@@ -16,6 +16,7 @@ from marius_oac.config_sections import StorageConfig
 from marius_oac.errors import ConfigError
 from marius_oac.files import disk_errors, write_atomically
 from marius_oac.memory import Need
+from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.disk import SsdStore
 from marius_oac.storage.disk_tier import DiskTier
@@ -35,6 +36,7 @@ class Tables:
         layouts: of each table, by name.
         capacities: most rows of each table, by name.
         stack: what must be closed is entered here.
+        binding: where memory and I/O threads belong.
         writable: False to look at the tables of a run that others may be training.
     """
 
@@ -45,9 +47,11 @@ class Tables:
         layouts: Mapping[str, RowLayout],
         capacities: Mapping[str, int],
         stack: ExitStack,
+        binding: Binding = UNBOUND,
         writable: bool = True,
     ):
         self._config, self._layouts, self._capacities, self._stack = config, layouts, capacities, stack
+        self._policy = binding.memory
         self.tier: DiskTier | None = None
         self.scratch: Path | None = None
         """A folder for what does not fit into memory; None where everything must, or nothing may be written."""
@@ -59,8 +63,8 @@ class Tables:
             with disk_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
         if config.paged:
-            files = stack.enter_context(open_files(config, folder, list(layouts.values()), writable))
-            tier = DiskTier(files, layouts, capacities, config.memory, config.look_ahead)
+            files = stack.enter_context(open_files(config, folder, list(layouts.values()), writable, binding))
+            tier = DiskTier(files, layouts, capacities, config.memory, config.look_ahead, binding.memory)
             self.tier = stack.enter_context(tier)
 
     def make(self, name: str, num_rows: int, initial: RowInitial) -> ParameterStore:
@@ -71,7 +75,7 @@ class Tables:
         elif self.scratch:
             store = MappedStore(self.scratch, name, num_rows, layout, initial, capacity)
         else:
-            store = MemoryStore(name, num_rows, layout, initial, capacity)
+            store = MemoryStore(name, num_rows, layout, initial, capacity, self._policy)
         return self._stack.enter_context(store)
 
 
@@ -120,14 +124,16 @@ def page_bytes(config: StorageConfig, layouts: list[RowLayout]) -> int:
     return config.page or page_bytes_for([layout.row_bytes for layout in layouts])
 
 
-def open_files(config: StorageConfig, folder: Path, layouts: list[RowLayout], writable: bool) -> PageFiles:
+def open_files(
+    config: StorageConfig, folder: Path, layouts: list[RowLayout], writable: bool, binding: Binding
+) -> PageFiles:
     """The page files of a run, made where there are none yet."""
-    rest = config.io, config.depth
+    rest = {"io": config.io, "depth": config.depth, "warn": _warn, "bind": binding.bind_thread}
     if (folder / LISTING).exists() or not writable:
-        return PageFiles(folder, Listing.load(folder / LISTING), *rest, writable=writable, warn=_warn)
+        return PageFiles(folder, Listing.load(folder / LISTING), **rest, writable=writable)
     _clean(folder)
     listing = Listing.new(page_bytes(config, layouts), [Path(path) for path in config.path])
-    files = PageFiles(folder, listing, *rest, create=True, warn=_warn)
+    files = PageFiles(folder, listing, **rest, create=True)
     try:
         write_atomically(folder / LISTING, listing.dump())
     except BaseException:

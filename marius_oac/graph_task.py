@@ -32,6 +32,7 @@ from marius_oac.graph_parts import (
 )
 from marius_oac.memory import MemoryPlan
 from marius_oac.models.link_prediction import RELATIONS, relation_width
+from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.scoring import EntityReader, LinkScorer
 from marius_oac.task import Parts, Road, Task
 
@@ -45,7 +46,6 @@ class GraphTask(Task):
     def __init__(self, config: Config, graph: Graph):
         self.config, self.graph = config, graph
         self._evaluator: Evaluator | None = None
-        self._folder: Path | None = None
 
     @property
     def decisive_metric(self) -> str:
@@ -76,21 +76,18 @@ class GraphTask(Task):
         if order not in ("plan", "arrival") and (recorded := len(read_order(order))) < needed:
             raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", order)
 
-    def use_folder(self, folder: Path) -> None:
-        self._folder = folder
-
     def plan_memory(self, folder: Path) -> MemoryPlan:
         return plan_memory(self.config, self.graph, folder)
 
-    def build(self, stack: ExitStack, device: torch.device, threads: int) -> Parts:
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
         planner = self._shuffled
         if isinstance(self._schedule, BucketSchedule):
             # Without a run, as in a measurement, the sorted edges go when the session ends.
-            folder = self._folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder = self.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             planner = make_bucket_planner(self.config, self.graph, self._schedule, folder / BUCKETS)
         tables, layout = planner.tables, entity_layout(self.config)
         layouts, rows = {table.name: layout for table in tables}, {table.name: table.num_rows for table in tables}
-        place = Tables(self.config.storage, self._folder, layouts, rows, stack)
+        place = Tables(self.config.storage, self.folder, layouts, rows, stack, binding)
         stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
         step = make_step(self.config, self.graph, device, threads)
         stack.callback(step.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +14,9 @@ import torch
 
 from marius_oac.config_base import BaseConfig
 from marius_oac.errors import ConfigError
+from marius_oac.machine import run_binding
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
+from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.task import Task
 
@@ -31,9 +34,22 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def num_threads(config: BaseConfig) -> int:
+def num_threads(config: BaseConfig, binding: Binding = UNBOUND) -> int:
     """Threads that compute on the CPU."""
-    return config.threads or len(os.sched_getaffinity(0))
+    return config.threads or len(binding.cpus("compute") or os.sched_getaffinity(0))
+
+
+def bind(task: Task, device: torch.device) -> Binding:
+    """Where the threads and tables of a run belong on this machine; says so where it is anywhere in particular."""
+    config, gpu = task.config, None
+    if device.type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        gpu = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+    places = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
+    binding = run_binding(config.binding, places, gpu, config.threads)
+    if binding.seats:
+        sys.stderr.write(f"{binding.note}\n")
+    return binding
 
 
 class Session:
@@ -42,15 +58,17 @@ class Session:
     def __init__(self, task: Task, trace: Path | None = None, probe: Probe | None = None):
         self.task, self.config = task, task.config
         self.device = pick_device(self.config.device)
-        self.threads = num_threads(self.config)
+        self.binding = bind(task, self.device)
+        self.threads = num_threads(self.config, self.binding)
         self._report: Callable[[BatchResult], None] = lambda result: None
         with ExitStack() as stack:
             self.telemetry = stack.enter_context(Telemetry(trace))
-            self.parts = task.build(stack, self.device, self.threads)
+            self.parts = task.build(stack, self.device, self.threads, self.binding)
             self.planner, self.stores, self.step = self.parts.planner, self.parts.stores, self.parts.step
             self.pipeline = Pipeline(
                 self.planner, self.stores, self.step, self.config.pipeline, self.device, self.telemetry,
                 lambda result: self._report(result), probe, self.parts.tier, self.config.storage.look_ahead,
+                self.binding.bind_thread,
             )  # fmt: skip
             self._stack = stack.pop_all()
 

@@ -15,6 +15,7 @@ import torch
 
 from marius_oac.config_base import BaseConfig
 from marius_oac.memory import MemoryPlan
+from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.disk_tier import DiskTier
 from marius_oac.types import Planner, Step
@@ -63,6 +64,8 @@ class Task(ABC):
     config: BaseConfig
     decisive_metric: str
     """The metric that decides which checkpoint is best."""
+    folder: Path | None = None
+    """Of the run, if there is one."""
 
     @property
     @abstractmethod
@@ -83,10 +86,10 @@ class Task(ABC):
 
     def use_folder(self, folder: Path) -> None:
         """Said before `build`, if there is a run: its folder exists, and the task may keep files of its own there."""
-        return
+        self.folder = folder
 
     @abstractmethod
-    def build(self, stack: ExitStack, device: torch.device, threads: int) -> Parts:
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
         """Planner, stores and step; what must be closed is entered into `stack`."""
 
     @abstractmethod

@@ -67,6 +67,7 @@ class Pipeline:
             errors with it.
         tier: what holds the stores' rows, where they lie on disk.
         look_ahead: batches that are settled and announced to the tier before they are fetched.
+        bind: called by each worker with its stage before its first batch (`runtime/binding.py`).
     """
 
     def __init__(
@@ -81,10 +82,11 @@ class Pipeline:
         probe: Probe | None = None,
         tier: DiskTier | None = None,
         look_ahead: int = 1,
+        bind: Callable[[str], object] | None = None,
     ):
         self.planner, self.step, self.config = planner, step, config
         self.stores = [store.held() for store in stores]
-        self.tier, self.look_ahead = tier, look_ahead
+        self.tier, self.look_ahead, self.bind = tier, look_ahead, bind
         self.telemetry, self.on_result, self.probe = telemetry, on_result, probe
         self.in_flight = 1 if config.mode == "sync" else config.in_flight
         self.validates = config.mode == "oac"
@@ -158,7 +160,7 @@ class _Run:
         count = self.pipeline.config.workers
         if self.pipeline._stopped.is_set():
             raise RuntimeError("this pipeline has failed before; make a new one")
-        with Workers(on_failure=self._abort) as workers:
+        with Workers(on_failure=self._abort, bind=self.pipeline.bind) as workers:
             workers.start("plan", count.plan, self._plan, self.planned.close)
             stages = (
                 *self._stages_before_read(),

@@ -98,6 +98,9 @@ def unbound(note: str) -> Binding:
     return Binding({}, None, note)
 
 
+UNBOUND = unbound("threads and memory are left alone")
+
+
 def choose(
     topology: Topology, places: Sequence[Place] = (), gpu: Gpu | None = None, threads: int = 0, table_bytes: int = 0
 ) -> Binding:

@@ -32,6 +32,7 @@ import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.numa_memory import MemoryPolicy, memory_policy
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.page_directory import WRITING, Directory, zeros
 from marius_oac.storage.page_files import PageFiles
@@ -61,6 +62,7 @@ class DiskTier:
         capacities: most rows of each table, by name.
         budget: bytes for frames and what they need; see `frames_in`.
         look_ahead: batches that may be announced and not fetched yet.
+        policy: where the memory's pages go.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class DiskTier:
         capacities: Mapping[str, int],
         budget: int,
         look_ahead: int = 0,
+        policy: MemoryPolicy | None = None,
     ):
         self.files, self.page_bytes, self.traffic = files, files.page_bytes, Traffic()
         self.tables: dict[str, PagedTable] = {}
@@ -86,6 +89,7 @@ class DiskTier:
         size = self.frames * self.page_bytes
         self.memory = np.frombuffer(reserve(size), np.uint8, size).reshape(self.frames, self.page_bytes)
         self.address = self.memory.ctypes.data
+        memory_policy(self.address, size, policy, "the rows in memory")
         self._mover = PageMover(files, self.memory, self.tables.values(), self.checksum_of)
         self._lock = threading.RLock()
         self._flushing = threading.Lock()  # taken before `_lock`

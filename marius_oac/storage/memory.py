@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from marius_oac.runtime.numa_memory import MemoryPolicy, memory_policy
 from marius_oac.storage import kernels
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout, Update
 from marius_oac.storage.initial import RowInitial
@@ -24,12 +25,19 @@ class MemoryStore(ParameterStore):
     """A table in anonymous memory."""
 
     def __init__(
-        self, name: str, num_rows: int, layout: RowLayout, initial: RowInitial, capacity: int | None = None
+        self,
+        name: str,
+        num_rows: int,
+        layout: RowLayout,
+        initial: RowInitial,
+        capacity: int | None = None,
+        policy: MemoryPolicy | None = None,
     ) -> None:
         """Raises ValueError for impossible sizes, OSError (ENOMEM) if the memory is not to be had."""
         super().__init__(name, num_rows, layout, initial, capacity)
         size = self.capacity * layout.row_bytes
         self._memory = np.frombuffer(self._make_memory(size), np.uint8, size)
+        memory_policy(self._memory.ctypes.data, size, policy, f"table {name}")
         self._table = layout.table_at(self._memory.ctypes.data)
         self._fill()
 
