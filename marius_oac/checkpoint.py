@@ -26,7 +26,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -36,8 +35,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from marius_oac.async_files import write_npy_files
 from marius_oac.errors import CheckpointError, DivergedError
-from marius_oac.files import NpyWriter, disk_errors, sync_folder, unfinished, write_atomically, write_flushed
+from marius_oac.files import disk_errors, sync_folder, unfinished, write_atomically, write_flushed
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 from marius_oac.storage.disk import SsdStore
 from marius_oac.storage.disk_tier import DiskTier
@@ -81,8 +81,8 @@ class Checkpoint:
         if table in self.pages and part in _PARTS:
             listing = Listing.load(self.path.parents[1] / TABLES / LISTING)
             slots, checksums = (self.array(table, each) for each in _PAGED_PARTS)
-            about, first = PagedRows.load(self.pages[table]["rows"]), self.pages[table]["first_page"]
-            return PagedArray(self.path.parents[1] / TABLES, listing, table, about, first, slots, checksums, part)
+            about = PagedRows.load(self.pages[table]["rows"])
+            return PagedArray(self.path.parents[1] / TABLES, listing, table, about, slots, checksums, part)
         path = self.path / f"{table}.{part}.npy"
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -122,9 +122,14 @@ class Checkpoint:
                 values, state, timestamps = (self.array(store.name, part)[block] for part in _PARTS)
                 store.load(first, np.array(timestamps), np.concatenate((values, state), axis=1))
 
-    def verify(self) -> None:
-        """Reads every file through. Raises CheckpointError naming the one that is missing or damaged."""
+    def verify(self, ending: str = "") -> None:
+        """Reads every file through, or those whose names end so.
+
+        Raises CheckpointError naming the one that is missing or damaged.
+        """
         for name, entry in self.files.items():
+            if not name.endswith(ending):
+                continue
             path = self.path / name
             try:
                 with open(path, "rb") as file:
@@ -141,6 +146,7 @@ class Checkpoints:
     def __init__(self, folder: Path):
         self.folder = folder
         self.tier: DiskTier | None = None
+        self._kept: set[str] = set()  # checkpoints whose pages the tier knows
 
     def names(self) -> list[str]:
         """Names of the complete checkpoints, oldest first."""
@@ -221,8 +227,7 @@ class Checkpoints:
                 raise
             sync_folder(self.folder)
         if self.tier:
-            for slots in self._read(path).slots():
-                self.tier.keep(slots)
+            self._keep(self._read(path))
         protected = {*self.names()[-keep:], self.best()}
         self._remove(name for name in self.names() if name not in protected)
         return self._read(path)
@@ -232,21 +237,35 @@ class Checkpoints:
         self._remove(name for name in reversed(self.names()) if name > name_of(sequence))
 
     def keep_pages(self) -> None:
-        """Says to the tier, which knows of none, which pages the checkpoints refer to."""
+        """Says to the tier, which knows of none, which pages the checkpoints refer to.
+
+        What a damaged checkpoint refers to is not known, and no run can go on from it.
+        """
+        self._kept.clear()
         for name in self.names():
-            for slots in self._read(self.folder / name).slots():
-                self.tier.keep(slots)
+            try:
+                checkpoint = self._read(self.folder / name)
+                checkpoint.verify(".slots.npy")
+            except CheckpointError:
+                continue
+            self._keep(checkpoint)
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
+        for slots in checkpoint.slots():
+            self.tier.keep(slots)
+        self._kept.add(checkpoint.name)
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             path = self.folder / name
-            slots = [np.array(each) for each in self._read(path).slots()] if self.tier else []
+            slots = [np.array(each) for each in self._read(path).slots()] if name in self._kept else []
             with disk_errors(path):
                 os.rename(path, unfinished(path))
                 shutil.rmtree(unfinished(path))
                 sync_folder(self.folder)
             for each in slots:  # not before: what a checkpoint with a name refers to is never overwritten
                 self.tier.let_go(each)
+            self._kept.discard(name)
 
     @staticmethod
     def _read(path: Path) -> Checkpoint:
@@ -276,13 +295,12 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    files = {}
-    for name, array in arrays.items():
-        with NpyWriter(folder / f"{name}.npy", array.shape, array.dtype) as writer:
-            for first in range(0, len(array), ROWS_PER_BLOCK):
-                writer.write(array[first : first + ROWS_PER_BLOCK])
-            files[writer.path.name] = writer.finish()
-    return files
+    blocks = (
+        {name: array[first : first + ROWS_PER_BLOCK]}
+        for name, array in arrays.items()
+        for first in range(0, len(array), ROWS_PER_BLOCK)
+    )
+    return write_npy_files(folder, {name: (array.shape, array.dtype) for name, array in arrays.items()}, blocks)
 
 
 def _write(folder: Path, sequence: int, stores, dense, extra, files) -> None:
@@ -290,8 +308,7 @@ def _write(folder: Path, sequence: int, stores, dense, extra, files) -> None:
     for store in stores:
         if isinstance(store, SsdStore):
             files |= _write_pages(folder, store, sequence)
-            first_page = store.tier.tables[store.name].first_page
-            pages[store.name] = {"rows": store.about.dump(), "first_page": first_page}
+            pages[store.name] = {"rows": store.about.dump()}
         else:
             files |= _write_table(folder, store, sequence)
     for name, tensor in dense.items():
@@ -327,16 +344,15 @@ def _write_pages(folder: Path, store: SsdStore, sequence: int) -> dict[str, dict
 def _write_table(folder: Path, store: ParameterStore, sequence: int) -> dict[str, dict[str, Any]]:
     """Streams a table to its three files; returns their sizes and checksums."""
     dimension = store.layout.dimension
-    with ExitStack() as stack:
-        writers = {
-            part: stack.enter_context(
-                NpyWriter(folder / f"{store.name}.{part}.npy", shape, np.int64 if part == "timestamps" else np.float32)
-            )
-            for part, shape in _shapes(store).items()
-        }
+    names = {part: f"{store.name}.{part}" for part in _PARTS}
+
+    def blocks() -> Iterator[dict[str, np.ndarray]]:
         for block in store.blocks():
             _check_finite(store.name, block.rows, sequence)
-            writers["values"].write(block.rows[:, :dimension])
-            writers["state"].write(block.rows[:, dimension:])
-            writers["timestamps"].write(block.timestamps)
-        return {writer.path.name: writer.finish() for writer in writers.values()}
+            parts = block.rows[:, :dimension], block.rows[:, dimension:], block.timestamps
+            yield dict(zip(names.values(), parts, strict=True))
+
+    about = {
+        names[part]: (shape, np.int64 if part == "timestamps" else np.float32) for part, shape in _shapes(store).items()
+    }
+    return write_npy_files(folder, about, blocks())

@@ -129,7 +129,8 @@ def open_files(
 ) -> PageFiles:
     """The page files of a run, made where there are none yet."""
     rest = {"io": config.io, "depth": config.depth, "warn": _warn, "bind": binding.bind_thread}
-    if (folder / LISTING).exists() or not writable:
+    referred_to = any(folder.parent.glob("checkpoints/[0-9]*/*.slots.npy"))
+    if (folder / LISTING).exists() or referred_to or not writable:
         return PageFiles(folder, Listing.load(folder / LISTING), **rest, writable=writable)
     _clean(folder)
     listing = Listing.new(page_bytes(config, layouts), [Path(path) for path in config.path])

@@ -188,7 +188,7 @@ class DiskTier:
 
     def keep(self, slots: np.ndarray) -> None:
         """A checkpoint refers to these slots, -1 apart: they stay as they are."""
-        with self._lock:
+        with self._lock, self._failing():
             self._slots.refer(slots[slots >= 0])
 
     def let_go(self, slots: np.ndarray) -> None:

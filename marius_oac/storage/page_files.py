@@ -110,7 +110,7 @@ class PageFiles:
     ):
         self.listing, self.page_bytes, self._slots = listing, listing.page_bytes, 0
         self._paths = [folder / name for name in listing.files]
-        self._depth, self._descriptors = depth, []
+        self._depth, self._descriptors, self._writable = depth, [], writable
         self._made: list[Path] = []
         self._threads = ThreadPoolExecutor(depth, "io", (lambda: bind("io")) if bind else None)
         try:
@@ -149,7 +149,7 @@ class PageFiles:
 
     def grow(self, slots: int) -> None:
         """Makes room for so many slots. Raises OSError where the disk has none."""
-        if slots <= self._slots:
+        if slots <= self._slots or not self._writable:
             return
         segment = page_kernels.SLOTS_PER_SEGMENT
         for number, (descriptor, path) in enumerate(zip(self._descriptors, self._paths, strict=True)):

@@ -2,9 +2,10 @@
 
 Guarantees:
 - `copy_page` gives every row as it was at one moment (rows are taken as `kernels.read` takes them) and no lock bit.
-- A checksum is of the page's bytes and its number. A change within any one aligned word of 8 bytes always changes it;
-  the bytes of another moment, or of another page, have it with a probability of about 2**-64. Against bytes that
-  somebody has chosen it is no defence: bit 63 of a word and bit 30 of the fourth word after it cancel out.
+- A checksum is of the page's bytes and its number within its table. A change within any one aligned word of 8 bytes
+  always changes it; the bytes of another moment, or of another page, have it with a probability of about 2**-64.
+  Against bytes that somebody has chosen it is no defence: bit 63 of a word and bit 30 of the fourth word after it
+  cancel out.
 - Nothing is checked: addresses and slots are the caller's.
 """
 
@@ -114,7 +115,7 @@ def copy_pages(sources, target, page_bytes, pages, shapes, checksums):
             table -= 1
         rows, row_bytes, to = shapes[table, 1], shapes[table, 2], target + i * page_bytes
         copy_page(sources[i], to, rows, row_bytes, page_bytes)
-        checksums[i] = checksum(to, page_bytes, pages[i])
+        checksums[i] = checksum(to, page_bytes, pages[i] - shapes[table, 0])
         if found < 0 and not _all_finite(
             to, rows, row_bytes, shapes[table, 3], shapes[table, 4] != 0, shapes[table, 5], shapes[table, 6]
         ):

@@ -101,7 +101,9 @@ class PageMover:
         addresses = self._address + move.frames[new:] * self._page_bytes
         move.requests += self._files.read(slots, addresses)
         with np.errstate(over="ignore"):
-            wrong = page_kernels.first_damaged(addresses, self._page_bytes, pages, self._checksum_of[pages])
+            wrong = page_kernels.first_damaged(
+                addresses, self._page_bytes, self._within_tables(pages), self._checksum_of[pages]
+            )
         if wrong >= 0:
             table = self._table_of(pages[wrong])
             page = int(pages[wrong]) - table.first_page
@@ -118,6 +120,11 @@ class PageMover:
         if not hasattr(self._own, "memory"):
             self._own.memory = np.frombuffer(reserve(MOST_PAGES_A_JOB * self._page_bytes), np.uint8)
         return self._own.memory.ctypes.data
+
+    def _within_tables(self, pages: np.ndarray) -> np.ndarray:
+        """Pages counted within their tables: where a table begins may be another in the next run."""
+        first_pages = self._shapes[:, 0]
+        return pages - first_pages[np.searchsorted(first_pages, pages, side="right") - 1]
 
     def _table_of(self, page: int) -> PagedTable:
         return next(table for table in self._tables if page < table.first_page + table.num_pages)

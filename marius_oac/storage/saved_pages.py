@@ -68,7 +68,6 @@ class PagedArray:
     Args:
         folder, listing: where the page files are.
         name: of the table, for messages.
-        first_page: the number of the table's first page.
         slots, checksums: int64 and uint64 [pages], as `DiskTier.saved` gave them.
     """
 
@@ -78,13 +77,12 @@ class PagedArray:
         listing: Listing,
         name: str,
         about: PagedRows,
-        first_page: int,
         slots: np.ndarray,
         checksums: np.ndarray,
         part: str,
     ):
         self._folder, self._listing, self._name, self._about = folder, listing, name, about
-        self._first_page, self._slots, self._checksums, self._part = first_page, slots, checksums, part
+        self._slots, self._checksums, self._part = slots, checksums, part
         layout = about.layout
         self.dtype = np.dtype(np.int64 if part == "timestamps" else np.float32)
         width = {"values": (layout.dimension,), "state": (layout.state_width,), "timestamps": ()}[part]
@@ -134,7 +132,7 @@ class PagedArray:
             raise InputError(f"can't be read: {error.strerror}", error.filename) from None
         with np.errstate(over="ignore"):
             wrong = page_kernels.first_damaged(
-                addresses, files.page_bytes, self._first_page + pages[order], np.array(self._checksums[pages[order]])
+                addresses, files.page_bytes, pages[order], np.array(self._checksums[pages[order]])
             )
         if wrong >= 0:
             page = int(pages[order[wrong]])
