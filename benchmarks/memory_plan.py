@@ -105,10 +105,8 @@ def main() -> None:
     memory = psutil.virtual_memory().total >> 30
     print(f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), {memory} GiB, {datetime.date.today()}")
     with tempfile.TemporaryDirectory() as folder:
-        if args.disk:
-            graph = make_pairs(Path(folder), args.nodes)
-        else:
-            graph = make_graph(Path(folder), args.nodes, args.edges)
+        place = Path(folder)
+        graph = make_pairs(place, args.nodes) if args.disk else make_graph(place, args.nodes, args.edges)
         print("| setting | planned MiB | peak MiB | peak / planned |\n|---|---:|---:|---:|")
         ratios = []
         for number, (name, overrides) in enumerate(settings(args.nodes, args.disk).items()):
