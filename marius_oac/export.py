@@ -3,6 +3,8 @@
 safetensors    embeddings.safetensors (a tensor per table), TABLE.names.parquet
 npy            TABLE.npy (memory-mappable), TABLE.names.parquet
 parquet        TABLE.parquet: `name`, `embedding` (a list of floats of fixed size), written in row groups
+
+Parquet is written by pyarrow: it encodes for longer than the disk takes (`benchmarks/README.md`).
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from marius_oac.async_files import write_files, write_npy_files
 from marius_oac.errors import InputError
-from marius_oac.files import NpyWriter, disk_errors, unfinished
+from marius_oac.files import disk_errors, unfinished
 
 Names = Callable[[np.ndarray], list[str]]
 FORMATS = ("safetensors", "npy", "parquet")
@@ -45,8 +49,10 @@ def export(tables: Mapping[str, np.ndarray], names: Mapping[str, Names], format:
             for table, values in tables.items():
                 file = f"{table}.parquet" if format == "parquet" else f"{table}.names.parquet"
                 _write_parquet(temporary / file, values, names[table], embeddings=format == "parquet")
-                if format == "npy":
-                    _write_npy(temporary / f"{table}.npy", values)
+            if format == "npy":
+                blocks = ({table: block} for table, values in tables.items() for block in _blocks(values))
+                about = {table: (values.shape, values.dtype) for table, values in tables.items()}
+                write_npy_files(temporary, about, blocks, hashed=False)
             if format == "safetensors":
                 _write_safetensors(temporary / "embeddings.safetensors", tables)
             os.rename(temporary, out)
@@ -60,13 +66,6 @@ def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:
         yield np.ascontiguousarray(values[start : start + _ROWS])
 
 
-def _write_npy(path: Path, values: np.ndarray) -> None:
-    with NpyWriter(path, values.shape, values.dtype) as writer:
-        for block in _blocks(values):
-            writer.write(block)
-        writer.finish()
-
-
 def _write_safetensors(path: Path, tables: Mapping[str, np.ndarray]) -> None:
     """The format's own library takes whole tensors in memory; its header is a line of JSON (safetensors, README)."""
     header, end = {}, 0
@@ -75,11 +74,9 @@ def _write_safetensors(path: Path, tables: Mapping[str, np.ndarray]) -> None:
         end += values.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for values in tables.values():
-            for block in _blocks(values):
-                file.write(block)
+    start = {path: len(text).to_bytes(8, "little") + text}
+    blocks = ({path: block} for values in tables.values() for block in _blocks(values))
+    write_files([path], chain([start], blocks), hashed=False)
 
 
 def _write_parquet(path: Path, values: np.ndarray, names: Names, embeddings: bool) -> None:

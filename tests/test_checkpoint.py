@@ -4,9 +4,12 @@ import builtins
 import errno
 import json
 import os
+import resource
 import shutil
+import threading
 import tracemalloc
 
+import aiofiles.threadpool
 import numpy as np
 import psutil
 import pytest
@@ -161,7 +164,7 @@ def count_calls(patch, fault_at=None, error=None):
 
     def counted(name, function):
         def call(*args, **kwargs):
-            if name == "open" and "w" not in (args[1] if len(args) > 1 else kwargs.get("mode", "r")):
+            if "open" in name and "w" not in (args[1] if len(args) > 1 else kwargs.get("mode", "r")):
                 return function(*args, **kwargs)
             calls.append(name)
             if len(calls) == fault_at:
@@ -178,6 +181,7 @@ def count_calls(patch, fault_at=None, error=None):
         (os, "unlink"),
         (os, "rmdir"),
         (builtins, "open"),
+        (aiofiles.threadpool, "sync_open"),
         (shutil, "rmtree"),
     ):
         patch.setattr(place, name, counted(name, getattr(place, name)))
@@ -197,7 +201,7 @@ def test_a_fault_at_any_call_leaves_every_named_checkpoint_complete(tmp_path, mo
         calls = count_calls(patch)
         checkpoints.save(30, [table(seed=30)], DENSE, {}, keep=1)
     assert checkpoints.names() == ["0000000010", "0000000030"]
-    assert {"fsync", "rename", "mkdir", "open", "rmtree", "unlink", "rmdir"} <= set(calls)
+    assert {"fsync", "rename", "mkdir", "open", "sync_open", "rmtree", "unlink", "rmdir"} <= set(calls)
     for number in range(1, len(calls) + 1):
         for error in (OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()):
             checkpoints = prepared(f"{number}-{type(error).__name__}")
@@ -215,6 +219,20 @@ def test_a_fault_at_any_call_leaves_every_named_checkpoint_complete(tmp_path, mo
             assert left == sorted(["best.json", *checkpoints.names()])
             checkpoints.save(40, [table(seed=40)], DENSE, {}, keep=1)
             assert checkpoints.names() == ["0000000010", "0000000040"]
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_table_spares_the_older_checkpoints(tmp_path):
+    """No file of more than 1 MiB can be written after the first checkpoint."""
+    checkpoints, store = Checkpoints(tmp_path), table(rows=100_000, dimension=8, state=8)
+    checkpoints.save(10, [store], DENSE, {}, keep=1)
+    before, threads, limit = contents(tmp_path), threading.active_count(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+    try:
+        with pytest.raises(InputError, match="0000000020: can't be written: File too large"):
+            checkpoints.save(20, [store], DENSE, {}, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert (contents(tmp_path), threading.active_count()) == (before, threads)
 
 
 def test_a_checkpoint_that_a_killed_process_left_is_removed(tmp_path):

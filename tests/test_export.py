@@ -1,5 +1,6 @@
 """What is exported is read back equal, with its names, by the formats' own libraries."""
 
+import resource
 import tracemalloc
 
 import numpy as np
@@ -53,6 +54,20 @@ def test_a_large_table_is_written_in_bounded_memory(tmp_path, format):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < values.nbytes // 2
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_disk_that_is_full_is_named_and_nothing_is_left(tmp_path, format):
+    """A file of more than 1 MiB can't be written here."""
+    tables = {"t": np.random.default_rng(0).random((60_000, 16), np.float32)}
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+    try:
+        with pytest.raises(InputError, match="out: can't be written: .*File too large"):
+            export(tables, {"t": lambda ids: ["x"] * len(ids)}, format, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert not list(tmp_path.iterdir())
 
 
 def test_bad_input_writes_nothing(tmp_path):

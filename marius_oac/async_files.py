@@ -1,0 +1,147 @@
+"""Large files, written while what comes next is read: asyncio and aiofiles.
+
+Guarantees of `write_files`:
+- Two blocks are held at a time: one that is hashed and written, its files side by side, and the next one, which is made
+  meanwhile. A file's blocks are written in their order.
+- Whatever it raises, nothing is read or written any more by then, and no thread of it is left.
+- The first Ctrl-C that raises KeyboardInterrupt ends it after the blocks that are held. The event loop has a thread of
+  its own: signals don't reach it, and the caller may be in an event loop already, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import threading
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import aiofiles
+import numpy as np
+
+from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.workers import Workers
+
+Content = bytes | np.ndarray
+Written = dict[str, dict[str, Any]]
+
+WRITE_BACK = 32 << 20  # bytes
+"""So much of a file is written before the disk is told to begin; else it would idle until the flush at the end."""
+
+
+def write_files(paths: Sequence[Path], blocks: Iterable[Mapping[Path, Content]], hashed: bool = True) -> Written:
+    """Writes new files and flushes them to the disk.
+
+    Args:
+        paths: of the files.
+        blocks: what to add to which of them; an array's bytes in C order. Iterated over in another thread.
+        hashed: whether their SHA-256 is wanted.
+
+    Returns:
+        By file name `bytes`, the size, and `sha256`.
+
+    Raises:
+        OSError: a file can't be written. What `blocks` raises is raised as it is.
+    """
+    written: Written = {}
+    stopped = threading.Event()
+
+    def work() -> None:
+        written.update(asyncio.run(_write(paths, iter(blocks), hashed, stopped)))
+
+    with Workers(on_failure=stopped.set) as workers:
+        workers.start("files", 1, work, when_all_done=lambda: None)
+        workers.join()
+    return written
+
+
+def write_npy_files(
+    folder: Path,
+    arrays: Mapping[str, tuple[tuple[int, ...], np.dtype | type]],
+    blocks: Iterable[Mapping[str, np.ndarray]],
+    hashed: bool = True,
+) -> Written:
+    """Writes NAME.npy for each of `arrays`, by their shapes and types, from blocks of rows. As `write_files`."""
+    paths = {name: folder / f"{name}.npy" for name in arrays}
+    headers = {paths[name]: _npy_header(*about) for name, about in arrays.items()}
+    rows = ({paths[name]: content for name, content in block.items()} for block in blocks)
+    return write_files(list(paths.values()), chain([headers], rows), hashed)
+
+
+def _npy_header(shape: tuple[int, ...], dtype: np.dtype | type) -> bytes:
+    header = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+    return header.getvalue()
+
+
+async def _write(
+    paths: Sequence[Path], blocks: Iterator[Mapping[Path, Content]], hashed: bool, stopped: threading.Event
+) -> Written:
+    async with AsyncExitStack() as stack:
+        files = {path: await stack.enter_async_context(_File(path, hashed)) for path in paths}
+        block = await asyncio.to_thread(_next, blocks)
+        while block is not None:
+            if stopped.is_set():
+                raise Closed
+            added = (files[path].add(content) for path, content in block.items())
+            block, *_ = await _all(asyncio.to_thread(_next, blocks), *added)
+        return {path.name: await file.finish() for path, file in files.items()}
+
+
+def _next(blocks: Iterator[Mapping[Path, Content]]) -> dict[Path, Content] | None:
+    block = next(blocks, None)
+    if block is None:
+        return None
+    return {path: each if isinstance(each, bytes) else np.ascontiguousarray(each) for path, each in block.items()}
+
+
+async def _all(*work: Awaitable[Any]) -> list[Any]:
+    """The results; waits for all also when one fails: a thread can't be called off, and its file must stay open."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+class _File:
+    """A file that is hashed while it is written."""
+
+    def __init__(self, path: Path, hashed: bool):
+        self._opening, self._digest = aiofiles.open(path, "wb"), hashlib.sha256() if hashed else None
+        self._bytes = self._begun = 0
+
+    async def add(self, content: Content) -> None:
+        hashing = [asyncio.to_thread(self._digest.update, content)] if self._digest else []
+        await _all(self._put(content), *hashing)
+
+    async def _put(self, content: Content) -> None:
+        await self._file.write(content)
+        self._bytes += memoryview(content).nbytes
+        behind = self._bytes - self._begun
+        if behind >= WRITE_BACK:
+            # Linux begins to write such pages to the disk, and doesn't wait for it.
+            await asyncio.to_thread(os.posix_fadvise, self._file.fileno(), self._begun, behind, os.POSIX_FADV_DONTNEED)
+            self._begun = self._bytes
+
+    async def finish(self) -> dict[str, Any]:
+        """Flushes the file to the disk; returns its size and SHA-256."""
+        await self._file.flush()
+        await asyncio.to_thread(os.fsync, self._file.fileno())
+        return {"bytes": self._bytes} | ({"sha256": self._digest.hexdigest()} if self._digest else {})
+
+    async def __aenter__(self) -> _File:
+        self._file = await self._opening
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._file.close()
