@@ -41,6 +41,8 @@ from marius_oac.types import Planner, Step
 
 STAGES = ("plan", "settle", "read", "upload", "validate", "compute", "download", "write")
 
+_FETCHED = 2
+
 Probe = Callable[[str, int], None]
 
 
@@ -140,7 +142,8 @@ class _Run:
         room = pipeline.in_flight
         self.planned: Channel[Batch] = OrderedChannel("planned", room + pipeline.config.workers.plan, first)
         self.announced: Channel[Batch] = Channel("announced", pipeline.look_ahead)
-        self.fetched: Channel[Batch] = Channel("fetched", room)
+        # Few: their pages are held and can't be others'. What is read ahead of them is already on its way.
+        self.fetched: Channel[Batch] = Channel("fetched", _FETCHED)
         self.filled: Channel[Batch] = Channel("read", room)
         self.uploaded = self._compute_channel(room)
         self.computed: Channel[Batch] = Channel("computed", room)

@@ -34,7 +34,7 @@ from marius_oac.errors import InputError
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.numa_memory import MemoryPolicy, memory_policy
 from marius_oac.storage.contract import RowLayout
-from marius_oac.storage.page_directory import WRITING, Directory, zeros
+from marius_oac.storage.page_directory import ON_ITS_WAY, WRITING, Directory, zeros
 from marius_oac.storage.page_files import PageFiles
 from marius_oac.storage.page_moves import Fill, Move, PageMover, Traffic
 from marius_oac.storage.page_slots import Slots
@@ -93,7 +93,7 @@ class DiskTier:
         self._mover = PageMover(files, self.memory, self.tables.values(), self.checksum_of)
         self._lock = threading.RLock()
         self._flushing = threading.Lock()  # taken before `_lock`
-        self._room, self._loaded = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._room, self._loaded, self._written = (threading.Condition(self._lock) for _ in range(3))
         self._unfinished: dict[int, int] = {}  # jobs of each ticket, oldest first
         self._tickets = self._writes = 0
         self._error: BaseException | None = None
@@ -125,8 +125,10 @@ class DiskTier:
 
     def fetch(self, claim: Claim) -> None:
         """Gets the claim's pages frames, waiting while others hold too many, and starts reading those that lack."""
-        with self._room:
-            self._wait(self._room, lambda: self.directory.shortage(claim.pages) == 0)
+        with self._lock:
+            # What it waits for is looked at again when that may have changed, not at every page that was moved.
+            while shortage := self._shortage(claim.pages):
+                (self._written if shortage == ON_ITS_WAY else self._room).wait()
             claim.ticket, self._tickets = self._tickets, self._tickets + 1
             with self._failing():
                 moves = self._moves(claim.ticket, *self.directory.hold(claim.pages, claim.sequence))
@@ -176,8 +178,8 @@ class DiskTier:
             for part in self.files.jobs(pages.size):
                 move = Move(-1, out_pages=pages[part], out_frames=frames[part], out_slots=slots[part])
                 self.files.submit(self._write_out, move)
-            with self._room:
-                self._wait(self._room, lambda: self._writes == 0)
+            with self._written:
+                self._wait(self._written, lambda: self._writes == 0)
         if sync:
             self.files.sync()
 
@@ -244,11 +246,16 @@ class DiskTier:
         if self._error is not None:
             raise self._error
 
+    def _shortage(self, pages: np.ndarray) -> int:
+        if self._error is not None:
+            raise self._error
+        return self.directory.shortage(pages)
+
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._error = self._error or error
-            self._room.notify_all()
-            self._loaded.notify_all()
+            for condition in (self._room, self._loaded, self._written):
+                condition.notify_all()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -317,7 +324,7 @@ class DiskTier:
             self.release(Claim(move.out_pages))
 
     def _moved(self, move: Move) -> None:
-        with self._room:
+        with self._written:
             self.slot_of[move.out_pages] = move.out_slots + 1
             self.checksum_of[move.out_pages] = move.out_checksums
             self._writes -= move.out_pages.size
@@ -326,4 +333,4 @@ class DiskTier:
             self.traffic.pages_read += move.pages.size - computed
             self.traffic.pages_written += move.out_pages.size
             self.traffic.requests += move.requests
-            self._room.notify_all()
+            self._written.notify_all()

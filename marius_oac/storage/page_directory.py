@@ -21,6 +21,9 @@ UNUSED = np.int64(2**62)
 WRITING = 1 << 62
 """Bit of `slot_of`: the page is on its way to the slot."""
 
+TOO_FEW_FRAMES, ON_ITS_WAY = 1, 2
+"""Why a claim can't be held now: others hold too many frames, or a page is still being written."""
+
 # Of `state`:
 _ANNOUNCED, _FETCHED, _EVICTABLE, _ENTRY, _ENTRIES = range(5)
 
@@ -89,7 +92,7 @@ def _announce(d, pages, sequence):
 
 @compiled
 def _shortage(d, pages, slot_of):
-    """0 if `_pick` can do it now, 1 if frames are missing, 2 if a page is on its way to the disk."""
+    """0 if the pages can be held now, else `TOO_FEW_FRAMES` or `ON_ITS_WAY`."""
     frame_of, pins = d.frame_of, d.pins
     missing, idle_hits = 0, 0
     for i in range(pages.size):
@@ -97,10 +100,10 @@ def _shortage(d, pages, slot_of):
         if frame < 0:
             missing += 1
             if slot_of[pages[i]] & WRITING:
-                return 2
+                return ON_ITS_WAY
         elif pins[frame] == 0:
             idle_hits += 1
-    return 1 if missing > d.state[_EVICTABLE] - idle_hits else 0
+    return TOO_FEW_FRAMES if missing > d.state[_EVICTABLE] - idle_hits else 0
 
 
 @compiled
@@ -245,7 +248,7 @@ class Directory:
         _announce(self.arrays, pages, sequence)
 
     def shortage(self, pages: np.ndarray) -> int:
-        """0 if `hold` can be called now, 1 if too few frames can be had, 2 if a page is on its way to the disk."""
+        """0 if `hold` can be called now, else `TOO_FEW_FRAMES` or `ON_ITS_WAY`."""
         return _shortage(self.arrays, pages, self._slot_of)
 
     def hold(self, pages: np.ndarray, sequence: int = -1) -> tuple[np.ndarray, np.ndarray]:
