@@ -120,6 +120,8 @@ _PLAINER = {
     "float_type": "must be a number",
     "float_parsing": "must be a number",
     "bool_type": "must be true or false",
+    "byte_size": "must be a size such as 4GiB",
+    "byte_size_unit": "must be a size such as 4GiB",
 }
 
 

@@ -122,6 +122,8 @@ class StorageConfig(Section):
             raise ValueError("memory: with io 'mmap' the system decides what is in memory; leave `memory` out")
         if self.io == "buffered" and self.memory is None:
             raise ValueError("io: 'buffered' needs storage.memory, else all rows are in memory")
+        if self.path and not self.on_disk:
+            raise ValueError("path: needs storage.memory, else all rows are in memory")
         if self.page is not None and self.page % 4096:
             raise ValueError(f"page: {self.page} is not a multiple of 4KiB")
         return self
