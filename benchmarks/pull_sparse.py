@@ -11,10 +11,12 @@ buffered, unbound  and with `binding: off`
 direct, one core   as the first, and all I/O threads on one core of their own, which `binding` gives a disk on a machine
                    of several NUMA nodes (here it is forced)
 
-The page cache of each process is limited to `--cache` (by a control group, where this user may make one), for a table
-that is worth a disk is larger than the memory that is left. Right part: seconds of `fetch`, `wait` and `read` for a
-batch, over the run. Left part, of the first way: Read Ins is `plan` + `settle`, Pull Sparse all that moves rows
-(`fetch`, `wait`, `read`, `upload`, `download`, `write`), Train DNN `compute`; stages overlap, so overall is no sum.
+The page cache of each process is limited to `--cache` after its first turns (by a control group, where this user may
+make one), for a table that is worth a disk is larger than the memory that is left.
+
+Right part: seconds of `fetch`, `wait` and `read` for a batch, over the run. Left part, of the first way: Read Ins is
+`plan` + `settle`, Pull Sparse all that moves rows (`fetch`, `wait`, `read`, `upload`, `download`, `write`), Train DNN
+`compute`; stages overlap, so overall is no sum.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ from marius_oac.data.log_generate import LogSpec, write_day  # noqa: E402
 from marius_oac.machine import run_binding  # noqa: E402
 from marius_oac.run_log import RunLog  # noqa: E402
 from marius_oac.session import Session  # noqa: E402
+from marius_oac.storage.contract import RowLayout  # noqa: E402
 from marius_oac.storage.key_index import KeyIndex  # noqa: E402
+from marius_oac.storage.paged_table import BLOCK_BYTES  # noqa: E402
 
 PULL = ("fetch", "wait", "read")
 PARTS = {
@@ -53,6 +57,8 @@ PARTS = {
     "Pull Sparse": (*PULL, "upload", "download", "write"),
     "Train DNN": ("compute",),
 }
+DIMENSION, ROWS_PER_PAGE = 64, BLOCK_BYTES // RowLayout(64, 64).row_bytes
+UNLIMITED_TURNS = 3  # until then memory for rows, plans and blocks of the log is taken
 FIRST, LAST_NAME = "direct, bound", "buffered, unbound"
 WAYS = {
     FIRST: ("direct", "auto", False),
@@ -81,7 +87,7 @@ class Race:
                 "device": "cpu",
                 "binding": binding,
                 "data": {"train": self.log, **self.spec.schema()},
-                "model": {**SETTINGS["dlrm"][2], "dimension": 16},
+                "model": {**SETTINGS["dlrm"][2], "dimension": DIMENSION},
                 "training": {"batch_size": self.batch_size},
                 "pipeline": {"in_flight": 2},
                 "keys": {"capacity": 2 * self.spec.keys},
@@ -98,7 +104,7 @@ class CacheLimit:
         first = (mount / "memory").is_dir()  # version 1
         self._group = mount / ("memory" if first else "") / f"marius-oac-{os.getpid()}"
         self._limit, self._own = ("memory.limit_in_bytes", "rss ") if first else ("memory.max", "anon ")
-        self._bytes, self.works = num_bytes, False
+        self._bytes, self._most, self.works = num_bytes, 0, False
         if num_bytes:
             try:
                 self._group.mkdir()
@@ -107,12 +113,17 @@ class CacheLimit:
             except OSError:
                 pass
 
-    def tighten(self) -> None:
-        """The process may take as much more as the cache is worth; what it holds itself stays."""
+    def look(self, *_: object) -> None:
+        """Notes how much the process holds itself."""
         if self.works:
             lines = (self._group / "memory.stat").read_text().splitlines()
             own = next(int(line.split()[1]) for line in lines if line.startswith(self._own))
-            (self._group / self._limit).write_text(str(own + self._bytes))
+            self._most = max(self._most, own)
+
+    def tighten(self) -> None:
+        """The process may take the most that it has held so far, and the cache."""
+        if self.works:
+            (self._group / self._limit).write_text(str(self._most + self._bytes))
 
     def close(self) -> None:
         if self._group.is_dir():
@@ -130,11 +141,12 @@ class Puller(Contestant):
         task = CtrTask(config, RunLog.start(config))
         task.use_folder(Path(race.folder) / way.replace(", ", "-"))
         self._session, self._next, self._turns = Session(task), 0, []
+        self._session.report_to(self._limit.look)
         self._tier = self._session.parts.tier
         self._note = run_binding(binding, [race.folder]).note
 
     def run(self, batches: int) -> None:
-        if self._turns:  # by then the memory for rows is taken
+        if len(self._turns) >= 2 * UNLIMITED_TURNS:
             self._limit.tighten()
         if self._one_core:
             for thread in threading.enumerate():
@@ -145,11 +157,11 @@ class Puller(Contestant):
         after, now = self._session.telemetry.total(), asdict(self._tier.traffic)
         found = {stage: (total - before.get(stage, 0.0)) / batches for stage, total in after.items()}
         found |= {name: (now[name] - traffic[name]) / batches for name in now}
-        self._turns.append((batches, found))
+        self._turns.append(found)
 
     def report(self) -> tuple[list[dict[str, float]], str, bool]:
         """Of each turn seconds by stage and traffic, for a batch; what binding did; whether the cache was limited."""
-        return [found for batches, found in self._turns if batches > 1][1:], self._note, self._limit.works
+        return self._turns[3::2], self._note, self._limit.works
 
     def close(self) -> None:
         self._session.__exit__(None, None, None)
@@ -167,14 +179,15 @@ def report_pull(times: dict[str, Times]) -> None:
     print(
         "\n| way | fetch + wait + read, ms a batch | of unbound, buffered | second half | I/O wait alone | batch, ms |"
     )
-    print("|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for name, own in times.items():
         pulled = pull_times(own)
         ratio = pulled / base
+        cpu = statistics.median(own.cpu_seconds) * 1e3
         waits = statistics.median(found["wait"] * 1e3 for found in own.report[0])
         print(
             f"| {name} | {np.median(pulled):.1f} | {np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f}) "
-            f"| {np.median(ratio[half:]):.2f} | {waits:.1f} | {own.middle * 1e3:.1f} |"
+            f"| {np.median(ratio[half:]):.2f} | {waits:.1f} | {own.middle * 1e3:.1f} | {cpu:.1f} |"
         )
 
 
@@ -211,13 +224,13 @@ def plot(times: dict[str, Times], batches: int, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def table_pages(spec: LogSpec, batch_size: int, batches: int, rows_per_page: int = 30) -> tuple[int, float]:
+def table_pages(spec: LogSpec, batch_size: int, batches: int) -> tuple[int, float]:
     """Pages of the table that these batches leave, and pages of one of the last batches."""
     index, rows = KeyIndex("clicks", 2 * spec.keys), np.empty(spec.categorical * batch_size, np.int64)
     vocabularies = np.repeat(np.arange(spec.categorical, dtype=np.uint16), batch_size)
     for names in key_batches(spec, batch_size, batches):
         index.insert(vocabularies, names, rows)
-    return -(-len(index) // rows_per_page), np.unique(rows // rows_per_page).size
+    return -(-len(index) // ROWS_PER_PAGE), np.unique(rows // ROWS_PER_PAGE).size
 
 
 def main() -> None:
@@ -229,7 +242,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=50, help="of a turn")
     parser.add_argument("--rounds", type=int, default=20, help="turns of each way; one more before does not count")
     parser.add_argument("--budget", type=float, default=0.25, help="share of the table's pages that memory holds")
-    parser.add_argument("--cache", type=size, default=size("64MiB"), help="page cache of each way; 0: no limit")
+    parser.add_argument("--cache", type=size, default=size("128MiB"), help="page cache of each way; 0: no limit")
     parser.add_argument("--out", type=Path, default=Path("docs/figures/pull_sparse.png"))
     args = parser.parse_args()
     print(machine(), flush=True)
