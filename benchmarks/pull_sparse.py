@@ -177,7 +177,8 @@ def report_pull(times: dict[str, Times]) -> None:
     base = pull_times(times[LAST_NAME])
     half = len(base) // 2
     print(
-        "\n| way | fetch + wait + read, ms a batch | of unbound, buffered | second half | wait alone | batch, ms | processor, ms |"
+        "\n| way | fetch + wait + read, ms a batch | of unbound, buffered | second half | wait alone "
+        "| batch, ms | processor, ms |"
     )
     print("|---|---|---|---|---|---|---|")
     for name, own in times.items():
