@@ -16,7 +16,9 @@ import io
 import os
 import threading
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -30,9 +32,6 @@ from marius_oac.runtime.workers import Workers
 
 Content = bytes | np.ndarray
 Written = dict[str, dict[str, Any]]
-
-WRITE_BACK = 32 << 20  # bytes
-"""So much of a file is written before the disk is told to begin; else it would idle until the flush at the end."""
 
 
 def write_files(paths: Sequence[Path], blocks: Iterable[Mapping[Path, Content]], hashed: bool = True) -> Written:
@@ -86,12 +85,15 @@ async def _write(
 ) -> Written:
     async with AsyncExitStack() as stack:
         files = {path: await stack.enter_async_context(_File(path, hashed)) for path in paths}
-        block = await asyncio.to_thread(_next, blocks)
+        # One thread makes all blocks: among several, malloc would give their memory back and get it anew each time.
+        maker = stack.enter_context(ThreadPoolExecutor(1))
+        make = partial(asyncio.get_running_loop().run_in_executor, maker, _next, blocks)
+        block = await make()
         while block is not None:
             if stopped.is_set():
                 raise Closed
             added = (files[path].add(content) for path, content in block.items())
-            block, *_ = await _all(asyncio.to_thread(_next, blocks), *added)
+            block, *_ = await _all(make(), *added)
         return {path.name: await file.finish() for path, file in files.items()}
 
 
@@ -116,20 +118,12 @@ class _File:
 
     def __init__(self, path: Path, hashed: bool):
         self._opening, self._digest = aiofiles.open(path, "wb"), hashlib.sha256() if hashed else None
-        self._bytes = self._begun = 0
+        self._bytes = 0
 
     async def add(self, content: Content) -> None:
         hashing = [asyncio.to_thread(self._digest.update, content)] if self._digest else []
-        await _all(self._put(content), *hashing)
-
-    async def _put(self, content: Content) -> None:
-        await self._file.write(content)
+        await _all(self._file.write(content), *hashing)
         self._bytes += memoryview(content).nbytes
-        behind = self._bytes - self._begun
-        if behind >= WRITE_BACK:
-            # Linux begins to write such pages to the disk, and doesn't wait for it.
-            await asyncio.to_thread(os.posix_fadvise, self._file.fileno(), self._begun, behind, os.POSIX_FADV_DONTNEED)
-            self._begun = self._bytes
 
     async def finish(self) -> dict[str, Any]:
         """Flushes the file to the disk; returns its size and SHA-256."""

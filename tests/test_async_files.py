@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac import async_files
 from marius_oac.async_files import write_files, write_npy_files
 
 PATIENCE = 30  # seconds
@@ -33,10 +32,9 @@ def nothing_is_left():
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), min_size=1, max_size=3),
     rows=st.integers(1, 20),
-    write_back=st.integers(1, 300),
     hashed=st.booleans(),
 )
-def test_files_are_what_numpy_writes(tmp_path_factory, shapes, rows, write_back, hashed):
+def test_files_are_what_numpy_writes(tmp_path_factory, shapes, rows, hashed):
     folder = tmp_path_factory.mktemp("files")
     arrays = {f"a{i}": np.random.default_rng(i).random((n, 2 * w), np.float32) for i, (n, w) in enumerate(shapes)}
     halves = {name: array[:, ::2] for name, array in arrays.items()}  # not contiguous
@@ -45,10 +43,8 @@ def test_files_are_what_numpy_writes(tmp_path_factory, shapes, rows, write_back,
         for first in range(0, 50, rows):
             yield {name: half[first : first + rows] for name, half in halves.items() if first < len(half)}
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(async_files, "WRITE_BACK", write_back)
-        about = {name: (half.shape, np.float32) for name, half in halves.items()}
-        written = write_npy_files(folder, about, blocks(), hashed)
+    about = {name: (half.shape, np.float32) for name, half in halves.items()}
+    written = write_npy_files(folder, about, blocks(), hashed)
     assert list(written) == [f"{name}.npy" for name in arrays]
     for name, half in halves.items():
         np.save(folder / "expected", np.ascontiguousarray(half))
@@ -56,14 +52,6 @@ def test_files_are_what_numpy_writes(tmp_path_factory, shapes, rows, write_back,
         assert content == (folder / "expected.npy").read_bytes()
         sha256 = {"sha256": hashlib.sha256(content).hexdigest()} if hashed else {}
         assert written[f"{name}.npy"] == {"bytes": len(content), **sha256}
-
-
-def test_the_disk_begins_before_the_end(tmp_path, monkeypatch):
-    ranges, advise = [], os.posix_fadvise
-    monkeypatch.setattr(async_files, "WRITE_BACK", 1000)
-    monkeypatch.setattr(os, "posix_fadvise", lambda *args: (ranges.append(args[1:3]), advise(*args)))
-    write_files([tmp_path / "a"], ({tmp_path / "a": bytes(300)} for _ in range(10)))
-    assert ranges == [(0, 1200), (1200, 1200)]
 
 
 class Watched:
