@@ -180,9 +180,9 @@ def test_a_copy_has_the_rows_and_nothing_behind_them(layout):
 
 
 def test_a_copy_under_writers_has_no_torn_row_and_no_lock():
-    layout = RowLayout(1500 if JIT else 40, 500 if JIT else 10)
-    page = Page(layout, 2, 4 * PAGE)
-    rounds = 3000 if JIT else 30
+    layout = RowLayout(12_000 if JIT else 40, 4_000 if JIT else 10)  # long, so that copies and writes do overlap
+    page = Page(layout, 2, 32 * PAGE)
+    rounds = 6000 if JIT else 30
 
     def writer(rank):
         def run():
