@@ -103,7 +103,7 @@ class StorageConfig(Section):
         "is in memory (for measurements).",
     )
     depth: PositiveInt = Field(32, description="Requests that are on their way to the disks at once.")
-    look_ahead: PositiveInt = Field(32, description="Batches whose rows are known before they are fetched from disk.")
+    look_ahead: PositiveInt = Field(64, description="Batches whose rows are known before they are fetched from disk.")
     page: Bytes | None = Field(None, description="Bytes of a page, a multiple of 4KiB; default: by the rows' width.")
 
     @property

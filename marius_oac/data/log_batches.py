@@ -129,7 +129,9 @@ class LogPlanner:
         """Gives the new keys rows, in the order of the log."""
         for table, keys, ids in zip(self._key_tables, plan.keys, plan.ids, strict=True):
             table.admit(*keys.asked, ids, plan.file)
-        return plan if plan.rows else self._relabelled(plan)
+        settled = plan if plan.rows else self._relabelled(plan)
+        # Without the keys: where rows come from disk, many plans wait.
+        return Plan(settled.sequence, settled.rows, settled.arrays, settled.examples)
 
     def close(self) -> None:
         """Closes the files."""

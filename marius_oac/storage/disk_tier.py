@@ -41,7 +41,7 @@ from marius_oac.storage.page_slots import Slots
 from marius_oac.storage.paged_table import PagedTable, frames_in, too_small
 from marius_oac.storage.reserved import reserve
 
-_ENTRIES_PER_FRAME = 2  # as many pages of announced batches can be told apart from those that nobody will use
+_ENTRIES_PER_FRAME = 12  # fewer cut the look-ahead short before it decides every eviction (`benchmarks/eviction.py`)
 
 
 @dataclass

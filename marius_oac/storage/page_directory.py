@@ -24,6 +24,8 @@ WRITING = 1 << 62
 TOO_FEW_FRAMES, ON_ITS_WAY = 1, 2
 """Why a claim can't be held now: others hold too many frames, or a page is still being written."""
 
+_SHORT_MASK = np.int64(2**31 - 1)
+
 # Of `state`:
 _ANNOUNCED, _FETCHED, _EVICTABLE, _ENTRY, _ENTRIES = range(5)
 
@@ -33,7 +35,7 @@ class Arrays(NamedTuple):
 
     frame_of: np.ndarray  # int32 [pages]: its frame
     entry_of: np.ndarray  # int32 [pages]: its last entry in `following`, if an announced batch has yet to fetch it
-    following: np.ndarray  # int64 [entries]: of each page of each announced batch, the batch that uses it next
+    following: np.ndarray  # int32 [entries]: of each page of each announced batch, the next that uses it; see `_next`
     page_in: np.ndarray  # int64 [frames]
     pins: np.ndarray  # int32 [frames]
     dirty: np.ndarray  # uint8 [frames]
@@ -65,6 +67,18 @@ def _list_for(frames, lists, next_use):
     return frames + 1 if next_use == UNUSED else frames + 2 + next_use % (lists - 2)
 
 
+@inlined
+def _short(sequence):
+    """A sequence as `following` holds it; it holds -1 for UNUSED."""
+    return np.int32(sequence & _SHORT_MASK)
+
+
+@inlined
+def _next(short, fetched):
+    """The sequence after `fetched`, by fewer than 2**31, that is held as `short`."""
+    return UNUSED if short < 0 else fetched + ((short - fetched) & _SHORT_MASK)
+
+
 @compiled
 def _announce(d, pages, sequence):
     frame_of, entry_of, following, next_use = d.frame_of, d.entry_of, d.following, d.next_use
@@ -75,7 +89,7 @@ def _announce(d, pages, sequence):
     for i in range(pages.size):
         page = pages[i]
         if entry_of[page] > 0:
-            following[entry_of[page] - 1] = sequence
+            following[entry_of[page] - 1] = _short(sequence)
         else:
             frame = frame_of[page] - 1
             if frame >= 0 and next_use[frame] == UNUSED:
@@ -84,7 +98,7 @@ def _announce(d, pages, sequence):
                     _unlink(before, after, frame)
                     _link(before, after, frame, before[_list_for(frames, lists, sequence)])
         place = (entry + i) % following.size
-        following[place] = UNUSED
+        following[place] = -1
         entry_of[page] = place + 1
     d.state[_ENTRIES] += pages.size
     d.state[_ANNOUNCED] = sequence
@@ -161,7 +175,7 @@ def _advance(d, pages, sequence):
     entry = d.state[_ENTRY]
     for i in range(pages.size):
         place = (entry + i) % following.size
-        next_use[frame_of[pages[i]] - 1] = following[place]
+        next_use[frame_of[pages[i]] - 1] = _next(np.int64(following[place]), sequence)
         if entry_of[pages[i]] == place + 1:
             entry_of[pages[i]] = 0
     d.state[_ENTRY] = (entry + pages.size) % following.size
@@ -211,7 +225,7 @@ class Directory:
         self.arrays = Arrays(
             frame_of=zeros(pages, np.int32),
             entry_of=zeros(pages, np.int32),
-            following=zeros(entries, np.int64),
+            following=zeros(entries, np.int32),
             page_in=np.full(frames, -1, np.int64),
             pins=np.zeros(frames, np.int32),
             dirty=np.zeros(frames, np.uint8),

@@ -13,7 +13,7 @@ from marius_oac.storage.contract import RowLayout
 
 BLOCK_BYTES = 4096  # what direct I/O is aligned to
 PAGE_TABLE_BYTES = 32  # of each page of a table: directory, slot, checksum, and the references to two slots
-FRAME_BYTES = 53  # of each frame beside its page: directory, two entries of announced batches
+FRAME_BYTES = 77  # of each frame beside its page: directory, twelve entries of announced batches
 
 
 @dataclass(frozen=True)
