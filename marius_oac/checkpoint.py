@@ -26,6 +26,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -35,9 +36,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from marius_oac.async_files import write_npy_files
 from marius_oac.errors import CheckpointError, DivergedError
-from marius_oac.files import disk_errors, sync_folder, unfinished, write_atomically, write_flushed
+from marius_oac.files import NpyWriter, disk_errors, sync_folder, unfinished, write_atomically, write_flushed
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 from marius_oac.storage.disk import SsdStore
 from marius_oac.storage.disk_tier import DiskTier
@@ -295,12 +295,13 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    blocks = (
-        {name: array[first : first + ROWS_PER_BLOCK]}
-        for name, array in arrays.items()
-        for first in range(0, len(array), ROWS_PER_BLOCK)
-    )
-    return write_npy_files(folder, {name: (array.shape, array.dtype) for name, array in arrays.items()}, blocks)
+    files = {}
+    for name, array in arrays.items():
+        with NpyWriter(folder / f"{name}.npy", array.shape, array.dtype) as writer:
+            for first in range(0, len(array), ROWS_PER_BLOCK):
+                writer.write(array[first : first + ROWS_PER_BLOCK])
+            files[writer.path.name] = writer.finish()
+    return files
 
 
 def _write(folder: Path, sequence: int, stores, dense, extra, files) -> None:
@@ -342,17 +343,21 @@ def _write_pages(folder: Path, store: SsdStore, sequence: int) -> dict[str, dict
 
 
 def _write_table(folder: Path, store: ParameterStore, sequence: int) -> dict[str, dict[str, Any]]:
-    """Streams a table to its three files; returns their sizes and checksums."""
-    dimension = store.layout.dimension
-    names = {part: f"{store.name}.{part}" for part in _PARTS}
+    """Streams a table to its three files; returns their sizes and checksums.
 
-    def blocks() -> Iterator[dict[str, np.ndarray]]:
+    Block after block: coroutines measured worse (`benchmarks/README.md`).
+    """
+    dimension = store.layout.dimension
+    with ExitStack() as stack:
+        writers = {
+            part: stack.enter_context(
+                NpyWriter(folder / f"{store.name}.{part}.npy", shape, np.int64 if part == "timestamps" else np.float32)
+            )
+            for part, shape in _shapes(store).items()
+        }
         for block in store.blocks():
             _check_finite(store.name, block.rows, sequence)
-            parts = block.rows[:, :dimension], block.rows[:, dimension:], block.timestamps
-            yield dict(zip(names.values(), parts, strict=True))
-
-    about = {
-        names[part]: (shape, np.int64 if part == "timestamps" else np.float32) for part, shape in _shapes(store).items()
-    }
-    return write_npy_files(folder, about, blocks())
+            writers["values"].write(block.rows[:, :dimension])
+            writers["state"].write(block.rows[:, dimension:])
+            writers["timestamps"].write(block.timestamps)
+        return {writer.path.name: writer.finish() for writer in writers.values()}

@@ -4,7 +4,7 @@ safetensors    embeddings.safetensors (a tensor per table), TABLE.names.parquet
 npy            TABLE.npy (memory-mappable), TABLE.names.parquet
 parquet        TABLE.parquet: `name`, `embedding` (a list of floats of fixed size), written in row groups
 
-Parquet is written by pyarrow: it encodes for longer than the disk takes (`benchmarks/README.md`).
+Parquet is written by pyarrow itself: encoding takes most of the time (`benchmarks/README.md`).
 """
 
 from __future__ import annotations

@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from marius_oac.errors import InputError
+
+
+class NpyWriter:
+    """A .npy file written in blocks of rows and hashed on the way."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: type):
+        self.path, self._file, self._digest = path, open(path, "wb"), hashlib.sha256()  # noqa: SIM115 - see __exit__
+        header = io.BytesIO()
+        descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+        np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+        self._add(header.getvalue())
+
+    def write(self, rows: np.ndarray) -> None:
+        """Adds rows, [n, ...] of the file's type."""
+        self._add(np.ascontiguousarray(rows))
+
+    def finish(self) -> dict[str, Any]:
+        """Flushes the file to the disk; returns its size and SHA-256."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
+
+    def _add(self, content: bytes | np.ndarray) -> None:
+        self._digest.update(content)
+        self._file.write(content)
+
+    def __enter__(self) -> NpyWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def unfinished(path: Path) -> Path:
