@@ -102,7 +102,7 @@ class StorageConfig(Section):
         description="direct: past the system's page cache; buffered: through it; mmap: the system alone decides what "
         "is in memory (for measurements).",
     )
-    depth: PositiveInt = Field(32, description="Requests that are on their way to the disks at once.")
+    depth: PositiveInt = Field(512, description="Requests that are on their way to the disks at once.")
     look_ahead: PositiveInt = Field(64, description="Batches whose rows are known before they are fetched from disk.")
     page: Bytes | None = Field(None, description="Bytes of a page, a multiple of 4KiB; default: by the rows' width.")
 

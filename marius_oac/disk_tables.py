@@ -23,7 +23,7 @@ from marius_oac.storage.disk_tier import DiskTier
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.mapped import MappedStore
 from marius_oac.storage.memory import MemoryStore
-from marius_oac.storage.page_files import LISTING, MOST_PAGES_A_JOB, Listing, PageFiles
+from marius_oac.storage.page_files import LISTING, MOST_PAGES_A_JOB, Listing, PageFiles, num_threads
 from marius_oac.storage.paged_table import FRAME_BYTES, PAGE_TABLE_BYTES, frames_in, page_bytes_for, too_small
 
 
@@ -93,10 +93,11 @@ def table_needs(
     frames = frames_in(config.memory, size)
     if pages:
         frames = min(frames, pages)
+    moving = num_threads(config.io, config.depth) * MOST_PAGES_A_JOB
     return [
         Need("host", "rows in memory", frames * (size + FRAME_BYTES), "storage.memory"),
         Need("host", "page tables", pages * PAGE_TABLE_BYTES, key),
-        Need("host", "pages on their way", config.depth * MOST_PAGES_A_JOB * size, "storage.depth"),
+        Need("host", "pages on their way", moving * size, "storage.depth"),
         Need("disk", "tables", pages * size, key),
     ]
 

@@ -8,10 +8,11 @@ Guarantees:
 - An error of the disk is an `OSError` that names the file, in the thread that called.
 - Nothing outlives `close`.
 
-Measured (`benchmarks/page_io.py`): threads that call `preadv` in a compiled loop reach 0.9 and more of fio's io_uring
-at the same depth, also beside threads that run Python. The binding of io_uring for Python, liburing, takes a third less
-processor time, but prepares every request under the GIL: beside a busy thread it falls to a third. A pool of threads
-that call `os.preadv` reaches a third at best, aiofiles a fifth.
+Measured (`benchmarks/page_io.py`): compiled loops of `preadv` in many threads reach 0.9 and more of fio's io_uring at
+the same depth, also beside threads that run Python; `async_io` is as fast at a quarter less processor time, and wakes
+its threads a hundredth as often. The binding of io_uring for Python, liburing, prepares every request under the GIL:
+beside a busy thread it falls to a third. A pool of threads that call `os.preadv` reaches a third at best, aiofiles a
+fifth.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,13 +30,14 @@ from pathlib import Path
 import numpy as np
 
 from marius_oac.errors import InputError
-from marius_oac.storage import page_kernels
+from marius_oac.storage import async_io, page_kernels
 
 FORMAT, VERSION = "marius-oac pages", 1
 LISTING = "pages.json"
 HEADER_BYTES = 4096
 MOST_PAGES_A_JOB = 128  # a job's thread makes its requests one after the other
-_FEWEST_PAGES_A_JOB = 64  # a job takes the GIL some times, which those who compute want too
+_FEWEST_PAGES_A_JOB = 8  # a job costs as much as some pages
+_MOST_THREADS = 32
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,12 @@ class Listing:
         )
 
 
+def num_threads(io: str, depth: int) -> int:
+    """Threads that make up to `depth` requests at once."""
+    at_once = MOST_PAGES_A_JOB if io == "direct" and async_io.supported() else 1
+    return min(_MOST_THREADS, -(-depth // at_once))
+
+
 class PageFiles:
     """Opened page files; slots are spread over them segment by segment.
 
@@ -88,7 +97,8 @@ class PageFiles:
         folder: where the listing lies.
         listing: which files.
         io: direct (past the page cache of the system) or buffered.
-        depth: requests that are on their way at once, each in a thread of its own.
+        depth: requests that are on their way at once. Direct ones by `async_io` in threads of up to 128 each, where
+            there is such a thing; else each in a thread of its own, 32 of them at most.
         create: make the files; they must not be there.
         writable: open them for writing.
         warn: called with one line where a file system has no direct I/O and buffered I/O is used.
@@ -111,9 +121,12 @@ class PageFiles:
     ):
         self.listing, self.page_bytes, self._slots = listing, listing.page_bytes, 0
         self._paths = [folder / name for name in listing.files]
-        self._depth, self._descriptors, self._writable = depth, [], writable
+        self._descriptors, self._writable = [], writable
         self._made: list[Path] = []
-        self._threads = ThreadPoolExecutor(depth, "io", (lambda: bind("io")) if bind else None)
+        self._bind, self._contexts, self._own = bind, [], threading.local()
+        asynchronous = io == "direct" and async_io.supported()
+        self._window = min(depth, MOST_PAGES_A_JOB) if asynchronous else 0
+        self._threads = ThreadPoolExecutor(num_threads(io, depth), "io", self._begin)
         try:
             for number, path in enumerate(self._paths):
                 self._descriptors.append(self._open(path, number, io, create, writable, warn))
@@ -123,6 +136,14 @@ class PageFiles:
                 path.unlink()
             raise
         self._kernel_descriptors = np.array(self._descriptors, np.int64)
+
+    def _begin(self) -> None:
+        """In each thread, before its first request."""
+        if self._bind:
+            self._bind("io")
+        self._own.context = async_io.Context() if self._window else None
+        if self._window:
+            self._contexts.append(self._own.context)
 
     def _open(self, path: Path, number: int, io: str, create: bool, writable: bool, warn) -> int:
         header = self.listing.header(number)
@@ -169,8 +190,10 @@ class PageFiles:
         return self._threads.submit(work, *arguments)
 
     def jobs(self, count: int) -> list[slice]:
-        """Cuts `count` pages into jobs for the threads: enough for all of them, none longer than `MOST_PAGES_A_JOB`."""
-        size = max(_FEWEST_PAGES_A_JOB, min(MOST_PAGES_A_JOB, -(-count // self._depth)))
+        """Cuts `count` pages into jobs for the threads, none longer than `MOST_PAGES_A_JOB`."""
+        size = MOST_PAGES_A_JOB
+        if not self._window:  # one request after the other: enough jobs for all threads
+            size = max(_FEWEST_PAGES_A_JOB, min(size, -(-count // _MOST_THREADS)))
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
     def path_of(self, slot: int) -> Path:
@@ -178,7 +201,10 @@ class PageFiles:
         return self._paths[slot // page_kernels.SLOTS_PER_SEGMENT % len(self._paths)]
 
     def read(self, slots: np.ndarray, addresses: np.ndarray) -> int:
-        """Reads slots, int64 ascending, to addresses, int64. Returns the number of requests."""
+        """Reads slots, int64 ascending, to addresses, int64; in an I/O thread at most `MOST_PAGES_A_JOB`.
+
+        Returns the number of requests.
+        """
         return self._transfer(False, slots, addresses)
 
     def write(self, slots: np.ndarray, addresses: np.ndarray) -> int:
@@ -186,11 +212,14 @@ class PageFiles:
         return self._transfer(True, slots, addresses)
 
     def _transfer(self, write: bool, slots: np.ndarray, addresses: np.ndarray) -> int:
-        counts = np.zeros(1, np.int64)
-        vectors = np.empty(2 * page_kernels.MOST_PAGES_AT_ONCE, np.int64)
-        at, number = page_kernels.transfer(
-            write, self._kernel_descriptors, slots, addresses, self.page_bytes, HEADER_BYTES, vectors, counts
-        )
+        counts, context = np.zeros(1, np.int64), getattr(self._own, "context", None)
+        rest = (self._kernel_descriptors, slots, addresses, self.page_bytes, HEADER_BYTES)
+        if context is None or slots.size > MOST_PAGES_A_JOB:
+            vectors = np.empty(2 * page_kernels.MOST_PAGES_AT_ONCE, np.int64)
+            at, number = page_kernels.transfer(write, *rest, vectors, counts)
+        else:
+            handle = context.handle
+            at, number = page_kernels.transfer_async(write, handle, self._window, *rest, context.room, counts)
         if at >= 0:
             name = str(self.path_of(int(slots[at])))
             if number == page_kernels.SHORT_READ:
@@ -206,6 +235,8 @@ class PageFiles:
     def close(self) -> None:
         """Ends the threads and closes the files. Closing twice does nothing."""
         self._threads.shutdown()
+        while self._contexts:
+            self._contexts.pop().close()
         while self._descriptors:
             os.close(self._descriptors.pop())
 

@@ -12,6 +12,7 @@ Guarantees:
 import numpy as np
 
 from marius_oac.storage import atomics
+from marius_oac.storage.async_io import VECTORS, prepare, submit_and_wait
 from marius_oac.storage.compiled import compiled, inlined
 from marius_oac.storage.system_calls import preadv, pwritev
 
@@ -23,6 +24,7 @@ SHORT_READ = 1 << 20  # no errno: the file ends before the page does
 _LOCKED = 1
 _SPINS_BEFORE_YIELD = 64
 _INTERRUPTED = 4  # EINTR
+_EXPONENT_16, _EXPONENT_32 = np.uint16(0x7F80), np.uint32(0x7F800000)
 # Multipliers of xxHash64.
 _PRIME_1, _PRIME_2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
 _PRIME_3 = np.uint64(0x165667B19E3779F9)
@@ -83,19 +85,18 @@ def copy_page(source, target, rows, row_bytes, page_bytes):
 @compiled
 def _all_finite(address, rows, row_bytes, dimension, narrow, state_offset, state_width):
     """Whether no number of a page is NaN or infinite: the bits of their exponents are not all set."""
+    wrong = 0  # counted to the end of a row: loops without a way out are done many numbers at a time
     for i in range(rows):
         at = address + i * row_bytes
-        for j in range(dimension):
-            if narrow:
-                bits = np.uint32(atomics.get_uint16(at + 8, j)) << np.uint32(16)
-            else:
-                bits = atomics.get_uint32(at + 8, j)
-            if bits & np.uint32(0x7F800000) == np.uint32(0x7F800000):
-                return False
+        if narrow:
+            for j in range(dimension):
+                wrong += (atomics.get_uint16(at + 8, j) & _EXPONENT_16) == _EXPONENT_16
+        else:
+            for j in range(dimension):
+                wrong += (atomics.get_uint32(at + 8, j) & _EXPONENT_32) == _EXPONENT_32
         for j in range(state_width):
-            if atomics.get_uint32(at + state_offset, j) & np.uint32(0x7F800000) == np.uint32(0x7F800000):
-                return False
-    return True
+            wrong += (atomics.get_uint32(at + state_offset, j) & _EXPONENT_32) == _EXPONENT_32
+    return wrong == 0
 
 
 @compiled
@@ -160,6 +161,20 @@ def _place(slot, descriptors, page_bytes, header_bytes):
 
 
 @compiled
+def _run_from(slots, at):
+    """How many slots from `at` on follow each other in one file, as far as they are moved in one request."""
+    run = 1
+    while (
+        at + run < slots.size
+        and run < MOST_PAGES_AT_ONCE
+        and slots[at + run] == slots[at] + run
+        and slots[at + run] % SLOTS_PER_SEGMENT != 0
+    ):
+        run += 1
+    return run
+
+
+@compiled
 def transfer(write, descriptors, slots, addresses, page_bytes, header_bytes, vectors, counts):
     """Moves pages between memory and files, slots that follow each other in one call.
 
@@ -175,14 +190,7 @@ def transfer(write, descriptors, slots, addresses, page_bytes, header_bytes, vec
     at = 0
     vector_address = atomics.address_of(vectors)
     while at < slots.size:
-        run = 1
-        while (
-            at + run < slots.size
-            and run < MOST_PAGES_AT_ONCE
-            and slots[at + run] == slots[at] + run
-            and slots[at + run] % SLOTS_PER_SEGMENT != 0
-        ):
-            run += 1
+        run = _run_from(slots, at)
         for i in range(run):
             vectors[2 * i], vectors[2 * i + 1] = addresses[at + i], page_bytes
         descriptor, offset = _place(slots[at], descriptors, page_bytes, header_bytes)
@@ -198,4 +206,34 @@ def transfer(write, descriptors, slots, addresses, page_bytes, header_bytes, vec
         if moved < page_bytes:  # less than a page: the file ends here, or the disk is full
             return at, SHORT_READ
         at += moved // page_bytes  # a part of a run may have been moved
+    return -1, 0
+
+
+@compiled
+def transfer_async(write, handle, window, descriptors, slots, addresses, page_bytes, header_bytes, room, counts):
+    """`transfer` of at most `MOST_REQUESTS` pages, up to `window` requests at once (see `async_io`).
+
+    Args:
+        room: int64 [ROOM], of the queue with this handle.
+    """
+    at, requests = 0, 0
+    while at < slots.size:
+        run = _run_from(slots, at)
+        for i in range(at, at + run):
+            room[VECTORS + 2 * i], room[VECTORS + 2 * i + 1] = addresses[i], page_bytes
+        descriptor, offset = _place(slots[at], descriptors, page_bytes, header_bytes)
+        prepare(room, requests, write, descriptor, at, run, offset, at * (MOST_PAGES_AT_ONCE + 1) + run)
+        requests += 1
+        at += run
+    counts[0] += requests
+    tags, results = np.empty(requests, np.int64), np.empty(requests, np.int64)
+    failed = submit_and_wait(handle, room, requests, window, tags, results)
+    if failed:
+        return 0, failed
+    for i in range(requests):
+        at, run = tags[i] // (MOST_PAGES_AT_ONCE + 1), tags[i] % (MOST_PAGES_AT_ONCE + 1)
+        if results[i] < 0:
+            return at, -results[i]
+        if results[i] < run * page_bytes:
+            return at + results[i] // page_bytes, SHORT_READ
     return -1, 0

@@ -33,6 +33,9 @@ if config.DISABLE_JIT:
         except OSError as error:
             return -error.errno
 
+    def system_call(number, a, b, c, d, e):
+        raise NotImplementedError("compiled code only")
+
 else:
     _LONG, _INT = ir.IntType(64), ir.IntType(32)
     _BYTES = ir.IntType(8).as_pointer()
@@ -63,3 +66,18 @@ else:
         return call
 
     preadv, pwritev = _make("preadv"), _make("pwritev")
+
+    @intrinsic
+    def system_call(typingctx, number, a, b, c, d, e):
+        """`syscall(2)` with five numbers; returns its result, or minus errno."""
+
+        def codegen(context, builder, signature, args):
+            module = builder.module
+            function = cgutils.get_or_insert_function(module, ir.FunctionType(_LONG, [_LONG] * 6), "syscall")
+            errno_kind = ir.FunctionType(_INT.as_pointer(), [])
+            errno = cgutils.get_or_insert_function(module, errno_kind, "__errno_location")
+            found = builder.call(function, args)
+            number = builder.sext(builder.load(builder.call(errno, [])), _LONG)
+            return builder.select(builder.icmp_signed("<", found, _LONG(0)), builder.neg(number), found)
+
+        return types.int64(*[types.int64] * 6), codegen
