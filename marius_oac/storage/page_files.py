@@ -24,6 +24,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -141,9 +142,10 @@ class PageFiles:
         """In each thread, before its first request."""
         if self._bind:
             self._bind("io")
-        self._own.context = async_io.Context() if self._window else None
         if self._window:
-            self._contexts.append(self._own.context)
+            with suppress(OSError):  # the system has no more of them: this thread makes one request after the other
+                self._own.context = async_io.Context()
+                self._contexts.append(self._own.context)
 
     def _open(self, path: Path, number: int, io: str, create: bool, writable: bool, warn) -> int:
         header = self.listing.header(number)

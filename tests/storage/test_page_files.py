@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from marius_oac.errors import InputError
+from marius_oac.storage import async_io
 from marius_oac.storage.page_files import HEADER_BYTES, LISTING, Listing, PageFiles
 from marius_oac.storage.page_kernels import SLOTS_PER_SEGMENT
 from marius_oac.storage.reserved import reserve
@@ -311,3 +312,43 @@ def test_many_threads_at_once_move_what_is_theirs(tmp_path):
         with ThreadPoolExecutor(4) as threads:
             for each in [threads.submit(work, rank) for rank in range(4)]:
                 each.result()
+
+
+def test_where_the_system_has_no_queue_left_requests_are_made_one_by_one(tmp_path, monkeypatch):
+    def none_left():
+        raise OSError(errno.EAGAIN, "none left")
+
+    with PageFiles(tmp_path, Listing.new(PAGE), "direct", 256, create=True) as files:
+        monkeypatch.setattr(async_io, "Context", none_left)
+        files.grow(SLOTS_PER_SEGMENT)
+        page, slots = reserve(3 * PAGE), np.arange(3)
+        memory = np.frombuffer(page, np.uint8)
+        memory[:] = np.arange(memory.size) % 251
+        at = memory.ctypes.data + np.arange(3) * PAGE
+        assert files.submit(files.write, slots, at).result() == 1
+        memory[:] = 0
+        assert files.submit(files.read, slots, at).result() == 1
+        np.testing.assert_array_equal(memory, np.arange(memory.size) % 251)
+
+
+@pytest.mark.skipif(not async_io.supported(), reason="no asynchronous I/O here")
+def test_asynchronous_requests_move_what_single_ones_move(tmp_path):
+    with PageFiles(tmp_path, Listing.new(PAGE), "direct", 16, create=True) as files:
+        files.grow(SLOTS_PER_SEGMENT)
+        slots = np.sort(np.random.default_rng(0).choice(SLOTS_PER_SEGMENT, 100, replace=False))
+        memory = np.frombuffer(reserve(100 * PAGE), np.uint8)
+        memory[:] = np.random.default_rng(1).integers(0, 256, memory.size, np.uint8)
+        at, expected = memory.ctypes.data + np.arange(100) * PAGE, memory.copy()
+        written = files.submit(files.write, slots, at).result()
+        assert written == np.count_nonzero(np.diff(slots, prepend=-9) != 1)
+        memory[:] = 0
+        assert files.read(slots, at) == written  # in this thread, which has no queue
+        np.testing.assert_array_equal(memory, expected)
+        memory[:] = 0
+        files.submit(files.read, slots, at).result()
+        np.testing.assert_array_equal(memory, expected)
+        os.truncate(next(tmp_path.glob("*.pages")), 8192)
+        with pytest.raises(OSError, match="ends before"):
+            files.submit(files.read, slots, at).result()
+        assert len(files._contexts) == 1
+    assert not files._contexts
