@@ -49,6 +49,19 @@ class DivergedError(MariusOacError):
         super().__init__(f"{what} at batch {sequence}: training stopped, nothing of that batch was kept{left}")
 
 
+class NodeLost(MariusOacError):
+    """Another node has ended, or has not been heard of for too long; training can't go on without it.
+
+    Args:
+        node: its name.
+        why: what was seen of it, in one line.
+    """
+
+    def __init__(self, node: str, why: str):
+        self.node, self.why = node, why
+        super().__init__(f"node {node}: {why}")
+
+
 class Interrupted(MariusOacError):
     """The user asked to stop; the batches in flight were finished and a checkpoint was written."""
 

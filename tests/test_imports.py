@@ -15,6 +15,8 @@ SHARED = {
     "config_ctr",
     "config_sections",
     "config_errors",
+    "config_dense",
+    "config_cluster",
     "types",
     "errors",
     "__init__",
@@ -25,6 +27,7 @@ ROOMS = {
     "data": set(),
     "models": set(),
     "pipeline": {"storage", "runtime", "models", "data"},
+    "nodes": {"storage", "runtime", "pipeline", "models", "data"},
 }
 HEAVY = {"torch", "numba", "dgl"}
 LIGHT = (
@@ -34,6 +37,8 @@ LIGHT = (
     "config_ctr",
     "config_sections",
     "config_errors",
+    "config_dense",
+    "config_cluster",
     "types",
     "errors",
     "cli",
@@ -44,6 +49,7 @@ FORBIDDEN = dict.fromkeys(LIGHT, HEAVY) | {
     "data": {"torch"},
     "models": {"dgl"},
     "pipeline": {"dgl"},
+    "nodes": {"dgl"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 
