@@ -5,7 +5,7 @@
     env -u OPENBLAS_CORETYPE python -m benchmarks.disk_training        # NumPy's kernels as it chooses them
 
 Clicks: a generated log (Zipf 1.05), DLRM, rows numbered as the log first names their keys; a pass over the log comes
-first. Graph: generated, ends and negatives uniform: nothing to look ahead to but what is there by chance. All pages
+first, and measured is the second from its middle on: a pass begins with keys that lie side by side. Graph: generated, ends and negatives uniform: nothing to look ahead to but what is there by chance. All pages
 have been written before, so that none is merely computed. "mmap" is the same table in a mapped file, in a control group
 with the memory that the disk tier's process takes (as root; else it is left out, aloud). `turns` says how the
 contestants share the machine.
@@ -91,7 +91,7 @@ class Training(Contestant):
         checkpoint = Checkpoints(folder).open(verify=False)
         self._session.task.load_state_arrays(checkpoint.arrays())
         checkpoint.restore(self._session.stores)
-        self._next, self._batches, self._first = checkpoint.sequence, 0, None
+        self._next, self._batches, self._first = checkpoint.extra["next"], 0, None
 
     def run(self, batches: int) -> None:
         pipeline, tier = self._session.pipeline, self._session.parts.tier
@@ -123,7 +123,8 @@ def populate(tree: dict, folder: Path) -> tuple[int, int]:
         bytes_of_tables = sum(store.nbytes for store in session.stores)
         rest = psutil.Process().memory_info().rss - bytes_of_tables
         arrays = session.task.state_arrays()
-        Checkpoints(folder).save(last, session.stores, session.step.dense_state(), {}, 1, arrays)
+        following = {"next": last + last // 2 if clicks else last}
+        Checkpoints(folder).save(last, session.stores, session.step.dense_state(), following, 1, arrays)
     return bytes_of_tables, rest
 
 
