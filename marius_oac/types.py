@@ -86,3 +86,24 @@ class Step(Protocol):
     def load_dense_state(self, state: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
+
+
+class DenseSync(Protocol):
+    """How the dense parameters of several nodes agree; a step calls it on the thread that computes.
+
+    Once for each set of parameters, before the first batch: `optimizer`, then `attach`. For each batch: `reduce`, the
+    update, `updated`.
+    """
+
+    def optimizer(self, parameters: Sequence[Any]) -> Any:
+        """The `torch.optim.Optimizer` that must update the parameters, or None: whatever the configuration says."""
+
+    def attach(self, parameters: Sequence[Any]) -> None:
+        """These tensors are what must agree; training updates them in place."""
+
+    def reduce(self, gradients: Sequence[Any], share: float) -> None:
+        """Makes of this node's gradients, in place, those that the update needs; `share` is the node's part of the
+        batch over all nodes, 0 to 1."""
+
+    def updated(self, sequence: int) -> None:
+        """The parameters have been updated for batch `sequence`."""

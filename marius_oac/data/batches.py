@@ -19,6 +19,7 @@ from marius_oac.data.negatives import as_kernel_input, count_by_degree, fill_neg
 from marius_oac.data.permutation import MAX_SIZE, bit_length, permuted, round_keys
 from marius_oac.data.random import fold, stream_key, wrapping
 from marius_oac.data.resident import Resident
+from marius_oac.data.share import WHOLE
 from marius_oac.data.spans import located, span_up_to
 from marius_oac.errors import InputError
 from marius_oac.types import Plan, Side, TableSpec
@@ -66,6 +67,7 @@ class GraphPlanner(ABC):
 
     Attributes:
         tables: the one table, with the most rows that a batch can have.
+        share: the part of each batch that is planned; may be set before the first `plan`.
 
     Raises:
         InputError: no edges, an id out of range, or a configuration that doesn't fit the graph, named by its key.
@@ -76,7 +78,7 @@ class GraphPlanner(ABC):
         self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config, most_bytes: int | None = None
     ) -> None:
         self._edges, self._resident = as_kernel_input(edges), Resident(edges, most_bytes)
-        self._num_nodes = num_nodes
+        self._num_nodes, self.share = num_nodes, WHOLE
         if edges.shape[1] != (3 if num_relations else 2):
             raise ValueError(f"edges have {edges.shape[1]} columns, but the graph has {num_relations} relations")
         _check_model(config, num_relations)
@@ -114,32 +116,49 @@ class GraphPlanner(ABC):
         if sequence < 0:
             raise ValueError(f"sequence must be at least 0, not {sequence}")
         at = self._place(sequence)
-        size, chunks, sides = at.size, min(self._chunks, at.size), len(self._sides)
-        ids = np.empty(2 * size + sides * chunks * self._count, dtype=np.int64)
-        heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :]
+        first, end, part = self.share.of_batch(at.size)
+        size = end - first
+        # A share may begin and end within a chunk; it then has the chunk's negatives.
+        bounds = np.arange(min(self._chunks, at.size) + 1) * at.size // min(self._chunks, at.size)
+        chunks = slice(np.searchsorted(bounds, first, "right") - 1, np.searchsorted(bounds, end))
+        drawn = self._negatives(at, len(bounds) - 1)[:, chunks]
+        ids = np.empty(2 * size + drawn.size, dtype=np.int64)
+        heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :].reshape(drawn.shape)
+        negatives[:] = drawn
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
-        examples = int(at.edges[1, -1]) * self._sides_of_edge
-        for first in range(0, size, self._resident.at_once):
-            part = slice(first, first + self._resident.at_once)
-            _gather_edges(
-                self._edges, at.edges, examples, self._num_relations, at.shuffle_key, at.start + first, heads[part],
-                relations[part], tails[part],
-            )  # fmt: skip
-            self._resident.touched(len(heads[part]))
+        self._gather(at, first, heads, relations, tails)
         arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([at.epoch])}
-        arrays["chunk_offsets"] = np.arange(chunks + 1) * size // chunks
+        arrays["share"] = np.array([part])
+        arrays["chunk_offsets"] = np.clip(bounds[chunks.start : chunks.stop + 1], first, end) - first
         if self._num_relations:
             arrays["relation_rows"] = relabel(relations, self._num_relations)
             arrays["relations"] = relations
         if self._all_rows is not None:
             return Plan(sequence, (self._all_rows,), arrays, size)
-        key = np.uint64(fold(np.uint64(fold(self._negatives_key, at.epoch)), at.batch))
-        groups = negatives.reshape(sides * chunks, self._count)
-        fill_negatives(key, self._edges, at.among, at.nodes, self._by_degree, groups)
-        self._resident.touched(self._by_degree * len(groups))
         rows = relabel(ids, self._num_nodes)
-        arrays["negatives"] = negatives.reshape(sides, chunks, self._count)
+        arrays["negatives"] = negatives
         return Plan(sequence, (rows,), arrays, size)
+
+    def _gather(self, at: Place, skip: int, heads: np.ndarray, relations: np.ndarray, tails: np.ndarray) -> None:
+        """The batch's edges from number `skip` on."""
+        examples = int(at.edges[1, -1]) * self._sides_of_edge
+        for first in range(0, heads.size, self._resident.at_once):
+            part = slice(first, first + self._resident.at_once)
+            _gather_edges(
+                self._edges, at.edges, examples, self._num_relations, at.shuffle_key, at.start + skip + first,
+                heads[part], relations[part], tails[part],
+            )  # fmt: skip
+            self._resident.touched(len(heads[part]))
+
+    def _negatives(self, at: Place, chunks: int) -> np.ndarray:
+        """Those of the whole batch, int64 [sides, chunks, K]."""
+        drawn = np.empty((len(self._sides), chunks, self._count), dtype=np.int64)
+        if self._count:
+            key = np.uint64(fold(np.uint64(fold(self._negatives_key, at.epoch)), at.batch))
+            groups = drawn.reshape(-1, self._count)
+            fill_negatives(key, self._edges, at.among, at.nodes, self._by_degree, groups)
+            self._resident.touched(self._by_degree * len(groups))
+        return drawn
 
     def settle(self, plan: Plan) -> Plan:
         """A graph's rows are known beforehand: the plan as it is."""

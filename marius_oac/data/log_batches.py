@@ -26,6 +26,7 @@ from marius_oac.data.log_columns import LogBlock
 from marius_oac.data.log_files import BlockReader, LogFile
 from marius_oac.data.log_tables import FeatureTable, TableKeys
 from marius_oac.data.permutation import Permutation
+from marius_oac.data.share import WHOLE
 from marius_oac.types import Plan, TableSpec
 
 _BLOCK_EXAMPLES = 1 << 16  # a file's block where nothing is shuffled: large enough to parse in one go
@@ -90,6 +91,9 @@ class LogPlanner:
         road: which of their examples each batch has.
         tables: of `feature_tables`.
         key_tables: the rows of each table's keys: `find`, `admit` and `capacity` of `storage.key_table.KeyTable`.
+
+    Attributes:
+        share: the part of each batch that is planned; may be set before the first `plan`.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class LogPlanner:
         key_tables: Sequence[Any],
     ):
         self._config, self._road, self._feature_tables, self._key_tables = config, road, tables, key_tables
+        self.share = WHOLE
         size, shuffle = config.training.batch_size, config.data.shuffle
         self._block_examples = -(-max(shuffle, _BLOCK_EXAMPLES if not shuffle else 0) // size) * size
         self._blocks = _Blocks(BlockReader(files, config.data), self._block_examples, config.pipeline.workers.plan + 1)
@@ -111,9 +116,10 @@ class LogPlanner:
 
     def plan(self, sequence: int) -> LogPlan:
         number, file, first, end = self._road.place(sequence)
+        skip, stop, part = self.share.of_batch(end - first)
         block_number = first // self._block_examples
         block = self._blocks.get(file, block_number)
-        first, end = (place - block_number * self._block_examples for place in (first, end))
+        first, end = (first + place - block_number * self._block_examples for place in (skip, stop))
         if self._config.data.shuffle:
             name = f"shuffle of file {file}, block {block_number}"
             shuffle = Permutation(block.size, self._config.seed, number, name)
@@ -122,7 +128,8 @@ class LogPlanner:
             examples = block.slice(first, end)
         keys = [table_keys(table, examples) for table in self._feature_tables]
         ids = [table.find(*each.asked) for table, each in zip(self._key_tables, keys, strict=True)]
-        plan = LogPlan(sequence, (), _arrays(examples, number), end - first, keys, ids, file)
+        arrays = _arrays(examples, number) | {"share": np.array([part])}
+        plan = LogPlan(sequence, (), arrays, end - first, keys, ids, file)
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 
     def settle(self, plan: LogPlan) -> Plan:

@@ -20,11 +20,13 @@ import torch
 from marius_oac import blas
 from marius_oac.config import Config
 from marius_oac.errors import ConfigError
+from marius_oac.models.agreed import AgreedRelations
 from marius_oac.models.autograd import AutogradGradient
 from marius_oac.models.decoders import make_decoder
 from marius_oac.models.handwritten import HandwrittenGradient, Relations
 from marius_oac.models.lanes import Lanes
-from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.models.optimizers import HandOver, RowOptimizer
+from marius_oac.types import DenseSync
 
 RELATIONS = "relations"
 """The key of the relations' table, [R, Dr + state], in the dense state."""
@@ -60,6 +62,8 @@ class LinkPredictionStep:
         threads: lanes on the CPU, at least 1.
         relations: float32 [R, relation_width(config)], the relations' initial values; copied. None if R or the width
             is 0.
+        dense: how the relations agree with those of other nodes; entities' rows then come without state, and leave
+            with their gradients in the place of their values. None: there is one node.
     Raises:
         ConfigError: the decoder needs relations and the graph has none.
         ValueError: `relations` has another shape or type.
@@ -72,6 +76,7 @@ class LinkPredictionStep:
         device: torch.device,
         threads: int,
         relations: np.ndarray | None = None,
+        dense: DenseSync | None = None,
     ) -> None:
         width = relation_width(config)
         if width and not num_relations:
@@ -80,12 +85,13 @@ class LinkPredictionStep:
             )
         optimizer = config.training.optimizer
         self._dimension, self._decay, self._device = config.model.dimension, optimizer.decay, device
-        self._entity_optimizer = RowOptimizer(optimizer)
+        self._entity_optimizer = HandOver() if dense else RowOptimizer(optimizer)
         self._relation_optimizer = RowOptimizer(optimizer, optimizer.relation_learning_rate)
-        self._width = sum(entity_width(config))
+        self._width = self._dimension + self._entity_optimizer.state_width(self._dimension)
         self._relation_width, self._relations = width, None
         if width:
             self._relations = self._make_relations(num_relations, relations)
+        self._agreed = AgreedRelations(self._relations, width, self._relation_optimizer, dense) if dense else None
         self._autograd = AutogradGradient(config)
         with ExitStack() as stack:
             lanes = Lanes(threads if device.type == "cpu" else 1)
@@ -119,9 +125,15 @@ class LinkPredictionStep:
         if entities.dtype != np.float32 or not entities.flags.c_contiguous:
             raise ValueError(f"rows must be float32 in C order, not {entities.dtype} with strides {entities.strides}")
         factor = 1.0 if self._decay == 1 else self._decay ** int(arrays["epoch"].item())
+        rule = self._entity_optimizer.rule(timestamp, factor)
         table = None if self._relations is None else self._relations.numpy()
+        if self._agreed:
+            handed = Relations(self._agreed.values(arrays), rule)
+            loss = self._handwritten.compute(entities, arrays, rule, handed)
+            self._agreed.update(handed.table, arrays, timestamp, factor)
+            return loss
         relations = Relations(table, self._relation_optimizer.rule(timestamp, factor))
-        return self._handwritten.compute(entities, arrays, self._entity_optimizer.rule(timestamp, factor), relations)
+        return self._handwritten.compute(entities, arrays, rule, relations)
 
     def _compute_tensors(self, rows: torch.Tensor, arrays: Mapping[str, torch.Tensor], timestamp: int) -> torch.Tensor:
         # The epoch stays on the device, so that nobody waits for it.
@@ -134,8 +146,11 @@ class LinkPredictionStep:
             loss, gradients, relation_gradients = self._autograd(
                 rows[:, : self._dimension], picked[:, : self._relation_width], arrays
             )
-            self._relation_optimizer.update(picked, relation_gradients, timestamp, factor)
-            self._relations[picks] = picked
+            if self._agreed:
+                self._agreed.update_tensor(relation_gradients, picks, arrays["share"], timestamp, factor)
+            else:
+                self._relation_optimizer.update(picked, relation_gradients, timestamp, factor)
+                self._relations[picks] = picked
         self._entity_optimizer.update(rows, gradients, timestamp, factor)
         return loss
 

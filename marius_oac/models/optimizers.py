@@ -25,7 +25,7 @@ import torch
 from marius_oac.config_sections import OptimizerConfig
 from marius_oac.models.compiled import compiled, inlined
 
-_SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM = range(4)
+_SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM, _HAND_OVER = range(5)
 _CODES = {"sgd": _SGD, "adagrad": _ADAGRAD, "rowwise_adagrad": _ROWWISE_ADAGRAD, "adam": _ADAM}
 _ONE = np.float32(1)
 
@@ -90,7 +90,7 @@ class RowOptimizer:
         """
         count, dimension = gradients.shape
         if tuple(rows.shape) != (count, dimension + self.state_width(dimension)):
-            raise ValueError(f"rows {tuple(rows.shape)} and gradients {tuple(gradients.shape)} of {self._config.kind}")
+            raise ValueError(f"rows {tuple(rows.shape)} and gradients {tuple(gradients.shape)} don't belong together")
         if isinstance(rows, torch.Tensor):
             self._update_tensor(rows, gradients, timestamp, factor)
         else:
@@ -115,11 +115,35 @@ class RowOptimizer:
         value -= direction * (self._learning_rate * factor)
 
 
+class HandOver(RowOptimizer):
+    """Leaves each row's gradient in the place of its value: the optimizer runs elsewhere, at the row's shard."""
+
+    def __init__(self) -> None:
+        pass
+
+    def state_width(self, dimension: int) -> int:
+        """No state: it lies where the optimizer runs."""
+        return 0
+
+    @property
+    def initial_state(self) -> float:
+        return 0.0
+
+    def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
+        return Rule(_HAND_OVER, *[_ONE] * 6)
+
+    def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: Any) -> None:
+        rows.copy_(gradients)
+
+
 @inlined
 def update_row(row, gradient, rule):
     """Updates `row` [D + state] from `gradient` [D]."""
     dimension = gradient.size
-    if rule.code == _SGD:
+    if rule.code == _HAND_OVER:
+        for j in range(dimension):
+            row[j] = gradient[j]
+    elif rule.code == _SGD:
         for j in range(dimension):
             row[j] -= rule.rate * gradient[j]
     elif rule.code == _ADAGRAD:

@@ -31,7 +31,7 @@ from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device, HostDevice, TorchDevice
 from marius_oac.pipeline.ledger import Ledger
 from marius_oac.pipeline.link import Link
-from marius_oac.pipeline.validation import Cache
+from marius_oac.pipeline.rows import LocalSource, RowSource
 from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.runtime.workers import Workers
@@ -61,7 +61,7 @@ class BatchResult:
 
 
 class Pipeline:
-    """Moves batches of `planner` through `stores` (one per table of the planner) and `step`.
+    """Moves batches of `planner` through `stores` (one per table of the planner, or where else rows are) and `step`.
 
     Args:
         on_result: called by a write worker for each batch, one call at a time.
@@ -75,7 +75,7 @@ class Pipeline:
     def __init__(
         self,
         planner: Planner,
-        stores: Sequence[ParameterStore],
+        stores: Sequence[ParameterStore] | RowSource,
         step: Step,
         config: PipelineConfig,
         device: torch.device,
@@ -87,17 +87,16 @@ class Pipeline:
         bind: Callable[[str], object] | None = None,
     ):
         self.planner, self.step, self.config = planner, step, config
-        self.stores = [store.held() for store in stores]
+        self.source = stores if isinstance(stores, RowSource) else LocalSource(stores, config.mode)
         self.tier, self.look_ahead, self.bind = tier, look_ahead, bind
         self.telemetry, self.on_result, self.probe = telemetry, on_result, probe
         self.in_flight = 1 if config.mode == "sync" else config.in_flight
-        self.validates = config.mode == "oac"
         self._stopped, self._stop_requested = threading.Event(), threading.Event()
         self._channels: Sequence[Channel] = ()
         self.device = self._make_device(device)
 
     def _make_device(self, device: torch.device) -> Device:
-        shape = (self.planner.tables, [store.layout for store in self.stores], self.in_flight, self.validates)
+        shape = (self.planner.tables, self.source.layouts, self.in_flight, self.source.caching)
         if device.type != "cpu":
             return TorchDevice(device, *shape)
         link = self.config.link
@@ -138,7 +137,7 @@ class _Run:
         self.next_planned = self.next_timestamp = first
         self.plan_lock, self.settle_lock, self.result_lock = threading.Lock(), threading.Lock(), threading.Lock()
         self.ledger = Ledger(first, pipeline.in_flight)
-        self.cache = Cache(pipeline.device.replace, pipeline.device.evicted)
+        self.rows = pipeline.source.begin(first, pipeline.device)
         room = pipeline.in_flight
         self.planned: Channel[Batch] = OrderedChannel("planned", room + pipeline.config.workers.plan, first)
         self.announced: Channel[Batch] = Channel("announced", pipeline.look_ahead)
@@ -183,7 +182,7 @@ class _Run:
                 done = target.close if target is not None else lambda: None
                 workers.start(name, number, self._stage(take, work, target), done)
             workers.join()
-        self.cache.evict(self.next_timestamp)
+        self.rows.end(self.next_timestamp)
         return self.next_planned
 
     def _stages_before_read(self) -> tuple:
@@ -199,6 +198,7 @@ class _Run:
         if self.pipeline.tier:
             self.pipeline.tier.abort()
         self.ledger.abort()
+        self.rows.abort()
         for channel in self.channels:
             channel.abort()
 
@@ -250,9 +250,7 @@ class _Run:
         batch.noted = self.ledger.enter(batch.sequence)
         self.pipeline.device.borrow(batch)
         with self._begin("read", batch.sequence):
-            for table, store in enumerate(self.pipeline.stores):
-                _, timestamps, values = batch.rows_in(batch.staging, table)
-                store.read(batch.plan.rows[table], np.asarray(values), np.asarray(timestamps))
+            self.rows.read(batch)
 
     def _upload(self, batch: Batch) -> None:
         with self._begin("upload", batch.sequence):
@@ -262,11 +260,9 @@ class _Run:
         device, step = self.pipeline.device, self.pipeline.step
         safe_to_evict = self.ledger.validating(batch.sequence)
         with device.computing(batch):
-            if self.pipeline.validates:
+            if self.pipeline.source.validates:
                 with self._begin("validate", batch.sequence):
-                    batch.cached_rows = self.cache.num_rows
-                    self.cache.evict(safe_to_evict)
-                    batch.replaced = self.cache.validate(batch)
+                    self.rows.validate(batch, safe_to_evict)
             with self._begin("compute", batch.sequence):
                 values = [batch.rows_in(batch.resident, table)[2] for table in range(len(batch.plan.rows))]
                 before = self._copies(values) if self.pipeline.config.mode == "async-delta" else None
@@ -277,8 +273,7 @@ class _Run:
                 device.computed(batch)
                 for new, old in zip(values, before or (), strict=False):
                     new -= old
-        if self.pipeline.validates:
-            self.cache.add(batch)
+        self.rows.computed(batch)
 
     @staticmethod
     def _copies(values: Sequence) -> list:
@@ -293,23 +288,13 @@ class _Run:
             batch.loss = float(batch.loss)
             if not math.isfinite(batch.loss):
                 raise DivergedError(batch.sequence, batch.loss)
-            for table, store in enumerate(self.pipeline.stores):
-                _, timestamps, values = (np.asarray(part) for part in batch.rows_in(batch.staging, table))
-                self._store(store, batch, batch.plan.rows[table], values, timestamps)
+            self.rows.write(batch)
             if batch.claim:
                 self.pipeline.tier.release(batch.claim)
-            self.pipeline.device.written(batch, cached=self.pipeline.validates)
+            self.pipeline.device.written(batch, cached=self.pipeline.source.caching)
             self.ledger.finish(batch.timestamp)
         with self.result_lock:
             self.pipeline.on_result(self._result(batch))
-
-    def _store(self, store: ParameterStore, batch: Batch, rows, values, timestamps) -> None:
-        if self.pipeline.config.mode == "async":
-            batch.lost += store.overwrite(rows, values, batch.timestamp, timestamps)
-        elif self.pipeline.config.mode == "async-delta":
-            store.add(rows, values, batch.timestamp)
-        else:
-            batch.refused += store.commit(rows, values, batch.timestamp)
 
     @staticmethod
     def _result(batch: Batch) -> BatchResult:

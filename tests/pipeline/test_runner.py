@@ -30,8 +30,8 @@ def workers(count):
 
 def copying(pipeline: Pipeline) -> TorchDevice:
     """The copying device on the CPU: what CUDA runs, without its streams."""
-    layouts = [store.layout for store in pipeline.stores]
-    return TorchDevice(torch.device("cpu"), pipeline.planner.tables, layouts, pipeline.in_flight, pipeline.validates)
+    layouts = pipeline.source.layouts
+    return TorchDevice(torch.device("cpu"), pipeline.planner.tables, layouts, pipeline.in_flight, pipeline.source.caching)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])

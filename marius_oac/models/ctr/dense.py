@@ -13,32 +13,52 @@ import torch
 from torch import nn
 
 from marius_oac.config_ctr import DenseOptimizerConfig
+from marius_oac.types import DenseSync
 
 NETWORK, OPTIMIZER = "network.", "optimizer."
 """What the names of parameters and buffers, and of the optimizer's state by parameter, begin with."""
 
 
 class DenseOptimizer:
-    """Args: network: its parameters are updated in place; they must not be replaced."""
+    """Args:
+    network: its parameters are updated in place; they must not be replaced.
+    sync: how they agree with those of other nodes; None: there is one node.
+    """
 
-    def __init__(self, network: nn.Module, config: DenseOptimizerConfig) -> None:
+    def __init__(self, network: nn.Module, config: DenseOptimizerConfig, sync: DenseSync | None = None) -> None:
         self._network = network
         self._parameters = {name: each for name, each in network.named_parameters() if each.requires_grad}
-        self._optimizer = _make(list(self._parameters.values()), config) if self._parameters else None
+        self._sync, self._optimizer = sync, None
+        if self._parameters:
+            parameters = list(self._parameters.values())
+            own = sync.optimizer(parameters) if sync else None
+            self._optimizer = own or _make(parameters, config)
+            if sync:
+                sync.attach(parameters)
         self._rate, self._decay = config.learning_rate, config.decay
 
-    def step(self, arrays: Mapping[str, Any]) -> None:
+    def step(self, arrays: Mapping[str, Any], timestamp: int) -> None:
         """One update from the parameters' gradients, which are then forgotten.
 
         Where `decay` is not 1, the learning rate is `decay ** arrays["epoch"]` of itself (on CUDA the host then waits
-        for that number).
+        for that number). With a `sync` the gradients are `arrays["share"]` of those of a batch over all nodes.
         """
         if self._optimizer is not None:
             if self._decay != 1:
                 for group in self._optimizer.param_groups:
                     group["lr"] = self._rate * self._decay ** int(arrays["epoch"].item())
+            if self._sync:
+                self._sync.reduce(self._gradients(), float(arrays["share"].item()))
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
+            if self._sync:
+                self._sync.updated(timestamp)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._parameters.values()]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters, buffers and optimizer state, by name: the tensors themselves, not copies."""

@@ -6,7 +6,7 @@ Guarantees:
 - The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
   On the CPU torch works on one thread while a batch is computed, since its own sums and products depend on how many
   there are; what is large runs on our lanes.
-- torch's random numbers are drawn from (seed, timestamp); the process's generators are as before afterwards.
+- torch's random numbers are drawn from (seed, timestamp, rank); the process's generators are as before afterwards.
 - A `compute` that raises has spoilt the rows it was given; the run must not go on.
 """
 
@@ -30,8 +30,9 @@ from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.models.ctr.tensor_rows import TensorRows
 from marius_oac.models.lanes import Lanes
-from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.models.optimizers import HandOver, RowOptimizer
 from marius_oac.models.scratch import Scratch
+from marius_oac.types import DenseSync
 
 
 class CtrStep:
@@ -49,21 +50,32 @@ class CtrStep:
         network: taken over: moved to the device, trained in place.
         device: a CPU or CUDA device.
         threads: lanes on the CPU, at least 1.
+        dense: how the network agrees with those of other nodes; rows then come without state, and leave with their
+            gradients, the penalty's left out, in the place of their values. None: there is one node.
+        rank: of this node; the others draw other random numbers.
     Raises:
         ValueError: the tables do not hold each field once.
     """
 
     def __init__(
-        self, config: CtrConfig, layout: Sequence[TableColumns], network: Network, device: torch.device, threads: int
+        self,
+        config: CtrConfig,
+        layout: Sequence[TableColumns],
+        network: Network,
+        device: torch.device,
+        threads: int,
+        dense: DenseSync | None = None,
+        rank: int = 0,
     ) -> None:
+        self._rank, self._penalty = rank, 0.0 if dense else config.training.embedding_l2
         self._seed, self._training, self._layout, self._device = config.seed, config.training, tuple(layout), device
         self._network = network.to(device)
         self._norms = [each for each in self._network.modules() if isinstance(each, nn.BatchNorm1d)]
         self._weighted = bool(network.first_order)
         self._sequences = [sequence.name for table in layout for sequence in table.sequences]
         self._dimensions = Fields.of(layout).dimensions
-        self._optimizer = RowOptimizer(config.training.optimizer)
-        self._dense = DenseOptimizer(self._network, config.training.dense_optimizer)
+        self._optimizer = HandOver() if dense else RowOptimizer(config.training.optimizer)
+        self._dense = DenseOptimizer(self._network, config.training.dense_optimizer, dense)
         self._scratch = Scratch()
         self._tensor_rows = TensorRows(layout, self._weighted, self._optimizer)
         with ExitStack() as stack:
@@ -97,20 +109,20 @@ class CtrStep:
             gathered = self._array_rows.gather(rows, arrays)
             labels = torch.from_numpy(self._own("labels", arrays["labels"]))
             numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
-            with _seeded(self._seed, timestamp, self._device):
+            with _seeded([self._seed, timestamp, self._rank], self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
-            self._dense.step(arrays)
+            self._dense.step(arrays, timestamp)
         rule = self._optimizer.rule(timestamp, self._factor(arrays))
-        weight = self._training.embedding_l2
+        weight = self._penalty
         squares = self._array_rows.update(rows, _as_arrays(gradients), rule, weight)
         return loss.item() + weight / 2 * squares
 
     def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, arrays)
-        with _seeded(self._seed, timestamp, self._device):
+        with _seeded([self._seed, timestamp, self._rank], self._device):
             loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
-        self._dense.step(arrays)
-        weight = self._training.embedding_l2
+        self._dense.step(arrays, timestamp)
+        weight = self._penalty
         squares = self._tensor_rows.update(rows, arrays, gradients, timestamp, self._factor(arrays), weight)
         return loss + weight / 2 * squares
 
@@ -230,9 +242,9 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(run: int, timestamp: int, device: torch.device) -> Iterator[None]:
-    """torch's generators of the CPU and the device, as seeded with the run's seed and the batch's timestamp."""
-    seed = int(np.random.SeedSequence([run, timestamp]).generate_state(1, np.uint64)[0])
+def _seeded(source: list[int], device: torch.device) -> Iterator[None]:
+    """torch's generators of the CPU and the device, seeded from some numbers; zeros at the end change nothing."""
+    seed = int(np.random.SeedSequence(source).generate_state(1, np.uint64)[0])
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)

@@ -1,0 +1,132 @@
+"""How the rows of a batch come from their stores, are made valid, and go back.
+
+`LocalRows` has the stores at hand and keeps the newest rows in a cache of its own; where rows lie on other nodes,
+`marius_oac.nodes` has another implementation of the contract.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from marius_oac.pipeline.batch import Batch
+from marius_oac.pipeline.device import Device
+from marius_oac.pipeline.validation import Cache
+from marius_oac.storage.contract import ParameterStore, RowLayout
+
+
+class RowExchange(ABC):
+    """The rows of one call of `Pipeline.run`.
+
+    Guarantees asked of every implementation: `read` and `write` may be called by several threads at once, for different
+    batches; `validate` and `computed` by the one that computes, in computation order. After `validate` a batch's rows
+    are those that a batch-at-a-time run would have, if the mode promises that.
+    """
+
+    @abstractmethod
+    def read(self, batch: Batch) -> None:
+        """Fills the batch's staging buffer with values, and with timestamps where validation needs them."""
+
+    @abstractmethod
+    def validate(self, batch: Batch, safe_to_evict: int) -> None:
+        """Replaces every row of the resident buffer that a batch computed before has changed since it was read.
+
+        No batch still to be validated needs to know of timestamps up to `safe_to_evict`.
+        """
+
+    @abstractmethod
+    def computed(self, batch: Batch) -> None:
+        """The resident buffer holds what the step left there."""
+
+    @abstractmethod
+    def write(self, batch: Batch) -> None:
+        """Hands over what is in the staging buffer."""
+
+    @abstractmethod
+    def end(self, timestamp: int) -> None:
+        """Every batch is written; the next one will have this timestamp."""
+
+    def abort(self) -> None:
+        """Every call that waits, now or later, raises `Closed`."""
+        return
+
+
+class RowSource(ABC):
+    """Where a pipeline's rows are.
+
+    Attributes:
+        layouts: of each table's rows, as the staging buffers have them.
+        validates: whether `validate` is called.
+        caching: batches keep their resident buffers after `write`, until evicted.
+    """
+
+    layouts: Sequence[RowLayout]
+    validates: bool
+    caching: bool
+
+    @abstractmethod
+    def begin(self, first: int, device: Device) -> RowExchange:
+        """For batches from number `first` on."""
+
+
+class LocalSource(RowSource):
+    """Stores of this process.
+
+    Args:
+        stores: one per table.
+        mode: of the pipeline.
+    """
+
+    def __init__(self, stores: Sequence[ParameterStore], mode: str):
+        self.stores, self.mode = [store.held() for store in stores], mode
+        self.layouts = [store.layout for store in stores]
+        self.validates = self.caching = mode == "oac"
+
+    def begin(self, first: int, device: Device) -> RowExchange:
+        return LocalRows(self, device)
+
+
+class LocalRows(RowExchange):
+    """The rows of `source` in one run of batches."""
+
+    def __init__(self, source: LocalSource, device: Device):
+        self._stores, self._caching = source.stores, source.caching
+        self._cache = Cache(device.replace, device.evicted)
+        write: dict[str, Callable] = {"async": self._overwrite, "async-delta": self._add}
+        self._write_rows = write.get(source.mode, self._commit)
+
+    def read(self, batch: Batch) -> None:
+        for table, store in enumerate(self._stores):
+            _, timestamps, values = batch.rows_in(batch.staging, table)
+            store.read(batch.plan.rows[table], np.asarray(values), np.asarray(timestamps))
+
+    def validate(self, batch: Batch, safe_to_evict: int) -> None:
+        batch.cached_rows = self._cache.num_rows
+        self._cache.evict(safe_to_evict)
+        batch.replaced = self._cache.validate(batch)
+
+    def computed(self, batch: Batch) -> None:
+        if self._caching:
+            self._cache.add(batch)
+
+    def write(self, batch: Batch) -> None:
+        for table, store in enumerate(self._stores):
+            _, timestamps, values = (np.asarray(part) for part in batch.rows_in(batch.staging, table))
+            self._write_rows(store, batch, batch.plan.rows[table], values, timestamps)
+
+    def end(self, timestamp: int) -> None:
+        self._cache.evict(timestamp)
+
+    @staticmethod
+    def _commit(store: ParameterStore, batch: Batch, rows, values, timestamps) -> None:
+        batch.refused += store.commit(rows, values, batch.timestamp)
+
+    @staticmethod
+    def _overwrite(store: ParameterStore, batch: Batch, rows, values, timestamps) -> None:
+        batch.lost += store.overwrite(rows, values, batch.timestamp, timestamps)
+
+    @staticmethod
+    def _add(store: ParameterStore, batch: Batch, rows, values, timestamps) -> None:
+        store.add(rows, values, batch.timestamp)
