@@ -1,0 +1,124 @@
+"""Compiled operations on places: the hash of a key, the way back of a permutation, routes, unique keys.
+
+A node's number is int32, everything else int64 or a field's own type. Nothing here is checked: see `shards`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marius_oac.data.compiled import compiled
+from marius_oac.data.permutation import ROUNDS, bit_length, permuted, round_keys
+from marius_oac.data.random import below, bits_at, mix
+
+
+@compiled
+def key_bits(salt, vocabulary, key):
+    """64 well mixed bits of a key: for each vocabulary a permutation of the keys."""
+    # By way of int64, because without the JIT a negative key may be one of Python's integers.
+    return mix(np.uint64(np.int64(key)) ^ bits_at(salt, vocabulary))
+
+
+@compiled
+def unpermuted(image, size, bits, keys):
+    """The position in [0, size) whose image `permuted` is `image`; arguments as there."""
+    low_bits = np.uint64((bits + 1) // 2)
+    low_mask = (np.uint64(1) << low_bits) - np.uint64(1)
+    high_mask = (np.uint64(1) << np.uint64(bits // 2)) - np.uint64(1)
+    bound, x = np.uint64(size), np.uint64(image)
+    while True:
+        low, high = x & low_mask, x >> low_bits
+        for i in range(ROUNDS - 2, -1, -2):
+            low ^= mix(keys[i + 1] ^ high) & low_mask
+            high ^= mix(keys[i] ^ low) & high_mask
+        x = (high << low_bits) | low
+        if x < bound:
+            return np.int64(x)
+
+
+@compiled
+def positions_of(key, size, ids, out):
+    """Each id's image under the permutation of [0, size) that belongs to `key`."""
+    keys, bits = round_keys(key), bit_length(size - 1)
+    for i in range(ids.size):
+        out[i] = permuted(ids[i], size, bits, keys)
+
+
+@compiled
+def ids_at(key, size, positions, out):
+    """Undoes `positions_of`."""
+    keys, bits = round_keys(key), bit_length(size - 1)
+    for i in range(positions.size):
+        out[i] = unpermuted(positions[i], size, bits, keys)
+
+
+@compiled
+def key_shards(salt, num_shards, vocabularies, keys, out):
+    for i in range(keys.size):
+        out[i] = below(key_bits(salt, vocabularies[i], keys[i]), num_shards)
+
+
+@compiled
+def id_shards(key, size, num_shards, ids, out):
+    """The shard of each id: shard v has the positions floor(v size / V) to floor((v + 1) size / V) - 1."""
+    positions_of(key, size, ids, out)
+    for i in range(ids.size):
+        out[i] = ((out[i] + 1) * num_shards - 1) // size
+
+
+@compiled
+def id_places(key, size, node_of, base_of, ids, nodes, rows):
+    """The node of each id and its row there; a row is `base_of` its shard, int64 [V], + its position."""
+    keys, bits, num_shards = round_keys(key), bit_length(size - 1), node_of.size
+    for i in range(ids.size):
+        position = permuted(ids[i], size, bits, keys)
+        shard = ((position + 1) * num_shards - 1) // size
+        nodes[i] = node_of[shard]
+        rows[i] = base_of[shard] + position
+
+
+@compiled
+def key_nodes(salt, node_of, vocabularies, keys, nodes):
+    for i in range(keys.size):
+        nodes[i] = node_of[below(key_bits(salt, vocabularies[i], keys[i]), node_of.size)]
+
+
+@compiled
+def group(nodes, order, offsets):
+    """Sorts places by node, those of a node in their order: `order` int64 [n]; `offsets` int64 [nodes + 1], of 0s."""
+    for i in range(nodes.size):
+        offsets[nodes[i] + 1] += 1
+    for node in range(1, offsets.size):
+        offsets[node] += offsets[node - 1]
+    following = offsets.copy()
+    for i in range(nodes.size):
+        order[following[nodes[i]]] = i
+        following[nodes[i]] += 1
+
+
+@compiled
+def unique_keys(salt, vocabularies, keys, checks, slots, local, firsts):
+    """Numbers the different (vocabulary, key, check) in order of first occurrence; returns how many there are.
+
+    Args:
+        slots: int32 [a power of two that is larger than n], 0: an open-addressed set of numbers + 1, linear probing.
+        local, firsts: int64 [n], filled in: each key's number; where in the batch each number comes first.
+    """
+    mask, count = slots.size - 1, 0
+    for i in range(keys.size):
+        vocabulary, key, check = vocabularies[i], keys[i], checks[i]
+        place = np.int64(key_bits(salt, vocabulary, key) & np.uint64(mask))
+        while True:
+            number = slots[place] - 1
+            if number < 0:
+                slots[place] = count + 1
+                firsts[count] = i
+                local[i] = count
+                count += 1
+                break
+            j = firsts[number]
+            if keys[j] == key and vocabularies[j] == vocabulary and checks[j] == check:
+                local[i] = number
+                break
+            place = (place + 1) & mask
+    return count
