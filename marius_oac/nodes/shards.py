@@ -24,8 +24,8 @@ from marius_oac.data.random import stream_key, wrapping
 from marius_oac.nodes import route_kernels as kernels
 
 NUM_SHARDS = 256
-"""With more, the packed nodes differ less, but one shard's rows are what a node must have room for to take any. By
-benchmarks/packing.py 256 bring the heaviest of 8 nodes to 1.00 of the mean where keys can be spread at all."""
+"""By benchmarks/packing.py 32 balance 16 nodes; 256 leave room for 100 nodes, for nodes of different strength and for
+budgets that bind, and are packed in milliseconds. Part of what a checkpoint means."""
 MAX_SHARDS = 1 << 16
 MAX_KEYS = 1 << 30  # of one batch
 
