@@ -216,7 +216,7 @@ class IdPlaces:
         if rows.size and not 0 <= rows.min() <= rows.max() <= last:
             raise ValueError(f"rows must lie in 0 to {last}")
         shards = self.placement.shards_of(node)
-        shards = shards[self.shard_sizes[shards] > 0]
+        # Shards without rows begin where the next one does: the last of those is meant.
         mine = shards[np.searchsorted(self.first_rows[shards], rows, side="right") - 1]
         return self._ids_at(rows - self.first_rows[mine] + self.starts[mine])
 
