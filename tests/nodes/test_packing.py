@@ -66,6 +66,11 @@ def test_what_fits_by_size_alone_is_found():
     assert pack([3.0, 1.0, 1.0], [5, 6, 5], [6, 10]).tolist() == [1, 0, 1]
 
 
+def test_exchanges_relieve_the_heaviest_node():
+    costs = [3.0, 3.0, 2.0, 2.0, 2.0]  # the longest first end at 7 and 5
+    assert loads(costs, pack(costs, [1] * 5, [9, 9]), 2).tolist() == [6, 6]
+
+
 def test_stronger_nodes_take_more():
     load = loads(np.ones(100), pack(np.ones(100), np.ones(100, int), [100, 100], [3.0, 1.0]), 2)
     assert load.tolist() == [75, 25]
