@@ -26,6 +26,10 @@ class RowExchange(ABC):
     """
 
     @abstractmethod
+    def stops_before(self, sequence: int) -> bool:
+        """Whether the run ends before this batch, although it was asked for: the user wants to stop."""
+
+    @abstractmethod
     def read(self, batch: Batch) -> None:
         """Fills the batch's staging buffer with values, and with timestamps where validation needs them."""
 
@@ -67,8 +71,8 @@ class RowSource(ABC):
     caching: bool
 
     @abstractmethod
-    def begin(self, first: int, device: Device) -> RowExchange:
-        """For batches from number `first` on."""
+    def begin(self, first: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
+        """For batches from number `first` on, until the user wants to stop."""
 
 
 class LocalSource(RowSource):
@@ -84,18 +88,22 @@ class LocalSource(RowSource):
         self.layouts = [store.layout for store in stores]
         self.validates = self.caching = mode == "oac"
 
-    def begin(self, first: int, device: Device) -> RowExchange:
-        return LocalRows(self, device)
+    def begin(self, first: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
+        return LocalRows(self, device, stop_requested)
 
 
 class LocalRows(RowExchange):
     """The rows of `source` in one run of batches."""
 
-    def __init__(self, source: LocalSource, device: Device):
+    def __init__(self, source: LocalSource, device: Device, stop_requested: Callable[[], bool]):
+        self._stop_requested = stop_requested
         self._stores, self._caching = source.stores, source.caching
         self._cache = Cache(device.replace, device.evicted)
         write: dict[str, Callable] = {"async": self._overwrite, "async-delta": self._add}
         self._write_rows = write.get(source.mode, self._commit)
+
+    def stops_before(self, sequence: int) -> bool:
+        return self._stop_requested()
 
     def read(self, batch: Batch) -> None:
         for table, store in enumerate(self._stores):

@@ -137,7 +137,7 @@ class _Run:
         self.next_planned = self.next_timestamp = first
         self.plan_lock, self.settle_lock, self.result_lock = threading.Lock(), threading.Lock(), threading.Lock()
         self.ledger = Ledger(first, pipeline.in_flight)
-        self.rows = pipeline.source.begin(first, pipeline.device)
+        self.rows = pipeline.source.begin(first, pipeline.device, pipeline._stop_requested.is_set)
         room = pipeline.in_flight
         self.planned: Channel[Batch] = OrderedChannel("planned", room + pipeline.config.workers.plan, first)
         self.announced: Channel[Batch] = Channel("announced", pipeline.look_ahead)
@@ -221,7 +221,7 @@ class _Run:
         while True:
             with self.plan_lock:
                 sequence = self.next_planned
-                if sequence >= self.last or self.pipeline.stop_requested:
+                if sequence >= self.last or self.rows.stops_before(sequence):
                     return
                 self.next_planned += 1
             with self._begin("plan", sequence):

@@ -1,0 +1,95 @@
+"""What trainers and shards say to each other, as frames of bytes: a fixed header, then raw little-endian arrays.
+
+| kind | from | frames after the header |
+|---|---|---|
+| PULL | trainer | what is asked for of each table: rows, or vocabularies, keys and checks |
+| ROWS | shard | values of each table, float32 [n, D], in the order asked |
+| PUSH | trainer | gradients of each table, float32 [n, D], in the order of the pull |
+| PATCH | shard | of each table: places in the pull, int64 [k], and their newest values, float32 [k, D] |
+| APPLIED | shard | none: everything up to this batch is in the rows |
+| LOOK_UP | trainer | as PULL, of one table, for those who only look |
+| FOUND | shard | its values, and which of them were ever trained, bool [n] |
+
+Nothing here is ever unpickled; sizes are checked before they are used. Whatever does not fit is `Malformed`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+_HEADER = struct.Struct("<4sBBHqqdd")
+_MAGIC = b"MOA1"
+NEVER_STOP = 2**62
+"""`stop_at` where nobody wants to stop."""
+
+
+class Malformed(ValueError):
+    """A message that none of us sends."""
+
+
+class Kind(IntEnum):
+    PULL, ROWS, PUSH, PATCH, APPLIED, LOOK_UP, FOUND = range(7)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message.
+
+    Attributes:
+        sequence: the batch it is about; of LOOK_UP and FOUND the number of the question.
+        table: of LOOK_UP and FOUND.
+        final: of ROWS: no patch will follow.
+        stop_at: of PUSH, ROWS, PATCH and APPLIED: all trainers end before this batch.
+        share, factor: of PUSH: the trainer's part of the batch; what the learning rate is multiplied with.
+        arrays: the frames, flat.
+    """
+
+    kind: Kind
+    sequence: int
+    arrays: Sequence[np.ndarray] = field(default=())
+    table: int = 0
+    final: bool = False
+    stop_at: int = NEVER_STOP
+    share: float = 1.0
+    factor: float = 1.0
+
+    def frames(self) -> list:
+        """As bytes-like objects."""
+        header = _HEADER.pack(
+            _MAGIC, self.kind, self.final, self.table, self.sequence, self.stop_at, self.share, self.factor
+        )
+        return [header, *(np.ascontiguousarray(each).reshape(-1).view(np.uint8).data for each in self.arrays)]
+
+
+def parse(frames: Sequence) -> tuple[Message, Sequence]:
+    """The message without its arrays, and the frames that hold them.
+
+    Raises:
+        Malformed: no header, or not one of ours.
+    """
+    if not frames or len(frames[0]) != _HEADER.size:
+        raise Malformed("no header")
+    magic, kind, final, table, sequence, stop_at, share, factor = _HEADER.unpack(frames[0])
+    if magic != _MAGIC or kind >= len(Kind) or final > 1 or sequence < 0 or stop_at < 0:
+        raise Malformed("not a header of ours")
+    if not (0 <= share <= 1 and 0 < factor <= 1):
+        raise Malformed("a share or a factor outside of 0 to 1")
+    return Message(Kind(kind), sequence, (), table, bool(final), stop_at, share, factor), frames[1:]
+
+
+def array(frame, dtype: type, *shape: int) -> np.ndarray:
+    """A frame as an array; -1 is a length that the frame's size says. A view, not to be written.
+
+    Raises:
+        Malformed: the frame's size does not fit.
+    """
+    size, item = memoryview(frame).nbytes, np.dtype(dtype).itemsize
+    row = item * int(np.prod([length for length in shape if length >= 0]))
+    if (row and size % row) or (-1 not in shape and size != row) or (not row and size):
+        raise Malformed(f"{size} bytes are not {np.dtype(dtype)} {list(shape)}")
+    return np.frombuffer(frame, dtype).reshape(shape) if size else np.zeros([max(n, 0) for n in shape], dtype)

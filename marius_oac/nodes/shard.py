@@ -1,0 +1,184 @@
+"""The rows that one node holds, as a state machine: messages in, messages out. No network, no threads, no clock.
+
+In lockstep all trainers compute parts of the same batches, one after the other:
+
+    pull     trainer r will need these rows for batch n: they get rows, in the order of (n, r), and are sent at once,
+             as they are after the batches applied so far
+    push     trainer r's gradients by them; when all trainers' have come and batch n - 1 is applied, they are added up
+             in the order of r, and the row optimizer runs once per row, with timestamp n
+    patch    batch n is applied: of every pull for batch n + 1 the rows whose timestamp is larger than any that the
+             trainer has seen are sent again
+
+So a trainer may pull many batches ahead, and has the rows of a batch-at-a-time run before it computes: Optimistic
+Asynchrony Control (Waleffe and Mohoney, section 3) across nodes, validation by timestamp included. Averaging rows'
+gradients in every iteration is what Zhao et al. do (section 5, "System").
+
+Freely, a push is applied when it comes, and nothing is sent again (Hogwild; Zheng et al., section 3.2).
+
+Guarantees:
+- In lockstep the rows are a function of what was pulled and pushed, whatever the order in which messages arrive.
+- A message that does not fit what was said before raises `Malformed` and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from marius_oac.data.batches import relabel
+from marius_oac.nodes import shard_kernels as kernels
+from marius_oac.nodes.messages import NEVER_STOP, Kind, Malformed, Message, array, parse
+from marius_oac.nodes.shard_table import ShardTable
+
+Out = tuple[int, Message]
+"""To which trainer, and what."""
+
+
+@dataclass
+class _Pull:
+    """What a trainer was sent for a batch.
+
+    Of each table: the rows, ascending and unique, and for each place in what was asked the index of its row (keys that
+    are not admitted share one). `applied`: the last batch whose changes the trainer has seen.
+    """
+
+    rows: list[np.ndarray]
+    index: list[np.ndarray]
+    applied: int
+
+
+@dataclass
+class _Push:
+    message: Message
+    gradients: list[np.ndarray]
+
+
+class Shard:
+    """Args:
+    tables: rows of each table.
+    trainers: how many pull and push.
+    lockstep: whether they compute the same batches.
+    """
+
+    def __init__(self, tables: Sequence[ShardTable], trainers: int, lockstep: bool = True):
+        self.tables, self._trainers, self._lockstep = tables, trainers, lockstep
+        self.begin(0)
+
+    def begin(self, first: int) -> None:
+        """All batches before `first` are in the rows, no message is on its way."""
+        self.applied, self._stop_at = first - 1, NEVER_STOP
+        self._settled = first * self._trainers  # pulls, in the order of (batch, trainer)
+        self._waiting: dict[int, list[list[np.ndarray]]] = {}
+        self._pulls: dict[tuple[int, int], _Pull] = {}
+        self._pushes: dict[tuple[int, int], _Push] = {}
+
+    def handle(self, peer: int, frames: Sequence) -> list[Out]:
+        """What follows from a message of trainer `peer`. Raises Malformed, and InputError where a table is full."""
+        message, rest = parse(frames)
+        if message.kind == Kind.PULL:
+            return self._pull(peer, message, rest)
+        if message.kind == Kind.PUSH:
+            return self._push(peer, message, rest)
+        if message.kind == Kind.LOOK_UP:
+            return self._look_up(peer, message, rest)
+        raise Malformed(f"a trainer sends no {message.kind.name}")
+
+    def _pull(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+        number = message.sequence * self._trainers + peer
+        known = (peer, message.sequence) in self._pulls or number in self._waiting
+        if known or (self._lockstep and number < self._settled):
+            raise Malformed(f"batch {message.sequence} is pulled again")
+        asked, at = [], 0
+        for table in self.tables:
+            asked.append(table.asked(frames[at : at + table.num_frames]))
+            at += table.num_frames
+        if at != len(frames):
+            raise Malformed(f"{len(frames)} frames, not {at}")
+        if not self._lockstep:
+            return [self._served(peer, message.sequence, asked)]
+        self._waiting[number] = asked
+        out = []
+        while self._settled in self._waiting:
+            sequence, trainer = divmod(self._settled, self._trainers)
+            out.append(self._served(trainer, sequence, self._waiting.pop(self._settled)))
+            self._settled += 1
+        return out
+
+    def _served(self, peer: int, sequence: int, asked: list) -> Out:
+        pull, values = _Pull([], [], self.applied), []
+        for table, each in zip(self.tables, asked, strict=True):
+            index = table.rows_of(each)
+            rows = relabel(index, table.store.capacity).copy()
+            values.append(kernels.spread(table.read(rows), index))
+            pull.rows.append(rows)
+            pull.index.append(index)
+        self._pulls[peer, sequence] = pull
+        final = not self._lockstep or self.applied == sequence - 1
+        return peer, Message(Kind.ROWS, sequence, values, final=final, stop_at=self._stop_at)
+
+    def _push(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+        place = peer, message.sequence
+        if place not in self._pulls or place in self._pushes:
+            raise Malformed(f"batch {message.sequence} is pushed without a pull, or again")
+        if len(frames) != len(self.tables):
+            raise Malformed(f"{len(frames)} frames, not {len(self.tables)}")
+        gradients = [
+            array(frame, np.float32, index.size, table.dimension)
+            for frame, table, index in zip(frames, self.tables, self._pulls[place].index, strict=True)
+        ]
+        self._pushes[place] = _Push(message, gradients)
+        if not self._lockstep:
+            self.applied += 1
+            self._apply([place], self.applied, [1.0])
+            return [(peer, Message(Kind.APPLIED, message.sequence))]
+        out = []
+        while all((trainer, self.applied + 1) in self._pushes for trainer in range(self._trainers)):
+            out += self._apply_all()
+        return out
+
+    def _apply_all(self) -> list[Out]:
+        """The next batch of all trainers, and who must hear of it."""
+        sequence = self.applied + 1
+        places = [(trainer, sequence) for trainer in range(self._trainers)]
+        messages = [self._pushes[place].message for place in places]
+        self._apply(places, sequence, [message.share for message in messages])
+        self.applied = sequence
+        self._stop_at = min(self._stop_at, *(message.stop_at for message in messages))
+        return [(trainer, self._news(trainer, sequence)) for trainer in range(self._trainers)]
+
+    def _news(self, trainer: int, sequence: int) -> Message:
+        pull = self._pulls.get((trainer, sequence + 1))
+        if pull is None:
+            return Message(Kind.APPLIED, sequence, stop_at=self._stop_at)
+        arrays = []
+        for table, rows, index in zip(self.tables, pull.rows, pull.index, strict=True):
+            changed = table.timestamps(rows) > pull.applied
+            places = np.flatnonzero(changed[index])
+            compact = np.cumsum(changed) - 1  # where a changed row stands among them
+            arrays += [places, kernels.spread(table.read(rows[changed]), compact[index[places]])]
+        return Message(Kind.PATCH, sequence + 1, arrays, stop_at=self._stop_at)
+
+    def _apply(self, places: list[tuple[int, int]], timestamp: int, shares: list[float]) -> None:
+        pulls, pushes = [self._pulls.pop(place) for place in places], [self._pushes.pop(place) for place in places]
+        for number, table in enumerate(self.tables):
+            rows, gradients = kernels.added_up(
+                [pull.rows[number] for pull in pulls],
+                [
+                    kernels.by_row(push.gradients[number], pull.index[number], pull.rows[number].size)
+                    for pull, push in zip(pulls, pushes, strict=True)
+                ],
+                shares,
+                table.store.capacity,
+            )
+            table.apply(rows, gradients, timestamp, pushes[0].message.factor)
+
+    def _look_up(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+        if message.table >= len(self.tables):
+            raise Malformed(f"there is no table {message.table}")
+        table = self.tables[message.table]
+        if len(frames) != table.num_frames:
+            raise Malformed(f"{len(frames)} frames, not {table.num_frames}")
+        values, known = table.look_up(table.asked(frames))
+        return [(peer, Message(Kind.FOUND, message.sequence, [values, known], table=message.table))]

@@ -1,0 +1,278 @@
+"""Trainers and shards under random interleavings: messages are delivered one at a time, in any order that connections
+allow. Whatever the order, the rows are those of one batch after the other."""
+
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marius_oac.config_sections import OptimizerConfig
+from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.nodes.messages import Kind, Malformed, Message, array, parse
+from marius_oac.nodes.shard import Shard
+from marius_oac.nodes.shard_table import KeyedTable, NumberedTable
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.key_table import KeyTable
+from marius_oac.storage.memory import MemoryStore
+
+DIMENSION, ROWS = 3, 7
+RATE, EPSILON = 0.1, 1e-10
+OPTIMIZER = RowOptimizer(OptimizerConfig(learning_rate=RATE, epsilon=EPSILON))
+
+
+def store(node, rows=ROWS, capacity=ROWS):
+    initial = RowInitial("normal", 0.1, 3, f"node {node}")
+    return MemoryStore("rows", rows, RowLayout(DIMENSION, DIMENSION), initial, capacity)
+
+
+def gradient(values, batch, trainer):
+    return (values * np.float32(0.5) + np.float32(0.01 * (batch + 1) * (trainer + 1))).astype(np.float32)
+
+
+class Trainer:
+    """Pulls `ahead` batches before it computes, as the exchange does."""
+
+    def __init__(self, rank, batches, shards, ahead):
+        self.rank, self.batches, self.shards, self.ahead = rank, batches, shards, ahead
+        self.pulled = self.computed = 0
+        self.values, self.missing = {}, {}
+        self.stops = []
+
+    def can_pull(self):
+        return self.pulled < len(self.batches) and self.pulled < self.computed + self.ahead
+
+    def pull(self):
+        number = self.pulled
+        self.pulled += 1
+        self.values[number] = [None] * self.shards
+        self.missing[number] = set(range(self.shards))
+        for shard, rows in enumerate(self.batches[number]):
+            yield shard, Message(Kind.PULL, number, [rows])
+
+    def can_compute(self):
+        return self.computed < self.pulled and not self.missing[self.computed]
+
+    def compute(self, share):
+        number = self.computed
+        self.computed += 1
+        for shard, values in enumerate(self.values.pop(number)):
+            yield shard, Message(Kind.PUSH, number, [gradient(values, number, self.rank)], share=share)
+
+    def take(self, shard, frames):
+        message, rest = parse(frames)
+        self.stops.append(message.stop_at)
+        if message.kind == Kind.ROWS:
+            count = self.batches[message.sequence][shard].size
+            self.values[message.sequence][shard] = array(rest[0], np.float32, count, DIMENSION).copy()
+            if message.final:
+                self.missing[message.sequence].remove(shard)
+        elif message.kind == Kind.PATCH:
+            places = array(rest[0], np.int64, -1)
+            self.values[message.sequence][shard][places] = array(rest[1], np.float32, places.size, DIMENSION)
+            self.missing[message.sequence].remove(shard)
+
+
+def simulate(batches, shards, shares, ahead, choose):
+    """Runs to the end; `choose` picks one of the things that can happen next. Returns the shards' stores."""
+    stores = [store(node) for node in range(shards)]
+    nodes = [Shard([NumberedTable(each, OPTIMIZER)], len(batches)) for each in stores]
+    trainers = [Trainer(rank, mine, shards, ahead) for rank, mine in enumerate(batches)]
+    up = {(rank, shard): deque() for rank in range(len(batches)) for shard in range(shards)}
+    down = {connection: deque() for connection in up}
+
+    def send(rank, messages):
+        for shard, message in messages:
+            up[rank, shard].append([bytes(frame) for frame in message.frames()])
+
+    while True:
+        events = [("up", each) for each, queue in up.items() if queue]
+        events += [("down", each) for each, queue in down.items() if queue]
+        events += [("pull", rank) for rank, trainer in enumerate(trainers) if trainer.can_pull()]
+        events += [("compute", rank) for rank, trainer in enumerate(trainers) if trainer.can_compute()]
+        if not events:
+            break
+        kind, place = choose(events)
+        if kind == "up":
+            for peer, message in nodes[place[1]].handle(place[0], up[place].popleft()):
+                down[peer, place[1]].append([bytes(frame) for frame in message.frames()])
+        elif kind == "down":
+            trainers[place[0]].take(place[1], down[place].popleft())
+        elif kind == "pull":
+            send(place, trainers[place].pull())
+        else:
+            send(place, trainers[place].compute(shares[place]))
+    assert all(trainer.computed == len(mine) for trainer, mine in zip(trainers, batches, strict=True)), "stuck"
+    return stores
+
+
+def bits(stores):
+    return [each.fingerprint() for each in stores]
+
+
+def one_after_the_other(batches, shards, shares):
+    """The same by hand: values float64 [ROWS, D] of each shard."""
+    values = [next(store(node).blocks()).rows[:, :DIMENSION].astype(np.float64) for node in range(shards)]
+    squares = [np.zeros_like(each) for each in values]
+    for number in range(len(batches[0])):
+        for shard in range(shards):
+            total = np.zeros_like(values[shard])
+            for rank, mine in enumerate(batches):
+                rows = mine[number][shard]
+                total[rows] += shares[rank] * gradient(values[shard][rows].astype(np.float32), number, rank)
+            touched = total.any(1)
+            squares[shard][touched] += total[touched] ** 2
+            values[shard][touched] -= RATE * total[touched] / (np.sqrt(squares[shard][touched]) + EPSILON)
+    return values
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_any_interleaving_has_the_rows_of_one_batch_after_the_other(data):
+    trainers, shards = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    ahead, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8))
+    seed = data.draw(st.integers(0, 2**32))
+    draw = np.random.default_rng(seed)
+    batches = [
+        [[draw.permutation(ROWS)[: draw.integers(0, ROWS + 1)] for _ in range(shards)] for _ in range(count)]
+        for _ in range(trainers)
+    ]
+    shares = [1 / trainers] * trainers
+    found = simulate(batches, shards, shares, ahead, random.Random(seed).choice)
+    plain = simulate(batches, shards, shares, 1, lambda events: events[0])
+    assert bits(found) == bits(plain)
+    for each, values in zip(found, one_after_the_other(batches, shards, shares), strict=True):
+        assert np.allclose(next(each.blocks()).rows[:, :DIMENSION], values, atol=1e-5)
+
+
+def test_the_simulation_would_find_rows_that_were_not_patched(monkeypatch):
+    real = Shard._news
+
+    def forgetful(self, trainer, sequence):
+        message = real(self, trainer, sequence)
+        if message.kind == Kind.PATCH:
+            empty = [np.zeros(0, np.int64), np.zeros((0, DIMENSION), np.float32)]
+            return Message(Kind.PATCH, message.sequence, empty)
+        return message
+
+    monkeypatch.setattr(Shard, "_news", forgetful)
+    rows = np.arange(ROWS)
+    batches = [[[rows]] * 6, [[rows]] * 6]
+    found = simulate(batches, 1, [0.5, 0.5], 3, random.Random(1).choice)
+    monkeypatch.undo()
+    assert bits(found) != bits(simulate(batches, 1, [0.5, 0.5], 3, random.Random(1).choice))
+
+
+def keyed(after=1):
+    return KeyedTable(KeyTable(store(0, 0, 100), admit_after=after), OPTIMIZER)
+
+
+def ask(keys):
+    return [np.zeros(len(keys), np.uint16), np.array(keys, np.int64), np.zeros(len(keys), np.uint32)]
+
+
+def run_keyed(order, after):
+    """Two trainers pull batch 0 in the given order, then push; returns the table."""
+    table = keyed(after)
+    shard = Shard([table], 2)
+    asked = [ask([5, 9, 7]), ask([9, 11])]
+    for rank in order:
+        shard.handle(rank, Message(Kind.PULL, 0, asked[rank]).frames())
+    for rank in reversed(order):
+        part = np.full((len(asked[rank][0]), DIMENSION), rank + 1, np.float32)
+        shard.handle(rank, Message(Kind.PUSH, 0, [part], share=0.5).frames())
+    return table
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_new_keys_get_rows_in_the_order_of_batch_and_trainer(after):
+    first, second = run_keyed([0, 1], after), run_keyed([1, 0], after)
+    assert first.keys.fingerprint() == second.keys.fingerprint()
+    assert first.store.fingerprint() == second.store.fingerprint()
+    assert len(first.keys) == (4 if after == 1 else 2)  # of those seen once: the row that they share
+
+
+def test_pushes_are_added_up_by_row_and_share():
+    table = run_keyed([0, 1], 1)
+    rows = table.keys.find(*ask([5, 9, 11]))
+    state = next(table.store.blocks()).rows[rows, DIMENSION:]
+    assert np.allclose(state[:, 0], [0.5**2, 1.5**2, 1.0])
+
+
+def test_freely_a_push_is_applied_at_once():
+    table = keyed()
+    shard = Shard([table], 2, lockstep=False)
+    for rank, batch in ((1, 4), (0, 2)):
+        ((peer, rows),) = shard.handle(rank, Message(Kind.PULL, batch, ask([5])).frames())
+        assert peer == rank and rows.final
+    for rank, batch in ((0, 2), (1, 4)):
+        part = [np.ones((1, DIMENSION), np.float32)]
+        ((peer, answer),) = shard.handle(rank, Message(Kind.PUSH, batch, part, share=0.5).frames())
+        assert (peer, answer.kind) == (rank, Kind.APPLIED)
+    assert np.allclose(next(table.store.blocks()).rows[0, DIMENSION:], 2.0)
+
+
+def test_a_look_up_changes_nothing():
+    table = keyed()
+    shard = Shard([table], 1)
+    before = table.keys.fingerprint()
+    ((_, answer),) = shard.handle(0, Message(Kind.LOOK_UP, 1, ask([3, 4])).frames())
+    assert not answer.arrays[1].any() and answer.arrays[0].shape == (2, DIMENSION)
+    assert table.keys.fingerprint() == before
+
+
+GOOD = Message(Kind.PULL, 0, [np.arange(2)])
+BAD = {
+    "nothing": [],
+    "no header": [b"MOA1"],
+    "another magic": [b"X" + GOOD.frames()[0][1:]],
+    "a shard's message": Message(Kind.ROWS, 0).frames(),
+    "too few frames": [GOOD.frames()[0]],
+    "too many frames": [*GOOD.frames(), b""],
+    "half a row": [GOOD.frames()[0], b"1234567"],
+    "no such row": Message(Kind.PULL, 0, [np.array([ROWS])]).frames(),
+    "a row below 0": Message(Kind.PULL, 0, [np.array([-1])]).frames(),
+    "a push without a pull": Message(Kind.PUSH, 0, [np.zeros((2, DIMENSION), np.float32)]).frames(),
+    "a table that is not there": Message(Kind.LOOK_UP, 0, [np.arange(2)], table=7).frames(),
+    "a batch below 0": Message(Kind.PULL, -1, [np.arange(2)]).frames(),
+    "a share above 1": Message(Kind.PULL, 0, [np.arange(2)], share=2.0).frames(),
+    "no number for a factor": Message(Kind.PULL, 0, [np.arange(2)], factor=float("nan")).frames(),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_nobody_sends_is_refused_and_changes_nothing(name):
+    each = store(0)
+    shard = Shard([NumberedTable(each, OPTIMIZER)], 1)
+    with pytest.raises(Malformed):
+        shard.handle(0, BAD[name])
+    push = Message(Kind.PUSH, 0, [np.ones((2, DIMENSION), np.float32)])
+    assert shard.handle(0, GOOD.frames())[0][1].final
+    assert [message.kind for _, message in shard.handle(0, push.frames())] == [Kind.APPLIED]
+
+
+def test_a_batch_is_pulled_and_pushed_once():
+    shard = Shard([NumberedTable(store(0), OPTIMIZER)], 2)
+    push = Message(Kind.PUSH, 0, [np.ones((2, DIMENSION), np.float32)])
+    shard.handle(0, GOOD.frames())
+    for again in (GOOD,):
+        with pytest.raises(Malformed, match="again"):
+            shard.handle(0, again.frames())
+    shard.handle(0, push.frames())
+    with pytest.raises(Malformed, match="again"):
+        shard.handle(0, push.frames())
+
+
+def test_a_trainer_that_wants_to_stop_is_heard_by_all():
+    shard = Shard([NumberedTable(store(0), OPTIMIZER)], 2)
+    for rank in (0, 1):
+        shard.handle(rank, GOOD.frames())
+    part = [np.ones((2, DIMENSION), np.float32)]
+    shard.handle(0, Message(Kind.PUSH, 0, part, share=0.5, stop_at=9).frames())
+    news = shard.handle(1, Message(Kind.PUSH, 0, part, share=0.5).frames())
+    assert [message.stop_at for _, message in news] == [9, 9]
+    assert shard.handle(1, Message(Kind.PULL, 1, [np.arange(1)]).frames()) == []  # trainer 0's comes first
+    assert [m.stop_at for _, m in shard.handle(0, Message(Kind.PULL, 1, [np.arange(1)]).frames())] == [9, 9]
