@@ -56,7 +56,7 @@ def parse(text: str, source: object) -> tuple[Any, dict[tuple, int]]:
 
 
 def _lines(node: yaml.Node | None, source: object, path: tuple = ()) -> dict[tuple, int]:
-    """The line of every key; PyYAML itself would let a second one silently win."""
+    """The line of every key and list item; PyYAML itself would let a key's second value silently win."""
     found: dict[tuple, int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -65,6 +65,11 @@ def _lines(node: yaml.Node | None, source: object, path: tuple = ()) -> dict[tup
                 raise ConfigError("this key stands here twice", f"{source}:{line}: {'.'.join(here)}")
             found[here] = line
             found.update(_lines(value, source, here))
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            here = (*path, str(number))
+            found[here] = item.start_mark.line + 1
+            found.update(_lines(item, source, here))
     return found
 
 

@@ -1,0 +1,221 @@
+"""Which entry of nodes.yaml a process is.
+
+torchrun numbers processes as their machines happen to arrive. Who is who follows from the addresses of the machine
+(or from MARIUS_OAC_NODE, where several nodes share one), and a process's `rank` is its place in the file: the same in
+every start, so that sums over nodes have the same order, and the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from marius_oac.config_cluster import ClusterConfig, NodeConfig, is_loopback
+from marius_oac.errors import InputError
+
+NODE_VARIABLE = "MARIUS_OAC_NODE"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine is and has.
+
+    Attributes:
+        host: its name; with `boot`, who shares memory and disks with whom.
+        addresses: of each network interface.
+        cores: CPUs that this process may use.
+        memory: bytes in all.
+    """
+
+    host: str
+    boot: str
+    addresses: Mapping[str, tuple[str, ...]]
+    cores: int
+    memory: int
+
+    def interface_of(self, address: str) -> str | None:
+        """The interface that has an address."""
+        wanted = set(_resolved(address))
+        return next((name for name, own in self.addresses.items() if wanted & set(own)), None)
+
+    def is_at(self, address: str) -> bool:
+        """Whether an address or host name is this machine's."""
+        own = {self.host, self.host.partition(".")[0]}
+        return is_loopback(address) or address in own or self.interface_of(address) is not None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who a process is.
+
+    Attributes:
+        node: its entry in nodes.yaml; `index` is the entry's number.
+        local: the process's number on its node, from 0.
+        interface: for collectives and for its server; None: the machine has no interface with the node's address
+            (a name that is translated on the way): libraries choose.
+    """
+
+    cluster: ClusterConfig
+    node: NodeConfig
+    index: int
+    local: int
+    interface: str | None
+
+    @property
+    def rank(self) -> int:
+        """Number among all processes, 0 to `size` - 1, in the order of nodes.yaml (not torchrun's RANK)."""
+        return sum(node.processes for node in self.cluster.nodes[: self.index]) + self.local
+
+    @property
+    def size(self) -> int:
+        """Processes in all."""
+        return self.cluster.size
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has a trainer."""
+        return self.node.trainers > 0
+
+    @property
+    def carries(self) -> bool:
+        """Whether it has a shard server."""
+        return self.node.shards > 0
+
+    @property
+    def port(self) -> int:
+        """Port of its shard server; 0: a free one, which it tells the others."""
+        first = self.cluster.node_port(self.node)
+        return first and first + self.local
+
+    @property
+    def threads(self) -> int | None:
+        """Threads that compute: its share of the node's cores; None: the config's."""
+        return None if self.node.cores is None else max(1, self.node.cores // self.node.processes)
+
+    @property
+    def device(self) -> str | None:
+        """Its device; None: the config's."""
+        if self.node.gpus is None:
+            return None
+        return f"cuda:{self.node.gpus[self.local]}" if self.node.gpus else "cpu"
+
+    def environment(self) -> dict[str, str]:
+        """Variables that bind the collectives to the node's interface; to be set before a process group is made."""
+        if self.interface is None:
+            return {}
+        return {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": self.interface}
+
+
+def names(cluster: ClusterConfig) -> list[str]:
+    """The node of each process, by rank; a node's second process is called NAME/1."""
+    return [f"{node.name}/{local}" if local else node.name for node in cluster.nodes for local in range(node.processes)]
+
+
+def this_machine() -> Machine:
+    """This machine, as psutil and the kernel tell of it."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    found = {
+        name: tuple(one.address.partition("%")[0] for one in each if one.family in (socket.AF_INET, socket.AF_INET6))
+        for name, each in psutil.net_if_addrs().items()
+    }
+    return Machine(
+        host=socket.gethostname(),
+        boot=boot.read_text("ascii").strip() if boot.exists() else "",
+        addresses=found,
+        cores=len(os.sched_getaffinity(0)),
+        memory=psutil.virtual_memory().total,
+    )
+
+
+def find_place(
+    cluster: ClusterConfig, machine: Machine | None = None, environment: Mapping[str, str] = os.environ
+) -> Place:
+    """Who this process is, of those that torchrun started.
+
+    Raises:
+        InputError: this machine is no node, or torchrun started another number of processes than nodes.yaml says; the
+            entry's interface is not here, or has not its address; more cores or memory than there are.
+    """
+    machine = machine or this_machine()
+    here = _entries_here(cluster, machine, environment)
+    try:
+        world, local, together = (int(environment[key]) for key in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    except (KeyError, ValueError) as error:
+        raise InputError(f"torchrun did not start this process: {error}", "nodes") from None
+    who = ", ".join(cluster.nodes[index].name for index in here)
+    expected = sum(cluster.nodes[index].processes for index in here)
+    if together != expected:
+        raise InputError(
+            f"nodes.yaml gives it {expected} processes, torchrun started {together}: --nproc-per-node {expected}"
+            + (f", or {NODE_VARIABLE} says which of these nodes this is" if len(here) > 1 else ""),
+            f"node {who}",
+        )
+    if world != cluster.size:
+        each = ", ".join(f"{node.name} {node.processes}" for node in cluster.nodes)
+        raise InputError(f"nodes.yaml has {cluster.size} processes ({each}), torchrun started {world}", f"node {who}")
+    for index in here:
+        node = cluster.nodes[index]
+        if local < node.processes:
+            break
+        local -= node.processes
+    return Place(cluster, node, index, local, check_machine(node, machine))
+
+
+def check_machine(node: NodeConfig, machine: Machine) -> str | None:
+    """The interface of a node on its machine.
+
+    Raises:
+        InputError: see `find_place`.
+    """
+    who = f"node {node.name}"
+    if node.interface is not None:
+        if node.interface not in machine.addresses:
+            there = ", ".join(machine.addresses)
+            raise InputError(f"{machine.host} has no interface {node.interface}; it has {there}", f"{who}: interface")
+        own = machine.addresses[node.interface]
+        wanted = [one for one in _resolved(node.address) if is_loopback(node.address) or not is_loopback(one)]
+        if wanted and not set(wanted) & set(own):  # many machines take their own name for 127.0.1.1: that says nothing
+            has = ", ".join(own) or "none"
+            raise InputError(f"{node.interface} does not have {node.address}; it has {has}", f"{who}: interface")
+    if node.cores is not None and node.cores > machine.cores:
+        raise InputError(f"{node.cores}, but {machine.host} has {machine.cores} for this program", f"{who}: cores")
+    if node.memory is not None and node.memory > machine.memory:
+        raise InputError(
+            f"{size_text(node.memory)}, but {machine.host} has {size_text(machine.memory)}", f"{who}: memory"
+        )
+    return node.interface or machine.interface_of(node.address)
+
+
+def size_text(num_bytes: int) -> str:
+    """As people say it."""
+    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.0f} MiB"
+
+
+def _entries_here(cluster: ClusterConfig, machine: Machine, environment: Mapping[str, str]) -> list[int]:
+    all_names = [node.name for node in cluster.nodes]
+    name = environment.get(NODE_VARIABLE)
+    if name is not None:
+        if name not in all_names:
+            raise InputError(f"nodes.yaml has no node {name}; it has {', '.join(all_names)}", NODE_VARIABLE)
+        return [all_names.index(name)]
+    here = [index for index, node in enumerate(cluster.nodes) if machine.is_at(node.address)]
+    if not here:
+        own = [one for each in machine.addresses.values() for one in each if not is_loopback(one)]
+        raise InputError(
+            f"this machine ({', '.join([machine.host, *own])}) is none of the nodes ({', '.join(all_names)}); add an "
+            f"entry, or say which it is with {NODE_VARIABLE}",
+            "nodes.yaml",
+        )
+    return here
+
+
+def _resolved(address: str) -> list[str]:
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo(address, None, proto=socket.IPPROTO_TCP)]
+    except OSError:
+        return []
