@@ -37,7 +37,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from marius_oac.errors import CheckpointError, DivergedError
-from marius_oac.files import NpyWriter, disk_errors, sync_folder, unfinished, write_atomically, write_flushed
+from marius_oac.files import NpyWriter, disk_errors, sync, unfinished, write_atomically, write_flushed
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 from marius_oac.storage.disk import SsdStore
 from marius_oac.storage.disk_tier import DiskTier
@@ -225,7 +225,7 @@ class Checkpoints:
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            sync_folder(self.folder)
+            sync(self.folder)
         if self.tier:
             self._keep(self._read(path))
         protected = {*self.names()[-keep:], self.best()}
@@ -262,7 +262,7 @@ class Checkpoints:
             with disk_errors(path):
                 os.rename(path, unfinished(path))
                 shutil.rmtree(unfinished(path))
-                sync_folder(self.folder)
+                sync(self.folder)
             for each in slots:  # not before: what a checkpoint with a name refers to is never overwritten
                 self.tier.let_go(each)
             self._kept.discard(name)
@@ -320,7 +320,7 @@ def _write(folder: Path, sequence: int, stores, dense, extra, files) -> None:
     manifest = {"format": FORMAT, "version": VERSION, "sequence": sequence, "extra": dict(extra), "files": files}
     manifest |= {"pages": pages} if pages else {}
     write_flushed(folder / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1).encode())
-    sync_folder(folder)
+    sync(folder)
 
 
 def _check_finite(name: str, numbers: np.ndarray, sequence: int) -> None:

@@ -14,7 +14,7 @@ from marius_oac.checkpoint import TABLES
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_sections import StorageConfig
 from marius_oac.errors import ConfigError
-from marius_oac.files import disk_errors, write_atomically
+from marius_oac.files import disk_errors, make_folder, sync, write_atomically
 from marius_oac.memory import Need
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
@@ -61,7 +61,7 @@ class Tables:
         self.scratch = folder if writable else None
         if writable:
             with disk_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
         if config.paged:
             files = stack.enter_context(open_files(config, folder, list(layouts.values()), writable, binding))
             tier = DiskTier(files, layouts, capacities, config.memory, config.look_ahead, binding.memory)
@@ -135,8 +135,15 @@ def open_files(
         return PageFiles(folder, Listing.load(folder / LISTING), **rest, writable=writable)
     _clean(folder)
     listing = Listing.new(page_bytes(config, layouts), [Path(path) for path in config.path])
+    places = {(folder / file).parent for file in listing.files}
+    for place in places:
+        with disk_errors(place):
+            make_folder(place)
     files = PageFiles(folder, listing, **rest, create=True)
     try:
+        for place in places:
+            with disk_errors(place):
+                sync(place)
         write_atomically(folder / LISTING, listing.dump())
     except BaseException:
         files.close()

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from marius_oac.async_files import write_files, write_npy_files
 from marius_oac.errors import InputError
-from marius_oac.files import disk_errors, unfinished
+from marius_oac.files import disk_errors, make_folder, sync, unfinished
 
 Names = Callable[[np.ndarray], list[str]]
 FORMATS = ("safetensors", "npy", "parquet")
@@ -45,7 +45,8 @@ def export(tables: Mapping[str, np.ndarray], names: Mapping[str, Names], format:
     with disk_errors(out):
         try:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+            make_folder(out.parent)
+            temporary.mkdir()
             for table, values in tables.items():
                 file = f"{table}.parquet" if format == "parquet" else f"{table}.names.parquet"
                 _write_parquet(temporary / file, values, names[table], embeddings=format == "parquet")
@@ -55,7 +56,9 @@ def export(tables: Mapping[str, np.ndarray], names: Mapping[str, Names], format:
                 write_npy_files(temporary, about, blocks, hashed=False)
             if format == "safetensors":
                 _write_safetensors(temporary / "embeddings.safetensors", tables)
+            sync(temporary)
             os.rename(temporary, out)
+            sync(out.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -92,3 +95,4 @@ def _write_parquet(path: Path, values: np.ndarray, names: Names, embeddings: boo
             if embeddings:
                 columns.append(pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), width))
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    sync(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -73,7 +74,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 def write_flushed(path: Path, content: bytes) -> None:
@@ -84,8 +85,19 @@ def write_flushed(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def sync_folder(path: Path) -> None:
-    """Flushes a folder's entries, so that a rename in it survives a power cut."""
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it, where they are missing; a power cut does not take them away again."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+    for each in missing:
+        sync(each.parent)
+
+
+def sync(path: Path) -> None:
+    """Flushes a file, or a folder's entries, so that what was made or renamed in it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

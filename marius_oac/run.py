@@ -34,7 +34,7 @@ from marius_oac.checkpoint import Checkpoint, Checkpoints
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
 from marius_oac.errors import CheckpointError, ConfigError, InputError
-from marius_oac.files import clean, disk_errors, unfinished, write_atomically
+from marius_oac.files import clean, disk_errors, make_folder, sync, unfinished, write_atomically, write_flushed
 
 FORMAT, VERSION = "marius-oac run", 1
 ORDER = "order.npy"
@@ -74,14 +74,17 @@ class RunFolder:
         with disk_errors(path):
             try:
                 shutil.rmtree(temporary, ignore_errors=True)
+                make_folder(path.parent)
                 (temporary / "checkpoints").mkdir(parents=True)
                 for name, text in {
                     **files,
                     "config.yaml": config.dump(),
                     "run.json": json.dumps(about, indent=1),
                 }.items():
-                    (temporary / name).write_text(text, "utf-8")
+                    write_flushed(temporary / name, text.encode())
+                sync(temporary)
                 os.rename(temporary, path)
+                sync(path.parent)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise

@@ -21,7 +21,7 @@ from marius_oac.data.log_files import LogFile, LogFiles
 from marius_oac.data.log_tables import vocabulary_names
 from marius_oac.errors import InputError
 from marius_oac.export import Names
-from marius_oac.files import disk_errors, unfinished
+from marius_oac.files import disk_errors, make_folder, sync, unfinished
 from marius_oac.run import RunFolder
 from marius_oac.run_log import RunLog
 from marius_oac.session import num_threads, pick_device, torch_threads
@@ -102,9 +102,11 @@ class TrainedClickModel:
         temporary = unfinished(out)
         with disk_errors(out), torch_threads(num_threads(self.config)):
             try:
-                out.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(out.parent)
                 self._write(temporary, files)
+                sync(temporary)
                 os.rename(temporary, out)
+                sync(out.parent)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise

@@ -251,7 +251,7 @@ def test_a_full_disk_while_a_checkpoint_is_written(command, config, tmp_path, mo
 
     def full(descriptor):
         calls.append(descriptor)
-        if len(calls) == 12:
+        if len(calls) == 16:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 

@@ -25,11 +25,11 @@ BATCHES = 50  # two epochs of 25 batches; checkpoints after 7, 14, 21, 25, 28, 3
 # fmt: off
 STAGE_MOMENTS = [("plan", 0), ("compute", 0), ("write", 0), ("read", 5), ("upload", 6), ("validate", 9),
                  ("compute", 14), ("download", 20), ("write", 24), ("plan", 25), ("read", 33)]
-KILL_MOMENTS = [*STAGE_MOMENTS, ("write", 49), ("fsync", 1), ("fsync", 3), ("fsync", 5), ("fsync", 20), ("rename", 2),
-                ("rename", 3), ("rename", 5), ("rmtree", 3), ("replace", 1), ("replace", 2), ("evaluate", 1),
-                ("evaluate", 3)]
-BEFORE_TRAINING = ("fsync", 2)
-CTRL_C_MOMENTS = [*STAGE_MOMENTS, BEFORE_TRAINING, ("fsync", 8), ("fsync", 30), ("rename", 3), ("rename", 6),
+KILL_MOMENTS = [*STAGE_MOMENTS, ("write", 49), ("fsync", 4), ("fsync", 5), ("fsync", 7), ("fsync", 9), ("fsync", 24),
+                ("rename", 2), ("rename", 3), ("rename", 5), ("rmtree", 3), ("replace", 1), ("replace", 2),
+                ("evaluate", 1), ("evaluate", 3)]
+BEFORE_TRAINING = ("fsync", 6)
+CTRL_C_MOMENTS = [*STAGE_MOMENTS, BEFORE_TRAINING, ("fsync", 12), ("fsync", 34), ("rename", 3), ("rename", 6),
                   ("rmtree", 2), ("rmtree", 4), ("evaluate", 1), ("compute", 44)]
 # fmt: on
 
@@ -119,7 +119,7 @@ def test_a_full_disk_is_named_and_spares_the_older_checkpoints(config, uninterru
 
     def full(descriptor):
         calls.append(descriptor)
-        if len(calls) == 20:
+        if len(calls) == 24:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 

@@ -22,7 +22,7 @@ import numpy as np
 from marius_oac.data.compiled import compiled
 from marius_oac.data.negatives import as_kernel_input
 from marius_oac.data.resident import Resident
-from marius_oac.files import disk_errors, sync_folder, unfinished, write_flushed
+from marius_oac.files import disk_errors, sync, unfinished, write_flushed
 
 FORMAT, VERSION = "marius_oac.buckets", 1
 EDGES, MANIFEST = "edges.npy", "buckets.json"
@@ -76,10 +76,10 @@ def open_buckets(folder: Path, edges: np.ndarray, counts: np.ndarray, num_nodes:
             _sort(temporary / EDGES, edges, counts, num_nodes)
             manifest = wanted | {EDGES: _digest(temporary / EDGES)}
             write_flushed(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-            sync_folder(temporary)
+            sync(temporary)
             shutil.rmtree(folder, ignore_errors=True)
             os.rename(temporary, folder)
-            sync_folder(folder.parent)
+            sync(folder.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise

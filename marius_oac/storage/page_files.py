@@ -100,7 +100,7 @@ class PageFiles:
         io: direct (past the page cache of the system) or buffered.
         depth: requests that are on their way at once. Direct ones by `async_io` in threads of up to 128 each, where
             there is such a thing; else each in a thread of its own, 32 of them at most.
-        create: make the files; they must not be there.
+        create: make the files; they must not be there, and their folders must.
         writable: open them for writing.
         warn: called with one line where a file system has no direct I/O and buffered I/O is used.
         bind: called by each thread with its name before its first request.
@@ -151,10 +151,11 @@ class PageFiles:
         header = self.listing.header(number)
         try:
             if create:
-                path.parent.mkdir(parents=True, exist_ok=True)
                 with open(path, "xb") as file:
                     self._made.append(path)
                     file.write(header)
+                    file.flush()
+                    os.fsync(file.fileno())
             else:
                 with open(path, "rb") as file:
                     if file.read(HEADER_BYTES) != header:

@@ -74,6 +74,7 @@ def tiers(tmp_path, monkeypatch):
     with ExitStack() as stack:
 
         def make(frames, look_ahead=8, tables=("rows",)):
+            (tmp_path / "disk").mkdir(exist_ok=True)
             disk = Disk(tmp_path / "disk")
             budget = frames * (PAGE + FRAME_BYTES)
             tier = stack.enter_context(

@@ -40,6 +40,8 @@ def write_and_read(files, slots):
 
 
 def open_files(folder, listing, **options):
+    for name in listing.files if options.get("create") else ():
+        (folder / name).parent.mkdir(exist_ok=True)
     return PageFiles(folder, listing, options.pop("io", "direct"), 4, **options)
 
 
@@ -220,11 +222,11 @@ def test_a_folder_that_can_not_be_written_is_named_and_nothing_is_left(tmp_path,
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_a_folder_that_can_not_be_made_is_named(tmp_path):
+def test_a_folder_that_is_none_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="page file: Not a directory") as caught:
-        open_files(tmp_path, Listing.new(PAGE, [tmp_path / "file" / "below"]), create=True)
-    assert str(tmp_path / "file" / "below") in caught.value.where
+        PageFiles(tmp_path, Listing.new(PAGE, [tmp_path / "file"]), "direct", 4, create=True)
+    assert str(tmp_path / "file") in caught.value.where
 
 
 def test_files_that_are_there_are_not_overwritten(tmp_path):
