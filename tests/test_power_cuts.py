@@ -11,7 +11,7 @@ from marius_oac import train
 from marius_oac.export import FORMATS
 from marius_oac.files import make_folder
 from tests.disk import budget, clicks_config, days, graph_config
-from tests.runs import write_config
+from tests.runs import stop_at, write_config
 
 LOST_WITHOUT_HARM = {".lock", "metrics.jsonl"}  # the lines of a run that goes on are counted
 
@@ -63,6 +63,12 @@ def test_a_run_with_a_checkpoint_survives(graph, tmp_path, tmp_path_factory, flu
     train(config.replace(*overrides[where]), tmp_path / "runs" / "mine")
     assert list(flushed.lost(tmp_path)) == []
     assert len(list(tmp_path.rglob("*.pages"))) == {"memory": 0, "disk": 1, "folders": 2}[where]
+
+
+def test_a_run_that_has_only_begun_survives(graph, tmp_path, flushed):
+    with pytest.raises(OSError, match="stopped here"):
+        train(graph_config(graph, budget(40)), tmp_path / "run", probe=stop_at("plan", 0, OSError("stopped here")))
+    assert list(flushed.lost(tmp_path)) == [] and len(list(tmp_path.rglob("*.pages"))) == 1
 
 
 @pytest.mark.parametrize("format", FORMATS)
