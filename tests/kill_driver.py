@@ -3,48 +3,70 @@
 Prints a JSON list: for every operation what was killed there, and what was wrong afterwards ("" if nothing). Nothing
 trains here: the batches are a toy, so that every moment can be tried, not some.
 
-Run as `python -m tests.kill_driver FOLDER`.
+Run as `python -m tests.kill_driver FOLDER memory|disk`: where the rows lie.
 """
 
 import builtins
+import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
 import signal
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from marius_oac.checkpoint import name_of
+from marius_oac.checkpoint import Checkpoint, name_of
 from marius_oac.config import Config
+from marius_oac.disk_tables import Tables
 from marius_oac.errors import MariusOacError
 from marius_oac.run import RunFolder
-from marius_oac.storage.contract import RowLayout
+from marius_oac.storage import page_slots
+from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.memory import MemoryStore
+from marius_oac.storage.page_files import HEADER_BYTES, PageFiles
+from marius_oac.storage.page_kernels import SLOTS_PER_SEGMENT
+from tests.disk import PAGE
 from tests.runs import contents
 
 BATCHES, EVERY, BEST = 6, 2, 2  # checkpoints after 2, 4 and 6 batches; the first of them is the best one
-CONFIG = Config.build({"data": {"path": "g"}, "pipeline": {"order": "arrival"}})
+MEMORY = Config.build({"data": {"path": "g"}, "pipeline": {"order": "arrival"}})
+CONFIGS = {
+    "memory": MEMORY,
+    "disk": MEMORY.replace("storage.memory=12400", f"storage.page={PAGE}", "storage.io=buffered"),
+}
+"""On disk three rows fit into memory."""
+ROWS, LAYOUT = 6, RowLayout(500, 500)  # a page a row
+PER_PAGE_FILES = ("manifest.json", ".slots.npy", ".checksums.npy")
+"""What of a checkpoint depends on where its pages lie."""
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 
 
-def live(path: Path) -> None:
+page_slots.SLOTS_PER_SEGMENT, page_slots._HALF = 8, 4  # few: so that slots are soon used again
+
+
+def live(path: Path, config: Config) -> None:
     """Creates the run, or goes on from its newest checkpoint, to the end; as `training` does, in small."""
-    folder = RunFolder.open(path) if path.exists() else RunFolder.create(path, CONFIG, "a graph")
-    initial = RowInitial("normal", 1.0, 0, "entities")
-    with folder, MemoryStore("entities", 3, RowLayout(2, 1), initial) as store:
+    folder = RunFolder.open(path) if path.exists() else RunFolder.create(path, config, "a graph")
+    with folder, ExitStack() as stack:
+        tables = Tables(config.storage, path, {"entities": LAYOUT}, {"entities": ROWS}, stack)
+        store = tables.make("entities", ROWS, RowInitial("normal", 1.0, 0, "entities"))
+        folder.checkpoints.tier = tables.tier
         dense, first = torch.zeros(2), 0
         if folder.checkpoints.names():
+            if tables.tier:
+                folder.checkpoints.keep_pages()
             checkpoint = folder.checkpoints.open()
             checkpoint.restore([store])
             dense, first = checkpoint.dense()["dense"], checkpoint.extra["sequence"]
         folder.rewind(first)
-        folder.write_config(CONFIG)
+        folder.write_config(config)
         if first == BEST:
             folder.checkpoints.mark_best(name_of(BEST))
         for batch in range(first, BATCHES):
@@ -59,10 +81,12 @@ def live(path: Path) -> None:
         folder.write_summary({"sha256": store.fingerprint(), "checkpoint": name_of(BATCHES)})
 
 
-def advance(store: MemoryStore, batch: int) -> None:
-    """What a batch would do: rows that follow from the rows before."""
-    (block,) = store.blocks()
-    store.load(0, np.full(len(block.rows), batch), block.rows * np.float32(0.5) + np.float32(batch))
+def advance(store: ParameterStore, batch: int) -> None:
+    """What a batch would do: rows that follow from the rows before, all but every third."""
+    rows = np.flatnonzero((np.arange(ROWS) + batch) % 3)
+    values, timestamps = np.empty((rows.size, LAYOUT.width), np.float32), np.empty(rows.size, np.int64)
+    store.read(rows, values, timestamps)
+    store.commit(rows, values * np.float32(0.5) + np.float32(batch), batch)
 
 
 def count_operations(at_operation) -> None:
@@ -86,6 +110,22 @@ def count_operations(at_operation) -> None:
     sys.addaudithook(audit)
     builtins.open = io.open = counted_open
     os.fsync = lambda descriptor: at_operation("fsync")
+    os.fdatasync = lambda descriptor: at_operation("fdatasync")
+    grow, write = PageFiles.grow, PageFiles.write
+
+    def counted_grow(files: PageFiles, slots: int) -> None:
+        grow(files, SLOTS_PER_SEGMENT)
+        at_operation("pages: room")
+
+    def counted_write(files: PageFiles, slots: np.ndarray, addresses: np.ndarray) -> int:
+        """A killed process may leave half a page."""
+        with opened(files.path_of(0), "r+b") as file:
+            file.seek(HEADER_BYTES + int(slots[0]) * PAGE)
+            file.write(bytes(PAGE // 2))
+        at_operation("pages: torn")
+        return write(files, slots, addresses)
+
+    PageFiles.grow, PageFiles.write = counted_grow, counted_write
 
 
 def in_child(work) -> int:
@@ -102,26 +142,25 @@ def in_child(work) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def live_until(path: Path, number: int) -> None:
+def live_until(path: Path, config: Config, number: int) -> None:
     """Lives until the operation of that number, from 1, and is killed before it."""
-    seen = []
+    numbers = itertools.count(1)
 
     def kill(what: str) -> None:
-        seen.append(what)
-        if len(seen) == number:
+        if next(numbers) == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
     count_operations(kill)
-    live(path)
+    live(path, config)
 
 
-def list_operations(path: Path, log: Path) -> list[str]:
+def list_operations(path: Path, config: Config, log: Path) -> list[str]:
     """The operations of a life that nobody ends."""
 
     def work() -> None:
         seen: list[str] = []
         count_operations(seen.append)
-        live(path)
+        live(path, config)
         log.write_text(json.dumps(list(seen)))
 
     assert in_child(work) == 0
@@ -130,26 +169,38 @@ def list_operations(path: Path, log: Path) -> list[str]:
 
 def state(path: Path) -> dict[str, str]:
     """What the run holds. The checkpoint before the last may be there or not: a life that ended before it was removed
-    leaves it to the next one that saves."""
-    spare = f"checkpoints/{name_of(BATCHES - EVERY)}/"
-    return {name: digest for name, digest in contents(path).items() if name != ".lock" and not name.startswith(spare)}
+    leaves it to the next one that saves. Rows on disk count, and not where they lie."""
+    leave = (".lock", "tables/", f"checkpoints/{name_of(BATCHES - EVERY)}/")
+    found, folder = contents(path), RunFolder.open(path)
+    for name in folder.checkpoints.names():
+        checkpoint = folder.checkpoints.open(name)
+        if checkpoint.pages:
+            found = {file: digest for file, digest in found.items() if not file.endswith(PER_PAGE_FILES)}
+            found |= {f"checkpoints/{name}/{part}": digest for part, digest in rows_of(checkpoint).items()}
+    return {name: digest for name, digest in found.items() if not name.startswith(leave)}
 
 
-def fault_of(path: Path, first: int, second: int, whole: dict[str, str]) -> str:
+def rows_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """SHA-256 of the rows of a checkpoint; those on disk are checked on the way."""
+    parts = ("values", "state", "timestamps")
+    return {part: hashlib.sha256(checkpoint.array("entities", part)[:].tobytes()).hexdigest() for part in parts}
+
+
+def fault_of(path: Path, config: Config, first: int, second: int, whole: dict[str, str]) -> str:
     """What is wrong when one life ends at operation `first`, the next one at `second`, and a third may finish."""
     for number in (first, second):
-        code = in_child(partial(live_until, path, number))
+        code = in_child(partial(live_until, path, config, number))
         if code not in (-signal.SIGKILL, 0):
             return f"a life ended with code {code}"
         if path.exists():
             try:
                 folder = RunFolder.open(path)
                 for name in folder.checkpoints.names():
-                    folder.checkpoints.open(name)
+                    rows_of(folder.checkpoints.open(name))
                 folder.metrics(), folder.order(), folder.summary(), folder.checkpoints.best()
             except MariusOacError as error:
                 return str(error)
-    if in_child(partial(live_until, path, 0)):  # no operation has this number
+    if in_child(partial(live_until, path, config, 0)):  # no operation has this number
         return "it did not go on"
     if state(path) != whole:
         return f"another end: {sorted(state(path).items() ^ whole.items())}"
@@ -157,19 +208,19 @@ def fault_of(path: Path, first: int, second: int, whole: dict[str, str]) -> str:
     return f"left behind: {left}" if left else ""
 
 
-def main(folder: Path) -> None:
-    live(folder / "warm" / "run")  # compiles and imports everything once
-    operations = list_operations(folder / "whole" / "run", folder / "operations.json")
+def main(folder: Path, config: Config) -> None:
+    live(folder / "warm" / "run", config)  # compiles and imports everything once
+    operations = list_operations(folder / "whole" / "run", config, folder / "operations.json")
     whole, found = state(folder / "whole" / "run"), []
     for number, what in enumerate(operations, 1):
         place = folder / "killed"
         place.mkdir()
         second = number * 7 % len(operations) + 1
         what = what.replace(str(folder / "whole"), "")
-        found.append([f"{number}: {what}", fault_of(place / "run", number, second, whole)])
+        found.append([f"{number}: {what}", fault_of(place / "run", config, number, second, whole)])
         shutil.rmtree(place)
     json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), CONFIGS[sys.argv[2]])

@@ -10,21 +10,34 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture(scope="module", params=["memory", "disk"])
+def where(request):
+    """Where the rows lie."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(where, tmp_path_factory):
     """For every operation: what it was, and what was wrong after a kill there."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kill_driver", str(tmp_path_factory.mktemp("kills"))],
+        [sys.executable, "-m", "tests.kill_driver", str(tmp_path_factory.mktemp("kills")), where],
         capture_output=True, text=True, cwd=ROOT, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_every_kind_of_operation_was_tried(found):
+TABLE_FILES = {
+    "memory": ["entities.values.npy", "entities.state.npy"],
+    "disk": ["entities.slots.npy", "entities.checksums.npy", ".pages", "pages.json", "pages: room", "pages: torn",
+             "fdatasync"],
+}  # fmt: skip
+
+
+def test_every_kind_of_operation_was_tried(where, found):
     told = "\n".join(what for what, _ in found)
     names = ["run.json", "config.yaml", ".lock", "metrics.jsonl", "order.npy", "summary.json", "best.json",
-             "manifest.json", "dense.safetensors", "entities.values.npy", "entities.state.npy"]  # fmt: skip
+             "manifest.json", "dense.safetensors", *TABLE_FILES[where]]  # fmt: skip
     for part in ["fsync", "open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", *names]:
         assert part in told, part
     assert len(found) > 60
