@@ -9,7 +9,7 @@
 A host has a name, an address, an interface `eth0` and its own loopback, host name, /etc/hosts and /sys/class/net;
 files, memory and processor are the machine's. Its link carries `rate_mbit` each way (`tc tbf` on both ends). Processes
 are real, and so are bytes, waits, refused connections and broken ones. What is not: a link's delay (next to none),
-compute, which the hosts share, and the segments and checksums that a network card would make (`Host.bytes_sent`).
+and compute, which the hosts share.
 
 Guarantees:
 - Nothing of it is reachable from outside: the switch is a bridge in a namespace of its own without a way out, and no
@@ -42,7 +42,9 @@ INTERFACE = "eth0"
 _PREFIX = "oac-"
 _NAMESPACES = Path("/run/netns")
 _QUEUE_MS, _BURST_MS = 25, 1  # how long packets queue at most before the link; how much may pass it at once
-_LEAST_BURST = 1 << 16  # a packet that is still to be segmented must fit
+# The kernel's packets of 64 KiB, with the headers of the segments that a network card would make of them, must fit, or
+# they are segmented at ten times the processor time.
+_LEAST_BURST = 72_000
 _numbers = count()
 
 # Runs in the host's network: gives the command its host name, its host table, and the /sys that shows its interfaces,
@@ -141,13 +143,13 @@ class Host:
         return self._processes[-1]
 
     def bytes_sent(self) -> int:
-        """Bytes that have left over the link, headers included. Packets are counted as the kernel hands them over, up
-        to 64 KiB with one header: a network card would add some 4 % of headers to a bulk transfer."""
-        return self._counted("tx")
+        """Bytes that have left over the link, with the headers of all segments, as a network card would send them.
+        (The interface's own counter counts a packet of up to 64 KiB with one header.)"""
+        return _bytes_out(self.namespace, INTERFACE)
 
     def bytes_received(self) -> int:
         """Bytes that have come over the link, counted alike."""
-        return self._counted("rx")
+        return _bytes_out(self._hub, self._port)
 
     def kill(self) -> None:
         """kill -9 of every process in the host. `unplug` it first, and it is gone without a word, as in a power cut."""
@@ -161,10 +163,6 @@ class Host:
 
     def plug(self) -> None:
         _ip([f"link set {self._port} up"], self._hub)
-
-    def _counted(self, direction: str) -> int:
-        said = _command("ip", "-n", self.namespace, "-s", "-j", "link", "show", INTERFACE)
-        return json.loads(said)[0]["stats64"][direction]["bytes"]
 
 
 class Cluster:
@@ -300,6 +298,10 @@ def _up(device: str) -> list[str]:
 
 def _ip(lines: Sequence[str], namespace: str | None = None) -> None:
     _command("ip", *(["-n", namespace] if namespace else []), "-batch", "-", text="\n".join(lines))
+
+
+def _bytes_out(namespace: str, device: str) -> int:
+    return json.loads(_command("tc", "-n", namespace, "-s", "-j", "qdisc", "show", "dev", device))[0]["bytes"]
 
 
 def _command(*words: str, text: str = "") -> str:
