@@ -20,6 +20,7 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.key_table import KeyTable
 from marius_oac.storage.paged_table import BLOCK_BYTES, PAGE_TABLE_BYTES
+from marius_oac.types import DenseSync
 
 _SHARE = 0.8  # of the free memory that rows and keys may take
 KEY_BYTES = 24
@@ -88,6 +89,13 @@ def make_key_table(config: CtrConfig, tables: Tables, name: str) -> KeyTable:
 
 
 def make_ctr_step(
-    config: CtrConfig, tables: Sequence[FeatureTable], network: Network, device: torch.device, threads: int
+    config: CtrConfig,
+    tables: Sequence[FeatureTable],
+    network: Network,
+    device: torch.device,
+    threads: int,
+    dense: DenseSync | None = None,
+    rank: int = 0,
 ) -> CtrStep:
-    return CtrStep(config, columns_of(config, tables), network, device, threads)
+    """The step; `dense`, and this node's `rank`, if there are several."""
+    return CtrStep(config, columns_of(config, tables), network, device, threads, dense, rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,13 @@ class CtrTask(Task):
 
     def check(self) -> None:
         make_ctr_network(self.config)
-        check_kinds([*self.log.files, *self._files("valid"), *self._files("test")])
+        check_kinds([*self.log.files, *self.files_of("valid"), *self.files_of("test")])
 
     def check_data_from(self, sequence: int) -> None:
         self.log.check_files(self.config, sequence)
 
-    def _files(self, split: str) -> tuple[LogFile, ...]:
+    def files_of(self, split: str) -> tuple[LogFile, ...]:
+        """The files that a split is evaluated on."""
         if split not in self._splits:
             patterns = getattr(self.config.data, split)
             self._splits[split] = LogFiles.scan(patterns, self.config.data).files if patterns else ()
@@ -82,11 +83,11 @@ class CtrTask(Task):
         return Parts(planner, [table.store for table in self._tables], step, device, place.tier)
 
     def has(self, split: str) -> bool:
-        return bool(self._files(split))
+        return bool(self.files_of(split))
 
     def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
         """AUC, log loss, normalised entropy and calibration of the predictions for a split."""
-        return evaluate_files(self.predictor(parts), self._files(split))
+        return evaluate_files(self.predictor(parts), self.files_of(split))
 
     def predictor(self, parts: Parts) -> ClickPredictor:
         network = make_ctr_network(self.config)
@@ -94,13 +95,20 @@ class CtrTask(Task):
 
     def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
         """Drops what has not been seen for long; in a progressive run predicts the file that comes next."""
-        visit = self._road.visit(self.road.begin(epoch))
-        _, file = self._road.visits[visit]
+        file = self.first_file(epoch)
         for table in self._tables:
             table.drop_unseen(file)
         if not self.config.training.progressive:
             return None
-        metrics = evaluate_files(self.predictor(parts), self.log.files[file : file + 1], by_million=True)
+        return self.metrics_of(file, self.predictor(parts))
+
+    def first_file(self, epoch: int) -> int:
+        """The number of the file that an epoch begins with."""
+        return self._road.visits[self._road.visit(self.road.begin(epoch))][1]
+
+    def metrics_of(self, file: int, predictor: ClickPredictor) -> dict[str, Any]:
+        """What is said of the predictions for a file before it is trained on."""
+        metrics = evaluate_files(predictor, self.log.files[file : file + 1], by_million=True)
         return {"file": str(self.log.files[file].path), **metrics}
 
     def state_arrays(self) -> Mapping[str, np.ndarray]:
@@ -112,10 +120,9 @@ class CtrTask(Task):
             own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
             table.load(own)
 
-    def fingerprint_of(self, store: ParameterStore) -> str:
+    def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
         """By key, so that it does not matter in which order the keys came."""
-        (table,) = (table for table in self._tables if table.store is store)
-        return table.fingerprint()
+        return {table.store.name: table.fingerprint() for table in self._tables}
 
     def summary(self) -> dict[str, Any]:
         """How many keys each table has."""

@@ -21,11 +21,15 @@ from marius_oac.storage.contract import ROWS_PER_BLOCK
 from marius_oac.types import Plan
 
 
-def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
-    """The plan of a run that starts now and writes to `folder`; the first batch is made to see how many rows it has."""
+def plan_memory(config: Config, graph: Graph, folder: Path, here: int | None = None) -> MemoryPlan:
+    """The plan of a run that starts now and writes to `folder`; the first batch is made to see how many rows it has.
+
+    `here`: how many of the entities' rows this process holds; None: all.
+    """
     program = psutil.Process().memory_info().rss
     device, planner, layout = pick_device(config.device), make_planner(config, graph), entity_layout(config)
     (table,) = planner.tables
+    here = table.num_rows if here is None else here
     plan = planner.plan(0)
     check_batch(config.storage, layout, plan.rows[0])
     ordering = config.training.ordering
@@ -37,7 +41,7 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
     in_flight, held = batches_held(config.pipeline)
     buffer_bytes = rows * (4 * layout.width + 8)
     relations = num_model_relations(config, graph) * layout.width * 4
-    save = min(table.num_rows, ROWS_PER_BLOCK) * layout.width * 4 * 2 + 2 * relations
+    save = min(here, ROWS_PER_BLOCK) * layout.width * 4 * 2 + 2 * relations
     evaluation = _evaluation_bytes(config, graph, device)
     edges = sum(graph.edges(split).nbytes for split in SPLITS if split != "train" and graph.num_edges[split])
     edges += edges_in_memory(graph.edges("train"))
@@ -46,7 +50,7 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, "data.path"),
         Need("host", "edges", edges, "data.path", mapped=True),
-        *table_needs(config.storage, {table.name: layout}, {table.name: table.num_rows}, "model.dimension"),
+        *table_needs(config.storage, {table.name: layout}, {table.name: here}, "model.dimension"),
     ]
     if device.type == "cpu":
         compute = _scratch_bytes(config, plan, table.num_rows) + 2 * relations
@@ -68,7 +72,7 @@ def plan_memory(config: Config, graph: Graph, folder: Path) -> MemoryPlan:
             Need("device", "compute", _autograd_bytes(config, rows) + 2 * relations, "training.batch_size"),
             Need("device", "evaluation", evaluation, "evaluation.memory"),
         ]
-    disk = (config.checkpoint.keep + 2 - config.storage.paged) * (table.num_rows * (4 * layout.width + 8) + relations)
+    disk = (config.checkpoint.keep + 2 - config.storage.paged) * (here * (4 * layout.width + 8) + relations)
     needs.append(Need("disk", "checkpoints", disk, "checkpoint.keep"))
     if ordering.kind != "shuffle":
         needs.append(Need("disk", "sorted edges", train_bytes, "training.ordering.kind"))

@@ -19,6 +19,7 @@ from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, rel
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
+from marius_oac.types import DenseSync
 
 _LEAST_EDGE_BYTES = 64 << 20
 
@@ -86,12 +87,14 @@ def entity_initial(config: Config, name: str) -> RowInitial:
     return RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)
 
 
-def make_step(config: Config, graph: Graph, device: torch.device, threads: int) -> LinkPredictionStep:
-    """The step with the relations at their initial values."""
+def make_step(
+    config: Config, graph: Graph, device: torch.device, threads: int, dense: DenseSync | None = None
+) -> LinkPredictionStep:
+    """The step with the relations at their initial values; `dense` if there are several nodes."""
     count, width = num_model_relations(config, graph), relation_width(config)
     relations = None
     if count and width:
         relations = np.empty((count, width), np.float32)
         initial = RowInitial(config.model.init, config.model.init_scale, config.seed, RELATIONS)
         initial.fill(np.arange(count), relations, width)
-    return LinkPredictionStep(config, count, device, threads, relations)
+    return LinkPredictionStep(config, count, device, threads, relations, dense)

@@ -60,6 +60,11 @@ class GraphTask(Task):
         """Has checked edges and configuration; makes the batches where nothing else is asked for."""
         return make_planner(self.config, self.graph)
 
+    @property
+    def planner(self) -> EdgePlanner:
+        """Of shuffled edges."""
+        return self._shuffled
+
     @cached_property
     def _schedule(self) -> EdgePlanner | BucketSchedule:
         """Knows how many batches each epoch has."""
@@ -98,13 +103,17 @@ class GraphTask(Task):
 
     def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
         """Ranks the edges of a split; validation may be limited to `evaluation.max_edges`."""
+        return self.evaluate_rows(EntityReader.of_store(parts.stores[0]), parts, split)
+
+    def evaluate_rows(self, entities: EntityReader, parts: Parts, split: str) -> dict[str, float]:
+        """The same, with the entities' rows from anywhere."""
         if self._evaluator is None:
             self._evaluator = Evaluator(self.config, self.graph)
         relations = parts.step.dense_state().get(RELATIONS)
         width = relation_width(self.config)
         scorer = LinkScorer(
             self.config.model,
-            EntityReader.of_store(parts.stores[0]),
+            entities,
             None if relations is None else relations[:, :width],
             parts.device,
         )

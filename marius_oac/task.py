@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 
 from marius_oac.config_base import BaseConfig
 from marius_oac.memory import MemoryPlan
+from marius_oac.pipeline.rows import RowSource
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.disk_tier import DiskTier
@@ -46,6 +47,28 @@ class Road:
         return self.ends[epoch - 1] if epoch else 0
 
 
+class Crew:
+    """The processes that train together and decide alike: here this one alone."""
+
+    leads = True
+    """Whether it is the one that evaluates and tells the user."""
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any of them."""
+        return flag
+
+    def from_lead(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives on the one that leads, a plain value."""
+        return make()
+
+    def common(self, names: Sequence[str]) -> list[str]:
+        """Those that each of them has, sorted."""
+        return sorted(names)
+
+    def wait(self) -> None:
+        """Returns when each of them has come here."""
+
+
 @dataclass
 class Parts:
     """What the pipeline moves batches through."""
@@ -56,6 +79,8 @@ class Parts:
     device: torch.device
     tier: DiskTier | None = None
     """What holds the stores' rows, where they lie on disk."""
+    source: RowSource | None = None
+    """Where the rows of batches come from, where that is not the stores of this process."""
 
 
 class Task(ABC):
@@ -66,6 +91,7 @@ class Task(ABC):
     """The metric that decides which checkpoint is best."""
     folder: Path | None = None
     """Of the run, if there is one."""
+    crew: Crew = Crew()
 
     @property
     @abstractmethod
@@ -120,9 +146,9 @@ class Task(ABC):
         """Takes them back, before the rows are loaded."""
         return
 
-    def fingerprint_of(self, store: ParameterStore) -> str:
-        """SHA-256 of a table: equal for equal bits."""
-        return store.fingerprint()
+    def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
+        """SHA-256 of each table, by name: equal for equal bits."""
+        return {store.name: store.fingerprint() for store in stores}
 
     def summary(self) -> dict[str, Any]:
         """What the task adds to a run's summary."""

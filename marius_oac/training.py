@@ -63,9 +63,9 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
     path = Path(out) if out else Path("runs") / default_name(config)
     RunFolder.check_new(path)
     task = start_task(config)
-    _check(task, path)
+    check_task(task, path)
     with RunFolder.create(path, config, task.fingerprint, task.run_files()) as folder:
-        _run(task, folder, trace, probe)
+        run_task(task, folder, trace, probe)
     return open_run(path)
 
 
@@ -92,20 +92,19 @@ def resume(
     """
     with RunFolder.open(path) as folder:
         config = folder.config.replace(*overrides)
-        if data:
-            config = _with_data(config, data)
+        config = with_data(config, data)
         task = resume_task(config, folder, data)
         folder.check_resumable(config, task.fingerprint)
-        if checkpoint is None and not data and _has_ended(folder, task):
+        if checkpoint is None and not data and has_ended(folder, task):
             epochs = folder.summary()["training.epochs"]
             sys.stderr.write(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N\n")
             return open_run(path)
-        _check(task, folder.path)
-        _run(task, folder, trace, probe, lambda loop: loop.restore(checkpoint))
+        check_task(task, folder.path)
+        run_task(task, folder, trace, probe, lambda loop: loop.restore(checkpoint))
     return open_run(path)
 
 
-def _has_ended(folder: RunFolder, task: Task) -> bool:
+def has_ended(folder: RunFolder, task: Task) -> bool:
     """Whether the run has its summary, and this task would not train it any further."""
     summary, before, config = folder.summary(), folder.config, task.config
     if not summary:
@@ -138,20 +137,25 @@ def resume_task(config: BaseConfig, folder: RunFolder, data: Sequence[str] = ())
     return CtrTask(config, log.extended(config, data) if data else log.with_epochs(config.training.epochs))
 
 
-def _with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
+def with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
+    """The configuration of a run that gets more files."""
+    if not data:
+        return config
     if not isinstance(config, CtrConfig):
         raise InputError("a run on a graph takes no more data; only one on a click log does", "--data")
     return config.replace(f"data.train={json.dumps([*config.data.train, *data])}")
 
 
-def _check(task: Task, path: Path) -> None:
+def check_task(task: Task, path: Path) -> None:
+    """Raises InputError where a run can't start; says what it will need."""
     pick_device(task.config.device)
     task.check()
     return_freed_memory()
     task.plan_memory(path).announce()
 
 
-def _run(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepare=lambda loop: None) -> None:
+def run_task(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepare=lambda loop: None) -> None:
+    """Trains to the end; `prepare` gets the training loop first."""
     try:
         task.use_folder(folder.path)
         with Session(task, folder.path / "trace.json" if trace else None, probe) as session:
@@ -159,6 +163,7 @@ def _run(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepar
             prepare(loop)
             folder.write_config(task.config, task.run_files())
             loop.run()
+            task.crew.wait()
     except KeyboardInterrupt:  # before the loop looks out for it, or a second one
         raise Interrupted(f"stopped; go on with: marius-oac resume {folder.path}") from None
 

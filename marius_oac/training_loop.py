@@ -64,11 +64,12 @@ class TrainingLoop:
 
         A run that was stopped before its first checkpoint starts again: the initial values are the same.
         """
-        if name is None and not self.folder.checkpoints.names():
+        names = self.session.task.crew.common(self.folder.checkpoints.names())
+        if name is None and not names:
             self.session.task.check_data_from(0)
             self.folder.rewind(0)
             return
-        checkpoint = self.folder.checkpoints.open(name)
+        checkpoint = self.folder.checkpoints.open(name or names[-1])
         position = Position.load(checkpoint.extra)
         if position.sequence > self.road.last:
             raise ConfigError(
@@ -136,7 +137,8 @@ class TrainingLoop:
         progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
 
     def _stop_if_asked(self) -> None:
-        if self.session.pipeline.stop_requested and self.position.sequence < self.road.last:
+        stop = self.session.task.crew.any(self.session.pipeline.stop_requested)
+        if stop and self.position.sequence < self.road.last:
             raise Interrupted(
                 f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}"
             )
@@ -272,8 +274,8 @@ class TrainingLoop:
         if position.best >= 0:
             summary["training.best_epoch"] = position.best_epoch
             summary[f"valid.{self.session.task.decisive_metric}"] = position.best
-        for store in self.session.stores:
-            summary[f"tables.{store.name}.sha256"] = self.session.task.fingerprint_of(store)
+        for name, digest in self.session.task.fingerprints(self.session.stores).items():
+            summary[f"tables.{name}.sha256"] = digest
         summary["tables.dense.sha256"] = self.session.dense_fingerprint()
         if self.session.task.has("test"):
             progress.say("test")

@@ -89,21 +89,46 @@ class Step(Protocol):
 
 
 class DenseSync(Protocol):
-    """How the dense parameters of several nodes agree; a step calls it on the thread that computes.
+    """How the dense parameters of several trainers agree; tensors are torch's. A single box has none.
 
-    Once for each set of parameters, before the first batch: `optimizer`, then `attach`. For each batch: `reduce`, the
-    update, `updated`.
+    A step's compute thread calls, in computation order and for every batch, `reduce` with the gradients, then its
+    optimizer, then `updated`. Parameters are attached once, before the first batch, and never replaced.
+    Background threads live from `start` to `stop`; the first error of one of them is raised by the next `updated`,
+    `finish` or `stop`.
     """
 
-    def optimizer(self, parameters: Sequence[Any]) -> Any:
-        """The `torch.optim.Optimizer` that must update the parameters, or None: whatever the configuration says."""
+    def optimizer(self, parameters: Sequence[Any], learning_rate: float) -> Any | None:
+        """The torch.optim.Optimizer that the algorithm is part of; None: the configuration's is used."""
 
     def attach(self, parameters: Sequence[Any]) -> None:
-        """These tensors are what must agree; training updates them in place."""
+        """These tensors, which training updates in place, agree; all trainers call it and begin with rank 0's values."""
+
+    def start(self) -> None: ...
 
     def reduce(self, gradients: Sequence[Any], share: float) -> None:
-        """Makes of this node's gradients, in place, those that the update needs; `share` is the node's part of the
-        batch over all nodes, 0 to 1."""
+        """Before the update: allreduce makes the gradients, in place, the sum over trainers of share * gradient."""
 
     def updated(self, sequence: int) -> None:
-        """The parameters have been updated for batch `sequence`."""
+        """After the update of batch `sequence`: counts it, and synchronises in the foreground when it is due."""
+
+    def finish(self) -> None:
+        """Ends background threads; then all trainers hold the same parameters. All trainers call it."""
+
+    def stop(self) -> None:
+        """Ends background threads, whatever the others do; called when the run ends, also after an error."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """`iterations`, `syncs`, `average_sync_gap`, `bytes`, `bytes_per_sync`, `seconds_per_sync`.
+
+        This trainer's, and after `finish` those of all trainers (sums and means).
+        """
+
+    def state(self) -> Mapping[str, Any]:
+        """What a checkpoint must keep beside parameters and optimizer: tensors by name, copies."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes over, by copy, what `state` gave; after `attach`.
+
+        Raises:
+            ValueError: the state is that of another algorithm or model.
+        """

@@ -1,7 +1,7 @@
 """Relations as dense parameters that several nodes agree on.
 
-Every node has all of them. A batch's gradients are laid into a table of zeros with a column that marks the relations
-which the batch has; `DenseSync.reduce` adds those tables up over the nodes, and every node updates the marked rows.
+Every node has all of them. A batch's gradients are laid into a table of zeros; `DenseSync.reduce` adds those tables up
+over the nodes, and every node updates the relations that have a gradient.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AgreedRelations:
         self._scratch, self._own = Scratch(), None
         if table is not None:
             self._values = table[:, :width]
-            self._gradients = table.new_zeros(len(table), width + 1)
-            self._own = dense.optimizer([self._values])
+            self._gradients = table.new_zeros(len(table), width)
+            self._own = dense.optimizer([self._values], optimizer.learning_rate)
             dense.attach([self._values])
 
     def values(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -51,16 +51,15 @@ class AgreedRelations:
         self, gradients: torch.Tensor, picks: torch.Tensor, share: Any, timestamp: int, factor: Any
     ) -> None:
         """`gradients` [m, Dr] of the relations `picks`, int64 [m]; `share` is the batch's part of the global batch."""
-        every, marks = self._gradients[:, : self._width], self._gradients[:, self._width]
-        self._gradients.zero_()
-        every[picks], marks[picks] = gradients, 1.0
-        self._dense.reduce([self._gradients], float(share.item()))
+        every = self._gradients.zero_()
+        every[picks] = gradients
+        self._dense.reduce([every], float(share.item()))
         if self._own is not None:
             self._values.grad = every
             self._own.step()
         else:
-            touched = marks.nonzero().reshape(-1)
-            rows, summed = self._table[touched], every[touched].contiguous()
+            touched = every.any(1).nonzero().reshape(-1)
+            rows, summed = self._table[touched], every[touched]
             if rows.device.type == "cpu":
                 self._optimizer.update(rows.numpy(), summed.numpy(), timestamp, factor)
             else:

@@ -92,6 +92,8 @@ class NodeSource(RowSource):
         dimensions: floats of a value, of each table.
         lockstep: all trainers compute parts of the same batches.
         ahead: no trainer plans further than that many batches ahead of the one it computes.
+        prepare: called before batches from a number on are trained; returns when all nodes are ready for them.
+        abort: called when this trainer can't go on: ends what else its threads wait for.
         factor: of a plan: what its learning rate is multiplied with.
     """
 
@@ -101,9 +103,12 @@ class NodeSource(RowSource):
         dimensions: Sequence[int],
         lockstep: bool,
         ahead: int,
+        prepare: Callable[[int], None],
+        abort: Callable[[], None],
         factor: Callable[[Plan], float] = lambda plan: 1.0,
     ):
         self.lines, self.lockstep, self.ahead, self.factor = lines, lockstep, ahead, factor
+        self._prepare, self.abort = prepare, abort
         self.layouts = [RowLayout(dimension, 0) for dimension in dimensions]
         self.validates, self.caching = lockstep, False
         self.exchange: NodeRows | None = None
@@ -115,10 +120,18 @@ class NodeSource(RowSource):
         ]
 
     def begin(self, first: int, device: Device, stop_requested: Callable[[], bool]) -> NodeRows:
+        self._prepare(first)
         self.exchange = NodeRows(self, first, stop_requested)
         if self._error is not None:
             self.exchange.fail(self._error)
         return self.exchange
+
+    def fail(self, error: BaseException) -> None:
+        """Every call that waits, now or later, raises this."""
+        self._error = self._error or error
+        self._questions.fail(error)
+        if self.exchange is not None:
+            self.exchange.fail(error)
 
     def look_up(self, table: int, route: Route) -> tuple[np.ndarray, np.ndarray]:
         """Values, float32 [n, D], of what is routed, and whether each was ever trained, bool [n]; while nobody trains.
@@ -147,10 +160,7 @@ class NodeSource(RowSource):
                 elif self.exchange is not None:
                     self.exchange.take(node, message, rest)
         except BaseException as error:  # whatever it is: those who wait must know
-            self._error = error
-            self._questions.fail(error)
-            if self.exchange is not None:
-                self.exchange.fail(error)
+            self.fail(error)
 
     def __enter__(self) -> NodeSource:
         for thread in self._threads:
@@ -229,6 +239,7 @@ class NodeRows(RowExchange):
 
     def abort(self) -> None:
         self.fail(Closed("rows on other nodes"))
+        self._source.abort()
 
     def fail(self, error: BaseException) -> None:
         with self._changed:

@@ -1,0 +1,150 @@
+"""Click-through rates with the rows of all keys spread over nodes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from marius_oac.ctr_memory import plan_ctr_memory
+from marius_oac.ctr_parts import capacity_of, make_ctr_network, make_ctr_step, make_key_table, row_layout, tables_of
+from marius_oac.ctr_predict import ClickPredictor, evaluate_files
+from marius_oac.ctr_task import CtrTask
+from marius_oac.data.log_batches import LogPlan, LogPlanner
+from marius_oac.data.log_tables import FeatureTable
+from marius_oac.disk_tables import Tables
+from marius_oac.errors import ConfigError
+from marius_oac.memory import MemoryPlan
+from marius_oac.models.ctr.network import Network
+from marius_oac.models.ctr.step import CtrStep
+from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.node_task import NodeTask, digest_rows
+from marius_oac.nodes.exchange import NodeSource
+from marius_oac.nodes.shard_table import KeyedTable
+from marius_oac.nodes.shards import Placement, Route, route_keys, shard_of_keys, unique_keys
+from marius_oac.runtime.binding import Binding
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.task import Parts
+from marius_oac.types import Planner
+
+
+class BatchKeys:
+    """In the place of a `KeyTable`, for a planner: numbers the different keys of each batch."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        """No batch has more of them."""
+
+    def find(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
+        """The number of each key, int64 [n], in the order in which they first occur."""
+        return unique_keys(vocabularies, keys, checks)[0]
+
+
+class NodeKeys:
+    """In the place of a `KeyTable`, for those who only look."""
+
+    def __init__(self, source: NodeSource, table: int, placement: Placement):
+        self._source, self._table, self._placement = source, table, placement
+
+    def look_up(
+        self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """As `KeyTable.look_up`."""
+        local, firsts = unique_keys(vocabularies, keys, checks)
+        route = route_keys(self._placement, vocabularies[firsts], keys[firsts], checks[firsts])
+        values, known = self._source.look_up(self._table, route)
+        return values, local, int((~known[local]).sum())
+
+
+class CtrNodes(NodeTask):
+    """A `CtrTask` over nodes."""
+
+    task: CtrTask
+
+    @cached_property
+    def _network(self) -> Network:
+        return make_ctr_network(self.config)
+
+    @cached_property
+    def _feature_tables(self) -> list[FeatureTable]:
+        return tables_of(self.config, self._network)
+
+    def table_names(self) -> list[str]:
+        return [table.name for table in self._feature_tables]
+
+    def _check(self) -> None:
+        if self.config.keys.drop_after:
+            raise ConfigError("dropping keys is for one node", "keys.drop_after")
+
+    def _tables(self, stack: ExitStack, binding: Binding) -> list[KeyedTable]:
+        config, training = self.config, self.config.training
+        layouts = {table.name: row_layout(config, table, self._network) for table in self._feature_tables}
+        capacities = {name: capacity_of(config, layout) for name, layout in layouts.items()}
+        place = Tables(config.storage, self.folder, layouts, capacities, stack, binding)
+        self._keys = [make_key_table(config, place, name) for name in layouts]
+        optimizer = RowOptimizer(training.optimizer)
+        return [KeyedTable(keys, optimizer, training.embedding_l2) for keys in self._keys]
+
+    def _dimensions(self) -> list[int]:
+        return [row_layout(self.config, table, self._network).dimension for table in self._feature_tables]
+
+    def _planner(self, stack: ExitStack) -> Planner:
+        road = self.task.log.road(self.config.training.batch_size)
+        numbers = [BatchKeys(self.config.training.batch_size * table.max_ids) for table in self._feature_tables]
+        planner = LogPlanner(self.config, self.task.log.files, road, self._feature_tables, numbers)
+        stack.callback(planner.close)
+        return planner
+
+    def _routes(self, plan: LogPlan) -> list[Route]:
+        routes = []
+        for keys, ids, rows in zip(plan.keys, plan.ids, plan.rows, strict=True):
+            firsts = np.empty(rows.size, np.int64)
+            firsts[ids[::-1]] = np.arange(ids.size)[::-1]
+            routes.append(route_keys(self.placement, *(part[firsts] for part in keys.asked)))
+        return routes
+
+    def _step(self, device: torch.device, threads: int) -> CtrStep:
+        return make_ctr_step(
+            self.config, self._feature_tables, self._network, device, threads, self.dense, self.group.rank
+        )
+
+    def _evaluate(self, parts: Parts, split: str) -> dict[str, float]:
+        return evaluate_files(self._predictor(parts), self.task.files_of(split))
+
+    def _predictor(self, parts: Parts) -> ClickPredictor:
+        keys = [NodeKeys(parts.source, number, self.placement) for number in range(len(self._feature_tables))]
+        return ClickPredictor(self.config, self._feature_tables, keys, parts.step, parts.device)
+
+    def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
+        """In a progressive run predicts the file that comes next."""
+        if not self.config.training.progressive:
+            return None
+        file = self.task.first_file(epoch)
+        return self.crew.from_lead(lambda: self.task.metrics_of(file, self._predictor(parts)))
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        named = ((keys.store.name, keys) for keys in self._keys) if self.place is not None else ()
+        return {f"{table}.{name}": array for table, keys in named for name, array in keys.arrays().items()}
+
+    def load_state_arrays(self, arrays) -> None:
+        for keys in self._keys if self.place is not None else ():
+            prefix = f"{keys.store.name}."
+            keys.load({name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)})
+
+    def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
+        keys = next(each for each in self._keys if each.store is store)
+        rows = np.arange(len(keys.index))
+        vocabularies, numbers = keys.index.vocabularies_of(rows), keys.index.keys_of(rows)
+        order = rows[np.lexsort((numbers, vocabularies))]
+        shards = shard_of_keys(vocabularies[order], numbers[order])
+
+        def names(part: np.ndarray) -> bytes:
+            return vocabularies[part].astype("<u2").tobytes() + numbers[part].astype("<i8").tobytes()
+
+        return {int(shard): digest_rows(store, order[shards == shard], names) for shard in np.unique(shards)}
+
+    def plan_memory(self, folder: Path) -> MemoryPlan:
+        return plan_ctr_memory(self.config, self.task.log, folder)

@@ -1,0 +1,199 @@
+"""A task whose rows are spread over nodes: what `build` makes of it, and how the processes keep step.
+
+Every process runs the same training loop. What one of them alone knows (a metric, that the user wants to stop) is told
+to all before anything is decided by it, so all decide alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from marius_oac.data.share import Share
+from marius_oac.memory import MemoryPlan
+from marius_oac.nodes.exchange import NodeSource, RoutedPlanner
+from marius_oac.nodes.group import Group
+from marius_oac.nodes.shard_table import ShardTable
+from marius_oac.nodes.shards import Placement, Route
+from marius_oac.runtime.binding import UNBOUND, Binding
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
+from marius_oac.task import Crew, Parts, Road, Task
+from marius_oac.types import DenseSync, Plan, Planner, Step
+
+Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float]], NodeSource]
+"""Serves the tables of this process, if it has any, and connects to those of all."""
+
+
+class NodeCrew(Crew):
+    """The processes of a group."""
+
+    def __init__(self, group: Group):
+        self._group = group
+        self.leads = group.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        return any(self._group.gather(flag))
+
+    def from_lead(self, make: Callable[[], Any]) -> Any:
+        return self._group.gather(make() if self.leads else None)[0]
+
+    def common(self, names: Sequence[str]) -> list[str]:
+        every = [set(each) for each in self._group.gather(list(names))]
+        return sorted(set.intersection(*every))
+
+    def wait(self) -> None:
+        self._group.barrier()
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each of them has, by rank."""
+        return self._group.gather(value)
+
+
+class NodeTask(Task):
+    """Args:
+    task: what is trained.
+    group: of all processes.
+    placement: virtual shards to the processes that carry rows, numbered in the order of their ranks.
+    place: this process's number among those; None: it carries none.
+    dense: how dense parameters agree.
+    connect: serves and connects.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        group: Group,
+        placement: Placement,
+        place: int | None,
+        dense: DenseSync,
+        connect: Connect,
+    ):
+        self.task, self.config, self.group = task, task.config, group
+        self.placement, self.place, self.dense, self._connect = placement, place, dense, connect
+        self.crew = NodeCrew(group)
+        self.decisive_metric = task.decisive_metric
+
+    @property
+    def fingerprint(self) -> str:
+        return self.task.fingerprint
+
+    @property
+    def road(self) -> Road:
+        return self.task.road
+
+    @property
+    def lockstep(self) -> bool:
+        return self.config.pipeline.mode != "async"
+
+    def check(self) -> None:
+        self.task.check()
+        check_config(self.config)
+        self._check()
+
+    def use_folder(self, folder: Path) -> None:
+        super().use_folder(folder)
+        self.task.use_folder(folder)
+
+    def has(self, split: str) -> bool:
+        return self.task.has(split)
+
+    def check_data_from(self, sequence: int) -> None:
+        self.task.check_data_from(sequence)
+
+    def run_files(self) -> Mapping[str, str]:
+        return self.task.run_files()
+
+    def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
+        return self.crew.from_lead(lambda: self._evaluate(parts, split))
+
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
+        tables = self._tables(stack, binding) if self.place is not None else []
+        planner = self._planner(stack)
+        planner.share = Share(self.group.rank, self.group.size)
+        source = self._connect(stack, tables, self._dimensions(), self._factor)
+        step = self._step(device, threads)
+        stack.callback(step.close)
+        routed = RoutedPlanner(planner, self._routes)
+        return Parts(routed, [table.store for table in tables], step, device, source=source)
+
+    def _factor(self, plan: Plan) -> float:
+        decay = self.config.training.optimizer.decay
+        return 1.0 if decay == 1 else decay ** int(plan.arrays["epoch"].item())
+
+    def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
+        """SHA-256 of each table over all nodes, shard by shard: the same on any number of nodes; collective."""
+        own = {store.name: store for store in stores}
+        return {name: self._fingerprint(name, own.get(name)) for name in self.table_names()}
+
+    def _fingerprint(self, name: str, store: ParameterStore | None) -> str:
+        mine = self._shard_digests(store) if store is not None else {}
+        every: dict[int, str] = {}
+        for digests in self.crew.gather({str(shard): digest for shard, digest in mine.items()}):
+            every |= {int(shard): digest for shard, digest in digests.items()}
+        whole = hashlib.sha256(name.encode())
+        for shard in sorted(every):
+            whole.update(f"{shard}:{every[shard]}".encode())
+        return whole.hexdigest()
+
+    @abstractmethod
+    def table_names(self) -> list[str]: ...
+
+    @abstractmethod
+    def _check(self) -> None: ...
+
+    @abstractmethod
+    def _tables(self, stack: ExitStack, binding: Binding) -> list[ShardTable]:
+        """The rows of this process."""
+
+    @abstractmethod
+    def _dimensions(self) -> list[int]:
+        """Floats of a value, of each table."""
+
+    @abstractmethod
+    def _planner(self, stack: ExitStack) -> Planner: ...
+
+    @abstractmethod
+    def _routes(self, plan: Plan) -> list[Route]: ...
+
+    @abstractmethod
+    def _step(self, device: torch.device, threads: int) -> Step: ...
+
+    @abstractmethod
+    def _evaluate(self, parts: Parts, split: str) -> dict[str, float]: ...
+
+    @abstractmethod
+    def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
+        """SHA-256 of each shard that lies here."""
+
+    @abstractmethod
+    def plan_memory(self, folder: Path) -> MemoryPlan: ...
+
+
+def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.ndarray], bytes]) -> str:
+    """SHA-256 of some rows in the given order, each with what it is called: value and state, as float32."""
+    digest = hashlib.sha256()
+    for first in range(0, rows.size, ROWS_PER_BLOCK):
+        part = rows[first : first + ROWS_PER_BLOCK]
+        unique, back = np.unique(part, return_inverse=True)
+        values = np.empty((unique.size, store.layout.width), np.float32)
+        store.read(unique, values, np.empty(unique.size, np.int64))
+        digest.update(names(part))
+        digest.update(values[back].astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def check_config(config: Any) -> None:
+    """Raises ConfigError for what several nodes can't do."""
+    from marius_oac.errors import ConfigError
+
+    if config.pipeline.mode == "async-delta":
+        raise ConfigError("'async-delta' is for one node; over several ones use oac, sync or async", "pipeline.mode")
+    if config.pipeline.order != "plan":
+        raise ConfigError("over several nodes batches are computed in plan order", "pipeline.order")

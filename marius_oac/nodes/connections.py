@@ -1,0 +1,100 @@
+"""The doors of this process's shard, and the lines to those of all others."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from marius_oac.config_cluster import read_secret
+from marius_oac.nodes.cluster import Place, names
+from marius_oac.nodes.exchange import NodeSource
+from marius_oac.nodes.group import Group
+from marius_oac.nodes.serving import ShardServer
+from marius_oac.nodes.shard import Shard
+from marius_oac.nodes.shard_table import ShardTable
+from marius_oac.nodes.transport.contract import Limits, Security
+from marius_oac.nodes.transport.in_process import Network
+from marius_oac.nodes.transport.zmq_client import ZmqClient
+from marius_oac.nodes.transport.zmq_server import ZmqServer
+from marius_oac.types import Plan
+
+_LIMITS = Limits()
+
+
+class Connections:
+    """Serves this process's tables, and connects it to the servers of all.
+
+    Args:
+        place: who this process is.
+        lockstep: whether all trainers compute the same batches.
+        ahead: no trainer plans further than that many batches ahead of the one it computes.
+    """
+
+    def __init__(self, place: Place, group: Group, lockstep: bool, ahead: int):
+        self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
+        self.refused: Callable[[], dict] = dict
+        self._source: NodeSource | None = None
+        self._error: BaseException | None = None
+
+    def __call__(
+        self,
+        stack: ExitStack,
+        tables: Sequence[ShardTable],
+        dimensions: Sequence[int],
+        factor: Callable[[Plan], float],
+    ) -> NodeSource:
+        """Collective. What must be closed is entered into `stack`."""
+        cluster, group, rank = self._place.cluster, self._group, self._place.rank
+        security = self._security()
+        own, server, address = None, None, None
+        if tables:
+            every = dict(enumerate(names(cluster)))
+            mine = every.pop(rank)
+            inside = Network()
+            door, own = inside.server(mine, {rank: mine}, _LIMITS), inside.client(mine, rank)
+            outer = ZmqServer(self._address(), mine, every, security, _LIMITS, cluster.timeout, _log)
+            shard = Shard(tables, group.size, self._lockstep)
+            # It serves before anybody connects: a server makes connections while it receives.
+            server = stack.enter_context(ShardServer(shard, [(door, [rank]), (outer, list(every))], self._failed, _log))
+            address = outer.address
+            self.refused = lambda: dict(outer.refused + server.refused)
+        lines = []
+        for other, where in enumerate(group.gather(address)):
+            if where is not None and other == rank:
+                lines.append(own)
+            elif where is not None:
+                lines.append(ZmqClient(where, names(cluster)[other], rank, security, _LIMITS, cluster.timeout))
+
+        def begin(first: int) -> None:
+            if server:
+                server.begin(first)
+            group.barrier()  # nobody asks before all are ready
+
+        self._source = NodeSource(lines, dimensions, self._lockstep, self._ahead, begin, group.abort, factor)
+        if self._error:
+            self._source.fail(self._error)
+        return stack.enter_context(self._source)
+
+    def _failed(self, error: BaseException) -> None:
+        self._error = error
+        if self._source:
+            self._source.fail(error)
+        self._group.abort()
+
+    def _address(self) -> str:
+        """Where this process's server listens: at the node's own address, not at any other of the machine's."""
+        found = socket.getaddrinfo(self._place.node.address, None, proto=socket.IPPROTO_TCP)
+        host = str(found[0][4][0])
+        return f"[{host}]:{self._place.port}" if ":" in host else f"{host}:{self._place.port}"
+
+    def _security(self) -> Security:
+        cluster = self._place.cluster
+        secret = hashlib.sha256(read_secret(cluster).encode()).digest()
+        return Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption)
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"note: {line}\n")

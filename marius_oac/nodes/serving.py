@@ -1,0 +1,94 @@
+"""A shard in a process that may train as well: threads that take messages, hand them to it, and send what follows.
+
+Guarantees:
+- One thread per door (`transport.Server`), from `__enter__` to `__exit__`, which leaves none. One message is handled
+  at a time, whichever door it came through.
+- A message that does not fit (`Malformed`) is counted, logged and forgotten; training goes on. Any other error ends the
+  threads and goes to `on_failure`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from marius_oac.errors import NodeLost
+from marius_oac.nodes.messages import Malformed
+from marius_oac.nodes.shard import Shard
+from marius_oac.nodes.transport.contract import Server
+from marius_oac.runtime.channel import Closed
+
+
+class ShardServer:
+    """Args:
+    shard: what is served.
+    doors: where messages come from, with the ranks that each of them has: an in-process one for this process, one
+        on the network for the others. Closed by their owner.
+    on_failure: called once, by the thread that failed.
+    log: gets a line for each refused message, the first of its kind.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        doors: Sequence[tuple[Server, Sequence[int]]],
+        on_failure: Callable[[BaseException], None],
+        log: Callable[[str], None],
+    ):
+        self.shard, self.refused = shard, Counter()
+        self._on_failure, self._log = on_failure, log
+        self._doors, self._door_of = [door for door, _ in doors], {}
+        for door, ranks in doors:
+            self._door_of |= dict.fromkeys(ranks, door)
+        self._lock = threading.Lock()
+        self._failed = False
+        self._threads = [
+            threading.Thread(target=self._serve, args=(door,), name=f"shard, door {number}")
+            for number, door in enumerate(self._doors)
+        ]
+
+    def begin(self, first: int) -> None:
+        """Batches from `first` on follow; nothing is on its way."""
+        with self._lock:
+            self.shard.begin(first)
+
+    def _serve(self, door: Server) -> None:
+        try:
+            while True:
+                request = door.receive()
+                self._handle(request.peer, request.frames)
+        except Closed:
+            return
+        except BaseException as error:  # whatever it is: those who wait must know
+            with self._lock:
+                first, self._failed = not self._failed, True
+            if first:
+                self._on_failure(error)
+
+    def _handle(self, peer: int, frames: Sequence) -> None:
+        with self._lock:
+            try:
+                out = self.shard.handle(peer, frames)
+            except Malformed as error:
+                reason = str(error)
+                self.refused[reason] += 1
+                if self.refused[reason] == 1:
+                    self._log(f"a message of trainer {peer} was refused: {reason}")
+                return
+            # Within the lock, lest a patch overtake the rows that it belongs to.
+            for to, message in out:
+                self._door_of[to].send(to, message.frames())
+
+    def __enter__(self) -> ShardServer:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for door in self._doors:
+            with suppress(NodeLost):
+                door.close()
+        for thread in self._threads:
+            thread.join()
