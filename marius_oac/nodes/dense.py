@@ -1,0 +1,140 @@
+"""How dense parameters of several trainers agree: the contract, and what its implementations have in common.
+
+Guarantees:
+- Parameters are read and written through views that autograd does not watch: their versions do not change, so that a
+  background thread may write between a forward and its backward pass.
+- What the trainers say to each other goes through a channel of its own, so that other calls of the group can't meet it.
+- Once a call has raised, `stop` is all that may follow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from marius_oac.nodes.flat import Flat
+from marius_oac.nodes.group import Group
+
+
+class DenseAgreement:
+    """`marius_oac.types.DenseSync`, which a step sees, and what the run does with it: the base of all ways to agree.
+
+    A run calls `start`, and at each point where it stands still `pause` (replicas may differ) or `finish` (they must
+    not), then `start` again; at last, whatever happened, `stop`. All trainers call them together, but for `stop`.
+
+    Args:
+        group: of the trainers.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._channel: Group | None = None
+        self._live: list[torch.Tensor] = []
+        self._iterations = self._syncs = self._bytes = 0
+        self._seconds = 0.0
+        self._total: dict[str, float] | None = None
+
+    def optimizer(self, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
+        """See `DenseSync.optimizer`."""
+        return None
+
+    def attach(self, parameters: Sequence[torch.Tensor]) -> None:
+        """See `DenseSync.attach`; collective. All trainers begin with the values of rank 0.
+
+        Raises:
+            ValueError: parameters are attached already, or have several types or devices.
+        """
+        if self._channel is not None:
+            raise ValueError("dense parameters are attached already")
+        self._live = [parameter.data for parameter in parameters]
+        together = Flat(self._live)
+        together.fill(self._live)
+        self._channel = self._group.channel("dense")
+        self._channel.broadcast(together.buffer)
+        together.give(self._live)
+        self._prepare(together)
+
+    def start(self) -> None:
+        """Begins work in the background, if there is any."""
+
+    def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> None:
+        """See `DenseSync.reduce`."""
+
+    def updated(self, sequence: int) -> None:
+        """See `DenseSync.updated`; raises the error that has ended the background thread."""
+        self._iterations += 1
+        self._total = None
+
+    def pause(self) -> None:
+        """Ends work in the background; the trainers agree on which exchange was the last one."""
+
+    def finish(self) -> None:
+        """`pause`; then all trainers hold the same parameters, and `metrics` is that of all."""
+        self.pause()
+        self._agree()
+        each = self._channel.gather(self._counts())
+        self._total = {name: sum(one[name] for one in each) for name in each[0]}
+
+    def stop(self) -> None:
+        """Ends everything at once, whatever the others do, who will find this trainer lost if they wait for it."""
+        if self._channel is not None:
+            self._channel.abort()
+            self._channel.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of iterations, synchronisations and payload bytes, the average sync gap in iterations, and bytes and
+        seconds per synchronisation: this trainer's; from `finish` to the next iteration those of all trainers, summed.
+        """
+        counts = self._total or self._counts()
+        syncs = counts["syncs"]
+        return {
+            "iterations": counts["iterations"],
+            "syncs": syncs,
+            "average_sync_gap": counts["iterations"] / syncs if syncs else 0.0,
+            "bytes": counts["bytes"],
+            "bytes_per_sync": counts["bytes"] / syncs if syncs else 0.0,
+            "seconds_per_sync": counts["seconds"] / syncs if syncs else 0.0,
+        }
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint must keep beside parameters and the optimizer's state, by name: copies."""
+        return {name: tensor.clone() for name, tensor in self._kept().items()}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes over, by copy, what `state` gave; after `attach`, while nothing is started.
+
+        Raises:
+            ValueError: the state is that of another way to agree, or of another model.
+        """
+        mine, theirs = (
+            {name: (tuple(each.shape), each.dtype) for name, each in kept.items()} for kept in (self._kept(), state)
+        )
+        if mine != theirs:
+            raise ValueError(f"state of dense agreement {theirs}, but this one has {mine}")
+        for name, tensor in self._kept().items():
+            tensor.copy_(state[name])
+
+    def _prepare(self, together: Flat) -> None:
+        """Called once the parameters are attached, with a buffer that holds them."""
+
+    def _agree(self) -> None:
+        """Makes parameters the same on all trainers, if they are not."""
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        """The tensors that a checkpoint keeps, by name: themselves."""
+        return {}
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Around one synchronisation."""
+        begin, sent = time.perf_counter(), self._channel.bytes_sent
+        yield
+        self._seconds += time.perf_counter() - begin
+        self._bytes += self._channel.bytes_sent - sent
+        self._syncs += 1
+
+    def _counts(self) -> dict[str, float]:
+        return {"iterations": self._iterations, "syncs": self._syncs, "bytes": self._bytes, "seconds": self._seconds}

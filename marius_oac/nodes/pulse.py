@@ -1,0 +1,147 @@
+"""Who is still there: members tell each other, once in a while, in a thread and over connections of their own.
+
+Guarantees:
+- A member whose process ended is lost at once, one that is silent for `timeout` seconds (frozen, cut off) then; one
+  that computes is neither, however long it takes. Every member finds out by itself, from its own connection, who it is.
+- When a member is lost, the calls of every group are ended; when it aborts a group, those of this group.
+- A member that leaves says so and is not lost; `leave` returns when its thread has ended, which takes at most a round
+  of the others, or `timeout` if one of them is silent.
+
+A round sends one message to each member and takes one from each, with gloo's point-to-point calls, which know timeouts
+and name the peer; the store of the rendezvous has neither, and would be a single point of failure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+SLOTS = 32
+"""Numbers in a message: whether the sender leaves, then how many calls it has begun in each group."""
+ABORTED = -1
+"""Instead of the number of calls."""
+_TAG = 1
+
+
+class Pulse:
+    """Args:
+    group: a process group that nobody else uses, of all members.
+    rank: this member's.
+    names: of the members.
+    timeout: seconds of silence that make a member lost.
+    end: makes waiting calls of this member raise: those of the given group, or all; called by the pulse's thread.
+    """
+
+    def __init__(
+        self, group: Any, rank: int, names: Sequence[str], timeout: float, end: Callable[[int | None], None]
+    ) -> None:
+        self._group, self._rank, self._names, self._timeout, self._end = group, rank, names, timeout, end
+        self._interval = min(1.0, timeout / 8)
+        self._leaving = threading.Event()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._there = [peer for peer in range(len(names)) if peer != rank]
+        self._heard: dict[int, list[int]] = {}
+        self.calls = [0] * (SLOTS - 1)
+        self.lost: tuple[str, str] | None = None
+        self._left: list[int] = []
+        self._thread = threading.Thread(target=self._run, name="pulse")
+        self._thread.start()
+
+    def await_verdict(self, slot: int) -> tuple[str, str] | None:
+        """Name of the member that ended a call of a group, and why; None: nobody did.
+
+        A call has failed: who was lost, has left or has aborted will be known within a round or two.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._verdict(slot) or self._ended, 2 * self._interval + 1)
+            return self._verdict(slot)
+
+    def _verdict(self, slot: int) -> tuple[str, str] | None:
+        aborted = [peer for peer, said in sorted(self._heard.items()) if said[slot] == ABORTED]
+        if self.lost is not None:
+            return self.lost
+        if self._left:
+            return self._names[self._left[0]], "has left the group"
+        return (self._names[aborted[0]], "has aborted") if aborted else None
+
+    def late(self, slot: int) -> list[str]:
+        """Members that have begun fewer calls than this one, as far as they were heard."""
+        return [self._names[peer] for peer, said in sorted(self._heard.items()) if said[slot] < self.calls[slot]]
+
+    def leave(self) -> None:
+        self._leaving.set()
+        self._thread.join()
+        self._group = None  # its connections close with the last reference
+
+    def _run(self) -> None:
+        try:
+            leaves = False
+            while self._there and not leaves:
+                leaves = self._leaving.wait(self._interval)
+                before = self.lost
+                self._round(leaves)
+                if self.lost is not before and not leaves:
+                    self._end(None)
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _round(self, leaves: bool) -> None:
+        message = torch.tensor([int(leaves), *self.calls], dtype=torch.int64)
+        answers = {peer: torch.empty_like(message) for peer in self._there}
+        sent = {peer: self._attempt(peer, dist.isend, message) for peer in self._there}
+        received = {peer: self._attempt(peer, dist.irecv, answers[peer]) for peer in self._there}
+        for peer in list(self._there):
+            if self._wait(peer, received[peer]) and self._wait(peer, sent[peer]):
+                self._hear(peer, *answers[peer].tolist())
+
+    def _hear(self, peer: int, leaves: int, *calls: int) -> None:
+        before = self._heard.get(peer, self.calls)
+        with self._changed:
+            self._heard[peer] = list(calls)
+            self._changed.notify_all()
+        for slot, (was, now) in enumerate(zip(before, calls, strict=True)):
+            if now == ABORTED != was:
+                self._end(slot)
+        if leaves:
+            self._forget(peer, left=True)
+
+    def _attempt(self, peer: int, call: Callable[..., Any], tensor: torch.Tensor) -> Any:
+        """A piece of work, or the error that it began with."""
+        try:
+            return call(tensor, peer, self._group, _TAG)
+        except RuntimeError as error:
+            return error
+
+    def _wait(self, peer: int, work: Any) -> bool:
+        """Whether it was done; if not, the peer is lost, unless somebody else was before."""
+        if peer not in self._there:
+            return False
+        try:
+            if isinstance(work, RuntimeError):
+                raise work
+            work.wait(timedelta(seconds=self._timeout))
+            return True
+        except RuntimeError as error:
+            if "Timed out" in str(error):
+                self._forget(peer, f"has not been heard of for {self._timeout:g} s")
+                self._there.clear()  # gloo has closed all connections
+            else:
+                self._forget(peer, "has ended: its connection is closed")
+            return False
+
+    def _forget(self, peer: int, why: str = "", left: bool = False) -> None:
+        with self._changed:
+            self._there.remove(peer)
+            if left:
+                self._left.append(peer)
+            elif self.lost is None:
+                self.lost = self._names[peer], why
+            self._changed.notify_all()

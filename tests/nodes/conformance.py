@@ -1,0 +1,169 @@
+"""What every `Group` must do: scenarios that each member plays, in a thread or a process; they return plain values."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import torch
+
+from marius_oac.errors import NodeLost
+from marius_oac.runtime.channel import Closed
+
+SIZES = (1, 2, 7, 1000, 100_003)
+
+
+def numbers(rank, size, seed=0):
+    return torch.from_numpy(np.random.default_rng([seed, rank, size]).standard_normal(size).astype(np.float32))
+
+
+def hexed(tensor):
+    return tensor.numpy().tobytes().hex()
+
+
+def sums(group):
+    """The same bits everywhere, twice; near the exact sum."""
+    found = []
+    for size in SIZES:
+        tensor, again = numbers(group.rank, size), numbers(group.rank, size)
+        group.all_reduce(tensor)
+        group.all_reduce(again)
+        assert torch.equal(tensor, again)
+        exact = sum(numbers(rank, size).double() for rank in range(group.size))
+        torch.testing.assert_close(tensor.double(), exact, rtol=0, atol=1e-6 * group.size)
+        if group.size == 1:
+            assert torch.equal(tensor, numbers(0, size))
+        found.append(hexed(tensor[:1000]))
+    return found
+
+
+def types(group):
+    doubles = torch.full((2, 3), 0.1 * (group.rank + 1), dtype=torch.float64)
+    integers = torch.tensor([2**53 + group.rank], dtype=torch.int64)
+    for tensor in (doubles, integers):
+        group.all_reduce(tensor)
+    return [doubles.flatten().tolist(), integers.tolist()]
+
+
+def broadcasts(group):
+    found = []
+    for root in range(group.size):
+        tensor = numbers(group.rank, 5)
+        group.broadcast(tensor, root)
+        found.append(hexed(tensor))
+    return found
+
+
+def gathers(group):
+    value = {"rank": group.rank, "texts": ["ä" * group.rank, None, True], "number": 0.1, "large": 2**60}
+    return [group.gather(value), group.gather(group.rank), group.gather(""), group.rank]
+
+
+def wrong_arguments(group):
+    found = []
+    for call in (
+        lambda: group.all_reduce(torch.zeros(4, 4).T[1:]),
+        lambda: group.broadcast(torch.zeros(1), group.size),
+        lambda: group.gather(object()),
+    ):
+        try:
+            call()
+        except (ValueError, TypeError) as error:
+            found.append(type(error).__name__)
+    group.barrier()  # nobody has waited for the others in vain
+    return found
+
+
+def payload(group):
+    """bytes_sent after an all-reduce of 1000 floats, a broadcast of 10, a gather of one digit and a barrier."""
+    counts = [group.bytes_sent]
+    for call in (
+        lambda: group.all_reduce(torch.zeros(1000)),
+        lambda: group.broadcast(torch.zeros(10)),
+        lambda: group.gather(group.rank),
+        group.barrier,
+    ):
+        before = group.bytes_sent
+        call()
+        counts.append(group.bytes_sent - before)
+    return counts
+
+
+def interleaved_channels(group):
+    """A background thread and this one call at once, in an order that differs between members."""
+    channel = group.channel("background")
+    sums = []
+
+    def background():
+        for step in range(20):
+            tensor = torch.full((1000,), float(step))
+            channel.all_reduce(tensor)
+            sums.append(tensor[0].item())
+
+    thread = threading.Thread(target=background)
+    if group.rank % 2:
+        thread.start()
+    mine = []
+    for step in range(20):
+        tensor = torch.full((1000,), 100.0 + step)
+        group.all_reduce(tensor)
+        mine.append(tensor[0].item())
+        if step == 10 and not group.rank % 2:
+            thread.start()
+    thread.join()
+    group.barrier()
+    sent = channel.bytes_sent
+    channel.close()
+    return [sums, mine, sent]
+
+
+def abort_of_a_channel(group):
+    """Member 0 aborts while its other thread waits in the channel for the last member, who then finds it lost.
+
+    The group itself goes on.
+    """
+    channel = group.channel("doomed")
+    group.barrier()
+    last = group.size - 1
+    if group.rank == last:
+        group.barrier()  # not before the abort
+    waiting = threading.Timer(0.05, channel.abort) if group.rank == 0 else None  # before or in the call: both must do
+    if waiting is not None:
+        waiting.start()
+    outcome = ended(lambda: channel.all_reduce(torch.zeros(10)), names=False)
+    again = ended(channel.barrier, names=False)
+    if group.rank == 0:
+        waiting.join()
+    if group.rank != last:
+        group.barrier()
+    return [outcome, again]
+
+
+def ended(call, names=True):
+    try:
+        call()
+    except NodeLost as error:
+        return f"lost {error.node}: {error.why}" if names else "lost"
+    except Closed:
+        return "closed"
+    return "done"
+
+
+def death(group):
+    """The last member dies while the others wait for it: in a process by kill -9, in a thread by abort."""
+    group.barrier()
+    if group.rank == group.size - 1:
+        if group.name_of_kind == "process":
+            os.kill(os.getpid(), signal.SIGKILL)
+        group.abort()
+        return []
+    return [ended(lambda: group.all_reduce(torch.zeros(100))), ended(group.barrier), ended(lambda: group.gather(1))]
+
+
+def leaving(group):
+    """The last member closes regularly, the others call once more."""
+    group.barrier()
+    if group.rank == group.size - 1:
+        group.close()
+        return ended(group.barrier)
+    return ended(group.barrier)

@@ -1,0 +1,122 @@
+"""The contract of `Group`, on threads and on processes."""
+
+import time
+
+import pytest
+import torch
+
+from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.group import ring_bytes
+from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.torch_group import TorchGroup
+from tests.nodes.worlds import ProcessWorld, ThreadWorld, together
+
+KINDS = {"threads": ThreadWorld, "processes": ProcessWorld}
+
+
+@pytest.fixture(
+    scope="module", params=[(kind, size) for kind in KINDS for size in (1, 2, 3)], ids=lambda p: f"{p[1]} {p[0]}"
+)
+def world(request):
+    kind, size = request.param
+    world = KINDS[kind](size)
+    world.size = size
+    yield world
+    world.close()
+
+
+def test_sums_have_the_same_bits_on_every_member_and_in_every_run(world):
+    first, second = world.play("sums"), world.play("sums")
+    assert first == [first[0]] * world.size == second
+
+
+def test_sums_of_other_types(world):
+    doubles, integers = world.play("types")[0]
+    assert doubles == pytest.approx([0.1 * world.size * (world.size + 1) / 2] * 6, rel=1e-15)
+    assert integers == [2**53 * world.size + world.size * (world.size - 1) // 2]
+
+
+def test_a_broadcast_is_the_root_s_tensor(world):
+    from tests.nodes.conformance import hexed, numbers
+
+    assert world.play("broadcasts") == [[hexed(numbers(root, 5)) for root in range(world.size)]] * world.size
+
+
+def test_everybody_gathers_plain_values_by_rank(world):
+    for rank, (values, ranks, empty, own) in enumerate(world.play("gathers")):
+        assert values == [
+            {"rank": each, "texts": ["ä" * each, None, True], "number": 0.1, "large": 2**60}
+            for each in range(world.size)
+        ]
+        assert (ranks, empty, own) == (list(range(world.size)), [""] * world.size, rank)
+
+
+def test_wrong_arguments_are_refused_before_anybody_waits(world):
+    assert world.play("wrong_arguments") == [["ValueError", "ValueError", "TypeError"]] * world.size
+
+
+def test_payload_is_what_ring_and_tree_send(world):
+    found = world.play("payload")
+    others = world.size - 1
+    assert [each[1] for each in found] == [2 * others * 4000 // world.size] * world.size
+    assert sum(each[2] for each in found) == 40 * others
+    assert [each[3:] for each in found] == [[others, 0]] * world.size
+
+
+def test_channels_do_not_wait_for_each_other(world):
+    ring = 20 * ring_bytes(4000, world.size)
+    steps = [float(world.size * step) for step in range(20)]
+    assert (
+        world.play("interleaved_channels")
+        == [[steps, [world.size * (100.0 + step) for step in range(20)], ring]] * world.size
+    )
+
+
+def test_an_abort_ends_the_call_that_waits_and_the_others_find_it_lost(world):
+    if world.size == 1:
+        pytest.skip("nobody waits alone")
+    first, *others = world.play("abort_of_a_channel")
+    assert first == ["closed", "closed"]
+    assert others == [["lost", "lost"]] * (world.size - 1)
+
+
+@pytest.mark.parametrize("kind, size", [("threads", 2), ("threads", 4), ("processes", 2), ("processes", 4)])
+def test_a_member_that_dies_is_named_at_once(kind, size):
+    world = KINDS[kind](size, timeout=60.0)
+    begin = time.monotonic()
+    *found, _ = world.play("death")
+    assert time.monotonic() - begin < 30
+    for outcomes in found:
+        assert len(set(outcomes)) == 1, "the second call said something else"
+        assert outcomes[0].startswith(f"lost rank {size - 1}: has ")
+    world.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_member_that_leaves_is_named(kind):
+    world = KINDS[kind](2, timeout=60.0)
+    assert world.play("leaving") == ["lost rank 1: has left the group", "closed"]
+    world.close()
+
+
+def test_members_that_call_different_things_are_told():
+    def work(group):
+        with pytest.raises(ValueError, match="members called"):
+            group.all_reduce(torch.zeros(3 + group.rank))
+
+    together(ThreadGroup.members(2), work)
+
+
+def test_a_member_that_does_not_come_is_named():
+    first, _ = ThreadGroup.members(2, timeout=0.01, names=["anna", "bert"])
+    with pytest.raises(NodeLost, match=r"node bert: has not come to exchange 1 within 0.01 s"):
+        first.barrier()
+
+
+@pytest.mark.parametrize("values, message", [({}, "RANK: not set"), ({"RANK": "x"}, "RANK: 'x' is no number")])
+def test_an_environment_without_torchrun_is_refused(monkeypatch, values, message):
+    monkeypatch.delenv("RANK", raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        TorchGroup.from_environment(timeout=1.0)
