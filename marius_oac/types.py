@@ -97,11 +97,11 @@ class DenseSync(Protocol):
     `finish` or `stop`.
     """
 
-    def optimizer(self, parameters: Sequence[Any], learning_rate: float) -> Any | None:
+    def optimizer(self, parameters: Sequence[Any]) -> Any | None:
         """The torch.optim.Optimizer that the algorithm is part of; None: the configuration's is used."""
 
     def attach(self, parameters: Sequence[Any]) -> None:
-        """These tensors, which training updates in place, agree; all trainers call it and begin with rank 0's values."""
+        """These tensors, which training updates in place, agree; all trainers call it, and begin with rank 0's."""
 
     def start(self) -> None: ...
 

@@ -30,7 +30,7 @@ class AgreedRelations:
         if table is not None:
             self._values = table[:, :width]
             self._gradients = table.new_zeros(len(table), width)
-            self._own = dense.optimizer([self._values], optimizer.learning_rate)
+            self._own = dense.optimizer([self._values])
             dense.attach([self._values])
 
     def values(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:

@@ -59,10 +59,6 @@ class RowOptimizer:
         return {"sgd": 0, "adagrad": dimension, "rowwise_adagrad": 1, "adam": 2 * dimension}[self._config.kind]
 
     @property
-    def learning_rate(self) -> float:
-        return self._learning_rate
-
-    @property
     def initial_state(self) -> float:
         """What every float of a row's state is before the row's first update."""
         return self._config.initial_accumulator if self._config.kind in ("adagrad", "rowwise_adagrad") else 0.0

@@ -31,7 +31,7 @@ class DenseOptimizer:
         self._sync, self._optimizer = sync, None
         if self._parameters:
             parameters = list(self._parameters.values())
-            own = sync.optimizer(parameters, config.learning_rate) if sync else None
+            own = sync.optimizer(parameters) if sync else None
             self._optimizer = own or _make(parameters, config)
             if sync:
                 sync.attach(parameters)
