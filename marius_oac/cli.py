@@ -49,22 +49,58 @@ def _prepare(args: argparse.Namespace) -> None:
     print(prepare(request))
 
 
-def _train(args: argparse.Namespace) -> None:
+def _train(args: argparse.Namespace) -> int | None:
     from marius_oac.config import Config
-    from marius_oac.training import train
 
     overrides = list(args.set)
     if args.data:
         overrides.append(f"data.train={json.dumps(args.data)}")
     if args.progressive:
         overrides.append("training.progressive=true")
-    print(train(Config.load(args.config, overrides), args.out, trace=args.trace))
+    config = Config.load(args.config, overrides)
+    if _request(args).wanted:
+        return _train_on_nodes(args, config)
+    from marius_oac.training import train
+
+    print(train(config, args.out, trace=args.trace))
 
 
-def _resume(args: argparse.Namespace) -> None:
+def _resume(args: argparse.Namespace) -> int | None:
+    if _request(args).wanted:
+        return _resume_on_nodes(args)
     from marius_oac.training import resume
 
     print(resume(args.run, args.set, data=args.data or (), checkpoint=args.checkpoint, trace=args.trace))
+
+
+def _request(args: argparse.Namespace):
+    from marius_oac.nodes.launch import Request
+
+    return Request(args.argv, args.nodes, args.local_nodes, args.node, args.dry_run)
+
+
+def _train_on_nodes(args: argparse.Namespace, config) -> int:
+    from marius_oac.nodes.launch import on_nodes
+
+    def train(place):
+        from marius_oac.node_training import train_on_nodes
+
+        return train_on_nodes(config, place, args.out, trace=args.trace)
+
+    return on_nodes(_request(args), train)
+
+
+def _resume_on_nodes(args: argparse.Namespace) -> int:
+    from marius_oac.nodes.launch import on_nodes
+
+    def resume(place):
+        from marius_oac.node_training import resume_on_nodes
+
+        return resume_on_nodes(
+            args.run, place, args.set, data=args.data or (), checkpoint=args.checkpoint, trace=args.trace
+        )
+
+    return on_nodes(_request(args), resume)
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -144,6 +180,7 @@ def _parser() -> Parser:
         added.add_argument("--data", nargs="+", metavar="FILE", help=f"{text}: files or patterns")
         _add_set(added)
         added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
+        _add_nodes(added)
     evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; AUC, log loss.")
     evaluating.add_argument("run", type=Path, help="folder of the run")
     evaluating.add_argument("--data", nargs="+", metavar="FILE", help="evaluate these files of a click log instead")
@@ -174,6 +211,14 @@ def _parser() -> Parser:
 
 def _add_set(parser: Parser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+
+
+def _add_nodes(parser: Parser) -> None:
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--nodes", type=Path, metavar="FILE", help="on the nodes of a nodes.yaml")
+    several.add_argument("--local-nodes", type=int, metavar="N", help="on N nodes on this machine, to try it")
+    parser.add_argument("--node", metavar="NAME", help="with --nodes: start, or be, this node alone")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands that start the nodes")
 
 
 def _add_prepare(parser: Parser) -> None:
@@ -232,6 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args = _parser().parse_args(argv)
+            args.argv = sys.argv[1:] if argv is None else list(argv)
             return args.function(args) or 0
         finally:  # after --help, too, which ends in SystemExit
             sys.stdout.flush()

@@ -1,12 +1,13 @@
 """Which entry of nodes.yaml a process is.
 
 torchrun numbers processes as their machines happen to arrive. Who is who follows from the addresses of the machine
-(or from MARIUS_OAC_NODE, where several nodes share one), and a process's `rank` is its place in the file: the same in
+(or from `--node`, where several nodes share one), and a process's `rank` is its place in the file: the same in
 every start, so that sums over nodes have the same order, and the same bits.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import socket
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import psutil
 from marius_oac.config_cluster import ClusterConfig, NodeConfig, is_loopback
 from marius_oac.errors import InputError
 
-NODE_VARIABLE = "MARIUS_OAC_NODE"
+STORE_VARIABLE = "MARIUS_OAC_STORE"  # HOST:PORT of a store that the launcher keeps, in place of torchrun's
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Place:
         local: the process's number on its node, from 0.
         interface: for collectives and for its server; None: the machine has no interface with the node's address
             (a name that is translated on the way): libraries choose.
+        store: HOST:PORT of torch's store, where the launcher keeps it; None: where torchrun does.
     """
 
     cluster: ClusterConfig
@@ -65,6 +67,7 @@ class Place:
     index: int
     local: int
     interface: str | None
+    store: str | None = None
 
     @property
     def rank(self) -> int:
@@ -105,10 +108,14 @@ class Place:
         return f"cuda:{self.node.gpus[self.local]}" if self.node.gpus else "cpu"
 
     def environment(self) -> dict[str, str]:
-        """Variables that bind the collectives to the node's interface; to be set before a process group is made."""
-        if self.interface is None:
-            return {}
-        return {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": self.interface}
+        """Variables for torch.distributed, to be set before a process group is made: rank, interface, store."""
+        found = {"RANK": str(self.rank)}
+        if self.interface is not None:
+            found |= {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": self.interface}
+        if self.store is not None:
+            host, _, port = self.store.rpartition(":")
+            found |= {"MASTER_ADDR": host, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        return found
 
 
 def names(cluster: ClusterConfig) -> list[str]:
@@ -133,16 +140,19 @@ def this_machine() -> Machine:
 
 
 def find_place(
-    cluster: ClusterConfig, machine: Machine | None = None, environment: Mapping[str, str] = os.environ
+    cluster: ClusterConfig,
+    name: str | None = None,
+    machine: Machine | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Place:
-    """Who this process is, of those that torchrun started.
+    """Who this process is, of those that torchrun started; a process of node `name` if it is given.
 
     Raises:
         InputError: this machine is no node, or torchrun started another number of processes than nodes.yaml says; the
             entry's interface is not here, or has not its address; more cores or memory than there are.
     """
     machine = machine or this_machine()
-    here = _entries_here(cluster, machine, environment)
+    here = _entries_here(cluster, name, machine)
     try:
         world, local, together = (int(environment[key]) for key in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     except (KeyError, ValueError) as error:
@@ -152,7 +162,7 @@ def find_place(
     if together != expected:
         raise InputError(
             f"nodes.yaml gives it {expected} processes, torchrun started {together}: --nproc-per-node {expected}"
-            + (f", or {NODE_VARIABLE} says which of these nodes this is" if len(here) > 1 else ""),
+            + (", or `--node NAME` says which of these nodes this is" if len(here) > 1 else ""),
             f"node {who}",
         )
     if world != cluster.size:
@@ -163,7 +173,8 @@ def find_place(
         if local < node.processes:
             break
         local -= node.processes
-    return Place(cluster, node, index, local, check_machine(node, machine))
+    interface = check_machine(node, machine)
+    return Place(cluster, node, index, local, interface, environment.get(STORE_VARIABLE))
 
 
 def check_machine(node: NodeConfig, machine: Machine) -> str | None:
@@ -196,19 +207,25 @@ def size_text(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.0f} MiB"
 
 
-def _entries_here(cluster: ClusterConfig, machine: Machine, environment: Mapping[str, str]) -> list[int]:
-    all_names = [node.name for node in cluster.nodes]
-    name = environment.get(NODE_VARIABLE)
+def node_named(cluster: ClusterConfig, name: str) -> int:
+    """The number of an entry. Raises InputError where nodes.yaml has none of that name."""
+    known = [node.name for node in cluster.nodes]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(known)}"
+        raise InputError(f"nodes.yaml has no node {name}{hint}", "--node")
+    return known.index(name)
+
+
+def _entries_here(cluster: ClusterConfig, name: str | None, machine: Machine) -> list[int]:
     if name is not None:
-        if name not in all_names:
-            raise InputError(f"nodes.yaml has no node {name}; it has {', '.join(all_names)}", NODE_VARIABLE)
-        return [all_names.index(name)]
+        return [node_named(cluster, name)]
     here = [index for index, node in enumerate(cluster.nodes) if machine.is_at(node.address)]
     if not here:
         own = [one for each in machine.addresses.values() for one in each if not is_loopback(one)]
         raise InputError(
-            f"this machine ({', '.join([machine.host, *own])}) is none of the nodes ({', '.join(all_names)}); add an "
-            f"entry, or say which it is with {NODE_VARIABLE}",
+            f"this machine ({', '.join([machine.host, *own])}) is none of the nodes "
+            f"({', '.join(node.name for node in cluster.nodes)}); add an entry, or say which it is with --node",
             "nodes.yaml",
         )
     return here
