@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from marius_oac.models.ctr import row_kernels
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.nodes.messages import Malformed, array
 from marius_oac.storage.contract import ParameterStore
@@ -56,10 +57,11 @@ class ShardTable(ABC):
     def apply(self, rows: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float) -> None:
         """One step of the optimizer on ascending rows, with gradients float32 [n, D]."""
 
+        rule = self._optimizer.rule(timestamp, factor)
+
         def update(values: np.ndarray, part: np.ndarray) -> None:
-            if self._penalty:
-                part = part + self._penalty * values[:, : self.dimension]
-            self._optimizer.update(values, part, timestamp, factor)
+            # The kernel of a step, so that rows have the bits that they would have on one node.
+            row_kernels.update(rule, self._penalty, 0, len(values), part.copy(), values, np.empty(len(values)))
 
         self.store.apply(rows, gradients, update, timestamp)
 
