@@ -1,0 +1,1 @@
+"""Messages between trainers and shard servers: the contract, over ZeroMQ, and in one process."""

@@ -1,0 +1,266 @@
+"""The transport between threads of one process: nothing is copied, and tests can force any race.
+
+Guarantees, beyond those of `contract.py`:
+- A received frame is the memory that was sent, but read-only (copied only where it is small and not aligned).
+- What is *held* stays on its way until it is released; only messages of different connections or directions overtake
+  each other. With holds and releases from one thread, what arrives in which order is the test's own decision.
+- One lock a server, shared by its clients.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from marius_oac.errors import NodeLost
+from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Request, Server, views
+from marius_oac.nodes.transport.windows import SendWindow
+from marius_oac.runtime.channel import Closed
+
+_ALIGNMENT = 8
+_LEFT = "it has left"
+
+
+class Way(Enum):
+    """A direction: from a trainer to the server, or back."""
+
+    REQUEST = "request"
+    REPLY = "reply"
+
+
+@dataclass
+class _Lane:
+    """One direction of one connection."""
+
+    window: SendWindow
+    held: bool = False
+    flying: deque[list[memoryview]] = field(default_factory=deque)
+
+
+class _Line:
+    """A connection; why it is over, as the server sees it and as the client does."""
+
+    def __init__(self, rank: int, name: str, limits: Limits):
+        self.rank, self.name = rank, name
+        self.lanes = {way: _Lane(SendWindow(limits)) for way in Way}
+        self.replies: deque[list[memoryview]] = deque()
+        self.client_over: str | None = None
+        self.server_over: str | None = None
+
+
+class _Hub:
+    """What a server and its clients share, under one lock."""
+
+    def __init__(self, name: str, names: Mapping[int, str], limits: Limits, delay: Callable[[Way, int], None]):
+        self.name, self.names, self.limits, self.delay = name, dict(names), limits, delay
+        self.changed = threading.Condition()
+        self.lines: dict[int, _Line] = {}
+        self.inbox: deque[tuple[_Line, list[memoryview]]] = deque()
+        self.over: str | None = None
+
+    def admit(self, rank: int) -> _Line:
+        with self.changed:
+            why = self.over
+            if rank not in self.names:
+                why = "refused: unknown rank"
+            elif rank in self.lines and self.lines[rank].client_over != _LEFT:
+                why = "refused: a rank that is connected already"
+            if why is not None:
+                raise NodeLost(self.name, why)
+            line = self.lines[rank] = _Line(rank, self.names[rank], self.limits)
+            return line
+
+    def send(self, line: _Line, way: Way, frames: Sequence[Buffer], check: Callable[[], None]) -> None:
+        """`check` raises where the sender must not wait any longer."""
+        flat, size = views(frames, self.limits)
+        message = [_handed_over(view) for view in flat]
+        check()
+        self.delay(way, line.rank)
+        lane = line.lanes[way]
+        with self.changed:
+            self.changed.wait_for(lambda: check() or lane.window.has_room(size))
+            lane.window.add(size)
+            lane.flying.append(message)
+            if not lane.held:
+                self.land(line, way)
+
+    def land(self, line: _Line, way: Way) -> None:
+        """The oldest message of that lane arrives."""
+        message = line.lanes[way].flying.popleft()
+        if way is Way.REPLY:
+            line.replies.append(message)
+        else:
+            self.inbox.append((line, message))
+        self.changed.notify_all()
+
+    def took(self, line: _Line, way: Way) -> None:
+        line.lanes[way].window.took_one()
+        self.changed.notify_all()
+
+    def end(self, why: str) -> None:
+        """The server is gone."""
+        self.over = self.over or why
+        for line in self.lines.values():
+            line.server_over = line.server_over or why
+        self.changed.notify_all()
+
+
+class InProcessServer(Server):
+    """Made by `Network.server`."""
+
+    def __init__(self, hub: _Hub):
+        self._hub, self._stopped = hub, False
+        self.address = f"in-process:{hub.name}"
+
+    def receive(self) -> Request:
+        hub = self._hub
+        with hub.changed:
+            hub.changed.wait_for(self._has_request)
+            line, frames = hub.inbox.popleft()
+            hub.took(line, Way.REQUEST)
+            return Request(line.rank, frames)
+
+    def send(self, peer: int, frames: Sequence[Buffer]) -> None:
+        line = self._hub.lines.get(peer)
+        if line is None:
+            raise NodeLost(self._hub.names.get(peer, f"of rank {peer}"), "it is not connected")
+        self._hub.send(line, Way.REPLY, frames, lambda: self._check(line))
+
+    def abort(self) -> None:
+        self._stopped = True
+        with self._hub.changed:
+            self._hub.changed.notify_all()
+
+    def close(self) -> None:
+        self.abort()
+        with self._hub.changed:
+            self._hub.end("it has closed the connection")
+
+    def _check(self, line: _Line) -> None:
+        if self._stopped:
+            raise Closed(self._hub.name)
+        if line.client_over is not None:
+            raise NodeLost(line.name, line.client_over)
+
+    def _has_request(self) -> bool:
+        if self._stopped:
+            raise Closed(self._hub.name)
+        if not self._hub.inbox:
+            for line in self._hub.lines.values():
+                if line.client_over != _LEFT:
+                    self._check(line)
+        return bool(self._hub.inbox)
+
+
+class InProcessClient(Client):
+    """Made by `Network.client`."""
+
+    def __init__(self, hub: _Hub, line: _Line):
+        self._hub, self._line, self._stopped = hub, line, False
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        self._hub.send(self._line, Way.REQUEST, frames, self._check)
+
+    def receive(self) -> list[memoryview]:
+        with self._hub.changed:
+            self._hub.changed.wait_for(self._has_reply)
+            self._hub.took(self._line, Way.REPLY)
+            return self._line.replies.popleft()
+
+    def abort(self) -> None:
+        self._stopped = True
+        with self._hub.changed:
+            self._hub.changed.notify_all()
+
+    def close(self) -> None:
+        aborted, self._stopped = self._stopped, True
+        with self._hub.changed:
+            why = "its connection is lost" if aborted else _LEFT
+            self._line.client_over = self._line.client_over or why
+            self._hub.changed.notify_all()
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise Closed(self._hub.name)
+        if self._line.server_over is not None:
+            raise NodeLost(self._hub.name, self._line.server_over)
+
+    def _has_reply(self) -> bool:
+        if self._stopped or not self._line.replies:
+            self._check()
+        return bool(self._line.replies)
+
+
+class Network:
+    """Servers by name, and clients of them.
+
+    Args:
+        delay: called by the thread that sends, as `delay(way, rank)`, before its message is on its way and without any
+            lock: it may wait.
+    """
+
+    def __init__(self, delay: Callable[[Way, int], None] = lambda way, rank: None):
+        self._delay = delay
+        self._hubs: dict[str, _Hub] = {}
+        self._servers: dict[str, InProcessServer] = {}
+        self._clients: dict[tuple[str, int], InProcessClient] = {}
+        self._changed = threading.Condition()
+
+    def server(self, name: str, peers: Mapping[int, str], limits: Limits = Limits()) -> InProcessServer:  # noqa: B008
+        """A server of that name, to which the ranks of `peers` (rank -> name of its node) may connect."""
+        hub = _Hub(name, peers, limits, self._delay)
+        with self._changed:
+            self._hubs[name], self._servers[name] = hub, InProcessServer(hub)
+            self._changed.notify_all()
+            return self._servers[name]
+
+    def client(self, name: str, rank: int, timeout: float = 30.0) -> InProcessClient:
+        """Connects that rank to the server of that name, for which it waits.
+
+        Raises:
+            NodeLost: there is none in `timeout` seconds, or it refuses.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: name in self._hubs, timeout):
+                raise NodeLost(name, f"it didn't answer within {timeout:g} s")
+            hub = self._hubs[name]
+            client = self._clients[name, rank] = InProcessClient(hub, hub.admit(rank))
+            return client
+
+    def hold(self, name: str, rank: int, way: Way) -> None:
+        """From now on messages between that server and rank stay on their way."""
+        hub = self._hubs[name]
+        with hub.changed:
+            hub.lines[rank].lanes[way].held = True
+
+    def release(self, name: str, rank: int, way: Way, count: int | None = None) -> None:
+        """Lets the oldest `count` arrive and goes on holding; without a count lets all arrive and holds no longer."""
+        hub = self._hubs[name]
+        with hub.changed:
+            line = hub.lines[rank]
+            lane = line.lanes[way]
+            lane.held = count is not None
+            for _ in range(len(lane.flying) if count is None else count):
+                hub.land(line, way)
+
+    def kill(self, name: str, rank: int | None = None) -> None:
+        """That server, or its client of that rank, ends as if by `kill -9`: its own calls raise `Closed`."""
+        hub = self._hubs[name]
+        with hub.changed:
+            if rank is None:
+                self._servers[name].abort()
+                hub.end("its process has ended")
+            else:
+                self._clients[name, rank].abort()
+                self._clients[name, rank].close()
+
+
+def _handed_over(view: memoryview) -> memoryview:
+    if np.frombuffer(view, np.uint8).ctypes.data % _ALIGNMENT:
+        view = memoryview(bytes(view))
+    return view.toreadonly()

@@ -1,0 +1,55 @@
+"""The first frame of every message between a client and a server: fixed, checked, never more than `HEAD.size` bytes.
+
+    magic 4s | kind u8 | 0 u8, u16 | number u64 | taken u64        little endian
+
+`number` counts the data messages of a connection and direction from 1; `taken` tells how many of the other direction
+have been handed out (`windows.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = b"MOA1"
+HEAD = struct.Struct("<4sBBHQQ")
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    WELCOME = 4
+    REFUSED = 5
+    DATA = 6
+    TAKEN = 7
+    PROBE = 8  # says nothing; a ROUTER learns from trying whether the peer is still there
+    BYE = 9
+
+
+class Head(NamedTuple):
+    kind: Kind
+    number: int
+    taken: int
+
+
+class Malformed(Exception):
+    """A message that no honest peer of this version sends. The text is the reason, a constant."""
+
+
+def head(kind: Kind, number: int = 0, taken: int = 0) -> bytes:
+    return HEAD.pack(MAGIC, kind, 0, 0, number, taken)
+
+
+def parse(data: bytes | memoryview) -> Head:
+    """
+    Raises:
+        Malformed: it is not a head.
+    """
+    if len(data) != HEAD.size:
+        raise Malformed("malformed message")
+    magic, kind, zero, zeros, number, taken = HEAD.unpack(data)
+    if magic != MAGIC or zero or zeros or not Kind.HELLO <= kind <= Kind.BYE:
+        raise Malformed("malformed message")
+    return Head(Kind(kind), number, taken)

@@ -1,0 +1,154 @@
+"""A trainer's end of the transport, over ZeroMQ.
+
+Guarantees: those of `contract.py` and `zmq_endpoint.py`. A constructed client has proved its rank and has proof that
+the server has the run's secret. A connection that ended is never made again: what was on its way would be lost without
+anybody's notice.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from marius_oac.errors import NodeLost
+from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Security
+from marius_oac.nodes.transport.handshake import ClientSide, Keys
+from marius_oac.nodes.transport.wire import Kind, Malformed, parse
+from marius_oac.nodes.transport.zmq_endpoint import Line, ZmqEndpoint
+
+_PAUSE = 50  # milliseconds between attempts while nobody listens
+_BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+_WATCHED = _BROKEN_OFF | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CLOSED
+
+
+class ZmqClient(ZmqEndpoint, Client):
+    """Connects; waits for a server that doesn't listen yet, or is busy, for `timeout` seconds.
+
+    Args:
+        address: "HOST:PORT" of the server.
+        name: the server's node.
+        rank: this trainer's.
+        timeout: seconds after which a silent server is lost.
+
+    Raises:
+        NodeLost: it can't be reached, or one end refuses the other.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        rank: int,
+        security: Security,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        timeout: float = 30.0,
+    ):
+        super().__init__(zmq.DEALER, name, limits, timeout)
+        self._address, self._rank, self._security = address, rank, security
+        self._keys = Keys(security, name)
+        self._line = Line(name, [], limits)
+        self._socket: zmq.Socket | None = None
+        deadline = time.monotonic() + timeout
+        try:
+            while not self._connect(deadline):
+                self._socket.close(0)
+        except BaseException:
+            self._release(0)
+            raise
+        self._poll.register(self._socket.getsockopt(zmq.FD), select.POLLIN)
+        self._keeper.start()
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        self._send(self._line, frames)
+
+    def receive(self) -> list[memoryview]:
+        with self._changed:
+            self._wait_until(lambda: bool(self._inbox or self._line.check()))
+            return self._received()[1]
+
+    # --- connecting --------------------------------------------------------------------------------------------------
+
+    def _connect(self, deadline: float) -> bool:
+        """One attempt; False if nobody listens yet."""
+        self._socket = socket = self._open()
+        if self._security.encrypted:
+            public, secret = zmq.curve_keypair()
+            socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(z85.encode(self._keys.curve_secret())))
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        else:
+            socket.setsockopt(zmq.PLAIN_USERNAME, b"%d" % self._rank)
+            socket.setsockopt(zmq.PLAIN_PASSWORD, self._keys.token(self._rank).encode())
+        socket.setsockopt(zmq.IPV6, "[" in self._address)
+        events = socket.get_monitor_socket(_WATCHED)
+        try:
+            socket.connect(f"tcp://{self._address}")
+            return self._shake_hands(events, deadline)
+        except zmq.ZMQError as error:
+            raise NodeLost(self.name, f"can't connect to {self._address}: {error.strerror}") from None
+        finally:
+            socket.disable_monitor()
+            events.close(0)
+
+    def _shake_hands(self, events: zmq.Socket, deadline: float) -> bool:
+        side = ClientSide(self._keys, self._rank, self.limits)
+        self._put(self._line, Kind.HELLO, [side.hello])
+        poller = zmq.Poller()
+        for socket in (self._socket, events):
+            poller.register(socket, zmq.POLLIN)
+        while (left := deadline - time.monotonic()) > 0:
+            ready = dict(poller.poll(1000 * left))
+            if self._socket in ready:
+                if self._converse(side, self._socket.recv_multipart(zmq.NOBLOCK)):
+                    return True
+            elif events in ready:
+                event = parse_monitor_message(events.recv_multipart(zmq.NOBLOCK))["event"]
+                if event == zmq.EVENT_CLOSED:
+                    events.poll(min(_PAUSE, 1000 * left))
+                    return False
+                self._broken_off(event)
+        raise NodeLost(self.name, f"it didn't answer at {self._address} within {self.timeout:g} s")
+
+    def _broken_off(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise NodeLost(self.name, f"refused at {self._address}: another secret, or another run")
+        raise NodeLost(
+            self.name,
+            f"broke off at {self._address}: another program or version, secret or run, or encrypted at one end only",
+        )
+
+    def _converse(self, side: ClientSide, message: list[bytes]) -> bool:
+        """Answers the server; returns whether all is said."""
+        try:
+            kind = parse(message[0]).kind
+        except Malformed as reason:
+            raise NodeLost(self.name, f"at {self._address}: {reason}") from None
+        if kind is Kind.WELCOME:
+            return side.proved
+        if kind is Kind.REFUSED:
+            raise NodeLost(self.name, f"refused at {self._address}: {message[-1].decode('ascii', 'replace')}")
+        proof = side.answer(message[-1]) if kind is Kind.CHALLENGE else None
+        if proof is None:
+            raise NodeLost(self.name, f"whoever answers at {self._address} doesn't have the run's secret")
+        self._put(self._line, Kind.PROOF, [proof])
+        return False
+
+    # --- what arrives, with the lock ---------------------------------------------------------------------------------
+
+    def _take_in(self, frames: list[zmq.Frame]) -> None:
+        try:
+            self._arrived(self._line, parse(frames[0].buffer), frames[1:])
+        except Malformed as reason:
+            self._line.over = self._line.over or f"it sent a message that can't be: {reason}"
+
+    def _look(self) -> None:
+        if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:  # nothing bounds sending but the connection
+            self._gone([self._line])
+
+    def _lines(self) -> Sequence[Line]:
+        return [self._line]

@@ -1,0 +1,324 @@
+"""What a server and a client over ZeroMQ share: one socket, and the threads that wait at it.
+
+Guarantees:
+- The socket is used by one thread at a time, under `_changed`. Messages are sent by the thread that calls `send` and
+  received by the one that waits: there is no thread between them and ZeroMQ's own.
+- Whoever waits, for a message or for room to send, *pumps*: of all who wait one sleeps on the socket's descriptor,
+  takes in everything that has arrived, and wakes the others, of which one goes on pumping. `abort` wakes him who pumps.
+- While nobody waits, one thread pumps now and then (`_KEEP`): newcomers and those who leave are answered soon, whatever
+  the owner does.
+- All that arrives is taken in, always: it is bounded by what senders may send (`windows.py`). So no message stands in
+  the way of a heartbeat.
+- Heartbeats are sent and watched by ZeroMQ's own thread, which needs no Python: a peer that computes for minutes is
+  not lost, and one whose process, host or network is gone or frozen is, within `timeout` seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from marius_oac.errors import NodeLost
+from marius_oac.nodes.transport.contract import Buffer, Endpoint, Limits, views
+from marius_oac.nodes.transport.windows import ReceiveWindow, SendWindow
+from marius_oac.nodes.transport.wire import Head, Kind, Malformed, head
+from marius_oac.runtime.channel import Closed
+
+SMALL_BYTES = 64 << 10  # smaller frames are copied: it costs less than keeping them, and aligns them
+_OVERHEAD_BYTES = 1024  # room for ZeroMQ's handshake and encryption, and our head
+_MOST_AT_ONCE = 1024  # messages taken in before others get the lock
+_TICKS = 10  # looks at the connections within `timeout`
+_LONGEST_TICK = 1.0
+_KEEP = 0.1  # seconds
+
+
+LEFT = "it has left"
+
+
+class Line:
+    """One connection: what is on its way, and why it is over if it is.
+
+    Args:
+        name: of the node at the other end.
+        route: what a ROUTER's messages to it begin with; empty on a client.
+    """
+
+    def __init__(self, name: str, route: list[bytes], limits: Limits):
+        self.name, self.route = name, route
+        self.outgoing, self.incoming = SendWindow(limits), ReceiveWindow(limits)
+        self.over: str | None = None
+        self.said_bye = False
+
+    def check(self) -> None:
+        """
+        Raises:
+            NodeLost: it is over.
+        """
+        if self.over is not None:
+            raise NodeLost(self.name, self.over)
+
+
+class ZmqEndpoint(Endpoint):
+    """
+    Args:
+        kind: zmq.ROUTER or zmq.DEALER.
+        name: for messages.
+        timeout: seconds; see the guarantees.
+    """
+
+    def __init__(self, kind: int, name: str, limits: Limits, timeout: float):
+        self.name, self.limits, self.timeout = name, limits, timeout
+        self._changed = threading.Condition(threading.Lock())
+        self._pumping = self._aborted = self._closed = False
+        self._waker_lock = threading.RLock()
+        self._waker: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._tick = min(timeout / _TICKS, _LONGEST_TICK)
+        self._context = zmq.Context()
+        self._kind = kind
+        self._inbox: deque[tuple[Line, list[memoryview], int]] = deque()
+        self._next_look = 0.0
+        self._error: BaseException | None = None
+        self._ending = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name=f"transport of {name}")
+        self._poll = select.poll()
+        self._poll.register(self._waker, select.POLLIN)
+
+    def _open(self) -> zmq.Socket:
+        """A new socket with our options."""
+        socket = self._context.socket(self._kind)
+        milliseconds = max(4, round(1000 * self.timeout))
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, 0),  # the windows bound what is on its way
+            (zmq.RCVHWM, 0),
+            (zmq.MAXMSGSIZE, self.limits.max_bytes + _OVERHEAD_BYTES),
+            (zmq.HEARTBEAT_IVL, milliseconds // 4),
+            (zmq.HEARTBEAT_TIMEOUT, milliseconds // 2),
+            (zmq.HANDSHAKE_IVL, milliseconds),
+            (zmq.RECONNECT_IVL, -1),  # what is on its way would be lost unnoticed
+        ):
+            socket.setsockopt(option, value)
+        return socket
+
+    @abstractmethod
+    def _take_in(self, frames: list[zmq.Frame]) -> None:
+        """A message that arrived."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Looks at everything else: now and then, and whenever something happened that is not a message."""
+
+    def _after_pumping(self) -> None:
+        """Without the lock."""
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _put(self, line: Line, kind: Kind, parts: Sequence[bytes | zmq.Frame] = (), number: int = 0) -> bool:
+        """Hands a message to ZeroMQ, which never waits here; returns whether there still is a connection."""
+        *first, last = [*line.route, head(kind, number, line.incoming.tell()), *parts]
+        try:
+            for part in first:
+                self._socket.send(part, zmq.SNDMORE | zmq.NOBLOCK)
+            self._socket.send(last, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        return True
+
+    def _send(self, line: Line, frames: Sequence[Buffer]) -> None:
+        """`send` of both ends; with the lock, except while it waits."""
+        flat, size = views(frames, self.limits)
+        parts = [bytes(view) if len(view) < SMALL_BYTES else zmq.Frame(view, copy=False) for view in flat]
+        with self._changed:
+            self._wait_until(lambda: line.check() or line.outgoing.has_room(size))
+            if not self._put(line, Kind.DATA, parts, line.outgoing.add(size)):
+                self._gone([line])
+            self._after_sending()
+
+    def _received(self) -> tuple[Line, list[memoryview]]:
+        """The oldest message of the inbox; with the lock."""
+        line, frames, size = self._inbox.popleft()
+        if line.incoming.take(size) and line.over is None:
+            self._put(line, Kind.TAKEN)
+            self._after_sending()
+        return line, frames
+
+    def _arrived(self, line: Line, what: Head, frames: Sequence[zmq.Frame]) -> None:
+        """A message of an authenticated peer.
+
+        Raises:
+            Malformed: no effect.
+        """
+        if what.kind is Kind.DATA:
+            if len(frames) > self.limits.max_frames:
+                raise Malformed("too many frames")
+            size = sum(map(len, frames))
+            if size > self.limits.max_bytes:
+                raise Malformed("oversized message")
+            line.outgoing.taken(what.taken)
+            line.incoming.arrived(what.number, size)
+            self._inbox.append((line, [frame_view(frame) for frame in frames], size))
+        elif what.kind is Kind.TAKEN:
+            line.outgoing.taken(what.taken)
+        elif what.kind is Kind.BYE:
+            self._say_bye(line)
+            line.over = line.over or LEFT
+        elif what.kind is not Kind.PROBE:
+            raise Malformed("unexpected message")
+
+    def _gone(self, lines: Sequence[Line]) -> None:
+        """These have no connection any more: what arrived before, a farewell perhaps, is taken in first."""
+        self._take_in_all()
+        for line in lines:
+            line.over = line.over or (
+                f"the connection is lost: its process has ended, or nothing was heard of it for {self.timeout:g} s"
+            )
+        self._wake()
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        """Waits, with the lock held. `ready` may raise.
+
+        Raises:
+            Closed: after `abort` or `close`.
+        """
+        while True:
+            if self._aborted or self._closed:
+                raise Closed(self.name)
+            if self._error is not None:
+                raise self._error
+            if ready():
+                return
+            if self._pumping:
+                self._changed.wait()
+            elif not self._take_in_all():  # what the descriptor told while nobody pumped
+                self._pump()
+
+    def _pump(self) -> None:
+        self._pumping = True
+        self._changed.release()
+        try:
+            self._after_pumping()
+            self._poll.poll(1000 * self._tick)
+        finally:
+            self._changed.acquire()
+            self._pumping = False
+            self._changed.notify_all()
+        if not self._aborted:
+            self._read_waker()
+            self._drain()
+
+    def _keep(self) -> None:
+        """Pumps, without waiting, while nobody else does."""
+        while not self._ending.wait(_KEEP) and not self._aborted:
+            try:
+                with self._changed:
+                    if not self._pumping:
+                        self._drain()
+                self._after_pumping()
+            except BaseException as error:  # noqa: BLE001 - raised in every call
+                with self._changed:
+                    self._error = error
+                    self._wake()
+                return
+
+    def _drain(self) -> None:
+        """Takes in what has arrived; looks around if that was nothing, and now and then."""
+        nothing, now = not self._take_in_all(), time.monotonic()
+        if nothing or now >= self._next_look:
+            self._next_look = now + self._tick
+            self._look()
+
+    def _take_in_all(self) -> int:
+        """How many messages there were."""
+        for number in range(_MOST_AT_ONCE):
+            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                return number
+            self._take_in(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+        self._wake()  # the descriptor tells of arrivals, not of what is there
+        return _MOST_AT_ONCE
+
+    def _after_sending(self) -> None:
+        """The descriptor may have told whoever pumps, and been silenced by our sending, before he looked."""
+        if self._pumping and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._wake()
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with self._waker_lock:
+            if self._waker is not None:
+                os.eventfd_write(self._waker, 1)
+
+    def _read_waker(self) -> None:
+        try:
+            os.eventfd_read(self._waker)
+        except BlockingIOError:
+            return
+
+    def abort(self) -> None:
+        self._aborted = True  # takes no lock that a signal handler could find taken; who waits looks when woken
+        self._wake()
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake()
+            self._changed.wait_for(lambda: not self._pumping)
+            if self._error is None:
+                self._part()
+        self._ending.set()
+        self._keeper.join()
+        self._release(0 if self._aborted else round(1000 * self.timeout))  # whoever comes now finds it closed
+
+    def _part(self) -> None:
+        """Leaves those who are still there, and waits until they have heard all that was said.
+
+        A TCP connection that is closed while the other end still sends is reset, and may lose what was sent before.
+        """
+        deadline = time.monotonic() + self.timeout
+        for line in self._lines():
+            self._say_bye(line)
+        while any(line.over is None for line in self._lines()) and time.monotonic() < deadline and not self._aborted:
+            if not self._take_in_all():
+                self._pump()
+
+    def _say_bye(self, line: Line) -> None:
+        if line.over is None and not line.said_bye and not self._aborted:
+            line.said_bye = True
+            if not self._put(line, Kind.BYE):
+                self._gone([line])
+
+    @abstractmethod
+    def _lines(self) -> Sequence[Line]:
+        """All connections there were."""
+
+    def _sockets(self) -> Sequence[zmq.Socket]:
+        return [self._socket]
+
+    def _release(self, linger: int) -> None:
+        for socket in self._sockets():
+            if socket is not None:
+                socket.close(linger)
+        self._context.term()
+        with self._waker_lock:
+            waker, self._waker = self._waker, None
+        os.close(waker)
+
+
+def frame_view(frame: zmq.Frame) -> memoryview:
+    """A received frame's bytes, read-only, at an address that is a multiple of 8."""
+    if len(frame) < SMALL_BYTES:
+        return memoryview(frame.bytes)
+    return memoryview(frame.buffer).toreadonly()

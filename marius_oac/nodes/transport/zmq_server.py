@@ -1,0 +1,218 @@
+"""A shard server's end of the transport, over ZeroMQ.
+
+Guarantees, beyond those of `contract.py` and `zmq_endpoint.py`:
+- A connection belongs to a rank from its proof (`handshake.py`) until it ends. Connections are told apart by numbers
+  that ZeroMQ gives them and clients can't choose.
+- What strangers send has no effect: it is counted in `refused`, by reason, and logged now and then. At most
+  `MOST_PENDING` of those who passed the gate may be in the middle of a handshake, for `timeout` seconds.
+- It listens at the address that it was given and nowhere else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import select
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import zmq
+from zmq.utils import z85
+
+from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.transport.contract import Buffer, Limits, Request, Security, Server
+from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES, Hello, Keys, ServerSide, Tokens
+from marius_oac.nodes.transport.refusals import Refusals
+from marius_oac.nodes.transport.wire import Head, Kind, Malformed, parse
+from marius_oac.nodes.transport.zmq_endpoint import LEFT, Line, ZmqEndpoint
+from marius_oac.nodes.transport.zmq_gate import ZAP_DOMAIN, Events, Gate
+
+MOST_PENDING = 64
+_SUSPICIONS = 3  # looks at everybody after a connection ended: ZeroMQ tells of it a little before it is so
+
+
+class ZmqServer(ZmqEndpoint, Server):
+    """
+    Args:
+        address: "IP:PORT" of one interface ("127.0.0.1:0", "[::1]:7000"); port 0: any that is free.
+        name: this node's.
+        peers: rank -> name of its node, for all that may connect.
+        timeout: seconds after which a silent trainer is lost.
+        log: gets one line at a time about what was refused, from whichever thread is in a call; must not call back.
+
+    Raises:
+        InputError: the address is none, or can't be had.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        peers: Mapping[int, str],
+        security: Security,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        timeout: float = 30.0,
+        log: Callable[[str], None] = lambda line: None,
+    ):
+        endpoint = _endpoint(address, name)
+        super().__init__(zmq.ROUTER, name, limits, timeout)
+        self._names = dict(peers)
+        self._keys = Keys(security, name)
+        self._refusals = Refusals(log)
+        self._by_rank: dict[int, Line] = {}
+        self._by_route: dict[bytes, tuple[int, Line]] = {}
+        self._pending: dict[bytes, tuple[float, ServerSide]] = {}
+        self._suspicions = 0
+        self._gate: Gate | None = None
+        self._socket = self._open()
+        self._events = Events(self._socket, self._refusals)
+        try:
+            self._listen(endpoint, security.encrypted)
+        except zmq.ZMQError as error:
+            self._release(0)
+            raise InputError(f"can't listen at {address}: {error.strerror}", where=f"node {name}") from None
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+        self._keeper.start()
+
+    def _listen(self, endpoint: str, encrypted: bool) -> None:
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.IPV6, "[" in endpoint)
+        if encrypted:
+            secret = z85.encode(self._keys.curve_secret())
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        else:
+            self._gate = Gate(self._context, Tokens(self._keys), self._refusals)
+            self._poll.register(self._gate.socket.getsockopt(zmq.FD), select.POLLIN)
+            self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
+            self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self._socket.bind(endpoint)
+        self._poll.register(self._socket.getsockopt(zmq.FD), select.POLLIN)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What was refused so far, by reason."""
+        return self._refusals.counts
+
+    def receive(self) -> Request:
+        with self._changed:
+            self._wait_until(self._has_request)
+            line, frames = self._received()
+            rank, _ = self._by_route[line.route[0]]
+        return Request(rank, frames)
+
+    def send(self, peer: int, frames: Sequence[Buffer]) -> None:
+        line = self._by_rank.get(peer)
+        if line is None:
+            raise NodeLost(self._names.get(peer, f"of rank {peer}"), "it is not connected")
+        self._send(line, frames)
+
+    def _has_request(self) -> bool:
+        if not self._inbox:
+            for line in self._by_rank.values():
+                if line.over != LEFT:
+                    line.check()
+        return bool(self._inbox)
+
+    # --- what arrives, with the lock ---------------------------------------------------------------------------------
+
+    def _take_in(self, frames: list[zmq.Frame]) -> None:
+        route = frames[0].bytes
+        rank, line = self._by_route.get(route, (None, None))
+        try:
+            if len(frames) < 2:
+                raise Malformed("malformed message")
+            what, rest = parse(frames[1].buffer), frames[2:]
+            if line is None:
+                self._from_stranger(route, what, rest)
+            else:
+                self._arrived(line, what, rest)
+        except Malformed as reason:
+            whom = "a connection" if line is None else f"a message of node {line.name} (rank {rank})"
+            self._refusals.count(str(reason), whom)
+
+    def _from_stranger(self, route: bytes, what: Head, frames: Sequence[zmq.Frame]) -> None:
+        sizes = [len(frame) for frame in frames]
+        if what.kind is Kind.HELLO and route not in self._pending:
+            if sizes != [HELLO_BYTES] or route[0]:  # a number that it chose doesn't begin with 0
+                raise Malformed("malformed handshake")
+            self._challenge(route, Hello.parse(frames[0].bytes))
+        elif what.kind is Kind.PROOF and route in self._pending:
+            _, side = self._pending.pop(route)
+            if sizes != [MAC_BYTES] or not side.accepts(frames[0].bytes):
+                raise Malformed("wrong proof")
+            self._welcome(route, side.hello)
+        else:
+            raise Malformed("message before the handshake")
+
+    def _challenge(self, route: bytes, hello: Hello) -> None:
+        if hello.limits != self.limits:
+            self._turn_away(route, "other limits of messages")
+        self._check_rank(route, hello.rank)
+        if len(self._pending) >= MOST_PENDING:
+            self._turn_away(route, "too many handshakes at once")
+        side = ServerSide(self._keys, hello)
+        self._pending[route] = time.monotonic() + self.timeout, side
+        self._say(route, Kind.CHALLENGE, side.challenge())
+
+    def _welcome(self, route: bytes, hello: Hello) -> None:
+        self._check_rank(route, hello.rank)
+        line = Line(self._names[hello.rank], [route], self.limits)
+        self._by_rank[hello.rank] = line
+        self._by_route[route] = hello.rank, line
+        self._say(route, Kind.WELCOME)
+
+    def _check_rank(self, route: bytes, rank: int) -> None:
+        if rank not in self._names:
+            self._turn_away(route, "unknown rank")
+        if rank in self._by_rank and self._by_rank[rank].over != LEFT:
+            self._turn_away(route, "a rank that is connected already")
+
+    def _turn_away(self, route: bytes, reason: str) -> None:
+        self._say(route, Kind.REFUSED, reason.encode())
+        raise Malformed(reason)
+
+    def _say(self, route: bytes, kind: Kind, *parts: bytes) -> None:
+        self._put(Line("", [route], self.limits), kind, parts)
+
+    # --- what happens besides ----------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        if self._gate is not None:
+            self._gate.answer()
+        super()._drain()
+
+    def _look(self) -> None:
+        if self._events.disconnected():
+            self._suspicions = _SUSPICIONS
+        if self._suspicions:
+            self._suspicions -= 1
+            present = [line for line in self._by_rank.values() if line.over is None]
+            gone = [line for line in present if not self._put(line, Kind.PROBE)]
+            if gone:
+                self._gone(gone)
+        now = time.monotonic()
+        for route, (deadline, _) in list(self._pending.items()):
+            if now > deadline:
+                del self._pending[route]
+                self._refusals.count("handshake not finished", "a connection")
+
+    def _lines(self) -> Sequence[Line]:
+        return list(self._by_rank.values())
+
+    def _after_pumping(self) -> None:
+        self._refusals.say()
+
+    def _sockets(self) -> Sequence[zmq.Socket]:
+        return [*([self._gate.socket] if self._gate else []), self._events.socket, self._socket]
+
+
+def _endpoint(address: str, name: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        if not 0 <= int(port) < 1 << 16:
+            raise ValueError
+    except ValueError:
+        raise InputError(f"{address!r} is no address of an interface and port (IP:PORT)", f"node {name}") from None
+    return f"tcp://{address}"

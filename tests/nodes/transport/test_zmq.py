@@ -1,0 +1,247 @@
+"""The transport over ZeroMQ, in one process and with peers that are killed, frozen or busy."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.transport.contract import Limits, Request, Security
+from marius_oac.nodes.transport.zmq_client import ZmqClient
+from marius_oac.nodes.transport.zmq_server import ZmqServer
+from tests.nodes.transport.conformance import NAMES, SERVER, Conformance, Wires, beside, content, outcome_of
+
+SECRET = bytes(range(32))
+TIMEOUT = 20.0
+SOON = 1.0
+
+
+class Zmq(Wires):
+    def __init__(self, encrypted=False, timeout=TIMEOUT):
+        super().__init__()
+        self.security = Security(secret=SECRET, run="run", encrypted=encrypted)
+        self.timeout, self.lines = timeout, []
+
+    def make_server(self, limits, address="127.0.0.1:0"):
+        return ZmqServer(address, SERVER, NAMES, self.security, limits, self.timeout, self.lines.append)
+
+    def make_client(self, server, rank, limits):
+        return ZmqClient(server.address, SERVER, rank, self.security, limits, self.timeout)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def wires(request):
+    wires = Zmq(request.param)
+    yield wires
+    wires.close()
+
+
+class TestZmq(Conformance):
+    def test_other_limits_are_refused(self, wires):
+        assert "other limits" in wires.refused(wires.server(), 0, Limits(queue=3))
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+
+def listening():
+    return {(c.laddr.ip, c.laddr.port) for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN}
+
+
+def test_every_listening_socket_of_the_process_is_where_we_said(wires):
+    before = listening()
+    servers = [wires.server() for _ in range(3)]
+    client = wires.connect(servers[0], 0)
+    ours = {("127.0.0.1", int(server.address.removeprefix("127.0.0.1:"))) for server in servers}
+    assert len(ours) == 3 and listening() - before == ours
+    client.close()
+    for server in servers:
+        server.close()
+    assert listening() == before
+
+
+def test_ipv6(wires):
+    server = wires.server(address="[::1]:0")
+    assert server.address.startswith("[::1]:")
+    client = wires.connect(server, 0)
+    server.send(0, [b"six"])
+    assert content(client.receive()) == [b"six"]
+
+
+@pytest.mark.parametrize("address", ["localhost:0", "*:0", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "eth0:1", ""])
+def test_a_server_takes_nothing_but_the_address_of_an_interface(wires, address):
+    with pytest.raises(InputError, match=f"node {SERVER}: .* is no address"):
+        wires.server(address=address)
+
+
+def test_addresses_that_cannot_be_had(wires):
+    taken = wires.server().address
+    with pytest.raises(InputError, match=f"node {SERVER}: can't listen at {taken}: Address already in use"):
+        wires.server(address=taken)
+    with pytest.raises(InputError, match="node shard-0: can't listen at 192.0.2.1:0: "):
+        wires.server(address="192.0.2.1:0")
+
+
+def test_a_client_waits_for_its_server_to_listen(wires):
+    address = wires.server().address
+    wires.close()
+    waiting = beside(lambda: ZmqClient(address, SERVER, 0, wires.security, timeout=TIMEOUT))
+    waiting[0].join(0.2)
+    server = wires.server(address=address)
+    serving = beside(server.receive)
+    client = outcome_of(*waiting)
+    client.send([b"at last"])
+    assert outcome_of(*serving) == Request(0, [b"at last"])
+    client.close()
+
+
+def test_nobody_there(wires):
+    address = wires.server().address
+    wires.close()
+    start = time.monotonic()
+    with pytest.raises(NodeLost, match=f"node {SERVER}: it didn't answer at {address} within 0.3 s"):
+        ZmqClient(address, SERVER, 0, wires.security, timeout=0.3)
+    assert time.monotonic() - start < 0.3 + SOON
+    with pytest.raises(NodeLost, match="can't connect"):
+        ZmqClient("nonsense", SERVER, 0, wires.security, timeout=0.3)
+
+
+# --- what is left ----------------------------------------------------------------------------------------------------
+
+
+def held():
+    process = psutil.Process()
+    return process.num_fds(), process.num_threads(), {thread.name for thread in threading.enumerate()}
+
+
+def test_nothing_is_left_after_close(wires):
+    def run():
+        server, client = wires.pair(0)
+        big = np.zeros(1_000_000)
+        client.send([big])
+        server.send(0, server.receive().frames)
+        client.receive()
+        client.close()
+        server.close()
+        with pytest.raises(NodeLost):
+            ZmqClient(server.address, SERVER, 0, wires.security, timeout=0.1)
+        with pytest.raises(InputError):
+            wires.server(address="192.0.2.1:0")
+
+    run()  # ZeroMQ's Python binding keeps one context of its own for the process
+    before = held()
+    for _ in range(3):
+        run()
+    assert held() == before
+
+
+def test_abort_takes_no_lock(wires):
+    server, client = wires.pair(0)
+    with server._changed, client._changed:
+        server.abort()
+        client.abort()
+
+
+# --- peers in other processes ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def away():
+    """`away(server, rank, what)`: a trainer in another process that sends `here` and then does `what`."""
+    processes = []
+
+    def start(wires, server, rank, what):
+        command = [sys.executable, "-m", "tests.nodes.transport.peer", server.address, str(rank), what]
+        options = [str(int(wires.security.encrypted)), str(wires.timeout)]
+        process = subprocess.Popen([*command, *options], env=os.environ | {"MARIUS_OAC_SECRET": SECRET.hex()})
+        processes.append(process)
+        assert server.receive() == Request(rank, [b"here"])
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize("call", ["receive", "send"])
+def test_a_trainer_that_is_killed_or_frozen_is_lost_in_time(away, wires, way, call):
+    wires.timeout = 2.0
+    server = wires.server()
+    process = away(wires, server, 1, "wait")
+    if call == "receive":
+        waiting = beside(server.receive)
+    else:
+        waiting = beside(lambda: [server.send(1, [b"x" * 1_000_000]) for _ in range(1000)])
+    waiting[0].join(0.2)
+    start = time.monotonic()
+    process.send_signal(way)
+    lost = outcome_of(*waiting)
+    waited = time.monotonic() - start
+    assert isinstance(lost, NodeLost) and lost.node == "green"
+    assert waited < (SOON if way == signal.SIGKILL else wires.timeout + 0.2)
+
+
+def test_a_trainer_that_is_killed_in_the_middle_of_a_message_leaves_the_others_alone(away, wires):
+    server = wires.server()
+    client = wires.connect(server, 0)
+    process = away(wires, server, 1, "flood")
+    for _ in range(5):
+        server.receive()
+    process.kill()
+    with pytest.raises(NodeLost, match="node green"):
+        while True:
+            assert server.receive().peer == 1
+    server.send(0, [b"on we go"])
+    assert content(client.receive()) == [b"on we go"]
+
+
+def test_a_trainer_that_keeps_its_interpreter_busy_is_not_lost(away, wires):
+    wires.timeout = 0.8
+    server = wires.server()
+    away(wires, server, 1, "busy")  # 2 s in which none of its Python threads can run
+    assert server.receive() == Request(1, [b"done"])
+
+
+def test_a_server_that_keeps_its_interpreter_busy_is_not_lost(away, wires):
+    wires.timeout = 0.8
+    server = wires.server()
+    away(wires, server, 1, "echo")
+    ctypes.PyDLL(None).usleep(2_000_000)
+    for number in range(3):
+        server.send(1, [b"%d" % number])
+        assert server.receive() == Request(1, [b"%d" % number])
+
+
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_server_that_is_killed_or_frozen_is_lost_in_time(wires, way):
+    wires.timeout = 2.0
+    options = [str(int(wires.security.encrypted)), str(wires.timeout)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.nodes.transport.peer", "127.0.0.1:0", "0", "serve", *options],
+        env=os.environ | {"MARIUS_OAC_SECRET": SECRET.hex()},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with ZmqClient(process.stdout.readline().strip(), SERVER, 0, wires.security, timeout=2.0) as client:
+            client.send([b"x"])
+            assert content(client.receive()) == [b"x"]
+            waiting = [beside(client.receive), beside(lambda: [client.send([bytes(1_000_000)]) for _ in range(1000)])]
+            start = time.monotonic()
+            process.send_signal(way)
+            for lost in (outcome_of(*one) for one in waiting):
+                assert isinstance(lost, NodeLost) and lost.node == SERVER
+            assert time.monotonic() - start < (SOON if way == signal.SIGKILL else wires.timeout + 0.2)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
