@@ -93,8 +93,8 @@ class DenseSync(Protocol):
 
     A step's compute thread calls, in computation order and for every batch, `reduce` with the gradients, then its
     optimizer, then `updated`. Parameters are attached once, before the first batch, and never replaced.
-    Background threads live from `start` to `stop`; the first error of one of them is raised by the next `updated`,
-    `finish` or `stop`.
+    Background threads live from `start` to `pause` or `finish`, after which `start` may be called again; the first error
+    of one of them is raised by the next `updated`, `pause` or `finish`.
     """
 
     def optimizer(self, parameters: Sequence[Any]) -> Any | None:
@@ -103,7 +103,8 @@ class DenseSync(Protocol):
     def attach(self, parameters: Sequence[Any]) -> None:
         """These tensors, which training updates in place, agree; all trainers call it, and begin with rank 0's."""
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Begins work in the background, if there is any."""
 
     def reduce(self, gradients: Sequence[Any], share: float) -> None:
         """Before the update: allreduce makes the gradients, in place, the sum over trainers of share * gradient."""
@@ -111,11 +112,14 @@ class DenseSync(Protocol):
     def updated(self, sequence: int) -> None:
         """After the update of batch `sequence`: counts it, and synchronises in the foreground when it is due."""
 
+    def pause(self) -> None:
+        """Ends background threads, after an exchange that all trainers agree on; all call it. Replicas may differ."""
+
     def finish(self) -> None:
-        """Ends background threads; then all trainers hold the same parameters. All trainers call it."""
+        """`pause`; then all trainers hold the same parameters."""
 
     def stop(self) -> None:
-        """Ends background threads, whatever the others do; called when the run ends, also after an error."""
+        """Ends everything, whatever the others do; called when the run ends, also after an error."""
 
     def metrics(self) -> Mapping[str, float]:
         """`iterations`, `syncs`, `average_sync_gap`, `bytes`, `bytes_per_sync`, `seconds_per_sync`.
@@ -127,7 +131,7 @@ class DenseSync(Protocol):
         """What a checkpoint must keep beside parameters and optimizer: tensors by name, copies."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over, by copy, what `state` gave; after `attach`.
+        """Takes over, by copy, what `state` gave; after `attach`, while nothing is started; all trainers call it.
 
         Raises:
             ValueError: the state is that of another algorithm or model.

@@ -27,8 +27,10 @@ class AllReduce(DenseAgreement):
         """
         if self._flat is None:
             self._flat = Flat(gradients)
-        with self._counted(), torch.no_grad():
+        begun, self._quiet = self._begin(), False
+        with torch.no_grad():
             self._flat.fill(gradients)
             self._flat.buffer.mul_(share)
             self._channel.all_reduce(self._flat.buffer)
             self._flat.give(gradients)
+        self._count(begun)

@@ -10,8 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -23,7 +22,8 @@ class DenseAgreement:
     """`marius_oac.types.DenseSync`, which a step sees, and what the run does with it: the base of all ways to agree.
 
     A run calls `start`, and at each point where it stands still `pause` (replicas may differ) or `finish` (they must
-    not), then `start` again; at last, whatever happened, `stop`. All trainers call them together, but for `stop`.
+    not), then `start` again; at last, whatever happened, `stop`. All trainers call them together, but for `stop`. Where
+    a model has no dense parameters, nothing is attached and nothing happens.
 
     Args:
         group: of the trainers.
@@ -35,6 +35,7 @@ class DenseAgreement:
         self._live: list[torch.Tensor] = []
         self._iterations = self._syncs = self._bytes = 0
         self._seconds = 0.0
+        self._quiet = True
         self._total: dict[str, float] | None = None
 
     def optimizer(self, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
@@ -66,22 +67,29 @@ class DenseAgreement:
     def updated(self, sequence: int) -> None:
         """See `DenseSync.updated`; raises the error that has ended the background thread."""
         self._iterations += 1
-        self._total = None
+        self._quiet, self._total = False, None
 
     def pause(self) -> None:
         """Ends work in the background; the trainers agree on which exchange was the last one."""
+        self._quiet = True
 
     def finish(self) -> None:
         """`pause`; then all trainers hold the same parameters, and `metrics` is that of all."""
         self.pause()
+        if self._channel is None:
+            return
         self._agree()
         each = self._channel.gather(self._counts())
         self._total = {name: sum(one[name] for one in each) for name in each[0]}
 
     def stop(self) -> None:
-        """Ends everything at once, whatever the others do, who will find this trainer lost if they wait for it."""
+        """Ends everything at once, whatever the others do, who will find this trainer lost if they wait for it.
+
+        Raises nothing that another call has raised, or would have: whoever does not `finish` has an error of his own.
+        """
         if self._channel is not None:
-            self._channel.abort()
+            if not self._quiet:  # else the others may still be in the call that was the last one here
+                self._channel.abort()
             self._channel.close()
 
     def metrics(self) -> dict[str, float]:
@@ -104,7 +112,7 @@ class DenseAgreement:
         return {name: tensor.clone() for name, tensor in self._kept().items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes over, by copy, what `state` gave; after `attach`, while nothing is started.
+        """Takes over, by copy, what `state` gave; after `attach`, while nothing is started. Collective.
 
         Raises:
             ValueError: the state is that of another way to agree, or of another model.
@@ -114,8 +122,7 @@ class DenseAgreement:
         )
         if mine != theirs:
             raise ValueError(f"state of dense agreement {theirs}, but this one has {mine}")
-        for name, tensor in self._kept().items():
-            tensor.copy_(state[name])
+        self._take(state)
 
     def _prepare(self, together: Flat) -> None:
         """Called once the parameters are attached, with a buffer that holds them."""
@@ -124,17 +131,26 @@ class DenseAgreement:
         """Makes parameters the same on all trainers, if they are not."""
 
     def _kept(self) -> dict[str, torch.Tensor]:
-        """The tensors that a checkpoint keeps, by name: themselves."""
+        """The tensors that a checkpoint keeps, by name."""
         return {}
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Around one synchronisation."""
-        begin, sent = time.perf_counter(), self._channel.bytes_sent
-        yield
-        self._seconds += time.perf_counter() - begin
-        self._bytes += self._channel.bytes_sent - sent
+    def _take(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes over a state that fits `_kept`."""
+        for name, tensor in self._kept().items():
+            tensor.copy_(state[name])
+
+    def _begin(self) -> tuple[float, int]:
+        """To be called when a synchronisation begins, and what `_count` wants to have when it is done."""
+        return time.perf_counter(), self._sent()
+
+    def _count(self, begun: tuple[float, int]) -> None:
+        self._seconds += time.perf_counter() - begun[0]
+        self._bytes += self._sent() - begun[1]
         self._syncs += 1
+
+    def _sent(self) -> int:
+        """Payload bytes that this trainer has sent so far."""
+        return self._channel.bytes_sent
 
     def _counts(self) -> dict[str, float]:
         return {"iterations": self._iterations, "syncs": self._syncs, "bytes": self._bytes, "seconds": self._seconds}

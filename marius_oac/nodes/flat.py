@@ -12,23 +12,24 @@ class Flat:
 
     Args:
         tensors: give shapes, type and device; all must have one type and device. They are not kept.
+        extra: numbers behind them in the buffer, for other purposes.
     Raises:
         ValueError: types or devices differ, or there is no tensor.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], extra: int = 0) -> None:
         kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
         if len(kinds) != 1:
             raise ValueError(f"dense parameters must have one type and device, not {sorted(map(str, kinds))}")
         self.shapes = [tuple(tensor.shape) for tensor in tensors]
-        self.buffer = torch.zeros(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype,
-                                  device=tensors[0].device)  # fmt: skip
+        self._sizes = [tensor.numel() for tensor in tensors]
+        self.buffer = torch.zeros(sum(self._sizes) + extra, dtype=tensors[0].dtype, device=tensors[0].device)
         self.parts = self.views(self.buffer)
 
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a buffer like this one, in the tensors' shapes."""
-        sizes = [torch.Size(shape).numel() for shape in self.shapes]
-        return [part.view(shape) for part, shape in zip(buffer.split(sizes), self.shapes, strict=True)]
+        """The parts of a buffer like this one, or of one without the extra numbers, in the tensors' shapes."""
+        parts = buffer[: sum(self._sizes)].split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copies the tensors into the buffer.
