@@ -93,8 +93,8 @@ class DenseSync(Protocol):
 
     A step's compute thread calls, in computation order and for every batch, `reduce` with the gradients, then its
     optimizer, then `updated`. Parameters are attached once, before the first batch, and never replaced.
-    Background threads live from `start` to `pause` or `finish`, after which `start` may be called again; the first error
-    of one of them is raised by the next `updated`, `pause` or `finish`.
+    Background threads live from `start` to `pause` or `finish`, after which `start` may be called again; the first
+    error of one of them is raised by the next `updated`, `pause` or `finish`.
     """
 
     def optimizer(self, parameters: Sequence[Any]) -> Any | None:

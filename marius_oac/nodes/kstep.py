@@ -9,8 +9,8 @@ With learning rate a, gradient g_i of trainer i, N trainers, t = 1, 2, ...:
 
 v, the second moment that divides, is frozen between merges, while each trainer's own v_i goes on. m is never merged.
 v and v_i begin as epsilon; nothing is corrected for that, and nothing is added to the denominator. So with a small
-epsilon the first k - 1 steps would be a g / sqrt(epsilon): the trainers merge in each of the first `warm_up` steps. With
-`warm_up=0` the algorithm is the paper's to the letter, for models whose v is taken over from a checkpoint.
+epsilon the first k - 1 steps would be a g / sqrt(epsilon): the trainers merge in each of the first `warm_up` steps.
+With `warm_up=0` the algorithm is the paper's to the letter, for models whose v is taken over from a checkpoint.
 
 A merge is two all-reduces as long as the parameters, of v_i and of x_i - a m_i / sqrt(v), which needs the merged v.
 (One would do with x_i, m_i and v_i in it, and send half as much again.)
