@@ -159,10 +159,12 @@ class Host:
 
     def unplug(self) -> None:
         """Nothing comes through any more, and nobody is told."""
-        _ip([f"link set {self._port} down"], self._hub)
+        # Off the switch, but with the link up: with the link down both ends would be told, after a while.
+        _ip([f"link set {self._port} nomaster"], self._hub)
 
     def plug(self) -> None:
-        _ip([f"link set {self._port} up"], self._hub)
+        """Undoes `unplug`; for some seconds hosts may still be unreachable to each other, until they ask again."""
+        _ip([f"link set {self._port} master switch"], self._hub)
 
 
 class Cluster:
