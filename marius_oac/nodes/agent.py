@@ -15,18 +15,22 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from marius_oac.errors import MariusOacError, NodeLost
+from marius_oac.errors import InputError, MariusOacError, NodeLost
 
+MEETING = 600  # seconds that nodes wait for each other to be started
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch 2.11: 30)
 _AGENT_VARIABLE = "MARIUS_OAC_AGENT"
+_NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _LINES = 40  # of what a process said before it failed
 _ASKED = (-signal.SIGTERM, -signal.SIGINT)  # exit codes of those that were asked to end
@@ -41,7 +45,8 @@ class Crew:
         command: of each process, without the interpreter.
         names: of each process, for messages.
         nodes: agents that meet, this one among them.
-        rendezvous: torch's backend-specific settings; `endpoint` is where they meet.
+        endpoint: where they meet: HOST:PORT, or the path of a file if they are all here.
+        host: whether this agent keeps the store by which they meet, on that host's address alone.
         environment: variables that the processes get beside this one's own.
         address: this node's, as the others know it.
         restarts: how often the processes are started again after one failed.
@@ -51,7 +56,7 @@ class Crew:
     names: Sequence[str]
     endpoint: str
     nodes: int = 1
-    rendezvous: Mapping[str, Any] = field(default_factory=dict)
+    host: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     address: str = "127.0.0.1"
     restarts: int = 0
@@ -62,27 +67,33 @@ def run(crew: Crew) -> int:
 
     Raises:
         NodeLost: a process was ended by a signal that nobody here sent.
-        MariusOacError: the other nodes did not come, or cannot be reached.
+        MariusOacError: the other nodes did not come, or the first one, where they meet, has ended.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher.api import elastic_launch
+    with _variables({"TORCH_CPP_LOG_LEVEL": "ERROR"}):  # at the end agents lose sight of each other, which is no news
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous.api import RendezvousError
+        from torch.distributed.launcher.api import elastic_launch
 
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False  # what it has to say of a failure is said below, in a line
-    ours = dict(crew.environment) | {_AGENT_VARIABLE: str(os.getpid())}
+    ours = {**crew.environment, _AGENT_VARIABLE: str(os.getpid()), _NO_SHARED_STORE: "1"}
     with tempfile.TemporaryDirectory(prefix="marius-oac-") as logs, _variables(ours), _signals_restored():
+        kept = _keep_store(crew) if crew.host else None
         try:
             elastic_launch(_launch_config(crew, logs), sys.executable)(*crew.command)
+            failures = {}
         except ChildFailedError as error:
-            return _explain(crew, error.failures, Path(logs))
+            failures = error.failures
         except SignalException as error:
             return 128 + int(error.sigval)
         except RendezvousError as error:
-            raise MariusOacError(f"the nodes have not met at {crew.endpoint}: {_first_line(error)}") from error
-    return 0
+            why = _first_line(error)
+            raise MariusOacError(f"the other nodes are not to be met at {crew.endpoint}: {why}") from error
+        finally:
+            del kept
+        return _explain(crew, failures, Path(logs)) if failures else 0
 
 
 def end_with_agent() -> None:
@@ -133,12 +144,38 @@ def _launch_config(crew: Crew, logs: str) -> Any:
         role="node",
         rdzv_backend="c10d",
         rdzv_endpoint=crew.endpoint,
-        rdzv_configs=dict(crew.rendezvous),
+        rdzv_configs=_meeting(crew),
         local_addr=crew.address,
         max_restarts=crew.restarts,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, len(crew.names)), Std.ALL)),
     )
+
+
+def _meeting(crew: Crew) -> dict[str, Any]:
+    """How agents meet. torch's own store would listen on every interface, so this agent or a file keeps it."""
+    if crew.nodes == 1:
+        return {"store_type": "file"}
+    return {"is_host": "false", "read_timeout": MEETING, "timeout": MEETING}
+
+
+def _keep_store(crew: Crew) -> Any:
+    """The store by which agents meet. Raises InputError where the port is taken, or the address is another's."""
+    host, _, port = crew.endpoint.rpartition(":")
+    return listen(host.strip("[]"), int(port), MEETING)
+
+
+def listen(host: str, port: int, patience: float) -> Any:
+    """torch's store on one address alone. Raises InputError where the port is taken, or the address is another's."""
+    from torch.distributed import TCPStore
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family) as listening:
+            seconds, descriptor = timedelta(seconds=patience), os.dup(listening.fileno())
+            return TCPStore(host, port, None, True, seconds, wait_for_workers=False, master_listen_fd=descriptor)
+    except OSError as error:
+        raise InputError(f"can't listen there: {error.strerror}", f"{host}:{port}") from None
 
 
 def _explain(crew: Crew, failures: Mapping[int, Any], logs: Path) -> int:

@@ -19,8 +19,6 @@ import psutil
 from marius_oac.config_cluster import ClusterConfig, NodeConfig, is_loopback
 from marius_oac.errors import InputError
 
-STORE_VARIABLE = "MARIUS_OAC_STORE"  # HOST:PORT of a store that the launcher keeps, in place of torchrun's
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -59,7 +57,8 @@ class Place:
         local: the process's number on its node, from 0.
         interface: for collectives and for its server; None: the machine has no interface with the node's address
             (a name that is translated on the way): libraries choose.
-        store: HOST:PORT of torch's store, where the launcher keeps it; None: where torchrun does.
+        attempt: how often torchrun has started this node again since one was lost. Nodes may differ in it: who was
+            stopped because of another counts no attempt.
     """
 
     cluster: ClusterConfig
@@ -67,7 +66,7 @@ class Place:
     index: int
     local: int
     interface: str | None
-    store: str | None = None
+    attempt: int = 0
 
     @property
     def rank(self) -> int:
@@ -108,13 +107,10 @@ class Place:
         return f"cuda:{self.node.gpus[self.local]}" if self.node.gpus else "cpu"
 
     def environment(self) -> dict[str, str]:
-        """Variables for torch.distributed, to be set before a process group is made: rank, interface, store."""
+        """Variables for torch.distributed, to be set before a process group is made: its rank, the interface."""
         found = {"RANK": str(self.rank)}
         if self.interface is not None:
             found |= {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": self.interface}
-        if self.store is not None:
-            host, _, port = self.store.rpartition(":")
-            found |= {"MASTER_ADDR": host, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         return found
 
 
@@ -174,7 +170,7 @@ def find_place(
             break
         local -= node.processes
     interface = check_machine(node, machine)
-    return Place(cluster, node, index, local, interface, environment.get(STORE_VARIABLE))
+    return Place(cluster, node, index, local, interface, int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")))
 
 
 def check_machine(node: NodeConfig, machine: Machine) -> str | None:

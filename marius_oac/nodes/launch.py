@@ -12,22 +12,21 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig, read_secret
 from marius_oac.errors import InputError
-from marius_oac.nodes.agent import Crew, end_with_agent, run, told_to_end
-from marius_oac.nodes.cluster import STORE_VARIABLE, Place, check_machine, find_place, names, this_machine
+from marius_oac.nodes.agent import Crew, end_with_agent, listen, run, told_to_end
+from marius_oac.nodes.cluster import Place, check_machine, find_place, names, node_named, this_machine
+from marius_oac.nodes.remote import commands, start
 
-_NO_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torchrun's agent keeps none
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 @dataclass(frozen=True)
@@ -89,15 +88,17 @@ def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
         end_with_agent()
         place = find_place(cluster, request.node)
         read_secret(cluster)
-        os.environ.update(place.environment())
-        with told_to_end():
+        if place.attempt and not place.local:
+            sys.stderr.write(f"node {place.node.name}: started again, {place.attempt} of {cluster.restarts} times\n")
+        with told_to_end(), _store():
+            os.environ.update(place.environment())
             result = train(place)
-        if result is not None:
+        if not place.rank and result is not None:
             sys.stdout.write(f"{result}\n")
         return 0
     if request.local is not None:
         return start_local(request, cluster)
-    raise InputError("not yet", "--nodes")
+    return start_everywhere(request, cluster) if request.node is None else start_node(request, cluster)
 
 
 def start_local(request: Request, cluster: ClusterConfig) -> int:
@@ -111,19 +112,44 @@ def start_local(request: Request, cluster: ClusterConfig) -> int:
     machine = this_machine()
     for node in cluster.nodes:
         check_machine(node, machine)
-    with _store() as store, tempfile.TemporaryDirectory(prefix="marius-oac-") as folder:
-        crew = Crew(
+    with tempfile.TemporaryDirectory(prefix="marius-oac-") as folder:
+        meeting = str(Path(folder) / "rendezvous")
+        return run(Crew(command, names(cluster), meeting, environment={SECRET_VARIABLE: new_secret()}))
+
+
+def start_node(request: Request, cluster: ClusterConfig) -> int:
+    """Starts the processes of `--node NAME` on this machine, and waits for them."""
+    index = node_named(cluster, request.node)
+    node = cluster.nodes[index]
+    check_machine(node, this_machine())
+    command = [*request.program, *request.argv]
+    before = sum(other.processes for other in cluster.nodes[:index])
+    own = names(cluster)[before : before + node.processes]
+    host = cluster.nodes[0].address
+    return run(
+        Crew(
             command,
-            names(cluster),
-            str(Path(folder) / "rendezvous"),
-            rendezvous={"store_type": "file"},  # torchrun's own would listen on every interface
-            environment={
-                SECRET_VARIABLE: new_secret(),
-                STORE_VARIABLE: store,
-                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            },
+            own,
+            endpoint=f"[{host}]:{cluster.port}" if ":" in host else f"{host}:{cluster.port}",
+            nodes=len(cluster.nodes),
+            host=index == 0,
+            environment={SECRET_VARIABLE: read_secret(cluster)},
+            address=node.address,
+            restarts=cluster.restarts,
         )
-        return run(crew)
+    )
+
+
+def start_everywhere(request: Request, cluster: ClusterConfig) -> int:
+    """Starts the same command on each node, and waits for all."""
+    words = [*request.program, *(word for word in request.argv if word != "--dry-run")]
+    made = commands(cluster, words)
+    if request.dry_run:
+        sys.stdout.write("# each reads the run's secret from its standard input, and stops when that ends\n")
+        sys.stdout.writelines(f"{shlex.join(command)}\n" for _, command in made)
+        return 0
+    given = SECRET_VARIABLE in os.environ or cluster.secret is not None
+    return start(made, read_secret(cluster) if given else new_secret())
 
 
 def new_secret() -> str:
@@ -132,15 +158,25 @@ def new_secret() -> str:
 
 
 @contextmanager
-def _store() -> Iterator[str]:
-    """The store by which the nodes of this machine find each other, on 127.0.0.1 alone; its HOST:PORT."""
-    from torch.distributed import TCPStore
+def _store() -> Iterator[None]:
+    """The store by which the processes of a run find each other: kept by the one that torchrun calls rank 0.
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        patience = timedelta(seconds=60)
-        store = TCPStore(
-            "127.0.0.1", port, None, True, patience, wait_for_workers=False, master_listen_fd=os.dup(listening.fileno())
-        )
-    yield f"127.0.0.1:{port}"
-    del store
+    torch's own would listen on every interface. It is a new one for each start, where torchrun's agent keeps none:
+    what a start left in an agent's store leads the next one astray.
+
+    Raises:
+        InputError: torchrun would start again with the agent's store.
+    """
+    number, restarts = os.environ["RANK"], int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    kept = None
+    if os.environ.get(_AGENT_STORE) == "True":
+        if restarts:
+            raise InputError(
+                "torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment to start nodes again",
+                "--max-restarts",
+            )
+    elif number == "0":
+        kept = listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 60)
+    os.environ[_AGENT_STORE] = "True"  # so that torch makes none
+    yield
+    del kept

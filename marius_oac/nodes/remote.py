@@ -1,0 +1,183 @@
+"""The same command on every node, from one place: by ssh, or under Slurm by srun.
+
+Guarantees:
+- When this process ends, however it ends, what it started elsewhere is asked to stop (see `guard`).
+- A node that fails stops all; the first failure's exit code is passed on, and its node is named.
+- SIGINT or SIGTERM stops trainers after the batches in flight, a second one at once; a third one waits for nobody.
+- The first node's output is shown as it is, that of the others behind their names.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from marius_oac.config_cluster import ClusterConfig, NodeConfig
+from marius_oac.errors import InputError
+from marius_oac.nodes.guard import PATIENCE
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def commands(
+    cluster: ClusterConfig, words: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> list[tuple[str, list[str]]]:
+    """Each node's name, and the command that starts it from here.
+
+    Args:
+        words: the arguments of Python on a node; `--node NAME` is added.
+        environment: where SLURM_JOB_ID says that Slurm starts them.
+    """
+    made = []
+    for node in cluster.nodes:
+        python = node.python or sys.executable
+        there = [python, "-m", "marius_oac.nodes.guard", python, *words, "--node", node.name]
+        slurm = "SLURM_JOB_ID" in environment
+        made.append((node.name, _srun(node, there) if slurm else _ssh(cluster, node, there)))
+    return made
+
+
+def _ssh(cluster: ClusterConfig, node: NodeConfig, there: Sequence[str]) -> list[str]:
+    alive = max(1, int(cluster.timeout / 3))
+    options = ("BatchMode=yes", "ConnectTimeout=10", f"ServerAliveInterval={alive}", "ServerAliveCountMax=3")
+    folder = shlex.quote(node.directory or os.getcwd())
+    words = ["ssh", *(word for option in options for word in ("-o", option)), node.address]
+    return [*words, f"cd {folder} && exec {shlex.join(there)}"]
+
+
+def _srun(node: NodeConfig, there: Sequence[str]) -> list[str]:
+    """One step on one node; threads are bound by the program itself, if at all."""
+    step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node.name}", "--cpu-bind=none", "--unbuffered"]
+    return [*step, f"--chdir={node.directory or os.getcwd()}", *there]
+
+
+@dataclass
+class _Started:
+    """A node's command, as it runs here."""
+
+    name: str
+    process: subprocess.Popen
+    partial: dict[int, bytes] = field(default_factory=dict)
+
+    def tell(self, line: bytes | None) -> None:
+        """A line for its guard; None: the end. Of one that has ended nobody listens."""
+        try:
+            if line is not None and not self.process.stdin.closed:
+                self.process.stdin.write(line)
+            elif line is None:
+                self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+
+    def show(self, descriptor: int) -> bool:
+        """Shows what has come since; False at the end."""
+        found = os.read(descriptor, 1 << 16)
+        *lines, rest = (self.partial.pop(descriptor, b"") + found).split(b"\n")
+        if not found and rest:
+            lines, rest = [*lines, rest], b""
+        if rest:
+            self.partial[descriptor] = rest
+        for line in lines:
+            sys.stderr.write(f"{self.name}: {line.decode('utf-8', 'replace').rstrip()}\n")
+        return bool(found)
+
+
+def start(each: Sequence[tuple[str, Sequence[str]]], secret: str) -> int:
+    """Runs the commands until all have ended; returns the exit code.
+
+    Raises:
+        InputError: ssh or srun is not here.
+    """
+    started: list[_Started] = []
+    try:
+        for name, command in each:
+            show = subprocess.PIPE if started else None
+            try:
+                process = subprocess.Popen(
+                    command, bufsize=0, stdin=subprocess.PIPE, stdout=show, stderr=show, start_new_session=True
+                )
+            except FileNotFoundError:
+                raise InputError(f"there is no {command[0]} here to start it with", f"node {name}") from None
+            started.append(_Started(name, process))
+            started[-1].tell(f"{secret}\n".encode())
+        return _Watch(started).until_all_have_ended()
+    finally:
+        for one in started:
+            one.tell(None)
+            if one.process.poll() is None:
+                one.process.terminate()
+            one.process.wait()
+            for stream in (one.process.stdout, one.process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+class _Watch:
+    """Output, ends and signals of all that were started."""
+
+    def __init__(self, started: Sequence[_Started]) -> None:
+        self.started = started
+        self.asked = 0
+        self.signal = 0
+        self.deadline: float | None = None
+
+    def until_all_have_ended(self) -> int:
+        failed = 0
+        with selectors.DefaultSelector() as selector, _handled(self._interrupted):
+            for one in self.started:
+                ended = os.pidfd_open(one.process.pid)
+                selector.register(ended, selectors.EVENT_READ, (one, ended))
+                for stream in (one.process.stdout, one.process.stderr):
+                    if stream is not None:
+                        selector.register(stream.fileno(), selectors.EVENT_READ, (one, None))
+            while selector.get_map() and self.asked < 3:
+                left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+                ready = selector.select(left)
+                if not ready:
+                    break
+                for key, _ in ready:
+                    one, ended = key.data
+                    if ended is None:
+                        if not one.show(key.fd):
+                            selector.unregister(key.fd)
+                        continue
+                    selector.unregister(ended)
+                    os.close(ended)
+                    code = one.process.wait()
+                    if code and not failed and not self.signal:
+                        failed = code if code > 0 else 128 - code
+                        sys.stderr.write(f"marius-oac: node {one.name}: ended with exit code {failed}\n")
+                        self._ask()
+            for key in list(selector.get_map().values()):
+                if key.data[1] is not None:
+                    os.close(key.fd)
+        return 128 + self.signal if self.signal else failed
+
+    def _interrupted(self, number: int, frame: object) -> None:
+        self.signal = self.signal or number
+        self._ask()
+
+    def _ask(self) -> None:
+        """Asks all to stop: politely, then at once, then not any more."""
+        self.asked += 1
+        self.deadline = self.deadline or time.monotonic() + PATIENCE
+        for one in self.started:
+            one.tell(b"stop\n" if self.asked == 1 else None)
+
+
+@contextmanager
+def _handled(handle) -> Iterator[None]:
+    before = [signal.signal(number, handle) for number in _SIGNALS]
+    try:
+        yield
+    finally:
+        for number, handler in zip(_SIGNALS, before, strict=True):
+            signal.signal(number, handler)
