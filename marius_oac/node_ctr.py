@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,8 @@ from marius_oac.memory import MemoryPlan
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.models.optimizers import RowOptimizer
-from marius_oac.node_task import NodeTask, digest_rows
+from marius_oac.node_saved import NodesCheckpoint
+from marius_oac.node_task import NodeTask, digest_rows, load_rows
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.shard_table import KeyedTable
 from marius_oac.nodes.shards import Placement, Route, route_keys, shard_of_keys, unique_keys
@@ -57,6 +59,22 @@ class NodeKeys:
         route = route_keys(self._placement, vocabularies[firsts], keys[firsts], checks[firsts])
         values, known = self._source.look_up(self._table, route)
         return values, local, int((~known[local]).sum())
+
+
+def keys_on(arrays: Mapping[str, np.ndarray], placement: Placement, place: int) -> dict[str, np.ndarray]:
+    """Of what `KeyTable.arrays` gave, over all nodes, the part of one node: in the same order."""
+    kept: dict[str, np.ndarray] = {}
+    for index in ("index", "waiting"):
+        if f"{index}.keys" not in arrays:
+            continue
+        shards = shard_of_keys(arrays[f"{index}.vocabularies"], arrays[f"{index}.keys"])
+        here = placement.nodes[shards] == place
+        for part in ("keys", "vocabularies", "checks"):
+            kept[f"{index}.{part}"] = arrays[f"{index}.{part}"][here]
+        kept[f"{index}.free"] = np.zeros(0, np.int64)  # nothing is dropped over nodes
+        if index == "waiting":
+            kept["seen"] = arrays["seen"][here]
+    return kept
 
 
 class CtrNodes(NodeTask):
@@ -125,9 +143,21 @@ class CtrNodes(NodeTask):
         file = self.task.first_file(epoch)
         return self.crew.from_lead(lambda: self.task.metrics_of(file, self._predictor(parts)))
 
+    def _take_rows(self, whole: NodesCheckpoint, parts: Parts) -> None:
+        arrays = whole.arrays()
+        for keys in self._keys:
+            prefix = f"{keys.store.name}."
+            own = {name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)}
+            keys.load(keys_on(own, self.placement, self.place))
+            numbers, vocabularies = own["index.keys"], own["index.vocabularies"]
+            here = self.placement.nodes[shard_of_keys(vocabularies, numbers)] == self.place
+            load_rows(keys.store, whole, np.flatnonzero(here))
+
     def state_arrays(self) -> dict[str, np.ndarray]:
         named = ((keys.store.name, keys) for keys in self._keys) if self.place is not None else ()
-        return {f"{table}.{name}": array for table, keys in named for name, array in keys.arrays().items()}
+        return super().state_arrays() | {
+            f"{table}.{name}": array for table, keys in named for name, array in keys.arrays().items()
+        }
 
     def load_state_arrays(self, arrays) -> None:
         for keys in self._keys if self.place is not None else ():

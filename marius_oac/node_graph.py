@@ -17,7 +17,8 @@ from marius_oac.graph_task import GraphTask
 from marius_oac.memory import MemoryPlan
 from marius_oac.models.link_prediction import LinkPredictionStep
 from marius_oac.models.optimizers import RowOptimizer
-from marius_oac.node_task import NodeTask, digest_rows
+from marius_oac.node_saved import NodesCheckpoint
+from marius_oac.node_task import NodeTask, digest_rows, load_rows
 from marius_oac.nodes.shard_table import NumberedTable
 from marius_oac.nodes.shards import IdPlaces, Route
 from marius_oac.runtime.binding import Binding
@@ -95,6 +96,11 @@ class GraphNodes(NodeTask):
             int(shard): digest_rows(store, np.array(self.places.rows_of(shard)), lambda rows: b"")
             for shard in self.placement.shards_of(self.place)
         }
+
+    def _take_rows(self, whole: NodesCheckpoint, parts: Parts) -> None:
+        (store,) = parts.stores
+        rows = np.arange(store.num_rows)
+        load_rows(store, whole, self.places.ids_on(self.place, rows))
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
         here = 0 if self.place is None else self.places.num_rows(self.place)

@@ -18,6 +18,7 @@ import torch
 
 from marius_oac.data.share import Share
 from marius_oac.memory import MemoryPlan
+from marius_oac.node_saved import PLACE, PLACEMENT, NodesCheckpoint, layout_name
 from marius_oac.nodes.exchange import NodeSource, RoutedPlanner
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.shard_table import ShardTable
@@ -50,6 +51,10 @@ class NodeCrew(Crew):
 
     def wait(self) -> None:
         self._group.barrier()
+
+    def each(self, value: Any) -> list[tuple[str, Any]]:
+        """What each of them has, by name."""
+        return list(zip(self._group.names, self._group.gather(value), strict=True))
 
     def gather(self, value: Any) -> list[Any]:
         """What each of them has, by rank."""
@@ -89,6 +94,11 @@ class NodeTask(Task):
         return self.task.road
 
     @property
+    def layout(self) -> str:
+        """What the folder of these processes' parts is called."""
+        return layout_name(self.group.size, self.placement)
+
+    @property
     def lockstep(self) -> bool:
         return self.config.pipeline.mode != "async"
 
@@ -122,6 +132,16 @@ class NodeTask(Task):
         stack.callback(step.close)
         routed = RoutedPlanner(planner, self._routes)
         return Parts(routed, [table.store for table in tables], step, device, source=source)
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Where rows lie, beside what subclasses keep."""
+        return {PLACEMENT: self.placement.nodes, PLACE: np.array([-1 if self.place is None else self.place])}
+
+    def take_over(self, whole: NodesCheckpoint, parts: Parts) -> None:
+        """Loads this process's rows from a checkpoint of other processes."""
+        if self.place is not None:
+            self._take_rows(whole, parts)
+        parts.step.load_dense_state(whole.dense())
 
     def _factor(self, plan: Plan) -> float:
         decay = self.config.training.optimizer.decay
@@ -173,7 +193,19 @@ class NodeTask(Task):
         """SHA-256 of each shard that lies here."""
 
     @abstractmethod
+    def _take_rows(self, whole: NodesCheckpoint, parts: Parts) -> None:
+        """Loads the rows that belong here."""
+
+    @abstractmethod
     def plan_memory(self, folder: Path) -> MemoryPlan: ...
+
+
+def load_rows(store: ParameterStore, whole: NodesCheckpoint, source: np.ndarray) -> None:
+    """Row i of the store becomes row `source[i]`, int64 [n], of a checkpoint's table."""
+    values, state, timestamps = (whole.array(store.name, part) for part in ("values", "state", "timestamps"))
+    for first in range(0, source.size, ROWS_PER_BLOCK):
+        rows = source[first : first + ROWS_PER_BLOCK]
+        store.load(first, timestamps[rows], np.concatenate((values[rows], state[rows]), axis=1))
 
 
 def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.ndarray], bytes]) -> str:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from marius_oac.checkpoint import Checkpoints
+from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
+from marius_oac.config_cluster import read_secret
+from marius_oac.config_errors import parse
 from marius_oac.ctr_task import CtrTask
 from marius_oac.errors import InputError
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
+from marius_oac.node_saved import NODES, Layout, NodesCheckpoint
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes import agree
 from marius_oac.nodes.allreduce import AllReduce
@@ -26,24 +33,27 @@ from marius_oac.nodes.packing import pack
 from marius_oac.nodes.shards import NUM_SHARDS, Placement
 from marius_oac.nodes.torch_group import TorchGroup
 from marius_oac.run import RunFolder
+from marius_oac.run_log import LOG, RunLog
 from marius_oac.task import Task
 from marius_oac.training import (
     Run,
     check_task,
     default_name,
     has_ended,
+    log_of,
     open_run,
     resume_task,
     run_task,
     start_task,
     with_data,
 )
+from marius_oac.training_loop import TrainingLoop
 
 
 def train_on_nodes(config: BaseConfig, place: Place, out: str | Path | None = None, *, trace: bool = False) -> Run:
     """Trains from scratch, as one of the processes of `place.cluster`; collective.
 
-    The first process keeps the run's folder, every other one its part in `nodes/NAME` of it.
+    The first process keeps the run's folder; rows and checkpoints of each lie in `nodes/LAYOUT/NODE` of it.
 
     Raises:
         InputError: this or another node can't train; nothing was written.
@@ -53,14 +63,110 @@ def train_on_nodes(config: BaseConfig, place: Place, out: str | Path | None = No
     with open_group(place) as group:
         own = config_of(config, place)
         task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
-        folder = folder_of(path, place)
-        if place.rank:
-            group.barrier()  # the first process makes the folder that the others lie in
-        with RunFolder.create(folder, own, task.fingerprint, task.run_files()) as run:
-            if not place.rank:
-                group.barrier()
-            run_task(task, run, trace, None)
-    return open_run(folder)
+        with _created(path, place, group, own, task) as folder:
+            run_task(task, folder, trace, None)
+    return open_run(folder.path)
+
+
+@contextmanager
+def _created(path: Path, place: Place, group: Group, config: BaseConfig, task: NodeTask) -> Iterator[RunFolder]:
+    """The folder of a new run, or this process's part of it."""
+    part = path / NODES / task.layout / name_of(place)
+    if place.rank:
+        group.barrier()  # the first process makes the folder that the others lie in
+    with RunFolder.create(part if place.rank else path, config, task.fingerprint, task.run_files()) as folder:
+        if not place.rank:
+            folder.keep_rows_in(part)
+            group.barrier()
+        yield folder
+
+
+def resume_on_nodes(
+    path: str | Path,
+    place: Place,
+    overrides: Iterable[str] = (),
+    *,
+    data: Sequence[str] = (),
+    checkpoint: str | None = None,
+    trace: bool = False,
+) -> Run:
+    """Goes on from the newest checkpoint that all processes have, or the one named; collective. See `resume`.
+
+    With other nodes than before the rows are dealt out anew; every process then needs the parts of all nodes before.
+    """
+    path = Path(path)
+    with open_group(place) as group:
+        saved, log = _told(path, place, group)
+        shared = with_data(saved.replace(*overrides), data)
+        config = config_of(shared, place)
+        task = agreed_task(shared, place, group, lambda: resume_task(config, log, data))
+        part = path / NODES / task.layout / name_of(place)
+        before = _before(path, part, task, checkpoint)
+        with _opened(path, part, place, group, config, task) as folder:
+            folder.check_resumable(config, task.fingerprint)
+            if checkpoint is None and not data and not before and not task.crew.any(not has_ended(folder, task)):
+                return open_run(folder.path)
+            load = partial(TrainingLoop.take_over, before=before) if before else TrainingLoop.restore
+            run_task(task, folder, trace, None, lambda loop: load(loop, checkpoint))
+    return open_run(folder.path)
+
+
+def _told(path: Path, place: Place, group: Group) -> tuple[BaseConfig, RunLog | None]:
+    """Configuration and log of the run, as the first process has them."""
+    said: dict[str, str] = {}
+    if not place.rank:
+        try:
+            folder = RunFolder.open(path)
+            log = log_of(folder)
+            said = {"config": folder.config.dump()} | ({"log": log.dump()} if log else {})
+        except InputError as error:
+            said = {"problem": str(error)}
+    said = group.gather(said)[0]
+    if "problem" in said:
+        raise InputError(said["problem"], f"node {names(place.cluster)[0]}")
+    tree, _ = parse(said["config"], path)
+    return Config.build(tree), RunLog.parse(said["log"], path / LOG) if "log" in said else None
+
+
+def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> NodesCheckpoint | None:
+    """The checkpoint of another layout that the run goes on from; None: it goes on from its own, or starts.
+
+    Raises:
+        InputError: the newest checkpoint is another layout's, and a process lacks parts of it.
+    """
+    own = task.crew.common(Checkpoints(part / "checkpoints").names())
+    others = [layout for layout in Layout.all(path) if layout.path != part.parent]
+    seen = {name: layout for layout in others for name in layout.names()}
+    mine = [name for name in own if name in (checkpoint, checkpoint or name)]
+    there = task.crew.common(sorted(seen))
+    wanted = [name for name in there if name in (checkpoint, checkpoint or name)]
+    begun = {name for layout in others for each in layout.parts for name in each.names()}
+    newest_begun = max(task.crew.from_lead(lambda: sorted(begun)), default="")
+    if wanted and (not mine or wanted[-1] > mine[-1]):
+        return seen[wanted[-1]].open(wanted[-1])
+    if not mine and newest_begun:
+        lacking = [name for name, has in task.crew.each(newest_begun in seen) if not has]
+        raise InputError(
+            f"checkpoint {newest_begun} was written by other nodes, and their parts are not all here: copy "
+            f"{path / NODES} of each of them to all",
+            f"node {', '.join(lacking)}",
+        )
+    return None
+
+
+@contextmanager
+def _opened(
+    path: Path, part: Path, place: Place, group: Group, config: BaseConfig, task: NodeTask
+) -> Iterator[RunFolder]:
+    """The folder of a run that goes on, or this process's part of it, which is made if it is a new node's."""
+    where = part if place.rank else path
+    known = (where / "run.json").exists()
+    make = partial(RunFolder.create, where, config, task.fingerprint, task.run_files())
+    with RunFolder.open(where) if known else make() as folder:
+        if not place.rank:
+            folder.keep_rows_in(part)
+        group.barrier()
+        yield folder
 
 
 def open_group(place: Place) -> Group:
@@ -83,13 +189,14 @@ def config_of(config: BaseConfig, place: Place) -> BaseConfig:
     return config.replace(*overrides)
 
 
-def folder_of(path: Path, place: Place) -> Path:
-    """Where a process keeps its part of the run."""
-    return path / "nodes" / names(place.cluster)[place.rank].replace("/", "-") if place.rank else path
+def name_of(place: Place) -> str:
+    """What a process's part of a run is called."""
+    return names(place.cluster)[place.rank].replace("/", "-")
 
 
 def _new_task(config: BaseConfig, path: Path, place: Place) -> Task:
-    RunFolder.check_new(folder_of(path, place))
+    if not place.rank:
+        RunFolder.check_new(path)
     return start_task(config)
 
 
@@ -98,7 +205,8 @@ def agreed_task(config: BaseConfig, place: Place, group: Group, make: Any) -> No
     problem, task = None, None
     try:
         task = node_task(make(), place, group)
-        check_task(task, folder_of(Path(), place))
+        read_secret(place.cluster)
+        check_task(task, Path())
     except InputError as error:
         problem = str(error)
     group.barrier()
@@ -132,23 +240,3 @@ def placement_of(weights: Sequence[float]) -> Placement:
     """Virtual shards to those that carry rows, by their weights."""
     ones = np.ones(NUM_SHARDS, np.int64)
     return Placement(pack(ones, ones, [NUM_SHARDS] * len(weights), weights), len(weights))
-
-
-def resume_on_nodes(
-    path: str | Path,
-    place: Place,
-    overrides: Iterable[str] = (),
-    *,
-    data: Sequence[str] = (),
-    checkpoint: str | None = None,
-    trace: bool = False,
-) -> Run:
-    """Goes on from the newest checkpoint that all processes have, or the one named; collective. See `resume`."""
-    with open_group(place) as group, RunFolder.open(folder_of(Path(path), place)) as folder:
-        config = config_of(folder.config.replace(*overrides), place)
-        task = agreed_task(config, place, group, lambda: resume_task(with_data(config, data), folder, data))
-        folder.check_resumable(config, task.fingerprint)
-        if checkpoint is None and not data and not task.crew.any(not has_ended(folder, task)):
-            return open_run(folder.path)
-        run_task(task, folder, trace, None, lambda loop: loop.restore(checkpoint))
-    return open_run(folder.path)

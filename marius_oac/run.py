@@ -35,6 +35,7 @@ from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
 from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.files import clean, disk_errors, make_folder, sync, unfinished, write_atomically, write_flushed
+from marius_oac.node_saved import NODES, open_whole
 
 FORMAT, VERSION = "marius-oac run", 1
 ORDER = "order.npy"
@@ -51,7 +52,15 @@ class RunFolder:
     def __init__(self, path: Path, config: BaseConfig, fingerprint: str, kernels: str):
         self.path, self.config, self.fingerprint, self.kernels = path, config, fingerprint, kernels
         self.checkpoints = Checkpoints(path / "checkpoints")
+        self.rows = path
+        """Where rows and their checkpoints lie."""
         self._lock = None
+
+    def keep_rows_in(self, folder: Path) -> None:
+        """Rows and their checkpoints lie in this folder, which is made if it is not there."""
+        with disk_errors(folder):
+            make_folder(folder / "checkpoints")
+        self.rows, self.checkpoints = folder, Checkpoints(folder / "checkpoints")
 
     @staticmethod
     def check_new(path: Path) -> None:
@@ -209,7 +218,8 @@ class RunFolder:
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        return self.checkpoints.open(name or self.summary().get("checkpoint"))
+        name = name or self.summary().get("checkpoint")
+        return open_whole(self.path, name) if (self.path / NODES).is_dir() else self.checkpoints.open(name)
 
     def __enter__(self) -> RunFolder:
         with ExitStack() as stack:
@@ -221,7 +231,8 @@ class RunFolder:
             except OSError as error:
                 raise InputError(f"can't be locked: {error.strerror}", self.path) from None
             clean(self.path)
-            clean(self.checkpoints.folder)
+            if self.checkpoints.folder.is_dir():
+                clean(self.checkpoints.folder)
             self._lock = stack.pop_all()
         return self
 

@@ -64,12 +64,19 @@ class RunLog:
         """Raises CheckpointError where it is missing or damaged."""
         path = folder / LOG
         try:
-            content = json.loads(path.read_text("utf-8"))
+            return cls.parse(path.read_text("utf-8"), path)
+        except OSError as error:
+            raise CheckpointError(error.strerror.lower(), path) from None
+
+    @classmethod
+    def parse(cls, text: str, path: Path) -> RunLog:
+        """What `dump` gave. Raises CheckpointError where it is damaged."""
+        try:
+            content = json.loads(text)
             files = tuple(LogFile(**{**each, "path": Path(each["path"])}) for each in content["files"])
             return cls(files, tuple(Leg(**each) for each in content["legs"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = error.strerror.lower() if isinstance(error, OSError) else "is damaged"
-            raise CheckpointError(reason, path) from None
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError("is damaged", path) from None
 
     def dump(self) -> str:
         """The text of `log.json`."""

@@ -93,7 +93,7 @@ def resume(
     with RunFolder.open(path) as folder:
         config = folder.config.replace(*overrides)
         config = with_data(config, data)
-        task = resume_task(config, folder, data)
+        task = resume_task(config, log_of(folder), data)
         folder.check_resumable(config, task.fingerprint)
         if checkpoint is None and not data and has_ended(folder, task):
             epochs = folder.summary()["training.epochs"]
@@ -129,12 +129,16 @@ def start_task(config: BaseConfig) -> Task:
     return GraphTask(config, open_or_prepare(config.data.path))
 
 
-def resume_task(config: BaseConfig, folder: RunFolder, data: Sequence[str] = ()) -> Task:
-    """The task of a run that goes on, of a click log with more `data` if any."""
+def resume_task(config: BaseConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:
+    """The task of a run that goes on, of a click log that was `log`, with more `data` if any."""
     if not isinstance(config, CtrConfig):
         return start_task(config)
-    log = RunLog.read(folder.path)
     return CtrTask(config, log.extended(config, data) if data else log.with_epochs(config.training.epochs))
+
+
+def log_of(folder: RunFolder) -> RunLog | None:
+    """The log of a run; None of one on a graph."""
+    return RunLog.read(folder.path) if isinstance(folder.config, CtrConfig) else None
 
 
 def with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
@@ -157,7 +161,7 @@ def check_task(task: Task, path: Path) -> None:
 def run_task(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepare=lambda loop: None) -> None:
     """Trains to the end; `prepare` gets the training loop first."""
     try:
-        task.use_folder(folder.path)
+        task.use_folder(folder.rows)
         with Session(task, folder.path / "trace.json" if trace else None, probe) as session:
             loop = TrainingLoop(session, folder)
             prepare(loop)

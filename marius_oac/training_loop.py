@@ -84,6 +84,15 @@ class TrainingLoop:
         self._restore_best()
         self._evaluation_is_due = self._at_epoch()
 
+    def take_over(self, name: str | None, before: Checkpoint) -> None:
+        """Goes on where other nodes have stopped, from all parts of their checkpoint."""
+        position = Position.load(before.extra)
+        self.session.task.check_data_from(position.sequence)
+        self.session.task.take_over(before, self.session.parts)
+        self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
+        self.folder.rewind(self.position.sequence)
+        self._evaluation_is_due = self._at_epoch()
+
     def _load(self, checkpoint: Checkpoint) -> None:
         if self.session.parts.tier:
             self.session.parts.tier.forget()
