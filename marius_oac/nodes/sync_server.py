@@ -1,0 +1,113 @@
+"""Sync servers of EASGD: they hold w_ps, the copy of the dense parameters that every trainer is drawn to.
+
+Tensors are packed onto servers by an assignment that is made elsewhere; what lies on one server is one vector.
+
+Guarantees:
+- An exchange is atomic at its server: w_ps moves once, and the answer is w_ps right after that.
+- Exchanges with different servers do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from marius_oac.runtime.channel import Closed
+
+
+class SyncServers(Protocol):
+    """The road to all sync servers; may be used by several threads."""
+
+    def write(self, server: int, values: torch.Tensor) -> None:
+        """w_ps of a server is these values, [length]."""
+
+    def read(self, server: int) -> torch.Tensor:
+        """A copy of w_ps of a server."""
+
+    def exchange(self, server: int, values: torch.Tensor) -> torch.Tensor:
+        """w_ps moves towards the values by alpha; returns a copy of it."""
+
+    def abort(self) -> None:
+        """Makes waiting and later calls of this trainer raise `Closed`."""
+
+
+class SyncServer:
+    """One server's state machine: no threads, no network (Zheng et al., Algorithm 2, the first line of the loop).
+
+    Args:
+        alpha: the elastic parameter: w_ps = (1 - alpha) w_ps + alpha w_i.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        self._alpha = alpha
+        self._values: torch.Tensor | None = None
+
+    def write(self, values: torch.Tensor) -> None:
+        """See `SyncServers`."""
+        self._values = values.clone()
+
+    def read(self) -> torch.Tensor:
+        """See `SyncServers`.
+
+        Raises:
+            ValueError: nothing was written yet.
+        """
+        if self._values is None:
+            raise ValueError("the sync server has no parameters yet")
+        return self._values.clone()
+
+    def exchange(self, values: torch.Tensor) -> torch.Tensor:
+        """See `SyncServers`.
+
+        Raises:
+            ValueError: the values are not as many as w_ps, or of another type.
+        """
+        mine = self.read()
+        if (values.shape, values.dtype) != (mine.shape, mine.dtype):
+            raise ValueError(f"{values.dtype} {tuple(values.shape)}, but w_ps is {mine.dtype} {tuple(mine.shape)}")
+        self._values = mine.lerp_(values, self._alpha)
+        return self.read()
+
+
+class LocalSyncServers:
+    """`SyncServers` in this process: for its threads, and for tests.
+
+    Args:
+        count: servers.
+        alpha: the elastic parameter.
+    """
+
+    def __init__(self, count: int, alpha: float) -> None:
+        self._servers = [(threading.Lock(), SyncServer(alpha)) for _ in range(count)]
+        self._aborted = False
+
+    def write(self, server: int, values: torch.Tensor) -> None:
+        lock, machine = self._at(server)
+        with lock:
+            machine.write(values)
+
+    def read(self, server: int) -> torch.Tensor:
+        lock, machine = self._at(server)
+        with lock:
+            return machine.read()
+
+    def exchange(self, server: int, values: torch.Tensor) -> torch.Tensor:
+        lock, machine = self._at(server)
+        with lock:
+            return machine.exchange(values)
+
+    def abort(self) -> None:
+        self._aborted = True
+
+    def _at(self, server: int) -> tuple[threading.Lock, SyncServer]:
+        if self._aborted:
+            raise Closed(f"sync server {server}")
+        return self._servers[server]
+
+
+def parts_of(assignment: Sequence[int]) -> dict[int, list[int]]:
+    """The numbers of the tensors on each server, in ascending order, from the server of each tensor."""
+    return {server: [n for n, each in enumerate(assignment) if each == server] for server in sorted(set(assignment))}
