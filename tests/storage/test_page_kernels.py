@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 
 import numba
 import numpy as np
@@ -13,6 +14,7 @@ from marius_oac.storage import kernels, page_kernels
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.page_kernels import MOST_PAGES_AT_ONCE, SHORT_READ, SLOTS_PER_SEGMENT
 from tests.storage.torture import together
+from tests.threads import in_thread, joined
 
 JIT = not numba.config.DISABLE_JIT
 PAGE = 4096
@@ -177,6 +179,71 @@ def test_a_copy_has_the_rows_and_nothing_behind_them(layout):
     assert (timestamps == 17).all()
     assert not page.copied[page.rows * layout.row_bytes :].any()
     assert (page._copy[PAGE:] == 0xEE).all(), "written beyond the page"
+
+
+def words_of(page, copied=False):
+    """The timestamp words of a page's rows."""
+    return (page.copied if copied else page.bytes).view(np.int64)[page.offsets // 8]
+
+
+def test_a_copy_waits_for_who_holds_a_row():
+    """A writer has written half of a row when the copy comes to it, and goes on when it has had time to go wrong."""
+    layout = RowLayout(40, 10)
+    page, second, held = Page(layout, 2), np.array([layout.row_bytes]), np.zeros(1, np.int64)
+    page.write(np.ones((2, 50), np.float32), 4)
+    page.copy()  # compiled by now
+    page.copied[:] = 0xEE
+    kernels.lock_rows(page.table(), second, np.empty((1, 50), np.float32), held)
+    page.bytes[layout.row_bytes + 8 :][:100].view(np.float32)[:] = 2
+    thread, outcome = in_thread(page.copy)
+    try:
+        while words_of(page, copied=True)[0] != words_of(page)[0]:
+            assert thread.is_alive()  # row 0 is being copied; nobody holds it
+        clock = time.pthread_getcpuclockid(thread.ident)
+        enough = time.clock_gettime(clock) + 0.02  # seconds of its own: it looks at the word thousands of times
+        while thread.is_alive() and time.clock_gettime(clock) < enough:
+            pass
+        assert thread.is_alive(), "it did not wait"
+    finally:
+        kernels.unlock_changed(page.table(), second, np.full((1, 50), 2, np.float32), held, 5)
+        thread.join()
+    assert joined(thread, outcome) is None
+    found, timestamps = page.read_copy()
+    assert (found[0] == 1).all() and (found[1] == 2).all()
+    assert timestamps.tolist() == [4, 5] and not (words_of(page, copied=True) & 1).any()
+
+
+FAR_APART = [100_000, -100_000]
+"""Numbers of a long row: memcpy begins at either end, and takes the very ends when it likes to."""
+
+
+def changed_while_copied(page, floats, copied):
+    """Writes two numbers of a row that is being copied; whether the copy was between them then."""
+    word = page.bytes[:8].view(np.int64)
+    while not (copied[FAR_APART] == 1).any():
+        pass
+    word[0] += 1  # the lock bit
+    floats[FAR_APART] = 2
+    word[0] += 1  # without it, the next version
+    return not (copied[FAR_APART] == 1).all()
+
+
+@pytest.mark.skipif(not JIT, reason="without the JIT a copy is one call")
+def test_a_row_that_changed_while_it_was_copied_is_copied_again():
+    layout, size = RowLayout(16_000_000, 0), 64_000_256  # bytes: it takes milliseconds
+    page = Page(layout, 1, size)
+    floats, copied = (each[8:].view(np.float32)[: layout.width] for each in (page.bytes, page.copied))
+    page.copy()
+    for _ in range(100):
+        floats[:], copied[:] = 1, 0
+        thread, outcome = in_thread(page.copy)
+        between = changed_while_copied(page, floats, copied)
+        assert joined(thread, outcome) is None
+        found = copied[FAR_APART]
+        assert (found == 2).all() or (not between and (found == 1).all()), "a torn row"
+        if between:
+            return
+    raise AssertionError("this thread never ran while the other one copied")
 
 
 def test_a_copy_under_writers_has_no_torn_row_and_no_lock():
