@@ -89,7 +89,7 @@ def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
         place = find_place(cluster, request.node)
         read_secret(cluster)
         if place.attempt and not place.local:
-            sys.stderr.write(f"node {place.node.name}: started again, {place.attempt} of {cluster.restarts} times\n")
+            sys.stderr.write(f"node {place.node.name}: started again ({place.attempt})\n")
         with told_to_end(), _store():
             os.environ.update(place.environment())
             result = train(place)
