@@ -35,8 +35,8 @@ class Run:
     def __str__(self) -> str:
         keys = ("valid.filtered.mrr", "test.filtered.mrr", "test.filtered.hits@1", "test.filtered.hits@3",
                 "test.filtered.hits@10", "training.epochs", "training.seconds", "training.examples_per_second",
-                "test.auc", "test.log_loss", "valid.auc", "training.lost_updates", "disk.bytes_read",
-                "disk.bytes_written", "ordering.bytes_read_per_epoch", "memory.peak_rss_bytes")  # fmt: skip
+                "test.auc", "test.log_loss", "valid.auc", "training.lost_updates", "ordering.bytes_read_per_epoch",
+                "disk.bytes_read", "disk.bytes_written", "memory.peak_rss_bytes")  # fmt: skip
         lines = [f"{self.path}: done"]
         for key in keys:
             if key in self.summary:

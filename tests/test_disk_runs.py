@@ -14,8 +14,8 @@ import pytest
 from marius_oac import open_run, resume, train
 from marius_oac.checkpoint import Checkpoints
 from marius_oac.errors import ConfigError, Interrupted
-from tests.disk import bits, budget, clicks_config, days, graph_config, page_files, share
-from tests.graphs import jitter, workers
+from tests.disk import PAGE, bits, budget, clicks_config, days, graph_config, page_files, share
+from tests.graphs import NODES, jitter, workers
 from tests.runs import says, stop_at, write_config
 
 BUFFERED, MMAP = "storage.io=buffered", "storage.io=mmap"
@@ -110,6 +110,18 @@ def test_threads_and_look_ahead_change_no_bits(make, in_memory, tmp_path, task, 
 ], ids=" ".join)  # fmt: skip
 def test_options_of_graphs(make, in_memory, tmp_path, overrides):
     check(make, in_memory, tmp_path / "run", "graph", *overrides, disk=(share(12),))
+
+
+@pytest.mark.parametrize("name", ["beta", "comet"])
+def test_a_partition_ordering_reads_no_more_than_it_should(make, in_memory, tmp_path, name):
+    """Memory for its buffer of four partitions and for the one that comes; rows fill half of their pages."""
+    ordering, disk = f"training.ordering={{kind: {name}, partitions: 8, buffer: 4}}", budget(5 * NODES // 8)
+    summary = check(make, in_memory, tmp_path / "run", "graph", ordering, "training.epochs=2", disk=(disk,))
+    plain = train(make("graph", "training.epochs=2", disk), tmp_path / "plain").summary
+    should, did = summary["ordering.bytes_read_per_epoch"] * PAGE / 2056, summary["disk.bytes_read"] / 2
+    assert 0.3 * should < did < should < plain["disk.bytes_read"] / 2
+    told = [line.split()[0] for line in str(open_run(tmp_path / "run")).splitlines()]
+    assert told[told.index("disk.bytes_read") - 1] == "ordering.bytes_read_per_epoch"
 
 
 TWO_TABLES = "data.categorical=[{name: user, dimension: 300}, {name: item, dimension: 100}]"
