@@ -28,6 +28,9 @@ class Kind(IntEnum):
     BYE = 9
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 class Head(NamedTuple):
     kind: Kind
     number: int
@@ -49,7 +52,8 @@ def parse(data: bytes | memoryview) -> Head:
     """
     if len(data) != HEAD.size:
         raise Malformed("malformed message")
-    magic, kind, zero, zeros, number, taken = HEAD.unpack(data)
-    if magic != MAGIC or zero or zeros or not Kind.HELLO <= kind <= Kind.BYE:
+    magic, number_of_kind, zero, zeros, number, taken = HEAD.unpack(data)
+    kind = _KINDS.get(number_of_kind)
+    if magic != MAGIC or zero or zeros or kind is None:
         raise Malformed("malformed message")
-    return Head(Kind(kind), number, taken)
+    return Head(kind, number, taken)

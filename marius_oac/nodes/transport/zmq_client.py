@@ -19,7 +19,7 @@ from marius_oac.errors import NodeLost
 from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Security
 from marius_oac.nodes.transport.handshake import ClientSide, Keys
 from marius_oac.nodes.transport.wire import Kind, Malformed, parse
-from marius_oac.nodes.transport.zmq_endpoint import Line, ZmqEndpoint
+from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLOUT, Line, ZmqEndpoint
 
 _PAUSE = 50  # milliseconds between attempts while nobody listens
 _BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
@@ -128,8 +128,8 @@ class ZmqClient(ZmqEndpoint, Client):
             kind = parse(message[0]).kind
         except Malformed as reason:
             raise NodeLost(self.name, f"at {self._address}: {reason}") from None
-        if kind is Kind.WELCOME:
-            return side.proved
+        if kind is Kind.WELCOME and side.proved:
+            return True
         if kind is Kind.REFUSED:
             raise NodeLost(self.name, f"refused at {self._address}: {message[-1].decode('ascii', 'replace')}")
         proof = side.answer(message[-1]) if kind is Kind.CHALLENGE else None
@@ -147,7 +147,7 @@ class ZmqClient(ZmqEndpoint, Client):
             self._line.over = self._line.over or f"it sent a message that can't be: {reason}"
 
     def _look(self) -> None:
-        if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:  # nothing bounds sending but the connection
+        if not self._socket.getsockopt(EVENTS) & POLLOUT:  # nothing bounds sending but the connection
             self._gone([self._line])
 
     def _lines(self) -> Sequence[Line]:

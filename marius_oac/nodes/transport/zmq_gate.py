@@ -10,10 +10,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from marius_oac.nodes.transport.handshake import Tokens
 from marius_oac.nodes.transport.refusals import Refusals
+from marius_oac.nodes.transport.zmq_endpoint import EVENTS, NOBLOCK, POLLIN
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"marius-oac"
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class Gate:
@@ -30,30 +30,42 @@ class Gate:
 
     def answer(self) -> None:
         """Answers every question that waits."""
-        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            version, request, _, address, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
+        while self.socket.getsockopt(EVENTS) & POLLIN:
+            version, request, _, address, _, mechanism, *credentials = self.socket.recv_multipart(NOBLOCK)
             why = "no token"
             if mechanism == b"PLAIN" and len(credentials) == 2:
                 why = self._tokens.why_not(*credentials)
             if why is not None:
                 self._refusals.count(why, f"a connection from {address.decode('ascii', 'replace')}")
             status = (b"200", b"OK") if why is None else (b"400", b"refused")
-            self.socket.send_multipart([version, request, *status, b"", b""], zmq.NOBLOCK)
+            self.socket.send_multipart([version, request, *status, b"", b""], NOBLOCK)
 
 
 class Events:
-    """What happened to a server's connections."""
+    """Which connections to a server ended, and whether anything was heard of them before."""
 
     def __init__(self, socket: zmq.Socket, refusals: Refusals):
         self._refusals = refusals
-        self.socket = socket.get_monitor_socket(_FAILED | zmq.EVENT_DISCONNECTED)
+        self._heard: set[int] = set()
+        self._ended = False
+        self.socket = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    def heard(self, frame: zmq.Frame) -> None:
+        """A message came by that connection."""
+        self._read()  # one that ended before had the same descriptor, perhaps
+        self._heard.add(frame.get(zmq.SRCFD))
 
     def disconnected(self) -> bool:
-        """Whether any connection ended since the last call. Handshakes that failed are counted."""
-        ended = False
-        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
-            if event["event"] & _FAILED:
-                self._refusals.count("not our protocol, or another key", "a connection")
-            ended |= event["event"] == zmq.EVENT_DISCONNECTED
+        """Whether any connection ended since the last call. Those of whom nothing was heard are counted as refused."""
+        self._read()
+        ended, self._ended = self._ended, False
         return ended
+
+    def _read(self) -> None:
+        while self.socket.getsockopt(EVENTS) & POLLIN:
+            self._ended = True
+            descriptor = parse_monitor_message(self.socket.recv_multipart(NOBLOCK))["value"]
+            if descriptor in self._heard:
+                self._heard.remove(descriptor)
+            else:
+                self._refusals.count("no handshake of ours, or another key", "a connection")

@@ -124,6 +124,7 @@ class ZmqServer(ZmqEndpoint, Server):
                 raise Malformed("malformed message")
             what, rest = parse(frames[1].buffer), frames[2:]
             if line is None:
+                self._events.heard(frames[1])
                 self._from_stranger(route, what, rest)
             else:
                 self._arrived(line, what, rest)
