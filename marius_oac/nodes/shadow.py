@@ -302,7 +302,7 @@ class Easgd(Shadow):
         for server, tensors in self._parts.items():
             for tensor, target in zip(tensors, self._flats[server].views(self._servers.read(server)), strict=True):
                 tensor.copy_(target)
-        self._channel.barrier()  # nobody exchanges again before all have read
+        # Nobody exchanges again before all have read: `finish` gathers their counts.
 
     def _sent(self) -> int:
         return self._uploaded

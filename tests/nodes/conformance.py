@@ -8,6 +8,9 @@ import numpy as np
 import torch
 
 from marius_oac.errors import NodeLost
+from marius_oac.nodes.allreduce import AllReduce
+from marius_oac.nodes.kstep import KStep
+from marius_oac.nodes.shadow import Averaging, Bmuf
 from marius_oac.runtime.channel import Closed
 
 SIZES = (1, 2, 7, 1000, 100_003)
@@ -167,3 +170,43 @@ def leaving(group):
         group.close()
         return ended(group.barrier)
     return ended(group.barrier)
+
+
+def _train(group, sync, steps):
+    """A parameter that training moves; returns it."""
+    parameter = torch.zeros(1000)
+    optimizer = sync.optimizer([parameter])
+    sync.attach([parameter])
+    for _ in range(2):
+        sync.start()
+        for step in range(steps):
+            parameter.grad = numbers(group.rank, 1000, step)
+            sync.reduce([parameter.grad], 1 / group.size)
+            if optimizer is None:
+                parameter -= 0.1 * parameter.grad
+            else:
+                optimizer.step()
+            sync.updated(step)
+        sync.finish()
+    sync.stop()
+    return hexed(parameter)
+
+
+def lockstep_agreement(group):
+    """Twice each, so that one that has ended may be made again."""
+    return [
+        [_train(group, AllReduce(group), 10), _train(group, KStep(group, 0.01, 4, 3, epsilon=1.0), 10)]
+        for _ in range(2)
+    ]
+
+
+def background_agreement(group):
+    """Trainers of different pace end together; the results differ from run to run, but not between trainers."""
+    return [
+        _train(group, sync, 5 + 100 * group.rank)
+        for sync in (
+            Averaging(group, 0.5, 1, True),
+            Bmuf(group, 0.5, 2, True, momentum=0.5, nesterov=True),
+            Averaging(group, 0.5, 5, False),
+        )
+    ]

@@ -80,6 +80,17 @@ def test_an_abort_ends_the_call_that_waits_and_the_others_find_it_lost(world):
     assert others == [["lost", "lost"]] * (world.size - 1)
 
 
+def test_dense_parameters_agree_in_lockstep(world):
+    first, second = found = world.play("lockstep_agreement")[0]
+    assert first == second
+    assert world.play("lockstep_agreement") == [found] * world.size
+
+
+def test_dense_parameters_agree_when_trainers_of_different_pace_end(world):
+    found = world.play("background_agreement")
+    assert found == [found[0]] * world.size
+
+
 @pytest.mark.parametrize("kind, size", [("threads", 2), ("threads", 4), ("processes", 2), ("processes", 4)])
 def test_a_member_that_dies_is_named_at_once(kind, size):
     world = KINDS[kind](size, timeout=60.0)
