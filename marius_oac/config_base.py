@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
+from marius_oac.config_dense import NodesConfig
 from marius_oac.config_errors import explain, fields, flat, parse, reason, shown, where
 from marius_oac.config_sections import (
     CheckpointConfig,
@@ -44,6 +45,7 @@ class BaseConfig(Section):
     storage: StorageConfig = StorageConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     metrics: MetricsConfig = MetricsConfig()
+    nodes: NodesConfig = NodesConfig()
 
     @classmethod
     def of_task(cls, task: object) -> type[Self]:

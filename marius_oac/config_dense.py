@@ -76,3 +76,9 @@ class DenseConfig(Section):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov: needs a momentum above 0")
         return self
+
+
+class NodesConfig(Section):
+    """What holds where a run has several nodes; one node alone does without."""
+
+    dense: DenseConfig = DenseConfig()

@@ -159,7 +159,8 @@ class CtrNodes(NodeTask):
             f"{table}.{name}": array for table, keys in named for name, array in keys.arrays().items()
         }
 
-    def load_state_arrays(self, arrays) -> None:
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        super().load_state_arrays(arrays)
         for keys in self._keys if self.place is not None else ():
             prefix = f"{keys.store.name}."
             keys.load({name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)})

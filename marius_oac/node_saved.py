@@ -22,6 +22,8 @@ from marius_oac.errors import CheckpointError
 from marius_oac.nodes.shards import IdPlaces, Placement
 
 NODES = "nodes"
+DENSE = "dense_sync"
+"""Begins the names of arrays that the agreement of dense parameters keeps."""
 PLACEMENT, PLACE = f"{NODES}.placement", f"{NODES}.place"
 """Arrays of a part: the node of each virtual shard, int32 [V]; this node's number among those that carry rows, [1]."""
 
@@ -150,7 +152,7 @@ class NodesCheckpoint(Checkpoint):
         every = [part.arrays() for part in self.parts]
         joined = {}
         for name in every[0]:
-            if name not in (PLACE, PLACEMENT):
+            if name not in (PLACE, PLACEMENT) and not name.startswith(DENSE):
                 offsets = np.cumsum([0, *(len(each[name.replace(".free", ".keys")]) for each in every[:-1])])
                 shift = offsets if name.endswith(".free") else np.zeros(len(every), np.int64)
                 moved = [each[name] + by if by else each[name] for each, by in zip(every, shift, strict=True)]

@@ -18,11 +18,12 @@ import torch
 
 from marius_oac.data.share import Share
 from marius_oac.memory import MemoryPlan
-from marius_oac.node_saved import PLACE, PLACEMENT, NodesCheckpoint, layout_name
+from marius_oac.node_saved import DENSE, PLACE, PLACEMENT, NodesCheckpoint, layout_name
 from marius_oac.nodes.exchange import NodeSource, RoutedPlanner
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.shard_table import ShardTable
 from marius_oac.nodes.shards import Placement, Route
+from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 from marius_oac.task import Crew, Parts, Road, Task
@@ -67,7 +68,7 @@ class NodeTask(Task):
     group: of all processes.
     placement: virtual shards to the processes that carry rows, numbered in the order of their ranks.
     place: this process's number among those; None: it carries none.
-    dense: how dense parameters agree.
+    make_dense: how dense parameters agree, given the road to the sync servers.
     connect: serves and connects.
     """
 
@@ -77,11 +78,12 @@ class NodeTask(Task):
         group: Group,
         placement: Placement,
         place: int | None,
-        dense: DenseSync,
+        make_dense: Callable[[SyncServers], DenseSync],
         connect: Connect,
     ):
         self.task, self.config, self.group = task, task.config, group
-        self.placement, self.place, self.dense, self._connect = placement, place, dense, connect
+        self.placement, self.place, self._make_dense, self._connect = placement, place, make_dense, connect
+        self.dense: DenseSync | None = None
         self.crew = NodeCrew(group)
         self.decisive_metric = task.decisive_metric
 
@@ -128,6 +130,8 @@ class NodeTask(Task):
         planner = self._planner(stack)
         planner.share = Share(self.group.rank, self.group.size)
         source = self._connect(stack, tables, self._dimensions(), self._factor)
+        self.dense = self._make_dense(source.sync)
+        stack.callback(self.dense.stop)
         step = self._step(device, threads)
         stack.callback(step.close)
         routed = RoutedPlanner(planner, self._routes)
@@ -135,7 +139,25 @@ class NodeTask(Task):
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Where rows lie, beside what subclasses keep."""
-        return {PLACEMENT: self.placement.nodes, PLACE: np.array([-1 if self.place is None else self.place])}
+        kept = {f"{DENSE}.{name}": tensor.numpy().reshape(-1) for name, tensor in self.dense.state().items()}
+        return kept | {PLACEMENT: self.placement.nodes, PLACE: np.array([-1 if self.place is None else self.place])}
+
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes back what `state_arrays` gave."""
+        shapes = {name: tensor.shape for name, tensor in self.dense.state().items()}
+        self.dense.load({name: torch.tensor(arrays[f"{DENSE}.{name}"]).reshape(shapes[name]) for name in shapes})
+
+    def before_batches(self) -> None:
+        self.dense.start()
+
+    def after_batches(self, ended: bool) -> None:
+        if ended:
+            self.dense.finish()
+        else:
+            self.dense.pause()
+
+    def summary(self) -> dict[str, Any]:
+        return {f"dense.{name}": value for name, value in self.dense.metrics().items()}
 
     def take_over(self, whole: NodesCheckpoint, parts: Parts) -> None:
         """Loads this process's rows from a checkpoint of other processes."""

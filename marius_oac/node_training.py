@@ -25,12 +25,13 @@ from marius_oac.node_graph import GraphNodes
 from marius_oac.node_saved import NODES, Layout, NodesCheckpoint
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes import agree
-from marius_oac.nodes.allreduce import AllReduce
 from marius_oac.nodes.cluster import Place, names
 from marius_oac.nodes.connections import Connections
+from marius_oac.nodes.dense_kinds import make_dense_sync
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.packing import pack
 from marius_oac.nodes.shards import NUM_SHARDS, Placement
+from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.nodes.torch_group import TorchGroup
 from marius_oac.run import RunFolder
 from marius_oac.run_log import LOG, RunLog
@@ -48,6 +49,7 @@ from marius_oac.training import (
     with_data,
 )
 from marius_oac.training_loop import TrainingLoop
+from marius_oac.types import DenseSync
 
 
 def train_on_nodes(config: BaseConfig, place: Place, out: str | Path | None = None, *, trace: bool = False) -> Run:
@@ -225,15 +227,32 @@ def node_task(task: Task, place: Place, group: Group) -> NodeTask:
     carriers = [node for node in cluster.nodes if node.shards for _ in range(node.processes)]
     ranks = [node for node in cluster.nodes for _ in range(node.processes)]
     number = sum(bool(node.shards) for node in ranks[: place.rank])
+    dense = config.nodes.dense
+
+    def make_dense(servers: SyncServers) -> DenseSync:
+        def assign(sizes: Sequence[int]) -> list[int]:
+            return pack(sizes, sizes, [sum(sizes)] * len(carriers), unit="bytes").tolist()
+
+        rate = dense_rate(config)
+        return make_dense_sync(dense, group, rate, lockstep, servers, assign)
+
     kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
     return kind(
         task,
         group,
         placement_of([node.shards for node in carriers]),
         number if place.carries else None,
-        AllReduce(group),
-        Connections(place, group, lockstep, ahead),
+        make_dense,
+        Connections(place, group, lockstep, ahead, dense.alpha if dense.kind == "easgd" else None),
     )
+
+
+def dense_rate(config: BaseConfig) -> float:
+    """The learning rate of dense parameters."""
+    if config.task == "ctr":
+        return config.training.dense_optimizer.learning_rate
+    optimizer = config.training.optimizer
+    return optimizer.relation_learning_rate or optimizer.learning_rate
 
 
 def placement_of(weights: Sequence[float]) -> Placement:

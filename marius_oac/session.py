@@ -67,8 +67,8 @@ class Session:
             self.planner, self.stores, self.step = self.parts.planner, self.parts.stores, self.parts.step
             self.pipeline = Pipeline(
                 self.planner, self.parts.source or self.stores, self.step, self.config.pipeline, self.device,
-                self.telemetry, lambda result: self._report(result), probe, self.parts.tier, self.config.storage.look_ahead,
-                self.binding.bind_thread,
+                self.telemetry, lambda result: self._report(result), probe, self.parts.tier,
+                self.config.storage.look_ahead, self.binding.bind_thread,
             )  # fmt: skip
             self._stack = stack.pop_all()
 

@@ -126,6 +126,14 @@ class Task(ABC):
     def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
         """Metrics of the present parameters on a split, `valid` or `test`."""
 
+    def before_batches(self) -> None:
+        """Said before the pipeline runs batches."""
+        return
+
+    def after_batches(self, ended: bool) -> None:
+        """Said when the pipeline has run them; `ended`: they were the run's last."""
+        return
+
     def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
         """Metrics that must be known before an epoch is trained, if any."""
         return None

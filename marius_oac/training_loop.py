@@ -175,7 +175,9 @@ class TrainingLoop:
         telemetry.take()
         self.session.report_to(report.add)
         try:
+            self.session.task.before_batches()
             reached = pipeline.run(first, last)
+            self.session.task.after_batches(reached == self.road.last)
         except DivergedError as error:
             raise self._diverged(error) from error
         report.flush()

@@ -15,6 +15,7 @@ from marius_oac.nodes.group import Group
 from marius_oac.nodes.serving import ShardServer
 from marius_oac.nodes.shard import Shard
 from marius_oac.nodes.shard_table import ShardTable
+from marius_oac.nodes.sync_server import SyncServer
 from marius_oac.nodes.transport.contract import Limits, Security
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.nodes.transport.zmq_client import ZmqClient
@@ -30,10 +31,12 @@ class Connections:
     Args:
         place: who this process is.
         lockstep: whether all trainers compute the same batches.
+        alpha: of EASGD's sync servers; None: there are none.
         ahead: no trainer plans further than that many batches ahead of the one it computes.
     """
 
-    def __init__(self, place: Place, group: Group, lockstep: bool, ahead: int):
+    def __init__(self, place: Place, group: Group, lockstep: bool, ahead: int, alpha: float | None = None):
+        self._alpha = alpha
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
         self.refused: Callable[[], dict] = dict
         self._source: NodeSource | None = None
@@ -56,7 +59,8 @@ class Connections:
             inside = Network()
             door, own = inside.server(mine, {rank: mine}, _LIMITS), inside.client(mine, rank)
             outer = ZmqServer(self._address(), mine, every, security, _LIMITS, cluster.timeout, _log)
-            shard = Shard(tables, group.size, self._lockstep)
+            sync = None if self._alpha is None else SyncServer(self._alpha)
+            shard = Shard(tables, group.size, self._lockstep, sync)
             # It serves before anybody connects: a server makes connections while it receives.
             server = stack.enter_context(ShardServer(shard, [(door, [rank]), (outer, list(every))], self._failed, _log))
             address = outer.address

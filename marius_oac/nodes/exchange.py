@@ -17,16 +17,16 @@ Locks: one per exchange; nothing is sent while it is held.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from marius_oac.nodes import shard_kernels as kernels
 from marius_oac.nodes.messages import NEVER_STOP, Kind, Malformed, Message, array, parse
+from marius_oac.nodes.questions import Questions, SyncLines
 from marius_oac.nodes.shards import Route
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device
@@ -114,7 +114,8 @@ class NodeSource(RowSource):
         self.exchange: NodeRows | None = None
         self.bytes_sent = self.bytes_received = 0
         self._error: BaseException | None = None
-        self._questions, self._asked = _Questions(), threading.Lock()
+        self._questions, self._asked = Questions(), threading.Lock()
+        self.sync = SyncLines(self)
         self._threads = [
             threading.Thread(target=self._listen, args=(node,), name=f"node {node}") for node in range(len(lines))
         ]
@@ -130,6 +131,7 @@ class NodeSource(RowSource):
         """Every call that waits, now or later, raises this."""
         self._error = self._error or error
         self._questions.fail(error)
+        self.sync.questions.fail(error)
         if self.exchange is not None:
             self.exchange.fail(error)
 
@@ -140,7 +142,7 @@ class NodeSource(RowSource):
         """
         values = np.empty((route.order.size, self.layouts[table].dimension), np.float32)
         known = np.empty(route.order.size, np.bool_)
-        with self._asked, self._questions.asking(len(self.lines), self._error) as number:
+        with self._asked, self._questions.asking(len(self.lines)) as number:
             for node, line in enumerate(self.lines):
                 line.send(Message(Kind.LOOK_UP, number, route.asked_of(node), table=table).frames())
             for node, frames in self._questions.answers():
@@ -157,6 +159,8 @@ class NodeSource(RowSource):
                 message, rest = parse(frames)
                 if message.kind == Kind.FOUND:
                     self._questions.answer(message.sequence, node, rest)
+                elif message.kind == Kind.SYNCED:
+                    self.sync.questions.answer(message.sequence, node, rest)
                 elif self.exchange is not None:
                     self.exchange.take(node, message, rest)
         except BaseException as error:  # whatever it is: those who wait must know
@@ -187,9 +191,7 @@ class NodeRows(RowExchange):
         self.stop_at = NEVER_STOP
 
     def stops_before(self, sequence: int) -> bool:
-        if self._source.lockstep:
-            return sequence >= self.stop_at
-        return self._stop_requested()
+        return sequence >= self.stop_at
 
     def read(self, batch: Batch) -> None:
         nodes, routes = range(len(self._source.lines)), batch.plan.routes
@@ -223,12 +225,14 @@ class NodeRows(RowExchange):
             del self._pending[batch.sequence]
             self._unapplied += len(source.lines)
         stop_at = batch.sequence + source.ahead if self._stop_requested() else NEVER_STOP
-        about = {"stop_at": stop_at, "share": float(plan.arrays["share"].item()), "factor": source.factor(plan)}
+        about = {"share": float(plan.arrays["share"].item()), "factor": source.factor(plan)}
         gradients = [np.asarray(batch.rows_in(batch.staging, table)[2]) for table in range(len(plan.rows))]
         for node in range(len(source.lines)):
             pairs = zip(gradients, plan.routes, strict=True)
             parts = [kernels.spread(each, route.places(node)) for each, route in pairs]
-            self._send(node, Message(Kind.PUSH, batch.sequence, parts, **about))
+            # In lockstep all nodes say when; else the first one does, for trainers are anywhere.
+            asked = stop_at if source.lockstep or node == 0 else NEVER_STOP
+            self._send(node, Message(Kind.PUSH, batch.sequence, parts, stop_at=asked, **about))
 
     def end(self, timestamp: int) -> None:
         if self._source.lockstep:
@@ -312,43 +316,3 @@ class NodeRows(RowExchange):
             self._changed.wait_for(lambda: self._error is not None or ready())
             if self._error is not None:
                 raise self._error
-
-
-class _Questions:
-    """Answers to what one thread at a time asks of all nodes."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._number, self._missing, self._error = 0, 0, None
-        self._answers: list[tuple[int, Any]] = []
-
-    @contextmanager
-    def asking(self, nodes: int, error: BaseException | None) -> Iterator[int]:
-        with self._changed:
-            self._number, self._missing, self._answers = self._number + 1, nodes, []
-            self._error = self._error or error
-        yield self._number
-
-    def answers(self) -> Iterator[tuple[int, Any]]:
-        """(node, frames) as they come."""
-        while True:
-            with self._changed:
-                if not self._missing:
-                    return
-                self._changed.wait_for(lambda: self._error is not None or self._answers)
-                if self._error is not None:
-                    raise self._error
-                self._missing -= 1
-                found = self._answers.pop()
-            yield found
-
-    def answer(self, number: int, node: int, frames: Any) -> None:
-        with self._changed:
-            if number == self._number:
-                self._answers.append((node, frames))
-                self._changed.notify_all()
-
-    def fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()

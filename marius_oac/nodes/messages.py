@@ -9,6 +9,8 @@
 | APPLIED | shard | none: everything up to this batch is in the rows |
 | LOOK_UP | trainer | as PULL, of one table, for those who only look |
 | FOUND | shard | its values, and which of them were ever trained, bool [n] |
+| SYNC | trainer | dense parameters for the sync server of EASGD, none to read them; `table` says what for: `Sync` |
+| SYNCED | shard | w_ps |
 
 Nothing here is ever unpickled; sizes are checked before they are used. Whatever does not fit is `Malformed`.
 """
@@ -33,7 +35,13 @@ class Malformed(ValueError):
 
 
 class Kind(IntEnum):
-    PULL, ROWS, PUSH, PATCH, APPLIED, LOOK_UP, FOUND = range(7)
+    PULL, ROWS, PUSH, PATCH, APPLIED, LOOK_UP, FOUND, SYNC, SYNCED = range(9)
+
+
+class Sync(IntEnum):
+    """What a sync server is asked to do."""
+
+    WRITE, READ, EXCHANGE = range(3)
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,8 @@ class Message:
     """One message.
 
     Attributes:
-        sequence: the batch it is about; of LOOK_UP and FOUND the number of the question.
-        table: of LOOK_UP and FOUND.
+        sequence: the batch it is about; of LOOK_UP, FOUND, SYNC and SYNCED the number of the question.
+        table: of LOOK_UP and FOUND; of SYNC what is to be done.
         final: of ROWS: no patch will follow.
         stop_at: of PUSH, ROWS, PATCH and APPLIED: all trainers end before this batch.
         share, factor: of PUSH: the trainer's part of the batch; what the learning rate is multiplied with.

@@ -26,11 +26,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from marius_oac.data.batches import relabel
 from marius_oac.nodes import shard_kernels as kernels
-from marius_oac.nodes.messages import NEVER_STOP, Kind, Malformed, Message, array, parse
+from marius_oac.nodes.messages import NEVER_STOP, Kind, Malformed, Message, Sync, array, parse
 from marius_oac.nodes.shard_table import ShardTable
+from marius_oac.nodes.sync_server import SyncServer
 
 Out = tuple[int, Message]
 """To which trainer, and what."""
@@ -60,15 +62,19 @@ class Shard:
     tables: rows of each table.
     trainers: how many pull and push.
     lockstep: whether they compute the same batches.
+    sync: the part of EASGD's central parameters that lies here, if any.
     """
 
-    def __init__(self, tables: Sequence[ShardTable], trainers: int, lockstep: bool = True):
+    def __init__(
+        self, tables: Sequence[ShardTable], trainers: int, lockstep: bool = True, sync: SyncServer | None = None
+    ):
+        self.sync = sync
         self.tables, self._trainers, self._lockstep = tables, trainers, lockstep
         self.begin(0)
 
     def begin(self, first: int) -> None:
         """All batches before `first` are in the rows, no message is on its way."""
-        self.applied, self._stop_at = first - 1, NEVER_STOP
+        self.applied, self._stop_at, self._last_pulled = first - 1, NEVER_STOP, first - 1
         self._settled = first * self._trainers  # pulls, in the order of (batch, trainer)
         self._waiting: dict[int, list[list[np.ndarray]]] = {}
         self._pulls: dict[tuple[int, int], _Pull] = {}
@@ -83,7 +89,9 @@ class Shard:
             return self._push(peer, message, rest)
         if message.kind == Kind.LOOK_UP:
             return self._look_up(peer, message, rest)
-        raise Malformed(f"a trainer sends no {message.kind.name}")
+        if message.kind == Kind.SYNC and self.sync is not None:
+            return self._synchronise(peer, message, rest)
+        raise Malformed(f"a trainer sends no {message.kind.name} here")
 
     def _pull(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
         number = message.sequence * self._trainers + peer
@@ -96,6 +104,7 @@ class Shard:
             at += table.num_frames
         if at != len(frames):
             raise Malformed(f"{len(frames)} frames, not {at}")
+        self._last_pulled = max(self._last_pulled, message.sequence)
         if not self._lockstep:
             return [self._served(peer, message.sequence, asked)]
         self._waiting[number] = asked
@@ -132,7 +141,9 @@ class Shard:
         if not self._lockstep:
             self.applied += 1
             self._apply([place], self.applied, [1.0])
-            return [(peer, Message(Kind.APPLIED, message.sequence))]
+            if message.stop_at < NEVER_STOP:  # nobody has gone further than that much ahead of the last one pulled
+                self._stop_at = min(self._stop_at, self._last_pulled + message.stop_at - message.sequence)
+            return [(peer, Message(Kind.APPLIED, message.sequence, stop_at=self._stop_at))]
         out = []
         while all((trainer, self.applied + 1) in self._pushes for trainer in range(self._trainers)):
             out += self._apply_all()
@@ -173,6 +184,17 @@ class Shard:
                 table.store.capacity,
             )
             table.apply(rows, gradients, timestamp, pushes[0].message.factor)
+
+    def _synchronise(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+        try:
+            what = Sync(message.table)
+            values = torch.tensor(array(frames[0], np.float32, -1)) if what != Sync.READ else None
+            if what == Sync.WRITE:
+                self.sync.write(values)
+            found = self.sync.exchange(values) if what == Sync.EXCHANGE else self.sync.read()
+        except (ValueError, IndexError) as error:
+            raise Malformed(f"a synchronisation that does not fit: {error}") from None
+        return [(peer, Message(Kind.SYNCED, message.sequence, [found.numpy()]))]
 
     def _look_up(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
         if message.table >= len(self.tables):

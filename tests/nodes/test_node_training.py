@@ -1,0 +1,246 @@
+"""Training over nodes, for real: processes on this machine, with the command that a user types."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import numpy as np
+import psutil
+import pytest
+import yaml
+
+from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.run import RunFolder
+
+SMOOTH = "training.optimizer.initial_accumulator=0.1"
+"""Adagrad's first step is the gradient's sign, which rounding turns where it is near zero; this makes it smooth."""
+BATCHES = 200
+
+
+def start(*arguments, **environment):
+    command = [sys.executable, "-m", "marius_oac", *map(str, arguments)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "MARIUS_OAC_SECRET"))}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean | environment
+    )
+
+
+def run(*arguments, code=0):
+    process = start(*arguments)
+    text, _ = process.communicate(timeout=240)
+    assert process.returncode == code, text
+    return text
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory):
+    """A graph and a click log of some 200 batches each."""
+    folder = tmp_path_factory.mktemp("configs")
+    spec = LogSpec(categorical=4, numeric=3, keys=3000, skew=1.05)
+    write_day(folder / "day.parquet", 0, 64 * BATCHES, spec)
+    write_day(folder / "next.parquet", 1, 2000, spec)
+    clicks = {
+        "task": "ctr",
+        "data": {"train": str(folder / "day.parquet"), "valid": str(folder / "next.parquet"), **spec.schema()},
+        "model": {"network": "deepfm", "dimension": 4, "hidden": [16]},
+        "training": {"batch_size": 64, "epochs": 1, "embedding_l2": 1e-4},
+    }
+    graph = {
+        "data": {"path": "codex-s"},
+        "model": {"decoder": "complex", "dimension": 16},
+        "training": {
+            "batch_size": 33000 // BATCHES, "epochs": 1, "negatives": {"count": 20, "chunks": 3},
+            "regularization": {"kind": "n3", "weight": 0.01},
+        },
+        "evaluation": {"candidates": 100},
+    }  # fmt: skip
+    for name, tree in (("clicks", clicks), ("graph", graph)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    return folder
+
+
+def rows_of(path):
+    """Values and state of every table by name: a graph's rows in the order of its nodes, a click log's by key."""
+    folder = RunFolder.open(path)
+    whole = folder.checkpoint()
+    found, arrays = {}, whole.arrays()
+    for table in whole.tables():
+        rows = np.concatenate([np.asarray(whole.array(table, part)[:]) for part in ("values", "state")], axis=1)
+        if folder.config.task == "ctr":
+            names = [arrays[f"{table}.index.{part}"] for part in ("keys", "vocabularies")]
+            found[f"{table} keys"] = np.stack([name[np.lexsort(names)].astype(np.int64) for name in names])
+            rows = rows[np.lexsort(names)]
+        found[table] = rows
+    return found | {name: tensor.numpy() for name, tensor in whole.dense().items()}
+
+
+def furthest(first, second):
+    one, other = rows_of(first), rows_of(second)
+    assert one.keys() == other.keys()
+    return max(np.abs(one[name].astype(np.float64) - other[name]).max() for name in one if one[name].size)
+
+
+@pytest.fixture(scope="module")
+def trained(configs, tmp_path_factory):
+    """Trains a task on so many nodes, 0: on the single box, once; gives the folder."""
+    folder, there = tmp_path_factory.mktemp("trained"), set()
+
+    def path_of(task, count):
+        path = folder / f"{task}-{count}"
+        if path not in there:
+            nodes = ["--local-nodes", count] if count else []
+            run("train", configs / f"{task}.yaml", "--set", SMOOTH, "--out", path, *nodes)
+            there.add(path)
+        return path
+
+    return path_of
+
+
+def digests(path):
+    return {name: value for name, value in RunFolder.open(path).summary().items() if name.endswith("sha256")}
+
+
+@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", ["graph", "clicks"])
+def test_nodes_train_as_one_box(trained, task, count):
+    """One node has the bits of the single box, several come within 1e-5 after 200 batches."""
+    apart = furthest(trained(task, 0), trained(task, count))
+    assert apart == 0 if count == 1 else 0 < apart <= 1e-5
+    assert RunFolder.open(trained(task, count)).summary()["training.batches"] >= BATCHES
+
+
+@pytest.mark.parametrize("task", ["clicks", pytest.param("graph", marks=pytest.mark.slow)])
+def test_pulling_ahead_has_the_bits_of_one_batch_at_a_time(configs, tmp_path, trained, task):
+    run(
+        "train", configs / f"{task}.yaml", "--local-nodes", 2, "--set", SMOOTH, "--set", "pipeline.mode=sync",
+        "--out", tmp_path / "sync",
+    )  # fmt: skip
+    ahead = trained(task, 2)
+    assert digests(tmp_path / "sync") == digests(ahead)
+    assert RunFolder.open(ahead).summary()["training.replaced_rows"] > 0
+
+
+def test_freely_nodes_end_elsewhere(configs, tmp_path, trained):
+    common = ["train", configs / "clicks.yaml", "--local-nodes", 2, "--set", SMOOTH, "--out"]
+    run(*common, tmp_path / "async", "--set", "pipeline.mode=async")
+    assert digests(tmp_path / "async") != digests(trained("clicks", 2))
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [(2, 3), pytest.param((4, 5), marks=pytest.mark.slow), pytest.param((4, 3, 4), marks=pytest.mark.slow)],
+    ids=str,
+)
+@pytest.mark.parametrize("task", ["clicks", pytest.param("graph", marks=pytest.mark.slow)])
+def test_other_nodes_go_on_with_the_same_tables(tmp_path, trained, task, counts):
+    first, path = trained(task, counts[0]), tmp_path / "run"
+    shutil.copytree(first, path)
+    for count in counts[1:]:
+        run("resume", path, "--local-nodes", count)
+        assert digests(path) == digests(first)
+
+
+def test_a_run_over_nodes_is_evaluated_exported_and_compared(tmp_path, trained):
+    box, one, two = (trained("graph", count) for count in (0, 1, 2))
+    assert "the same bits" in run("compare", box, one)
+    run("compare", box, two, code=1)
+    run("export", two, "--format", "npy", "--out", tmp_path / "exported")
+    assert np.array_equal(np.load(tmp_path / "exported" / "entities.npy"), rows_of(two)["entities"][:, :16])
+    assert "filtered.mrr" in run("eval", two, "--split", "test")
+
+
+def wait_for_batches(path, process, count):
+    """Returns when the run has said that it has computed so many batches."""
+    metrics = path / "metrics.jsonl"
+    while process.poll() is None:
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        if any(json.loads(line).get("batch", -1) + 1 >= count for line in lines):
+            return
+        time.sleep(0.02)
+    raise AssertionError(process.communicate()[0])
+
+
+LONG = ["--set", "metrics.every_batches=10", "--set", "checkpoint.every_batches=40", "--set", "training.epochs=2"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(configs, tmp_path_factory):
+    path = tmp_path_factory.mktemp("uninterrupted") / "run"
+    run("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG)
+    return digests(path)
+
+
+def test_ctrl_c_stops_all_nodes_at_one_batch(configs, tmp_path, uninterrupted):
+    path = tmp_path / "run"
+    process = start("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG)
+    wait_for_batches(path, process, 50)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "go on with" in text, text
+    last = {part.parent.name: max(each.name for each in part.iterdir()) for part in path.glob("nodes/*/*/checkpoints")}
+    assert len(last) == 2 and len(set(last.values())) == 1
+    run("resume", path, "--local-nodes", 2)
+    assert digests(path) == uninterrupted
+
+
+def kill_one(configs, path, after, victim):
+    """Trains two nodes and kills one of them; returns what the command said."""
+    process = start("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG)
+    wait_for_batches(path, process, after)
+    workers = [each for each in psutil.Process(process.pid).children(recursive=True) if "RANK" in each.environ()]
+    chosen = sorted(workers, key=lambda each: int(each.environ()["RANK"]))[victim]
+    with suppress(psutil.NoSuchProcess):
+        chosen.kill()
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode != 0 and "Traceback" not in text, text
+    assert not [each for each in workers if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    return text
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_node_that_is_killed_ends_the_run_which_goes_on_to_the_same_tables(configs, tmp_path, uninterrupted, victim):
+    path = tmp_path / "run"
+    assert "node" in kill_one(configs, path, 100, victim)
+    run("resume", path, "--local-nodes", 2)
+    assert digests(path) == uninterrupted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(10))
+def test_kill_at_random_moments(configs, tmp_path, uninterrupted, number):
+    chance = random.Random(number)
+    path = tmp_path / "run"
+    kill_one(configs, path, chance.randrange(10, 380), chance.randrange(2))
+    run("resume", path, "--local-nodes", 2)
+    assert digests(path) == uninterrupted
+
+
+BAD = {
+    "async-delta": (["--set", "pipeline.mode=async-delta"], "pipeline.mode"),
+    "negatives.all": (["--set", "training.negatives.all=true"], "training.negatives.all"),
+    "ordering": (["--set", "training.ordering={kind: beta, partitions: 8, buffer: 4}"], "training.ordering.kind"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_nodes_can_not_do_is_refused_before_anything_is_written(configs, tmp_path, name):
+    overrides, key = BAD[name]
+    text = run("train", configs / "graph.yaml", "--local-nodes", 2, "--out", tmp_path / "run", *overrides, code=2)
+    assert key in text and "Traceback" not in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_parts_that_are_not_at_hand_are_asked_for(tmp_path, trained):
+    path = tmp_path / "run"
+    shutil.copytree(trained("clicks", 2), path)
+    (layout,) = (path / "nodes").iterdir()
+    (layout / "node1").rename(tmp_path / "elsewhere")
+    text = run("resume", path, "--local-nodes", 3, code=2)
+    assert "copy" in text and "Traceback" not in text
+    assert "must lie here" in run("eval", path, "--split", "valid", code=2)
