@@ -8,7 +8,7 @@ import psutil
 
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.ctr_parts import KEY_BYTES, capacity_of, make_ctr_network, row_layout, tables_of
-from marius_oac.disk_tables import ahead_bytes, table_needs
+from marius_oac.disk_tables import ahead_bytes, rows_place, table_needs
 from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
 from marius_oac.run_log import RunLog
 from marius_oac.session import pick_device
@@ -57,5 +57,5 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
     disk = (config.checkpoint.keep + 2 - config.storage.paged) * (
         sum(count * (4 * layout.width + 22) for count, layout in zip(rows, layouts, strict=True)) + 3 * dense
     )
-    needs.append(Need("disk", "checkpoints", disk, "checkpoint.keep"))
-    return MemoryPlan(tuple(needs), available(device, folder, program))
+    needs.append(Need(rows_place(config.storage), "checkpoints", disk, "checkpoint.keep"))
+    return MemoryPlan(tuple(needs), available(device, folder, program, config.storage.path))

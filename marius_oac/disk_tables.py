@@ -98,8 +98,13 @@ def table_needs(
         Need("host", "rows in memory", frames * (size + FRAME_BYTES), "storage.memory"),
         Need("host", "page tables", pages * PAGE_TABLE_BYTES, key),
         Need("host", "pages on their way", moving * size, "storage.depth"),
-        Need("disk", "tables", pages * size, key),
+        Need(rows_place(config), "tables", pages * size, key),
     ]
+
+
+def rows_place(config: StorageConfig) -> str:
+    """Where on disk the rows of tables and checkpoints lie; a place of `memory.PLACES`."""
+    return "pages" if config.path else "disk"
 
 
 def check_batch(config: StorageConfig, layout: RowLayout, rows: np.ndarray) -> None:

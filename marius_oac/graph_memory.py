@@ -10,7 +10,7 @@ import torch
 from marius_oac.config import Config
 from marius_oac.data.graph import Graph
 from marius_oac.data.splits import SPLITS
-from marius_oac.disk_tables import ahead_bytes, check_batch, table_needs
+from marius_oac.disk_tables import ahead_bytes, check_batch, rows_place, table_needs
 from marius_oac.evaluate import DRAW_EDGES
 from marius_oac.graph_parts import edges_in_memory, entity_layout, make_planner, num_model_relations
 from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
@@ -73,10 +73,10 @@ def plan_memory(config: Config, graph: Graph, folder: Path, here: int | None = N
             Need("device", "evaluation", evaluation, "evaluation.memory"),
         ]
     disk = (config.checkpoint.keep + 2 - config.storage.paged) * (here * (4 * layout.width + 8) + relations)
-    needs.append(Need("disk", "checkpoints", disk, "checkpoint.keep"))
+    needs.append(Need(rows_place(config.storage), "checkpoints", disk, "checkpoint.keep"))
     if ordering.kind != "shuffle":
         needs.append(Need("disk", "sorted edges", train_bytes, "training.ordering.kind"))
-    return MemoryPlan(tuple(needs), available(device, folder, program))
+    return MemoryPlan(tuple(needs), available(device, folder, program, config.storage.path))
 
 
 def _scratch_bytes(config: Config, plan: Plan, num_rows: int) -> int:

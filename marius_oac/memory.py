@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import psutil
 import torch
 
 from marius_oac import cgroups
+from marius_oac.checkpoint import TABLES
 from marius_oac.config_sections import PipelineConfig
 from marius_oac.errors import InputError
+from marius_oac.storage.page_files import LISTING, Listing
 
 _MIB = 1 << 20
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
@@ -21,9 +24,13 @@ _RETURNED_BYTES = 4 * _MIB
 KERNEL_BYTES = 26 * _MIB  # kernels as they are loaded, stacks and arenas of the threads: a run on 2,000 nodes x 8
 
 
+PLACES = {"host": "host memory", "device": "device memory", "disk": "disk space", "pages": "space in storage.path"}
+"""Where there may be too little; `disk` is where the run's folder is."""
+
+
 @dataclass(frozen=True)
 class Need:
-    """Bytes of one thing in one place (`host`, `device` or `disk`), and the key that lowers them.
+    """Bytes of one thing in one place (`PLACES`), and the key that lowers them.
 
     `mapped` bytes are pages of a file that count as the process's memory; where memory is short the kernel drops them.
     """
@@ -59,7 +66,7 @@ class MemoryPlan:
                 parts = [need for need in self.needs if need.place == place and not need.mapped]
                 largest = max(parts, key=lambda need: need.num_bytes)
                 raise InputError(
-                    f"{_size(needed)} of {place} {'space' if place == 'disk' else 'memory'} are needed and "
+                    f"{_size(needed)} of {PLACES[place]} are needed and "
                     f"{_size(available)} are free; most of it: {largest.what}, {_size(largest.num_bytes)}",
                     largest.key,
                 )
@@ -72,17 +79,42 @@ class MemoryPlan:
         return "\n".join(lines)
 
 
-def available(device: torch.device, folder: Path, program: int) -> dict[str, int]:
-    """Bytes free in each place; `program` of the host's are this process's own already."""
+def available(device: torch.device, folder: Path, program: int, paths: Sequence[str] = ()) -> dict[str, int]:
+    """Bytes free in each place; `program` of the host's are this process's own already, and what the run has on disk.
+
+    Args:
+        paths: folders of page files (`storage.path`).
+    """
     left = [psutil.virtual_memory().available, cgroups.headroom()]
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = {
         "host": min(one for one in left if one is not None) + program,
-        "disk": shutil.disk_usage(existing).free,
+        "disk": shutil.disk_usage(_existing(folder)).free + _taken(folder.rglob("*")),
     }
+    if paths:
+        free["pages"] = _free_for_pages([_existing(Path(path)) for path in paths]) + _taken(_page_files(folder))
     if device.type == "cuda":
         free["device"] = torch.cuda.mem_get_info(device)[0]
     return free
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+
+
+def _taken(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_blocks * 512 for path in paths if path.is_file())
+
+
+def _page_files(folder: Path) -> list[Path]:
+    listing = folder / TABLES / LISTING
+    return [listing.parent / name for name in Listing.load(listing).files] if listing.exists() else []
+
+
+def _free_for_pages(folders: Sequence[Path]) -> int:
+    """Bytes that files of one size, one in each folder, may take together."""
+    disks = [folder.stat().st_dev for folder in folders]
+    shares = [shutil.disk_usage(folder).free // disks.count(disk) for folder, disk in zip(folders, disks, strict=True)]
+    return min(shares) * len(folders)
 
 
 def batches_held(pipeline: PipelineConfig) -> tuple[int, int]:

@@ -318,3 +318,21 @@ def test_a_later_batch_that_is_larger_is_refused_and_more_memory_goes_on(make, i
             pages += 3
     assert 6 < pages < 24
     assert outcome(path) == outcome(in_memory("clicks", *EVERY))
+
+
+def test_room_is_looked_for_where_the_pages_go(make, command, tmp_path, monkeypatch):
+    """The run's folder lies on another disk than the pages; what is there already when a run goes on is not asked for."""
+    config, pages, run = make("graph", share(10)), tmp_path / "pages", tmp_path / "run"
+    source, free = write_config(tmp_path / "c.yaml", config), {}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, free[str(path)]))
+    argv = ("train", source, "--out", run, "--set", f"storage.path={pages}")
+    free[str(tmp_path)] = 1 << 20
+    code, _, err = command(*argv)
+    assert code == 2 and says(err, "MiB of space in storage.path are needed and 1 MiB are free") and not run.exists()
+    needed = int(re.search(r"(\d+) MiB of space", err[-1])[1])
+    pages.mkdir()
+    free[str(pages)] = 1 << 30
+    code, _, err = command(*argv)
+    assert code == 0 and any(re.match(r"pages .* of 1.00 GiB free: tables .*, checkpoints", line) for line in err)
+    free |= {str(pages): (needed - 1) << 20, str(run): 1 << 20}
+    assert command("resume", run, "--set", "training.epochs=2")[0] == 0
