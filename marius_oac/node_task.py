@@ -129,7 +129,7 @@ class NodeTask(Task):
         tables = self._tables(stack, binding) if self.place is not None else []
         planner = self._planner(stack)
         planner.share = Share(self.group.rank, self.group.size)
-        source = self._connect(stack, tables, self._dimensions(), self._factor)
+        source = self._source = self._connect(stack, tables, self._dimensions(), self._factor)
         self.dense = self._make_dense(source.sync)
         stack.callback(self.dense.stop)
         step = self._step(device, threads)
@@ -157,7 +157,10 @@ class NodeTask(Task):
             self.dense.pause()
 
     def summary(self) -> dict[str, Any]:
-        return {f"dense.{name}": value for name, value in self.dense.metrics().items()}
+        moved = self.crew.gather([self._source.bytes_sent, self._source.bytes_received])
+        sent, received = (sum(each) for each in zip(*moved, strict=True))
+        dense = {f"dense.{name}": value for name, value in self.dense.metrics().items()}
+        return dense | {"rows.bytes_pushed_and_asked": sent, "rows.bytes_pulled": received}
 
     def take_over(self, whole: NodesCheckpoint, parts: Parts) -> None:
         """Loads this process's rows from a checkpoint of other processes."""

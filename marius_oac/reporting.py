@@ -52,6 +52,11 @@ class Totals:
             peak_cache_rows=max((result.cached_rows for result in results), default=0),
         )
 
+    def beside(self, other: Totals) -> Totals:
+        """With those of another process, which has computed other parts of the same batches meanwhile."""
+        together = replace(self + other, batches=max(self.batches, other.batches))
+        return replace(together, seconds=max(self.seconds, other.seconds))
+
     def __add__(self, other: Totals) -> Totals:
         return Totals(
             batches=self.batches + other.batches,

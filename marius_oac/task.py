@@ -61,6 +61,10 @@ class Crew:
         """What `make` gives on the one that leads, a plain value."""
         return make()
 
+    def gather(self, value: Any) -> list[Any]:
+        """What each of them has, a plain value, in their order."""
+        return [value]
+
     def common(self, names: Sequence[str]) -> list[str]:
         """Those that each of them has, sorted."""
         return sorted(names)

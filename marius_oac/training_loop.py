@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from typing import Any
 
 import psutil
@@ -228,12 +229,17 @@ class TrainingLoop:
 
     def _end_epoch(self, epoch: int, progress: TrainingProgress) -> None:
         """Tells of the epoch; before its checkpoint is saved, so that no resumed run lacks the line."""
-        totals = self.position.epoch
+        totals = self._of_all(self.position.epoch)
         line = {"kind": "epoch", "epoch": epoch, "batch": self.position.sequence - 1}
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
         self.folder.log(line | totals.metrics() | run | self._disk_metrics() | self.session.task.summary())
         loss, rate = totals.loss / totals.examples, totals.rate()
         progress.say(f"epoch {epoch + 1} of {len(self.road.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
+
+    def _of_all(self, totals: Totals) -> Totals:
+        """With those of the other processes."""
+        every = self.session.task.crew.gather(asdict(totals))
+        return reduce(Totals.beside, [Totals(**each) for each in every])
 
     def _disk_metrics(self) -> dict[str, float]:
         """What went to and from the disk since the program started, where rows lie there."""
@@ -265,7 +271,7 @@ class TrainingLoop:
 
     def _finish(self, progress: TrainingProgress) -> None:
         """The final numbers; with early stopping those of the best checkpoint."""
-        position, total, checkpoints = self.position, self.position.total, self.folder.checkpoints
+        position, total, checkpoints = self.position, self._of_all(self.position.total), self.folder.checkpoints
         chosen = name_of(position.sequence)
         if self.config.training.early_stopping and checkpoints.best():
             chosen = checkpoints.best()
