@@ -8,7 +8,7 @@ from marius_oac.storage.disk import SsdStore
 from marius_oac.storage.disk_tier import DiskTier
 from marius_oac.storage.page_files import Listing, PageFiles
 from marius_oac.storage.paged_table import page_bytes_for
-from tests.storage.conformance import StoreConformance
+from tests.storage.conformance import JIT, StoreConformance
 from tests.storage.torture import ConcurrentConformance
 
 
@@ -45,6 +45,7 @@ class TestDiskStore(DiskStores, StoreConformance):
 
 class TestConcurrentDiskStore(DiskStores, ConcurrentConformance):
     frames = 8
+    ROUNDS = 2000 if JIT else 12  # a call takes the tier's lock, too
 
 
 class TestDiskStoreOfOneFrame(DiskStores, StoreConformance):

@@ -9,8 +9,6 @@ import pytest
 from tests.storage.conformance import JIT, Making, filled, read_all
 
 THREADS = 4
-ROUNDS = 8000 if JIT else 12
-"""Calls per thread of a torture test: bounded work, not bounded time."""
 
 
 def together(*functions):
@@ -31,6 +29,8 @@ class ConcurrentConformance(Making):
     The rows are long, so that most of a call is copying and calls do overlap.
     """
 
+    ROUNDS = 8000 if JIT else 12
+    """Calls per thread: bounded work, not bounded time."""
     ROWS = 3
     DIMENSION = 12_000 if JIT else 60
     STATE = 4_000 if JIT else 20
@@ -46,7 +46,7 @@ class ConcurrentConformance(Making):
         into, timestamps = self._values(0), np.zeros(self.ROWS, np.int64)
 
         def run():
-            for _ in range(ROUNDS):
+            for _ in range(self.ROUNDS):
                 store.read(rows, into, timestamps)
                 assert (into.min(axis=1) == into.max(axis=1)).all(), "a torn row"
                 check(into[:, 0], timestamps)
@@ -59,8 +59,8 @@ class ConcurrentConformance(Making):
         modulus = 256 if value_dtype == "bfloat16" else 1 << 24
 
         def writer(store, rank):
-            numbers = np.arange(rank, THREADS * ROUNDS, THREADS)
-            np.random.default_rng(rank).shuffle(numbers[: ROUNDS // 2])
+            numbers = np.arange(rank, THREADS * self.ROUNDS, THREADS)
+            np.random.default_rng(rank).shuffle(numbers[: self.ROUNDS // 2])
             rows = np.arange(self.ROWS)
 
             def run():
@@ -81,9 +81,9 @@ class ConcurrentConformance(Making):
             writers = [writer(store, rank) for rank in range(THREADS)]
             outcomes = together(*writers, self._reader(store, check), self._reader(store, check))
             values, timestamps = read_all(store)
-        last = THREADS * ROUNDS - 1
+        last = THREADS * self.ROUNDS - 1
         assert (timestamps == last).all() and (values == last % modulus).all()
-        assert 0 < sum(outcomes[:THREADS]) < THREADS * ROUNDS * self.ROWS
+        assert 0 < sum(outcomes[:THREADS]) < THREADS * self.ROUNDS * self.ROWS
 
     def test_overwrites_with_one_timestamp_are_never_torn(self):
         """The timestamp stays the same from write to write: only the version tells a reader."""
@@ -92,7 +92,7 @@ class ConcurrentConformance(Making):
             rows, seen, values = np.arange(self.ROWS), np.zeros(self.ROWS, np.int64), self._values(0)
 
             def run():
-                for n in range(ROUNDS):
+                for n in range(self.ROUNDS):
                     values.fill(THREADS * n + rank)
                     store.overwrite(rows, values, 0, seen)
 
@@ -113,7 +113,7 @@ class ConcurrentConformance(Making):
 
             def run():
                 lost = 0
-                for n in range(ROUNDS):
+                for n in range(self.ROUNDS):
                     store.read(rows, into, seen)
                     into[:] += 1
                     lost += store.overwrite(rows, into, THREADS * n + rank, seen)
@@ -124,8 +124,8 @@ class ConcurrentConformance(Making):
         with self._store() as store:
             lost = sum(together(*(writer(store, rank) for rank in range(THREADS))))
             counts = read_all(store)[0][:, 0]
-        missing = THREADS * ROUNDS * self.ROWS - int(counts.sum())
-        assert missing >= 0 and 0 <= lost < THREADS * ROUNDS * self.ROWS
+        missing = THREADS * self.ROUNDS * self.ROWS - int(counts.sum())
+        assert missing >= 0 and 0 <= lost < THREADS * self.ROUNDS * self.ROWS
         assert (missing == 0) == (lost == 0)
 
     def test_additions_and_optimizers_at_the_store_lose_nothing(self):
@@ -133,7 +133,7 @@ class ConcurrentConformance(Making):
             rows, ones = np.arange(self.ROWS), self._values(1)
 
             def run():
-                for n in range(ROUNDS):
+                for n in range(self.ROUNDS):
                     store.add(rows, ones, THREADS * n + rank)
 
             return run
@@ -145,7 +145,7 @@ class ConcurrentConformance(Making):
                 values -= gradients[:, :1]
 
             def run():
-                for n in range(ROUNDS):
+                for n in range(self.ROUNDS):
                     store.apply(rows, gradients, update, THREADS * n + rank)
 
             return run
@@ -157,8 +157,8 @@ class ConcurrentConformance(Making):
                 self._reader(store, lambda content, timestamps: None),
             )
             values, timestamps = read_all(store)
-        assert (values == THREADS * ROUNDS).all()
-        assert (timestamps == THREADS * ROUNDS - 1).all()
+        assert (values == THREADS * self.ROUNDS).all()
+        assert (timestamps == THREADS * self.ROUNDS - 1).all()
 
     def test_overlapping_row_sets_do_not_deadlock(self):
         """Every thread locks another set of rows at once; in ascending order nobody waits in a circle."""
@@ -171,7 +171,7 @@ class ConcurrentConformance(Making):
 
             def run():
                 total = 0
-                for n in range(ROUNDS):
+                for n in range(self.ROUNDS):
                     rows = np.flatnonzero(generator.random(self.ROWS) < 0.5)
                     store.apply(rows, filled(len(rows), self.DIMENSION, 0), update, n)
                     total += len(rows)
