@@ -175,7 +175,7 @@ def listen(host: str, port: int, patience: float) -> Any:
             seconds, descriptor = timedelta(seconds=patience), os.dup(listening.fileno())
             return TCPStore(host, port, None, True, seconds, wait_for_workers=False, master_listen_fd=descriptor)
     except OSError as error:
-        raise InputError(f"can't listen there: {error.strerror}", f"{host}:{port}") from None
+        raise InputError(f"can't listen there: {os.strerror(error.errno).lower()}", f"{host}:{port}") from None
 
 
 def _explain(crew: Crew, failures: Mapping[int, Any], logs: Path) -> int:
