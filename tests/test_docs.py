@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from marius_oac.config import Config
+from marius_oac.config_cluster import ClusterConfig
 
 ROOT = Path(__file__).parents[1]
 
@@ -13,5 +14,5 @@ def test_the_table_of_keys_is_the_configs_own():
 
 
 def test_examples_are_valid_configs():
-    for path in sorted((ROOT / "examples").glob("*.yaml")):
-        Config.load(path)
+    for path in sorted((ROOT / "examples").rglob("*.yaml")):
+        (ClusterConfig if path.name.endswith("_nodes.yaml") else Config).load(path)
