@@ -59,7 +59,7 @@ class ReceiveWindow:
     def __init__(self, limits: Limits):
         self._limits = limits
         self._waiting = SendWindow(limits)
-        self._untold = 0
+        self._untold = self._untold_bytes = 0
         self.taken = 0
 
     def arrived(self, number: int, size: int) -> None:
@@ -81,10 +81,11 @@ class ReceiveWindow:
         """
         self.taken += 1
         self._waiting.took_one()
-        self._untold += max(size, self._limits.max_bytes // self._limits.queue)
-        return 2 * self._untold >= self._limits.max_bytes
+        self._untold += 1
+        self._untold_bytes += size
+        return 2 * self._untold >= self._limits.queue or 2 * self._untold_bytes >= self._limits.max_bytes
 
     def tell(self) -> int:
         """What to tell the sender; it counts as told."""
-        self._untold = 0
+        self._untold = self._untold_bytes = 0
         return self.taken

@@ -143,6 +143,7 @@ class ZmqEndpoint(Endpoint):
             self._wait_until(lambda: line.check() or line.outgoing.has_room(size))
             if not self._put(line, Kind.DATA, parts, line.outgoing.add(size)):
                 self._gone([line])
+                line.check()
             self._after_sending()
 
     def _received(self) -> tuple[Line, list[memoryview]]:

@@ -25,6 +25,8 @@ class Gate:
 
     def __init__(self, context: zmq.Context, tokens: Tokens, refusals: Refusals):
         self._tokens, self._refusals = tokens, refusals
+        self.turned_away = 0
+        """Connections that are counted already, and will end."""
         self.socket = context.socket(zmq.REP)
         self.socket.bind(ZAP_ADDRESS)
 
@@ -36,16 +38,20 @@ class Gate:
             if mechanism == b"PLAIN" and len(credentials) == 2:
                 why = self._tokens.why_not(*credentials)
             if why is not None:
+                self.turned_away += 1
                 self._refusals.count(why, f"a connection from {address.decode('ascii', 'replace')}")
             status = (b"200", b"OK") if why is None else (b"400", b"refused")
             self.socket.send_multipart([version, request, *status, b"", b""], NOBLOCK)
 
 
 class Events:
-    """Which connections to a server ended, and whether anything was heard of them before."""
+    """Which connections to a server ended, and whether anything was heard of them before.
 
-    def __init__(self, socket: zmq.Socket, refusals: Refusals):
-        self._refusals = refusals
+    A connection that is turned away is counted once, or twice if it ends by itself before the gate has answered.
+    """
+
+    def __init__(self, socket: zmq.Socket, gate: Gate | None, refusals: Refusals):
+        self._gate, self._refusals = gate, refusals
         self._heard: set[int] = set()
         self._ended = False
         self.socket = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -67,5 +73,7 @@ class Events:
             descriptor = parse_monitor_message(self.socket.recv_multipart(NOBLOCK))["value"]
             if descriptor in self._heard:
                 self._heard.remove(descriptor)
+            elif self._gate is not None and self._gate.turned_away:
+                self._gate.turned_away -= 1
             else:
                 self._refusals.count("no handshake of ours, or another key", "a connection")

@@ -63,29 +63,27 @@ class ZmqServer(ZmqEndpoint, Server):
         self._by_route: dict[bytes, tuple[int, Line]] = {}
         self._pending: dict[bytes, tuple[float, ServerSide]] = {}
         self._suspicions = 0
-        self._gate: Gate | None = None
+        self._gate = None if security.encrypted else Gate(self._context, Tokens(self._keys), self._refusals)
         self._socket = self._open()
-        self._events = Events(self._socket, self._refusals)
+        self._events = Events(self._socket, self._gate, self._refusals)
         try:
-            self._listen(endpoint, security.encrypted)
+            self._listen(endpoint)
         except zmq.ZMQError as error:
             self._release(0)
             raise InputError(f"can't listen at {address}: {error.strerror}", where=f"node {name}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         self._keeper.start()
 
-    def _listen(self, endpoint: str, encrypted: bool) -> None:
+    def _listen(self, endpoint: str) -> None:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.IPV6, "[" in endpoint)
-        if encrypted:
-            secret = z85.encode(self._keys.curve_secret())
+        if self._gate is None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-            self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(self._keys.curve_secret()))
         else:
-            self._gate = Gate(self._context, Tokens(self._keys), self._refusals)
-            self._poll.register(self._gate.socket.getsockopt(zmq.FD), select.POLLIN)
             self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
             self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+            self._poll.register(self._gate.socket.getsockopt(zmq.FD), select.POLLIN)
         self._socket.bind(endpoint)
         self._poll.register(self._socket.getsockopt(zmq.FD), select.POLLIN)
 
@@ -203,6 +201,10 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _after_pumping(self) -> None:
         self._refusals.say()
+
+    def _release(self, linger: int) -> None:
+        self._socket.disable_monitor()  # it would wait for room for its events, which nobody reads any more
+        super()._release(linger)
 
     def _sockets(self) -> Sequence[zmq.Socket]:
         return [*([self._gate.socket] if self._gate else []), self._events.socket, self._socket]

@@ -23,7 +23,7 @@ def beside(work):
     def run():
         try:
             outcome.append(work())
-        except (Closed, NodeLost, ValueError) as error:
+        except (Closed, NodeLost, RuntimeError, ValueError) as error:
             outcome.append(error)
 
     thread = threading.Thread(target=run)
