@@ -163,6 +163,14 @@ def death(group):
     return [ended(lambda: group.all_reduce(torch.zeros(100))), ended(group.barrier), ended(lambda: group.gather(1))]
 
 
+def freezing(group):
+    """The last member's process stops in its tracks; the others wait for it."""
+    group.barrier()
+    if group.rank == group.size - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return ended(lambda: group.all_reduce(torch.zeros(100)))
+
+
 def leaving(group):
     """The last member closes regularly, the others call once more."""
     group.barrier()

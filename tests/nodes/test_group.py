@@ -103,6 +103,13 @@ def test_a_member_that_dies_is_named_at_once(kind, size):
     world.close()
 
 
+def test_a_member_that_freezes_is_named_when_it_has_been_silent():
+    world = ProcessWorld(3, timeout=3.0)
+    assert world.play("freezing", heard=2) == ["lost rank 2: has not been heard of for 3 s"] * 2
+    world.members[2].kill()
+    world.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_member_that_leaves_is_named(kind):
     world = KINDS[kind](2, timeout=60.0)

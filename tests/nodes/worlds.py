@@ -66,11 +66,12 @@ class ProcessWorld:
             for rank in range(size)
         ]  # fmt: skip
 
-    def play(self, name):
+    def play(self, name, heard=None):
+        """What the members return: the first `heard`, or all."""
         for member in self.members:
             member.stdin.write(name + "\n")
             member.stdin.flush()
-        answers = [json.loads(member.stdout.readline() or '{"result": "dead"}') for member in self.members]
+        answers = [json.loads(member.stdout.readline() or '{"result": "dead"}') for member in self.members[:heard]]
         for answer in answers:
             assert "error" not in answer, answer["error"]
         return [answer["result"] for answer in answers]
