@@ -154,6 +154,16 @@ def _topology(args: argparse.Namespace) -> None:
     print(report(args.path, args.device, args.sysfs, as_json=args.json))
 
 
+def _nodes(args: argparse.Namespace) -> int:
+    from marius_oac.nodes.check import check
+    from marius_oac.nodes.launch import Request
+
+    request = Request(args.argv, args.file, args.local_nodes)
+    report = check(request.cluster(), here=request.local is not None)
+    print(report)
+    return 0 if report.ok else 1
+
+
 def _parser() -> Parser:
     parser = Parser(prog="marius-oac", description="Train embedding tables: asynchronous speed, synchronous results.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -168,6 +178,11 @@ def _parser() -> Parser:
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
     command("config", _config, "List every key of the config: default and meaning.")
     _add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
+    checking = command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not.")
+    checking.add_argument("action", choices=("check",), help="reach each, compare versions and clocks, measure links")
+    described = checking.add_mutually_exclusive_group(required=True)
+    described.add_argument("file", type=Path, nargs="?", help="a nodes.yaml, one entry for each node")
+    described.add_argument("--local-nodes", type=int, metavar="N", help="N nodes on this machine")
     training = command("train", _train, "Train a graph's embeddings, or a model of clicks, and evaluate.")
     training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
     training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")

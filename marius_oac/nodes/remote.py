@@ -36,27 +36,33 @@ def commands(
         words: the arguments of Python on a node; `--node NAME` is added.
         environment: where SLURM_JOB_ID says that Slurm starts them.
     """
-    made = []
-    for node in cluster.nodes:
-        python = node.python or sys.executable
-        there = [python, "-m", "marius_oac.nodes.guard", python, *words, "--node", node.name]
-        slurm = "SLURM_JOB_ID" in environment
-        made.append((node.name, _srun(node, there) if slurm else _ssh(cluster, node, there)))
-    return made
+    return [
+        (
+            node.name,
+            reach(cluster, node, ["-m", "marius_oac.nodes.guard", python_of(node), *words, "--node", node.name],
+                  environment),
+        )
+        for node in cluster.nodes
+    ]  # fmt: skip
 
 
-def _ssh(cluster: ClusterConfig, node: NodeConfig, there: Sequence[str]) -> list[str]:
+def python_of(node: NodeConfig) -> str:
+    """The Python of a node."""
+    return node.python or sys.executable
+
+
+def reach(
+    cluster: ClusterConfig, node: NodeConfig, words: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> list[str]:
+    """The command that runs a node's Python with these arguments, by ssh or under Slurm; standard input goes there."""
+    folder, there = node.directory or os.getcwd(), [python_of(node), *words]
+    if "SLURM_JOB_ID" in environment:  # a step on one node; threads are bound by the program itself, if at all
+        step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node.name}", "--cpu-bind=none", "--unbuffered"]
+        return [*step, f"--chdir={folder}", *there]
     alive = max(1, int(cluster.timeout / 3))
     options = ("BatchMode=yes", "ConnectTimeout=10", f"ServerAliveInterval={alive}", "ServerAliveCountMax=3")
-    folder = shlex.quote(node.directory or os.getcwd())
-    words = ["ssh", *(word for option in options for word in ("-o", option)), node.address]
-    return [*words, f"cd {folder} && exec {shlex.join(there)}"]
-
-
-def _srun(node: NodeConfig, there: Sequence[str]) -> list[str]:
-    """One step on one node; threads are bound by the program itself, if at all."""
-    step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node.name}", "--cpu-bind=none", "--unbuffered"]
-    return [*step, f"--chdir={node.directory or os.getcwd()}", *there]
+    ssh = ["ssh", *(word for option in options for word in ("-o", option)), node.address]
+    return [*ssh, f"cd {shlex.quote(folder)} && exec {shlex.join(there)}"]
 
 
 @dataclass
