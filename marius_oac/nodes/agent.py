@@ -30,7 +30,7 @@ from marius_oac.errors import InputError, MariusOacError, NodeLost
 MEETING = 600  # seconds that nodes wait for each other to be started
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch 2.11: 30)
 _AGENT_VARIABLE = "MARIUS_OAC_AGENT"
-_NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _LINES = 40  # of what a process said before it failed
 _ASKED = (-signal.SIGTERM, -signal.SIGINT)  # exit codes of those that were asked to end
@@ -78,7 +78,7 @@ def run(crew: Crew) -> int:
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False  # what it has to say of a failure is said below, in a line
-    ours = {**crew.environment, _AGENT_VARIABLE: str(os.getpid()), _NO_SHARED_STORE: "1"}
+    ours = {**crew.environment, _AGENT_VARIABLE: str(os.getpid()), NO_SHARED_STORE: "1"}
     with tempfile.TemporaryDirectory(prefix="marius-oac-") as logs, _variables(ours), _signals_restored():
         kept = _keep_store(crew) if crew.host else None
         try:

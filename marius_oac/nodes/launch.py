@@ -22,7 +22,7 @@ from typing import Any
 
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig, read_secret
 from marius_oac.errors import InputError
-from marius_oac.nodes.agent import Crew, end_with_agent, listen, run, told_to_end
+from marius_oac.nodes.agent import NO_SHARED_STORE, Crew, end_with_agent, listen, run, told_to_end
 from marius_oac.nodes.cluster import Place, check_machine, find_place, names, node_named, this_machine
 from marius_oac.nodes.remote import commands, start
 
@@ -107,7 +107,7 @@ def start_local(request: Request, cluster: ClusterConfig) -> int:
     if request.dry_run:
         torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cluster.size)]
         words = [word for word in [*torchrun, *command] if word != "--dry-run"]
-        sys.stdout.write(f"{SECRET_VARIABLE}=$(openssl rand -hex 32) {shlex.join(words)}\n")
+        sys.stdout.write(f"{SECRET_VARIABLE}=$(openssl rand -hex 32) {NO_SHARED_STORE}=1 {shlex.join(words)}\n")
         return 0
     machine = this_machine()
     for node in cluster.nodes:
@@ -172,8 +172,7 @@ def _store() -> Iterator[None]:
     if os.environ.get(_AGENT_STORE) == "True":
         if restarts:
             raise InputError(
-                "torchrun needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment to start nodes again",
-                "--max-restarts",
+                f"torchrun needs {NO_SHARED_STORE}=1 in its environment to start nodes again", "--max-restarts"
             )
     elif number == "0":
         kept = listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 60)
