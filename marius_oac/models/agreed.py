@@ -16,6 +16,9 @@ from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.models.scratch import Scratch
 from marius_oac.types import DenseSync
 
+OWN = "relations.optimizer."
+"""Begins the names of the state of an optimizer that the agreement brings along."""
+
 
 class AgreedRelations:
     """Args:
@@ -32,6 +35,10 @@ class AgreedRelations:
             self._gradients = table.new_zeros(len(table), width)
             self._own = dense.optimizer([self._values])
             dense.attach([self._values])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What an optimizer of `dense` keeps, by name: the tensors themselves, not copies."""
+        return {} if self._own is None else {f"{OWN}{key}": each for key, each in self._own.state[self._values].items()}
 
     def values(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """float32 [R, Dr], a copy in which only the batch's relations have their values."""

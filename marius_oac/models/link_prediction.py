@@ -156,7 +156,12 @@ class LinkPredictionStep:
 
     def dense_state(self) -> Mapping[str, torch.Tensor]:
         """A copy of the dense parameters with their optimizer state; empty without relations."""
-        return {} if self._relations is None else {RELATIONS: self._relations.clone()}
+        return {name: tensor.clone() for name, tensor in self._dense().items()}
+
+    def _dense(self) -> dict[str, torch.Tensor]:
+        if self._relations is None:
+            return {}
+        return {RELATIONS: self._relations} | (self._agreed.state() if self._agreed else {})
 
     def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes over, by copy, what `dense_state` gave.
@@ -168,8 +173,8 @@ class LinkPredictionStep:
         theirs = {name: tuple(tensor.shape) for name, tensor in state.items()}
         if mine != theirs:
             raise ValueError(f"dense state {theirs}, but this model has {mine}")
-        if self._relations is not None:
-            self._relations.copy_(state[RELATIONS])
+        for name, tensor in self._dense().items():
+            tensor.copy_(state[name])
 
     def close(self) -> None:
         self._stack.close()
