@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SLOTS = 32
+SLOTS = 128
 """Numbers in a message: whether the sender leaves, then how many calls it has begun in each group."""
 ABORTED = -1
 """Instead of the number of calls."""
