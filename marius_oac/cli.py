@@ -137,9 +137,11 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> None:
     from marius_oac.config import Config
+    from marius_oac.config_cluster import ClusterConfig
 
     for task in ("graph", "ctr"):
         print(f"task: {task}\n\n{Config.of_task(task).describe()}\n")
+    print(f"nodes.yaml\n\n{ClusterConfig.describe()}\n")
 
 
 def _datasets(args: argparse.Namespace) -> None:
@@ -176,7 +178,7 @@ def _parser() -> Parser:
 
     _add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
-    command("config", _config, "List every key of the config: default and meaning.")
+    command("config", _config, "List every key of the config and of nodes.yaml: default and meaning.")
     _add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
     checking = command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not.")
     checking.add_argument("action", choices=("check",), help="reach each, compare versions and clocks, measure links")

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 from marius_oac.config_dense import NodesConfig
-from marius_oac.config_errors import explain, fields, flat, parse, reason, shown, where
+from marius_oac.config_errors import described, explain, flat, parse, reason, shown, where
 from marius_oac.config_sections import (
     CheckpointConfig,
     MetricsConfig,
@@ -100,11 +100,7 @@ class BaseConfig(Section):
     @classmethod
     def describe(cls) -> str:
         """Every key with its default and meaning, as a Markdown table."""
-        lines = ["| key | default | meaning |", "|---|---|---|"]
-        for path, field in fields(cls):
-            default = "required" if field.is_required() else f"`{yaml.safe_dump(field.default).splitlines()[0]}`"
-            lines.append(f"| `{path}` | {default} | {field.description} |")
-        return "\n".join(lines)
+        return described(cls)
 
     def replace(self, *overrides: str) -> Self:
         """A copy with `a.b=c` overrides applied and everything validated again."""

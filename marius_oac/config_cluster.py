@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticKnownError
 
-from marius_oac.config_errors import explain, parse, reason
+from marius_oac.config_errors import described, explain, parse, reason
 from marius_oac.config_sections import (
     Bytes,
     Folders,
@@ -127,7 +127,10 @@ class ClusterConfig(Section):
         "mode 600. Default: MARIUS_OAC_SECRET; where one command starts all nodes, a new one for each run.",
     )
     port: Port = Field(29400, description="Port of the rendezvous, on the first node.")
-    encryption: Switch = Field(False, description="Encrypt rows and gradients on their way between nodes.")
+    encryption: Switch = Field(
+        False,
+        description="Encrypt rows and their gradients between trainers and shards; what gloo and NCCL carry is not.",
+    )
     timeout: PositiveFloat = Field(60.0, description="Seconds until a node that says nothing is given up.")
     restarts: NonNegativeInt = Field(
         0, description="How often torchrun starts the trainers again, from the last checkpoint, after one was lost."
@@ -152,6 +155,11 @@ class ClusterConfig(Section):
         """SHA-256 of everything that must be the same on every node; secret and Python may lie elsewhere."""
         tree = self.model_dump(mode="json", exclude={"secret": True, "nodes": {"__all__": {"python", "directory"}}})
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def describe(cls) -> str:
+        """Every key with its default and meaning, as a Markdown table."""
+        return described(cls)
 
     @classmethod
     def local(cls, count: int, cores: int) -> ClusterConfig:
