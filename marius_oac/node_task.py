@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from marius_oac.data.share import Share
+from marius_oac.errors import ConfigError
 from marius_oac.memory import MemoryPlan
 from marius_oac.node_saved import DENSE, PLACE, PLACEMENT, NodesCheckpoint, layout_name
 from marius_oac.nodes.exchange import NodeSource, RoutedPlanner
@@ -248,9 +249,11 @@ def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.nda
 
 def check_config(config: Any) -> None:
     """Raises ConfigError for what several nodes can't do."""
-    from marius_oac.errors import ConfigError
-
     if config.pipeline.mode == "async-delta":
         raise ConfigError("'async-delta' is for one node; over several ones use oac, sync or async", "pipeline.mode")
     if config.pipeline.order != "plan":
         raise ConfigError("over several nodes batches are computed in plan order", "pipeline.order")
+    dense = config.nodes.dense
+    if config.pipeline.mode == "async" and dense.lockstep:
+        what = f"'{dense.kind}' needs trainers in lockstep, and the mode is 'async'; use easgd, ma or bmuf"
+        raise ConfigError(what, "nodes.dense.kind")

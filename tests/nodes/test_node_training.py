@@ -128,8 +128,28 @@ def test_pulling_ahead_has_the_bits_of_one_batch_at_a_time(configs, tmp_path, tr
 
 def test_freely_nodes_end_elsewhere(configs, tmp_path, trained):
     common = ["train", configs / "clicks.yaml", "--local-nodes", 2, "--set", SMOOTH, "--out"]
-    run(*common, tmp_path / "async", "--set", "pipeline.mode=async")
+    free = ["--set", "pipeline.mode=async"]
+    assert "lockstep" in run(*common, tmp_path / "async", *free, code=2)  # as gradients of a batch can't be summed
+    run(*common, tmp_path / "async", *free, "--set", "nodes.dense.kind=easgd")
+    summary = RunFolder.open(tmp_path / "async").summary()
+    assert summary["dense.syncs"] > 0
     assert digests(tmp_path / "async") != digests(trained("clicks", 2))
+
+
+@pytest.mark.parametrize("dense", ["kstep", pytest.param("bmuf", marks=pytest.mark.slow)])
+def test_replicas_of_the_network_go_on_as_they_were(configs, tmp_path, dense):
+    """A run that is resumed between two merges has the bits of one that was not interrupted."""
+    how = {
+        "kstep": "{kind: kstep, k: 7, warm_up: 20}",
+        "bmuf": "{kind: bmuf, background: false, gap: 7, momentum: 0.5}",
+    }
+    path, often = tmp_path / "run", ["--set", "checkpoint.every_batches=75", "--set", "checkpoint.keep=9"]
+    nodes = ["--local-nodes", 2]
+    run("train", configs / "clicks.yaml", *nodes, *often, "--set", f"nodes.dense={how[dense]}", "--out", path)
+    whole = rows_of(path)
+    run("resume", path, *nodes, "--checkpoint", "0000000075")
+    again = rows_of(path)
+    assert all(np.array_equal(whole[name], again[name]) for name in whole)
 
 
 @pytest.mark.parametrize(
