@@ -68,25 +68,26 @@ class NodeConfig(Section):
     )
     interface: Name | None = Field(None, description="Network interface; default: the one that has the address.")
     cores: PositiveInt | None = Field(None, description="Cores for all its trainers; default: all it may use.")
-    memory: Bytes | None = Field(None, description="Memory for rows, such as 64GiB; default: what is free.")
+    memory: Bytes | None = Field(
+        None, description="Memory for rows, such as 64GiB, in place of the config's storage.memory."
+    )
     disk: Bytes | None = Field(None, description="Space for rows on disk; default: what is free.")
     path: Folders = Field((), description="Folders for rows on disk, in place of the config's storage.path.")
     gpus: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers)] | None = Field(
         None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device."
     )
-    trainers: NonNegativeInt = Field(1, description="Processes that train; 0: it carries shards alone.")
+    trainers: PositiveInt = Field(1, description="Processes that train.")
     shards: Annotated[float, BeforeValidator(_weight), Field(ge=0, allow_inf_nan=False)] = Field(
         True, validate_default=True,
         description="Whether it carries rows: true, false, or how much of them beside others, such as 2.",
     )  # fmt: skip
-    data: Folders = Field((), description="Its own part of the click log: files or patterns, read by it alone.")
     python: Name | None = Field(None, description="Python there, where it is started from here; default: as here.")
     directory: Name | None = Field(None, description="Folder to start in there; default: as here.")
 
     @property
     def processes(self) -> int:
-        """Processes that run on it: its trainers, or the one that carries its shards."""
-        return max(1, self.trainers)
+        """Processes that run on it."""
+        return self.trainers
 
     @property
     def loopback(self) -> bool:
@@ -102,8 +103,6 @@ class NodeConfig(Section):
 
     @model_validator(mode="after")
     def _adds_up(self) -> NodeConfig:
-        if not self.trainers and not self.shards:
-            raise ValueError("trainers: 0, and no shards: it has nothing to do; leave the entry out")
         if self.cores is not None and self.cores < self.trainers:
             raise ValueError(f"cores: {self.cores} for {self.trainers} trainers; each needs one")
         if self.gpus and len(self.gpus) != self.trainers:
@@ -275,8 +274,6 @@ def _check_together(cluster: ClusterConfig, path: Path, lines: Mapping[tuple, in
             other = ports.setdefault((node.address, port), f"node {node.name}")
             if other != f"node {node.name}":
                 raise wrong(index, "port", f"port {port} of {node.address} is taken by {other}; give it one of its own")
-    if not any(node.trainers for node in cluster.nodes):
-        raise ConfigError("no node has trainers: nobody would train", path)
     if not any(node.shards for node in cluster.nodes):
         raise ConfigError("no node has shards: nobody would keep the rows", path)
     mixed = [node.loopback for node in cluster.nodes]

@@ -85,6 +85,7 @@ class NodeTask(Task):
         self.task, self.config, self.group = task, task.config, group
         self.placement, self.place, self._make_dense, self._connect = placement, place, make_dense, connect
         self.dense: DenseSync | None = None
+        self._source: NodeSource | None = None
         self.crew = NodeCrew(group)
         self.decisive_metric = task.decisive_metric
 
@@ -147,6 +148,11 @@ class NodeTask(Task):
         """Takes back what `state_arrays` gave."""
         shapes = {name: tensor.shape for name, tensor in self.dense.state().items()}
         self.dense.load({name: torch.tensor(arrays[f"{DENSE}.{name}"]).reshape(shapes[name]) for name in shapes})
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why rows can't be had any more, if that is so."""
+        return self._source.error if self._source else None
 
     def before_batches(self) -> None:
         self.dense.start()

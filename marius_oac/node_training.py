@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.nodes.torch_group import TorchGroup
 from marius_oac.run import RunFolder
 from marius_oac.run_log import LOG, RunLog
+from marius_oac.runtime.channel import Closed
 from marius_oac.task import Task
 from marius_oac.training import (
     Run,
@@ -63,11 +64,28 @@ def train_on_nodes(config: BaseConfig, place: Place, out: str | Path | None = No
     """
     path = Path(out) if out else Path("runs") / default_name(config)
     with open_group(place) as group:
+        # Nodes that torchrun has started again, since one was lost, go on.
+        if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
+            return _resumed(path, place, group, (), (), None, trace)
         own = config_of(config, place)
         task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
         with _created(path, place, group, own, task) as folder:
-            run_task(task, folder, trace, None)
+            _train(task, folder, trace)
     return open_run(folder.path)
+
+
+def _exists(path: Path, place: Place, group: Group) -> bool:
+    """Whether the first process finds a run there."""
+    return group.gather(not place.rank and (path / "run.json").exists())[0]
+
+
+def _train(task: NodeTask, folder: RunFolder, trace: bool, prepare: Callable = lambda loop: None) -> None:
+    try:
+        run_task(task, folder, trace, None, prepare)
+    except Closed:  # what another thread ended, because of another error
+        if task.failure is not None:
+            raise task.failure from None
+        raise
 
 
 @contextmanager
@@ -96,20 +114,31 @@ def resume_on_nodes(
 
     With other nodes than before the rows are dealt out anew; every process then needs the parts of all nodes before.
     """
-    path = Path(path)
     with open_group(place) as group:
-        saved, log = _told(path, place, group)
-        shared = with_data(saved.replace(*overrides), data)
-        config = config_of(shared, place)
-        task = agreed_task(shared, place, group, lambda: resume_task(config, log, data))
-        part = path / NODES / task.layout / name_of(place)
-        before = _before(path, part, task, checkpoint)
-        with _opened(path, part, place, group, config, task) as folder:
-            folder.check_resumable(config, task.fingerprint)
-            if checkpoint is None and not data and not before and not task.crew.any(not has_ended(folder, task)):
-                return open_run(folder.path)
-            load = partial(TrainingLoop.take_over, before=before) if before else TrainingLoop.restore
-            run_task(task, folder, trace, None, lambda loop: load(loop, checkpoint))
+        return _resumed(Path(path), place, group, overrides, data, checkpoint, trace)
+
+
+def _resumed(
+    path: Path,
+    place: Place,
+    group: Group,
+    overrides: Iterable[str],
+    data: Sequence[str],
+    checkpoint: str | None,
+    trace: bool,
+) -> Run:
+    saved, log = _told(path, place, group)
+    shared = with_data(saved.replace(*overrides), data)
+    config = config_of(shared, place)
+    task = agreed_task(shared, place, group, lambda: resume_task(config, log, data))
+    part = path / NODES / task.layout / name_of(place)
+    before = _before(path, part, task, checkpoint)
+    with _opened(path, part, place, group, config, task) as folder:
+        folder.check_resumable(config, task.fingerprint)
+        if checkpoint is None and not data and not before and not task.crew.any(not has_ended(folder, task)):
+            return open_run(folder.path)
+        load = partial(TrainingLoop.take_over, before=before) if before else TrainingLoop.restore
+        _train(task, folder, trace, lambda loop: load(loop, checkpoint))
     return open_run(folder.path)
 
 
@@ -184,7 +213,7 @@ def config_of(config: BaseConfig, place: Place) -> BaseConfig:
         overrides.append(f"threads={place.threads}")
     if place.device:
         overrides.append(f"device={place.device}")
-    if node.memory and config.storage.paged:
+    if node.memory:
         overrides.append(f"storage.memory={int(node.memory) // node.processes}")
     if node.path:
         overrides.append(f"storage.path={json.dumps(list(node.path))}")

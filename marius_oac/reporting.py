@@ -152,14 +152,17 @@ class SegmentReport:
 
 
 class TrainingProgress:
-    """A bar over all batches of the run on a terminal, a line every ten seconds otherwise; both on standard error."""
+    """A bar over all batches of the run on a terminal, a line every ten seconds otherwise; both on standard error.
 
-    def __init__(self, first: int, last: int):
-        self._done, self._last = first, last
+    With `shown` False it says nothing: another process does.
+    """
+
+    def __init__(self, first: int, last: int, shown: bool = True):
+        self._done, self._last, self._shown = first, last, shown
         self._next_line = time.monotonic() + LINE_SECONDS
         self._bar = (
             tqdm(total=last, initial=first, unit="batch", dynamic_ncols=True, leave=False)
-            if sys.stderr.isatty()
+            if shown and sys.stderr.isatty()
             else None
         )
 
@@ -178,7 +181,7 @@ class TrainingProgress:
         """A line of its own, above the bar where there is one."""
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
-        else:
+        elif self._shown:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
 

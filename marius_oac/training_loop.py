@@ -120,7 +120,7 @@ class TrainingLoop:
         """
         with (
             stop_on_interrupt(self.session.pipeline.request_stop),
-            TrainingProgress(self.position.sequence, self.road.last) as progress,
+            TrainingProgress(self.position.sequence, self.road.last, self.session.task.crew.leads) as progress,
         ):
             if self._evaluation_is_due:
                 self._evaluate(progress)

@@ -141,7 +141,7 @@ def test_a_wrong_override_is_named(overrides, expected, tmp_path):
         ("data:\n", "c.yaml:1: data: must be a section of keys, not null"),
         ("data: {path: g}\n7: 1\nstorage: {}\n",
          "c.yaml:2: 7: unknown key '7'; known here: seed, device, threads, binding, pipeline, storage, "
-         "checkpoint, metrics, task, data, model, training, evaluation"),
+         "checkpoint, metrics, nodes, task, data, model, training, evaluation"),
         ("data: {path: g}\nseed: 2020-13-45\n",
          "c.yaml:2: '2020-13-45' is not a number or date; put quotes around text"),
         ("data: {path: g}\nseed: !!int many\n", "c.yaml:2: 'many' is not a number or date; put quotes around text"),

@@ -39,21 +39,14 @@ def test_one_entry_more_is_one_node_more(tmp_path):
 
 def test_short_forms(tmp_path):
     text = (
-        "nodes: [{address: a, gpus: 2, trainers: 2, shards: 2.5, memory: 4GiB, disk: 1TB, path: /ssd, data: x/*.csv}]"
+        "nodes: [{address: a, gpus: 2, trainers: 2, shards: 2.5, memory: 4GiB, disk: 1TB, path: /ssd}]"
     )
     (node,) = load(text, tmp_path).nodes
-    assert (node.gpus, node.shards, node.memory, node.path, node.data) == (
-        (0, 1),
-        2.5,
-        4 << 30,
-        ("/ssd",),
-        ("x/*.csv",),
-    )
+    assert (node.gpus, node.shards, node.memory, node.path) == ((0, 1), 2.5, 4 << 30, ("/ssd",))
     (node,) = load(
         "nodes: [{address: '10.0.0.1', gpus: [3], trainers: 1, shards: false}, {address: b}]", tmp_path
     ).nodes[:1]
     assert (node.name, node.gpus, node.shards) == ("10.0.0.1", (3,), 0.0)
-    assert load("nodes: [{address: a, trainers: 0}, {address: b}]", tmp_path).nodes[0].processes == 1
 
 
 def test_what_is_the_same_on_all_nodes_has_one_digest(tmp_path):
@@ -104,9 +97,7 @@ def test_nodes_on_this_machine():
         ("nodes: [{address: a, name: 'a b'}]",
          "nodes.yaml:1: node a b: name: must be a name of letters, digits and . _ : - , not 'a b'"),
         ("nodes: [{address: a, shards: false}]", "nodes.yaml: no node has shards: nobody would keep the rows"),
-        ("nodes: [{address: a, trainers: 0}]", "nodes.yaml: no node has trainers: nobody would train"),
-        ("nodes:\n- address: a\n- {address: b, trainers: 0, shards: false}",
-         "nodes.yaml:3: node b: trainers: 0, and no shards: it has nothing to do; leave the entry out"),
+        ("nodes: [{address: a, trainers: 0}]", "nodes.yaml:1: node a: trainers: must be greater than 0, not 0"),
         ("nodes: [{address: a, shards: some}]", "nodes.yaml:1: node a: shards: must be a number, not 'some'"),
         ("nodes: [{address: a, shards: -1}]",
          "nodes.yaml:1: node a: shards: must be greater than or equal to 0, not -1"),

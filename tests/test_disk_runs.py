@@ -321,7 +321,7 @@ def test_a_later_batch_that_is_larger_is_refused_and_more_memory_goes_on(make, i
 
 
 def test_room_is_looked_for_where_the_pages_go(make, command, tmp_path, monkeypatch):
-    """The run's folder lies on another disk than the pages; what is there already when a run goes on is not asked for."""
+    """The run's folder lies on another disk than the pages; what is there when a run goes on is not asked for."""
     config, pages, run = make("graph", share(10)), tmp_path / "pages", tmp_path / "run"
     source, free = write_config(tmp_path / "c.yaml", config), {}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, free[str(path)]))

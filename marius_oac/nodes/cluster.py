@@ -79,11 +79,6 @@ class Place:
         return self.cluster.size
 
     @property
-    def trains(self) -> bool:
-        """Whether it has a trainer."""
-        return self.node.trainers > 0
-
-    @property
     def carries(self) -> bool:
         """Whether it has a shard server."""
         return self.node.shards > 0

@@ -113,7 +113,7 @@ class NodeSource(RowSource):
         self.validates, self.caching = lockstep, False
         self.exchange: NodeRows | None = None
         self.bytes_sent = self.bytes_received = 0
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._questions, self._asked = Questions(), threading.Lock()
         self.sync = SyncLines(self)
         self._threads = [
@@ -123,13 +123,13 @@ class NodeSource(RowSource):
     def begin(self, first: int, device: Device, stop_requested: Callable[[], bool]) -> NodeRows:
         self._prepare(first)
         self.exchange = NodeRows(self, first, stop_requested)
-        if self._error is not None:
-            self.exchange.fail(self._error)
+        if self.error is not None:
+            self.exchange.fail(self.error)
         return self.exchange
 
     def fail(self, error: BaseException) -> None:
         """Every call that waits, now or later, raises this."""
-        self._error = self._error or error
+        self.error = self.error or error
         self._questions.fail(error)
         self.sync.questions.fail(error)
         if self.exchange is not None:

@@ -31,7 +31,8 @@ def workers(count):
 def copying(pipeline: Pipeline) -> TorchDevice:
     """The copying device on the CPU: what CUDA runs, without its streams."""
     layouts = pipeline.source.layouts
-    return TorchDevice(torch.device("cpu"), pipeline.planner.tables, layouts, pipeline.in_flight, pipeline.source.caching)
+    caching = pipeline.source.caching
+    return TorchDevice(torch.device("cpu"), pipeline.planner.tables, layouts, pipeline.in_flight, caching)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
