@@ -38,9 +38,7 @@ def test_one_entry_more_is_one_node_more(tmp_path):
 
 
 def test_short_forms(tmp_path):
-    text = (
-        "nodes: [{address: a, gpus: 2, trainers: 2, shards: 2.5, memory: 4GiB, disk: 1TB, path: /ssd}]"
-    )
+    text = "nodes: [{address: a, gpus: 2, trainers: 2, shards: 2.5, memory: 4GiB, disk: 1TB, path: /ssd}]"
     (node,) = load(text, tmp_path).nodes
     assert (node.gpus, node.shards, node.memory, node.path) == ((0, 1), 2.5, 4 << 30, ("/ssd",))
     (node,) = load(
