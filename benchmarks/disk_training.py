@@ -7,8 +7,9 @@
 Clicks: a generated log (Zipf 1.05), DLRM, rows numbered as the log first names their keys; a pass over the log comes
 first, and measured is the second from its middle on: a pass begins with keys that lie side by side. Graph: generated,
 ends skewed, negatives uniform: nothing to look ahead to but what is there by chance. All pages have been written
-before, so that none is merely computed. "mmap" is the same table in a mapped file, in a control group with the memory that the
-disk tier's process takes (as root; else it is left out, aloud). `turns` says how the contestants share the machine.
+before, so that none is merely computed. "mmap" is the same table in a mapped file, in a control group with the memory
+that the disk tier's process takes (as root; else it is left out, aloud). `turns` says how the contestants share the
+machine.
 """
 
 import argparse
