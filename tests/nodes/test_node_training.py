@@ -264,3 +264,21 @@ def test_parts_that_are_not_at_hand_are_asked_for(tmp_path, trained):
     text = run("resume", path, "--local-nodes", 3, code=2)
     assert "copy" in text and "Traceback" not in text
     assert "must lie here" in run("eval", path, "--split", "valid", code=2)
+
+
+@pytest.mark.slow
+def test_nodes_that_are_started_again_go_on_to_the_same_tables(configs, tmp_path, uninterrupted):
+    """With `restarts` torchrun starts the nodes again after a loss, and they go on from the last checkpoint."""
+    nodes, path = tmp_path / "nodes.yaml", tmp_path / "run"
+    entries = [{"name": name, "address": "127.0.0.1", "cores": 1} for name in "ab"]
+    nodes.write_text(yaml.safe_dump({"restarts": 2, "timeout": 30, "nodes": entries}))
+    common = ("train", configs / "clicks.yaml", "--nodes", nodes, "--out", path, *LONG)
+    both = [start(*common, "--node", name, MARIUS_OAC_SECRET="0" * 64) for name in "ab"]
+    wait_for_batches(path, both[0], 100)
+    children = psutil.Process(both[1].pid).children(recursive=True)
+    (trainer,) = (each for each in children if each.environ().get("RANK"))
+    trainer.kill()
+    texts = [process.communicate(timeout=200)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], texts
+    assert any("started again" in text for text in texts)
+    assert digests(path) == uninterrupted
