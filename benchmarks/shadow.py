@@ -290,7 +290,7 @@ def share_used(server: Host, lead: Process, number: int, rate: float) -> float:
 
 def print_scaling(found: dict[str, dict[int, dict[str, float]]], options: argparse.Namespace) -> None:
     floats = sum(each.numel() for each in Race("dlrm", 1).network().parameters())
-    alone = found[NONE][options.trainers[0]]["rate"] / options.trainers[0]
+    alone = one_alone(found)
     print(
         f"{machine()}\nlinks of {options.rate:g} Mbit/s, {floats:,} dense parameters, emulated compute of "
         f"{options.iteration:g} ms for {options.batch:,} examples; median of {options.rounds} windows of "
@@ -299,11 +299,17 @@ def print_scaling(found: dict[str, dict[int, dict[str, float]]], options: argpar
     names = ("examples/s", "of linear", "of its own one, times trainers", "gap", "s per synchronisation", "link used")
     print(f"| setting | trainers | {' | '.join(names)} |\n{'|---' * (2 + len(names))}|")
     for setting, by_count in found.items():
-        own = by_count[options.trainers[0]]["rate"] / options.trainers[0]
+        own = next(row["rate"] / count for count, row in sorted(by_count.items()))
         for count, row in by_count.items():
             linear = f"{row['rate'] / (count * alone):.3f} | {row['rate'] / (count * own):.3f}"
             syncs = f"{row['gap']:.1f} | {row['sync']:.3f} | {row['link']:.0%}" if setting != NONE else " | | "
             print(f"| {setting} | {count} | {row['rate']:,.0f} | {linear} | {syncs} |")
+
+
+def one_alone(found: dict[str, dict[int, dict[str, float]]]) -> float:
+    """Examples/s of a trainer that never synchronises, by the smallest number of them that ran."""
+    count, row = min(found[NONE].items())
+    return row["rate"] / count
 
 
 def plot(found: dict[str, dict[int, dict[str, float]]], options: argparse.Namespace) -> None:
@@ -313,14 +319,15 @@ def plot(found: dict[str, dict[int, dict[str, float]]], options: argparse.Namesp
     import matplotlib.pyplot as plt
 
     figure, (speed, link) = plt.subplots(1, 2, figsize=(10, 4))
-    for setting, by_count in found.items():
-        label = "linear" if setting == NONE else setting
+    speed.plot(options.trainers, [count * one_alone(found) for count in options.trainers], STYLES[NONE], label="linear")
+    for setting, by_count in list(found.items())[1:]:
         rates, links = ([row[name] for row in by_count.values()] for name in ("rate", "link"))
-        speed.plot(list(by_count), rates, STYLES[setting], label=label)
+        speed.plot(list(by_count), rates, STYLES[setting], label=setting)
         if setting.startswith("easgd"):
             link.plot(list(by_count), [100 * each for each in links], STYLES[setting])
     speed.set_ylabel("examples/s (emulated compute)")
     link.set_ylabel("sync server's link used, %")
+    speed.set_ylim(bottom=0)
     link.set_ylim(0, 105)
     for axes in (speed, link):
         axes.set_xlabel("trainers")
