@@ -15,6 +15,7 @@ import pytest
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.transport.contract import Limits, Request, Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
+from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLIN
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from tests.nodes.transport.conformance import NAMES, SERVER, Conformance, Wires, beside, content, outcome_of
 from tests.threads import PATIENCE
@@ -148,6 +149,19 @@ def test_abort_takes_no_lock(wires):
     with server._changed, client._changed:
         server.abort()
         client.abort()
+
+
+def test_what_the_descriptor_told_while_nobody_looked_is_not_forgotten(wires):
+    server, client = wires.pair(0)
+    server._ending.set()
+    server._keeper.join(PATIENCE)  # from now on only calls look at the socket
+    server._tick = 2 * PATIENCE
+    client.send([b"x"])
+    while (
+        not server._socket.getsockopt(EVENTS) & POLLIN
+    ):  # as a send by another thread does, this silences the descriptor
+        time.sleep(0)
+    assert outcome_of(*beside(server.receive)) == Request(0, [b"x"])
 
 
 def test_an_error_in_the_background_surfaces_in_every_call(wires):
