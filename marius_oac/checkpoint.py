@@ -25,7 +25,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,10 +203,12 @@ class Checkpoints:
         extra: Mapping[str, Any],
         keep: int,
         arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
+        written: Callable[[], None] = lambda: None,
     ) -> Checkpoint:
         """Writes a checkpoint and removes all but the `keep` newest and the best one. The pipeline must be drained.
 
         `extra` is plain data for the manifest, `arrays` what becomes files of their own, by names such as `users.keys`.
+        `written` is called when it is complete, before any other is removed.
 
         Raises:
             DivergedError: a number is NaN or infinite; such a checkpoint would push a good one out.
@@ -228,6 +230,7 @@ class Checkpoints:
             sync(self.folder)
         if self.tier:
             self._keep(self._read(path))
+        written()
         protected = {*self.names()[-keep:], self.best()}
         self._remove(name for name in self.names() if name not in protected)
         return self._read(path)

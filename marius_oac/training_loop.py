@@ -54,7 +54,7 @@ class TrainingLoop:
     """Runs a session to its last epoch and leaves everything in the run's folder."""
 
     def __init__(self, session: Session, folder: RunFolder):
-        self.session, self.folder, self.config = session, folder, session.config
+        self.session, self.folder, self.config, self.crew = session, folder, session.config, session.task.crew
         self.position = Position()
         self.folder.checkpoints.tier = session.parts.tier
         self.road = session.task.road
@@ -65,7 +65,7 @@ class TrainingLoop:
 
         A run that was stopped before its first checkpoint starts again: the initial values are the same.
         """
-        names = self.session.task.crew.common(self.folder.checkpoints.names())
+        names = self.crew.common(self.folder.checkpoints.names())
         if name is None and not names:
             self.session.task.check_data_from(0)
             self.folder.rewind(0)
@@ -106,7 +106,7 @@ class TrainingLoop:
         """Marks the checkpoint that was the best at this position; forgets it if it has been removed since."""
         checkpoints = self.folder.checkpoints
         best = name_of(self.road.begin(self.position.best_epoch))
-        if self.position.best < 0 or best not in checkpoints.names():
+        if self.position.best < 0 or best not in self.crew.common(checkpoints.names()):
             best = None
             self.position = replace(self.position, best=-1.0, best_epoch=0, worse=0)
         checkpoints.mark_best(best)
@@ -118,9 +118,10 @@ class TrainingLoop:
             Interrupted: the user stopped the run; a checkpoint of that moment was written.
             DivergedError: a number became NaN or infinite.
         """
+        self.crew.wait()  # nobody looks at rows that another one is still loading
         with (
             stop_on_interrupt(self.session.pipeline.request_stop),
-            TrainingProgress(self.position.sequence, self.road.last, self.session.task.crew.leads) as progress,
+            TrainingProgress(self.position.sequence, self.road.last, self.crew.leads) as progress,
         ):
             if self._evaluation_is_due:
                 self._evaluate(progress)
@@ -147,7 +148,7 @@ class TrainingLoop:
         progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
 
     def _stop_if_asked(self) -> None:
-        stop = self.session.task.crew.any(self.session.pipeline.stop_requested)
+        stop = self.crew.any(self.session.pipeline.stop_requested)
         if stop and self.position.sequence < self.road.last:
             raise Interrupted(
                 f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}"
@@ -179,6 +180,7 @@ class TrainingLoop:
             self.session.task.before_batches()
             reached = pipeline.run(first, last)
             self.session.task.after_batches(reached == self.road.last)
+            self.crew.wait()  # rows are of one moment when everyone's batches are in them
         except DivergedError as error:
             raise self._diverged(error) from error
         report.flush()
@@ -223,6 +225,7 @@ class TrainingLoop:
                 asdict(self.position),
                 self.config.checkpoint.keep,
                 self.session.task.state_arrays(),
+                self.crew.wait,  # else a crash could leave some with the old one alone, some with the new
             )
         except DivergedError as error:
             raise self._diverged(error) from error
@@ -238,7 +241,7 @@ class TrainingLoop:
 
     def _of_all(self, totals: Totals) -> Totals:
         """With those of the other processes."""
-        every = self.session.task.crew.gather(asdict(totals))
+        every = self.crew.gather(asdict(totals))
         return reduce(Totals.beside, [Totals(**each) for each in every])
 
     def _disk_metrics(self) -> dict[str, float]:
