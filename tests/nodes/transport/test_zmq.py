@@ -162,6 +162,7 @@ def test_what_the_descriptor_told_while_nobody_looked_is_not_forgotten(wires):
     ):  # as a send by another thread does, this silences the descriptor
         time.sleep(0)
     assert outcome_of(*beside(server.receive)) == Request(0, [b"x"])
+    server.close()  # the client, which has a keeper, answers
 
 
 def test_an_error_in_the_background_surfaces_in_every_call(wires):
