@@ -14,6 +14,7 @@ machine.
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -115,18 +116,17 @@ class Training(Contestant):
         self._session.__exit__(None, None, None)
 
 
-def populate(tree: dict, folder: Path) -> tuple[int, int]:
-    """Trains a little in memory and saves; returns the bytes of all tables, and of the process without them."""
+def populate(tree: dict, folder: Path) -> int:
+    """Trains a little in memory and saves; returns the bytes of all tables."""
     with Session(make_task(tree)) as session:
         clicks = tree.get("task") == "ctr"
         last = session.task.road.ends[0] if clicks else 2
         session.pipeline.run(0, last)
         bytes_of_tables = sum(store.nbytes for store in session.stores)
-        rest = psutil.Process().memory_info().rss - bytes_of_tables
         arrays = session.task.state_arrays()
         following = {"next": last + last // 2 if clicks else last}
         Checkpoints(folder).save(last, session.stores, session.step.dense_state(), following, 1, arrays)
-    return bytes_of_tables, rest
+    return bytes_of_tables
 
 
 @contextmanager
@@ -153,12 +153,14 @@ def main() -> None:
     with workplace(options.folder) as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
         tree = (click_tree if options.task == "clicks" else graph_tree)(folder, options)
-        tables, rest = populate(tree, folder / "checkpoints")
+        tables = populate(tree, folder / "checkpoints")
         budget = int(tables * options.share)
         made = partial(Training, tree, folder / "checkpoints")
         factories = {"memory": partial(made, []), "disk": partial(made, [f"storage.memory={budget}"])}
         if os.access(GROUPS, os.W_OK):
-            factories["mmap"] = partial(made, ["storage.io=mmap"], rest + budget)
+            alone = take_turns({"disk": factories["disk"]}, options.cores, options.batches, 1)
+            limit = int(re.match(r"RSS ([\d,]+) MiB", alone["disk"].report)[1].replace(",", "")) << 20
+            factories["mmap"] = partial(made, ["storage.io=mmap"], limit)
         else:
             sys.stderr.write(f"{GROUPS} can't be written: mmap under a limit of memory is left out\n")
         times = take_turns(factories, options.cores, options.batches, options.rounds)
