@@ -63,7 +63,7 @@ def graph_tree(folder: Path, options: argparse.Namespace) -> dict:
     prepare(PrepareRequest(source=str(folder / "edges.npy"), out=folder / "graph", read=read, **shares))
     return {
         "data": {"path": str(folder / "graph")},
-        "model": {"decoder": "dot", "dimension": 100},
+        "model": {"decoder": "dot", "dimension": options.dimension},
         "training": {
             "batch_size": options.batch or 50_000,
             "epochs": 1000,
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=20_000_000, help="distinct keys of the day that the log is from")
     parser.add_argument("--examples", type=int, default=1_500_000, help="of the log")
     parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument("--dimension", type=int, default=100, help="of the graph's embeddings")
     parser.add_argument("--negatives", type=int, default=1000, help="uniform, per side, shared by a chunk")
     parser.add_argument("--chunks", type=int, default=1)
     parser.add_argument("--batch", type=int, help="examples per batch (4096 clicks, 50,000 edges)")
