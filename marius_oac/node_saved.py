@@ -2,14 +2,17 @@
 
     RUN/nodes/LAYOUT/NODE/checkpoints/SEQUENCE      a `Checkpoint` of the rows that the node carried
 
-A layout is a number of processes and what rows each of them carries. A run that goes on with another layout reads the
-parts of the one before, which must all be at hand, and writes its own.
+A layout is the names of the processes, in order, and what rows each of them carries. A run that goes on with another
+layout reads the parts of the one before, which must all be at hand, and writes its own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from marius_oac.checkpoint import Checkpoint, Checkpoints
+from marius_oac.checkpoint import Checkpoint, Checkpoints, name_of
 from marius_oac.errors import CheckpointError
+from marius_oac.files import disk_errors, unfinished
 from marius_oac.nodes.shards import IdPlaces, Placement
 
 NODES = "nodes"
@@ -28,9 +32,10 @@ PLACEMENT, PLACE = f"{NODES}.placement", f"{NODES}.place"
 """Arrays of a part: the node of each virtual shard, int32 [V]; this node's number among those that carry rows, [1]."""
 
 
-def layout_name(size: int, placement: Placement) -> str:
-    """Names what each of `size` processes carries."""
-    return f"{size}-{hashlib.sha256(placement.nodes.tobytes()).hexdigest()[:8]}"
+def layout_name(names: Sequence[str], placement: Placement) -> str:
+    """Names what each of the processes of these names carries: with other names or in another order it is another."""
+    digest = hashlib.sha256("\n".join(names).encode() + b"\0" + placement.nodes.tobytes())
+    return f"{len(names)}-{digest.hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,10 @@ class Layout:
         """Checkpoints that all processes of the layout have written, oldest first; none if not all are at hand."""
         parts = [set(part.names()) for part in self.parts]
         return sorted(set.intersection(*parts)) if len(parts) == self.size else []
+
+    def begun(self) -> list[str]:
+        """Checkpoints that all may have written; where parts are not at hand, those of any."""
+        return self.names() if len(self.parts) == self.size else [name for part in self.parts for name in part.names()]
 
     def open(self, name: str) -> NodesCheckpoint:
         """All parts of a checkpoint. Raises CheckpointError where one is damaged."""
@@ -82,16 +91,33 @@ def open_whole(run: Path, name: str | None = None) -> NodesCheckpoint:
     Raises:
         CheckpointError: there is none of which all parts are at hand, or it is damaged.
     """
+    found = newest(run)
+    if found and name == "best":
+        name = found[0].parts[0].best()
+        if name is None:
+            raise CheckpointError("there is no best checkpoint: nothing has been evaluated yet", found[0].path)
     for layout in Layout.all(run):
-        if name == "best":
-            name = layout.parts[0].best()
         if name and name in layout.names():
             return layout.open(name)
-    found = newest(run)
     if name or found is None:
         which = f"checkpoint {name!r}" if name else "no checkpoint"
         raise CheckpointError(f"{which}: the parts of all nodes must lie here, and don't", run / NODES)
     return found[0].open(found[1])
+
+
+def drop_after(run: Path, sequence: int, besides: Path) -> None:
+    """Removes what layouts other than the one at `besides` have of later moments: the story is told anew from here.
+
+    Several processes may do so at once.
+    """
+    for layout in Layout.all(run):
+        for part in layout.parts if layout.path != besides else ():
+            for name in reversed(part.names()):
+                path = part.folder / name
+                if name > name_of(sequence):
+                    with disk_errors(path), suppress(FileNotFoundError):
+                        os.rename(path, unfinished(path))
+                    shutil.rmtree(unfinished(path), ignore_errors=True)
 
 
 class Joined:

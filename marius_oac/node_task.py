@@ -100,7 +100,7 @@ class NodeTask(Task):
     @property
     def layout(self) -> str:
         """What the folder of these processes' parts is called."""
-        return layout_name(self.group.size, self.placement)
+        return layout_name(self.group.names, self.placement)
 
     @property
     def lockstep(self) -> bool:

@@ -22,7 +22,7 @@ from marius_oac.ctr_task import CtrTask
 from marius_oac.errors import InputError
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
-from marius_oac.node_saved import NODES, Layout, NodesCheckpoint
+from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, drop_after
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes import agree
 from marius_oac.nodes.cluster import Place, names
@@ -137,8 +137,15 @@ def _resumed(
         folder.check_resumable(config, task.fingerprint)
         if checkpoint is None and not data and not before and not task.crew.any(not has_ended(folder, task)):
             return open_run(folder.path)
-        load = partial(TrainingLoop.take_over, before=before) if before else TrainingLoop.restore
-        _train(task, folder, trace, lambda loop: load(loop, checkpoint))
+
+        def load(loop: TrainingLoop) -> None:
+            if before:
+                loop.take_over(before)
+            else:
+                loop.restore(checkpoint)
+            drop_after(path, loop.position.sequence, part.parent)
+
+        _train(task, folder, trace, load)
     return open_run(folder.path)
 
 
@@ -163,26 +170,29 @@ def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> N
     """The checkpoint of another layout that the run goes on from; None: it goes on from its own, or starts.
 
     Raises:
-        InputError: the newest checkpoint is another layout's, and a process lacks parts of it.
+        InputError: a process lacks its own part, or those of other nodes that have written the newest checkpoint.
     """
-    own = task.crew.common(Checkpoints(part / "checkpoints").names())
+    crew, own = task.crew, Checkpoints(part / "checkpoints").names()
     others = [layout for layout in Layout.all(path) if layout.path != part.parent]
     seen = {name: layout for layout in others for name in layout.names()}
-    mine = [name for name in own if name in (checkpoint, checkpoint or name)]
-    there = task.crew.common(sorted(seen))
-    wanted = [name for name in there if name in (checkpoint, checkpoint or name)]
-    begun = {name for layout in others for each in layout.parts for name in each.names()}
-    newest_begun = max(task.crew.from_lead(lambda: sorted(begun)), default="")
-    if wanted and (not mine or wanted[-1] > mine[-1]):
-        return seen[wanted[-1]].open(wanted[-1])
-    if not mine and newest_begun:
-        lacking = [name for name, has in task.crew.each(newest_begun in seen) if not has]
+
+    def newest_of(found: Iterable[str]) -> str:
+        return max((name for name in found if name == (checkpoint or name)), default="")
+
+    mine, theirs = newest_of(crew.common(own)), newest_of(crew.common(sorted(seen)))
+    begun = crew.gather(sorted({name for layout in others for name in layout.begun()}))
+    newest = newest_of(name for found in begun for name in found)
+    if newest > max(mine, theirs):
+        lacking = [name for name, has in crew.each(newest in seen) if not has]
         raise InputError(
-            f"checkpoint {newest_begun} was written by other nodes, and their parts are not all here: copy "
-            f"{path / NODES} of each of them to all",
+            f"checkpoint {newest} was written by other nodes, and their parts are not all here: copy {path / NODES} "
+            "of each of them to all, or name an older one with --checkpoint",
             f"node {', '.join(lacking)}",
         )
-    return None
+    gone = [name for name, there in crew.each(part.is_dir()) if not there]
+    if gone and crew.any(bool(own)) and not mine and not theirs:
+        raise InputError(f"its part of the run is gone: bring {part.parent} back to it", f"node {', '.join(gone)}")
+    return seen[theirs].open(theirs) if theirs > mine else None
 
 
 @contextmanager
@@ -222,7 +232,7 @@ def config_of(config: BaseConfig, place: Place) -> BaseConfig:
 
 def name_of(place: Place) -> str:
     """What a process's part of a run is called."""
-    return names(place.cluster)[place.rank].replace("/", "-")
+    return names(place.cluster)[place.rank].replace("/", "+")  # which no node's name has
 
 
 def _new_task(config: BaseConfig, path: Path, place: Place) -> Task:

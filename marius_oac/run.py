@@ -60,6 +60,8 @@ class RunFolder:
         """Rows and their checkpoints lie in this folder, which is made if it is not there."""
         with disk_errors(folder):
             make_folder(folder / "checkpoints")
+        for each in (folder, folder / "checkpoints"):
+            clean(each)
         self.rows, self.checkpoints = folder, Checkpoints(folder / "checkpoints")
 
     @staticmethod

@@ -71,6 +71,23 @@ class TrainingLoop:
             self.folder.rewind(0)
             return
         checkpoint = self.folder.checkpoints.open(name or names[-1])
+        position = self._position_of(checkpoint)
+        self._load(checkpoint)
+        self.position = position
+        self.folder.rewind(self.position.sequence)
+        self._restore_best()
+        self._evaluation_is_due = self._at_epoch()
+
+    def take_over(self, before: Checkpoint) -> None:
+        """Goes on where other nodes have stopped, from all parts of their checkpoint."""
+        position = self._position_of(before)
+        self.session.task.take_over(before, self.session.parts)
+        self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
+        self.folder.rewind(self.position.sequence)
+        self._evaluation_is_due = self._at_epoch()
+
+    def _position_of(self, checkpoint: Checkpoint) -> Position:
+        """Where a checkpoint stands. Raises InputError where this run can't go on from there."""
         position = Position.load(checkpoint.extra)
         if position.sequence > self.road.last:
             raise ConfigError(
@@ -79,20 +96,7 @@ class TrainingLoop:
                 "training.epochs",
             )
         self.session.task.check_data_from(position.sequence)
-        self._load(checkpoint)
-        self.position = position
-        self.folder.rewind(self.position.sequence)
-        self._restore_best()
-        self._evaluation_is_due = self._at_epoch()
-
-    def take_over(self, name: str | None, before: Checkpoint) -> None:
-        """Goes on where other nodes have stopped, from all parts of their checkpoint."""
-        position = Position.load(before.extra)
-        self.session.task.check_data_from(position.sequence)
-        self.session.task.take_over(before, self.session.parts)
-        self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
-        self.folder.rewind(self.position.sequence)
-        self._evaluation_is_due = self._at_epoch()
+        return position
 
     def _load(self, checkpoint: Checkpoint) -> None:
         if self.session.parts.tier:
