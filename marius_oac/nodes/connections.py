@@ -6,7 +6,7 @@ import hashlib
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from marius_oac.config_cluster import read_secret
 from marius_oac.nodes.cluster import Place, names
@@ -70,14 +70,21 @@ class Connections:
             if where is not None and other == rank:
                 lines.append(own)
             elif where is not None:
-                lines.append(ZmqClient(where, names(cluster)[other], rank, security, _LIMITS, cluster.timeout))
+                line = ZmqClient(where, names(cluster)[other], rank, security, _LIMITS, cluster.timeout)
+                lines.append(stack.enter_context(closing(line)))  # the next one may not be there
 
         def begin(first: int) -> None:
             if server:
                 server.begin(first)
             group.barrier()  # nobody asks before all are ready
 
-        self._source = NodeSource(lines, dimensions, self._lockstep, self._ahead, begin, group.abort, factor)
+        def abort() -> None:
+            for line in lines:
+                if line is not own:  # the others' batches wait for ours: they must find us lost, not gone in peace
+                    line.abort()
+            group.abort()
+
+        self._source = NodeSource(lines, dimensions, self._lockstep, self._ahead, begin, abort, factor)
         if self._error:
             self._source.fail(self._error)
         return stack.enter_context(self._source)

@@ -1,0 +1,60 @@
+"""What a process's connections do when one of them fails."""
+
+import threading
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
+from marius_oac.errors import NodeLost
+from marius_oac.nodes.connections import Connections
+from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.transport.contract import Limits
+from marius_oac.nodes.transport.zmq_server import ZmqServer
+from tests.threads import PATIENCE
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setenv(SECRET_VARIABLE, "0" * 64)
+    return ClusterConfig.local(3, 3).model_copy(update={"timeout": 2.0})
+
+
+@pytest.fixture
+def server(cluster):
+    """That of node0, which knows node1."""
+    security = Connections(SimpleNamespace(cluster=cluster), None, True, 1)._security()
+    with ZmqServer("127.0.0.1:0", "node0", {1: "node1"}, security, Limits(), 2.0, lambda line: None) as server:
+        yield server
+
+
+def connect(cluster, monkeypatch, stack, *addresses):
+    """Node1, which carries no rows, to servers at these addresses."""
+    (group,) = ThreadGroup.members(1)
+    monkeypatch.setattr(group, "gather", lambda value: list(addresses))
+    place = SimpleNamespace(cluster=cluster, rank=1)
+    return Connections(place, group, True, 1)(stack, [], [4], lambda plan: 1.0)
+
+
+def test_a_server_that_is_not_there_leaves_no_connection_to_the_others(cluster, server, monkeypatch):
+    before = set(threading.enumerate())
+    with pytest.raises(NodeLost, match="node2"), ExitStack() as stack:
+        connect(cluster, monkeypatch, stack, server.address, None, NOBODY)
+    assert set(threading.enumerate()) == before  # a thread that is left keeps the process from ending
+
+
+def test_a_trainer_that_fails_among_its_batches_is_lost_to_all_servers(cluster, server, monkeypatch):
+    """One without a server of its own would else have left in peace, and the others would wait for its gradients."""
+    with ExitStack() as stack:
+        source = connect(cluster, monkeypatch, stack, server.address, None, None)
+        source.begin(0, None, lambda: False).abort()
+    guard = threading.Timer(PATIENCE, server.abort)
+    guard.start()
+    with pytest.raises(NodeLost, match="node1.*lost"):
+        server.receive()
+    guard.cancel()
+    guard.join()
+    server.abort()
