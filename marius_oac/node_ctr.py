@@ -96,6 +96,9 @@ class CtrNodes(NodeTask):
     def _check(self) -> None:
         if self.config.keys.drop_after:
             raise ConfigError("dropping keys is for one node", "keys.drop_after")
+        if self.config.keys.admit_after > 1 and self.placement.num_nodes > 1:
+            # Each node would have a shared row of its own, and the checkpoint the same key more than once.
+            raise ConfigError("the row that rare keys share can't lie on several nodes", "keys.admit_after")
 
     def _tables(self, stack: ExitStack, binding: Binding) -> list[KeyedTable]:
         config, training = self.config, self.config.training

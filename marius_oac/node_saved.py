@@ -128,6 +128,7 @@ class Joined:
         self._parts, self._order = parts, order
         self._starts = np.cumsum([0, *(len(part) for part in parts)])
         self.shape = (int(self._starts[-1]), *parts[0].shape[1:])
+        self.size = int(np.prod(self.shape))
         self.dtype = parts[0].dtype
 
     def __len__(self) -> int:

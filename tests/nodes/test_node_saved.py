@@ -3,11 +3,13 @@
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from marius_oac.checkpoint import Checkpoints
+from marius_oac.compare import _difference
 from marius_oac.errors import CheckpointError, ConfigError, InputError
-from marius_oac.node_saved import Layout, drop_after, layout_name, open_whole
+from marius_oac.node_saved import Joined, Layout, drop_after, layout_name, open_whole
 from marius_oac.node_task import NodeCrew
 from marius_oac.node_training import _before, name_of
 from marius_oac.nodes.shards import Placement
@@ -116,3 +118,11 @@ def test_other_nodes_take_over_no_more_than_is_asked_for():
     loop.road, loop.config = Road([10]), SimpleNamespace(training=SimpleNamespace(epochs=1))
     with pytest.raises(ConfigError, match="epochs"):
         loop.take_over(SimpleNamespace(extra=asdict(Position(sequence=20))))
+
+
+def test_rows_of_several_parts_are_compared_as_one():
+    parts = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((4, 3), np.float32)]
+    ours, theirs = Joined(parts), Joined([parts[0], 2 * parts[1]])
+    assert ours.size == 18
+    found = _difference("rows", ours, theirs)
+    assert (found.rows, found.differing, found.first, found.largest) == (6, 4, 2, 1.0)
