@@ -60,7 +60,7 @@ class Connections:
             door, own = inside.server(mine, {rank: mine}, _LIMITS), inside.client(mine, rank)
             outer = ZmqServer(self._address(), mine, every, security, _LIMITS, cluster.timeout, _log)
             sync = None if self._alpha is None else SyncServer(self._alpha)
-            shard = Shard(tables, group.size, self._lockstep, sync)
+            shard = Shard(tables, group.size, self._lockstep, sync, self._ahead)
             # It serves before anybody connects: a server makes connections while it receives.
             server = stack.enter_context(ShardServer(shard, [(door, [rank]), (outer, list(every))], self._failed, _log))
             address = outer.address

@@ -13,11 +13,13 @@ So a trainer may pull many batches ahead, and has the rows of a batch-at-a-time 
 Asynchrony Control (Waleffe and Mohoney, section 3) across nodes, validation by timestamp included. Averaging rows'
 gradients in every iteration is what Zhao et al. do (section 5, "System").
 
-Freely, a push is applied when it comes, and nothing is sent again (Hogwild; Zheng et al., section 3.2).
+Freely, a push is applied when it comes, and nothing is sent again (Hogwild; Zheng et al., section 3.2). Its timestamp
+is its batch's, so that Adam's step counts batches there as well, whatever the number of trainers.
 
 Guarantees:
 - In lockstep the rows are a function of what was pulled and pushed, whatever the order in which messages arrive.
 - A message that does not fit what was said before raises `Malformed` and changes nothing.
+- Of a trainer's pulls no more than `ahead` are kept: memory is bounded, whatever it sends.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from marius_oac.nodes import shard_kernels as kernels
 from marius_oac.nodes.messages import NEVER_STOP, Kind, Malformed, Message, Sync, array, parse
 from marius_oac.nodes.shard_table import ShardTable
 from marius_oac.nodes.sync_server import SyncServer
+from marius_oac.storage.contract import MAX_TIMESTAMP
 
 Out = tuple[int, Message]
 """To which trainer, and what."""
@@ -63,12 +66,18 @@ class Shard:
     trainers: how many pull and push.
     lockstep: whether they compute the same batches.
     sync: the part of EASGD's central parameters that lies here, if any.
+    ahead: a trainer has pushed all but so many of the batches that it pulled.
     """
 
     def __init__(
-        self, tables: Sequence[ShardTable], trainers: int, lockstep: bool = True, sync: SyncServer | None = None
+        self,
+        tables: Sequence[ShardTable],
+        trainers: int,
+        lockstep: bool = True,
+        sync: SyncServer | None = None,
+        ahead: int = 64,
     ):
-        self.sync = sync
+        self.sync, self._ahead = sync, ahead
         self.tables, self._trainers, self._lockstep = tables, trainers, lockstep
         self.begin(0)
 
@@ -98,6 +107,9 @@ class Shard:
         known = (peer, message.sequence) in self._pulls or number in self._waiting
         if known or (self._lockstep and number < self._settled):
             raise Malformed(f"batch {message.sequence} is pulled again")
+        begun = [each for each, _ in self._pulls] + [each % self._trainers for each in self._waiting]
+        if begun.count(peer) >= self._ahead or message.sequence > MAX_TIMESTAMP:
+            raise Malformed("a batch that is too far ahead is pulled")
         asked, at = [], 0
         for table in self.tables:
             asked.append(table.asked(frames[at : at + table.num_frames]))
@@ -139,8 +151,10 @@ class Shard:
         ]
         self._pushes[place] = _Push(message, gradients)
         if not self._lockstep:
-            self.applied += 1
-            self._apply([place], self.applied, [1.0])
+            if message.share:
+                self._apply([place], message.sequence, [1.0])
+            else:  # an example of another trainer's, see `Share`
+                del self._pulls[place], self._pushes[place]
             if message.stop_at < NEVER_STOP:  # nobody has gone further than that much ahead of the last one pulled
                 self._stop_at = min(self._stop_at, self._last_pulled + message.stop_at - message.sequence)
             return [(peer, Message(Kind.APPLIED, message.sequence, stop_at=self._stop_at))]

@@ -215,6 +215,42 @@ def test_freely_a_push_is_applied_at_once():
     assert np.allclose(next(table.store.blocks()).rows[0, DIMENSION:], 2.0)
 
 
+def freely(shard, rank, batch, share=0.5):
+    shard.handle(rank, Message(Kind.PULL, batch, ask([5])).frames())
+    shard.handle(rank, Message(Kind.PUSH, batch, [np.ones((1, DIMENSION), np.float32)], share=share).frames())
+
+
+def test_freely_a_timestamp_is_that_of_the_batch():
+    """Not the number of pushes: with those Adam's step would go back where a run goes on after a checkpoint."""
+    table = keyed()
+    shard = Shard([table], 2, lockstep=False)
+    for rank in (0, 1):
+        for batch in range(3):
+            freely(shard, rank, batch)
+    assert table.timestamps(np.array([0])).tolist() == [2]
+
+
+def test_freely_an_example_that_is_another_trainers_counts_for_nothing():
+    table = keyed()
+    shard = Shard([table], 2, lockstep=False)
+    freely(shard, 0, 0, share=0.0)
+    assert np.allclose(next(table.store.blocks()).rows[0, DIMENSION:], 0.0)
+    freely(shard, 0, 1, share=1.0)
+    assert np.allclose(next(table.store.blocks()).rows[0, DIMENSION:], 1.0)
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_trainer_that_pulls_and_never_pushes_fills_no_memory(lockstep):
+    shard = Shard([keyed()], 2, lockstep, ahead=5)
+    for batch in range(5):
+        shard.handle(1, Message(Kind.PULL, batch, ask([5])).frames())
+    with pytest.raises(Malformed, match="too far ahead"):
+        shard.handle(1, Message(Kind.PULL, 5, ask([5])).frames())
+    shard.handle(0, Message(Kind.PULL, 0, ask([5])).frames())
+    with pytest.raises(Malformed, match="too far ahead"):
+        shard.handle(0, Message(Kind.PULL, 2**41, ask([5])).frames())
+
+
 def test_a_look_up_changes_nothing():
     table = keyed()
     shard = Shard([table], 1)
