@@ -154,6 +154,9 @@ class TrainingLoop:
     def _stop_if_asked(self) -> None:
         stop = self.crew.any(self.session.pipeline.stop_requested)
         if stop and self.position.sequence < self.road.last:
+            # The segment may have reached its end all the same, where no checkpoint is due.
+            if self.position.sequence and name_of(self.position.sequence) not in self.folder.checkpoints.names():
+                self._save()
             raise Interrupted(
                 f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}"
             )

@@ -4,7 +4,7 @@ import pytest
 
 from marius_oac import checkpoint, resume, train
 from marius_oac.checkpoint import Checkpoints
-from marius_oac.errors import NodeLost
+from marius_oac.errors import Interrupted, NodeLost
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.session import Session
 from marius_oac.task import Crew
@@ -69,3 +69,19 @@ def test_the_best_checkpoint_is_forgotten_by_all_where_one_has_it_no_more(graph,
     monkeypatch.setattr(TrainingLoop, "run", lambda self: loops.append(self))
     resume(tmp_path / "run", checkpoint="0000000050")  # whose best is 25, which another one lacks
     assert found[-1] == ["0000000025", "0000000050"] and loops[0].position.best < 0
+
+
+def test_who_is_stopped_among_an_epochs_last_batches_goes_on_from_there(graph, tmp_path, monkeypatch):
+    """Over nodes all end some batches after the request; the epoch may end before, without a checkpoint of its own."""
+    real = Pipeline.run
+
+    def run(self, first, last):
+        reached = real(self, first, last)
+        self.request_stop()
+        return reached
+
+    monkeypatch.setattr(Pipeline, "run", run)
+    config = tiny_config(graph, "training.epochs=4", "checkpoint.every_epochs=3", "evaluation.every=0")
+    with pytest.raises(Interrupted, match="batch 25"):
+        train(config, tmp_path / "run")
+    assert Checkpoints(tmp_path / "run" / "checkpoints").names() == ["0000000025"]
