@@ -26,7 +26,7 @@ from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, drop_after
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes import agree
 from marius_oac.nodes.cluster import Place, names
-from marius_oac.nodes.connections import Connections
+from marius_oac.nodes.connections import Connections, check_port
 from marius_oac.nodes.dense_kinds import make_dense_sync
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.packing import pack
@@ -247,6 +247,7 @@ def agreed_task(config: BaseConfig, place: Place, group: Group, make: Any) -> No
     try:
         task = node_task(make(), place, group)
         read_secret(place.cluster)
+        check_port(place)
         check_task(task, Path())
     except InputError as error:
         problem = str(error)

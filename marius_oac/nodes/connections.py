@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
 from marius_oac.config_cluster import read_secret
+from marius_oac.errors import InputError
 from marius_oac.nodes.cluster import Place, names
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.group import Group
@@ -105,6 +106,19 @@ class Connections:
         cluster = self._place.cluster
         secret = hashlib.sha256(read_secret(cluster).encode()).digest()
         return Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption)
+
+
+def check_port(place: Place) -> None:
+    """Raises InputError where the server of this process could not listen; before anything is written."""
+    if not place.carries:
+        return
+    try:
+        family, *_, where = socket.getaddrinfo(place.node.address, place.port, proto=socket.IPPROTO_TCP)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise InputError(f"can't listen at {place.node.address}, port {place.port}: {error.strerror}") from None
 
 
 def _log(line: str) -> None:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
-from marius_oac.errors import NodeLost
-from marius_oac.nodes.connections import Connections
+from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.connections import Connections, check_port
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.zmq_server import ZmqServer
@@ -58,3 +58,14 @@ def test_a_trainer_that_fails_among_its_batches_is_lost_to_all_servers(cluster, 
     guard.cancel()
     guard.join()
     server.abort()
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_written(cluster, server):
+    port = int(server.address.rpartition(":")[2])
+    node = SimpleNamespace(address="127.0.0.1")
+    check_port(SimpleNamespace(node=node, port=0, carries=True))
+    check_port(SimpleNamespace(node=node, port=port, carries=False))
+    with pytest.raises(InputError, match=f"port {port}: Address already in use"):
+        check_port(SimpleNamespace(node=node, port=port, carries=True))
+    with pytest.raises(InputError, match="can't listen at no.such.host.invalid"):
+        check_port(SimpleNamespace(node=SimpleNamespace(address="no.such.host.invalid"), port=port, carries=True))
