@@ -174,6 +174,7 @@ class NodeTask(Task):
         if self.place is not None:
             self._take_rows(whole, parts)
         parts.step.load_dense_state(whole.dense())
+        self.dense.begin_anew()  # what is drawn to, such as w_ps, was made from the initial values
 
     def _factor(self, plan: Plan) -> float:
         decay = self.config.training.optimizer.decay

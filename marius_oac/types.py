@@ -103,6 +103,9 @@ class DenseSync(Protocol):
     def attach(self, parameters: Sequence[Any]) -> None:
         """These tensors, which training updates in place, agree; all trainers call it, and begin with rank 0's."""
 
+    def begin_anew(self) -> None:
+        """All trainers go on from the values that rank 0 has now, as if begun with them; nothing is started."""
+
     def start(self) -> None:
         """Begins work in the background, if there is any."""
 

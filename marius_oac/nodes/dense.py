@@ -51,9 +51,15 @@ class DenseAgreement:
         if self._channel is not None:
             raise ValueError("dense parameters are attached already")
         self._live = [parameter.data for parameter in parameters]
+        self._channel = self._group.channel("dense")
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """See `DenseSync.begin_anew`; collective."""
+        if self._channel is None:
+            return
         together = Flat(self._live)
         together.fill(self._live)
-        self._channel = self._group.channel("dense")
         self._channel.broadcast(together.buffer)
         together.give(self._live)
         self._prepare(together)

@@ -364,6 +364,29 @@ def test_what_a_checkpoint_keeps_is_enough(kind):
         assert state.keys() == same.keys() and all(torch.equal(state[name], same[name]) for name in state)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_another_run_are_gone_on_with_as_if_training_had_begun_with_them(kind):
+    """Those that a checkpoint of other nodes gave; w_ps and w_global must not stay at the initial ones."""
+
+    def run(group, servers, seed, later):
+        trainer = Trainer(make(kind, group, servers), seed, group.rank)
+        if later is not None:
+            with torch.no_grad():
+                for tensor, value in zip(trainer.parameters, tensors_of(start_of(later)), strict=True):
+                    tensor.copy_(value)
+            trainer.sync.begin_anew()
+            trainer.seed = later
+        trainer.train()
+        trainer.sync.finish()
+        return trainer.values()
+
+    ends = []
+    for seed, later in ((1, 2), (2, None)):
+        servers = LocalSyncServers(2, 0.3)
+        ends.append(together(ThreadGroup.members(1), lambda group, s=servers, a=seed, b=later: run(group, s, a, b))[0])
+    assert np.array_equal(*ends)
+
+
 def test_a_state_of_another_kind_is_refused():
     (group,) = ThreadGroup.members(1)
     sync = make("bmuf", group, None)
