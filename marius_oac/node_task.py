@@ -27,6 +27,7 @@ from marius_oac.nodes.shards import Placement, Route
 from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
+from marius_oac.storage.disk import SsdStore
 from marius_oac.task import Crew, Parts, Road, Task
 from marius_oac.types import DenseSync, Plan, Planner, Step
 
@@ -137,7 +138,9 @@ class NodeTask(Task):
         step = self._step(device, threads)
         stack.callback(step.close)
         routed = RoutedPlanner(planner, self._routes)
-        return Parts(routed, [table.store for table in tables], step, device, source=source)
+        stores = [table.store for table in tables]
+        tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
+        return Parts(routed, stores, step, device, tier, source)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Where rows lie, beside what subclasses keep."""

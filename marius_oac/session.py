@@ -65,9 +65,11 @@ class Session:
             self.telemetry = stack.enter_context(Telemetry(trace))
             self.parts = task.build(stack, self.device, self.threads, self.binding)
             self.planner, self.stores, self.step = self.parts.planner, self.parts.stores, self.parts.step
+            # Where rows have a source of their own, batches are none of the tier's business.
+            tier = self.parts.tier if self.parts.source is None else None
             self.pipeline = Pipeline(
                 self.planner, self.parts.source or self.stores, self.step, self.config.pipeline, self.device,
-                self.telemetry, lambda result: self._report(result), probe, self.parts.tier,
+                self.telemetry, lambda result: self._report(result), probe, tier,
                 self.config.storage.look_ahead, self.binding.bind_thread,
             )  # fmt: skip
             self._stack = stack.pop_all()

@@ -81,6 +81,8 @@ class TrainingLoop:
     def take_over(self, before: Checkpoint) -> None:
         """Goes on where other nodes have stopped, from all parts of their checkpoint."""
         position = self._position_of(before)
+        if self.session.parts.tier:
+            self.folder.checkpoints.keep_pages()
         self.session.task.take_over(before, self.session.parts)
         self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
         self.folder.rewind(self.position.sequence)

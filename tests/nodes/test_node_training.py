@@ -168,6 +168,17 @@ def test_other_nodes_go_on_with_the_same_tables(tmp_path, trained, task, counts)
         assert digests(path) == digests(first)
 
 
+def test_the_best_checkpoint_of_rows_on_disk_is_gone_back_to(configs, tmp_path):
+    """Pages that are in memory must not stand for those of the checkpoint."""
+    common = ["train", configs / "clicks.yaml", "--local-nodes", 1, "--out"]
+    stops = ["--set", "training.epochs=3", "--set", "training.early_stopping={patience: 1, min_delta: 1.0}"]
+    run(*common, tmp_path / "best", *stops, "--set", "storage.memory=16MiB")
+    run(*common, tmp_path / "one")
+    summary = RunFolder.open(tmp_path / "best").summary()
+    assert summary["training.epochs"] == 2 and summary["disk.bytes_written"] > 0
+    assert digests(tmp_path / "best") == digests(tmp_path / "one")
+
+
 def test_a_run_over_nodes_is_evaluated_exported_and_compared(tmp_path, trained):
     box, one, two = (trained("graph", count) for count in (0, 1, 2))
     assert "the same bits" in run("compare", box, one)
