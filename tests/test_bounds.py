@@ -10,7 +10,7 @@ import pytest
 
 from marius_oac import training
 from marius_oac.memory import peak_rss
-from marius_oac.pipeline import runner
+from marius_oac.pipeline import rows
 from marius_oac.pipeline.validation import Cache
 from tests.graphs import tiny_config, tiny_graph, workers
 
@@ -40,7 +40,7 @@ def caches(monkeypatch):
             self.rows.append(self.num_rows)
             self.buffers.add(id(batch.resident))
 
-    monkeypatch.setattr(runner, "Cache", NotingCache)
+    monkeypatch.setattr(rows, "Cache", NotingCache)
     return made
 
 

@@ -7,6 +7,7 @@ nor time of a batch depends on the number of nodes or edges (but for `negatives.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -121,12 +122,12 @@ class GraphPlanner(ABC):
         # A share may begin and end within a chunk; it then has the chunk's negatives.
         bounds = np.arange(min(self._chunks, at.size) + 1) * at.size // min(self._chunks, at.size)
         chunks = slice(np.searchsorted(bounds, first, "right") - 1, np.searchsorted(bounds, end))
-        drawn = self._negatives(at, len(bounds) - 1)[:, chunks]
-        ids = np.empty(2 * size + drawn.size, dtype=np.int64)
-        heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :].reshape(drawn.shape)
-        negatives[:] = drawn
+        shape = (len(self._sides), chunks.stop - chunks.start, self._count)
+        ids = np.empty(2 * size + math.prod(shape), dtype=np.int64)
+        heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :].reshape(shape)
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
         self._gather(at, first, heads, relations, tails)
+        negatives[:] = self._negatives(at, len(bounds) - 1)[:, chunks]
         arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([at.epoch])}
         arrays["share"] = np.array([part])
         arrays["chunk_offsets"] = np.clip(bounds[chunks.start : chunks.stop + 1], first, end) - first

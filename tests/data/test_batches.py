@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from marius_oac.config import Config
 from marius_oac.data.batches import EdgePlanner, ReorderedPlanner, relabel
+from marius_oac.data.share import Share
 from marius_oac.errors import InputError
 from marius_oac.types import Side
 from tests.data import naive_batches as naive
@@ -91,6 +92,7 @@ def test_a_plan_is_the_naive_batch(case):
     assert (offsets[0], offsets[-1]) == (0, plan.examples)
     sizes = np.diff(offsets)
     assert sizes.min() >= 1 and sizes.max() - sizes.min() <= 1
+    assert arrays.pop("share").tolist() == [1.0]
     for array in (rows, *arrays.values()):
         assert array.dtype == np.int64 and array.flags.c_contiguous
     (table,) = planner.tables
@@ -304,3 +306,22 @@ def test_relabelling_many_ids(bound):
     expected, local = np.unique(ids, return_inverse=True)
     rows = relabel(ids, bound)
     assert np.array_equal(rows, expected) and np.array_equal(ids, local)
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(cases(), st.integers(1, 5))
+def test_the_shares_of_several_trainers_are_the_batch(case, count):
+    edges, num_nodes, num_relations, settings, sequence = case
+    planner = EdgePlanner(edges, num_nodes, num_relations, settings)
+    whole, plans = planner.plan(sequence), []
+    for rank in range(count):
+        planner.share = Share(rank, count)
+        plans.append(planner.plan(sequence))
+    counted = [plan for plan in plans if plan.arrays["share"][0] > 0]
+    assert [example for plan in counted for example in original(plan)] == original(whole)
+    assert sum(plan.arrays["share"][0] for plan in plans) == pytest.approx(1)
+    drawn = whole.rows[0][whole.arrays["negatives"]]
+    for plan in plans:
+        own, offsets = plan.rows[0][plan.arrays["negatives"]], plan.arrays["chunk_offsets"]
+        assert np.diff(offsets).min() >= 1 and offsets[-1] == plan.examples >= 1
+        assert any(np.array_equal(own, drawn[:, c : c + own.shape[1]]) for c in range(drawn.shape[1]))

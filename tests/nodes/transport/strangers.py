@@ -75,6 +75,8 @@ class Recorder:
                     data = source.recv(1 << 16)
                     over = over or not data
                     if source is server:
+                        if not self.turns:  # ZeroMQ's server may greet first
+                            self.turns.append([b"", 0])
                         self.turns[-1][1] += len(data)
                         client.sendall(data)
                     else:
