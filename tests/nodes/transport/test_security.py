@@ -68,7 +68,9 @@ class Guarded:
         self.go_on()
 
     def all_counted(self, connections, messages=0):
-        """Waits until so many of each were refused; a connection that a token was shown on may be counted twice."""
+        """Waits until so many of each were refused. A connection that a token was shown on may be counted twice, and
+        one that ends may take a message with it: of thousands one may be missing."""
+        most = messages // 1000
 
         def counts():
             refused = self.server.refused
@@ -76,11 +78,11 @@ class Guarded:
             return refused[FOREIGN] + tokens, refused.total() - refused[FOREIGN] - tokens, tokens
 
         end = time.monotonic() + PATIENCE
-        while counts()[0] < connections or counts()[1] < messages:
+        while counts()[0] < connections or counts()[1] < messages - most:
             assert time.monotonic() < end, self.server.refused
             self.go_on()
         at_the_door, inside, tokens = counts()
-        assert inside == messages and at_the_door <= connections + tokens
+        assert abs(inside - messages) <= most and at_the_door <= connections + tokens
 
     def close(self):
         for insider in self._insiders:
