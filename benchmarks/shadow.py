@@ -189,18 +189,21 @@ def step(options: argparse.Namespace) -> None:
 
 
 def pair(dense: DenseAgreement, train_once: Callable[[], None], block: int, first: bool) -> dict[str, float]:
-    """Seconds of a step with and without the thread, which comes first or last."""
+    """Seconds of a step with and without the thread, which comes first or last; also the training thread's own on a
+    processor, which programs beside it do not lengthen."""
     seconds, before = {}, counts(dense)
     for at_work in (first, not first):
         if at_work:
             dense.start()
         for sequence in range(WARM_UP_STEPS + block):
             if sequence == WARM_UP_STEPS:
-                begun = time.perf_counter()
+                begun, busy = time.perf_counter(), time.thread_time()
             train_once()
             if at_work:
                 dense.updated(sequence)
-        seconds["with" if at_work else "without"] = (time.perf_counter() - begun) / block
+        way = "with" if at_work else "without"
+        seconds[way] = (time.perf_counter() - begun) / block
+        seconds[f"cpu {way}"] = (time.thread_time() - busy) / block
         if at_work:
             after = counts(dense)
             dense.pause()
@@ -341,14 +344,16 @@ def plot(found: dict[str, dict[int, dict[str, float]]], options: argparse.Namesp
 
 def step_times(options: argparse.Namespace) -> None:
     print(f"{machine()}\nlinks of {options.rate:g} Mbit/s, batches of {options.step_batch}, {options.pairs} pairs\n")
-    print("| setting | ms without | ms with | with / without, median | quartiles | gap | s per synchronisation |")
-    print("|---|---|---|---|---|---|---|")
+    names = ("ms without", "ms with", "with / without, median", "quartiles", "of its processor time", "quartiles")
+    print(f"| setting | {' | '.join(names)} | gap | s per synchronisation |\n{'|---' * (3 + len(names))}|")
     with cluster_of(2, options.rate) as (_, hosts, here):
         for found in said(started("step", hosts, here)):
             pairs = found["pairs"]
-            low, middle, high = statistics.quantiles([each["with"] / each["without"] for each in pairs], n=4)
             cells = [f"{statistics.median(each[way] for each in pairs) * 1e3:.2f}" for way in ("without", "with")]
-            cells += [f"**{middle:.3f}**", f"{low:.3f} to {high:.3f}"]
+            for kind in ("", "cpu "):
+                ratios = [each[f"{kind}with"] / each[f"{kind}without"] for each in pairs]
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                cells += [f"**{middle:.3f}**", f"{low:.3f} to {high:.3f}"]
             syncs = sum(each["syncs"] for each in pairs)
             if syncs:
                 cells += [f"{sum(each['iterations'] for each in pairs) / syncs:.2f}"]
