@@ -7,7 +7,8 @@ Scaling (Zheng et al., Figure 5): trainers, each a process in a host of its own,
 is emulated: an iteration waits for `--iteration` milliseconds and then changes the parameters, those of a DLRM. All
 else is real: the agreement of dense parameters with its threads, gloo, the sync server and its transport, bytes, waits.
 All links have one rate, so that by default 5 trainers in the foreground, at a gap of 5, have enough to say to fill the
-sync server's. Settings take turns; a turn counts whole gaps, after a warm-up. Linear is one trainer that never synchronises, times their number.
+sync server's. Settings take turns; a turn counts whole gaps, after a warm-up. Linear is one trainer that never
+synchronises, times their number.
 
 Step time: one trainer's forward and backward pass, Adam, one torch thread, with and without the thread at work, in
 turns. The other end of every synchronisation, on the same cores, is always ready, so that the thread hardly rests.
