@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module", params=["memory", "disk"])
+@pytest.fixture(scope="module", params=["memory", pytest.param("disk", marks=pytest.mark.slow)])
 def where(request):
     """Where the rows lie."""
     return request.param
