@@ -99,7 +99,7 @@ class Insider:
         self.side = ClientSide(keys, rank, limits)
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 2000), (zmq.SNDHWM, 0), (zmq.RCVTIMEO, 1000 * PATIENCE)):
+        for option, value in ((zmq.LINGER, 1000 * PATIENCE), (zmq.SNDHWM, 0), (zmq.RCVTIMEO, 1000 * PATIENCE)):
             self.socket.setsockopt(option, value)
         if routing_id is not None:
             self.socket.setsockopt(zmq.ROUTING_ID, routing_id)
