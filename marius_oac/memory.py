@@ -21,6 +21,7 @@ from marius_oac.storage.page_files import LISTING, Listing
 _MIB = 1 << 20
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
 _RETURNED_BYTES = 4 * _MIB
+_NO_LIMIT = 1 << 62
 KERNEL_BYTES = 26 * _MIB  # kernels as they are loaded, stacks and arenas of the threads: a run on 2,000 nodes x 8
 
 
@@ -113,8 +114,14 @@ def _page_files(folder: Path) -> list[Path]:
 def _free_for_pages(folders: Sequence[Path]) -> int:
     """Bytes that files of one size, one in each folder, may take together."""
     disks = [folder.stat().st_dev for folder in folders]
-    shares = [shutil.disk_usage(folder).free // disks.count(disk) for folder, disk in zip(folders, disks, strict=True)]
+    shares = [_free(folder) // disks.count(disk) for folder, disk in zip(folders, disks, strict=True)]
     return min(shares) * len(folders)
+
+
+def _free(folder: Path) -> int:
+    """Free bytes. A file system without a size, such as /proc, is not full: it says itself what it can't do."""
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total or usage.free else _NO_LIMIT
 
 
 def batches_held(pipeline: PipelineConfig) -> tuple[int, int]:
