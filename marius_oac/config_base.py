@@ -13,7 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 from marius_oac.config_dense import NodesConfig
-from marius_oac.config_errors import described, explain, flat, parse, reason, shown, where
+from marius_oac.config_errors import described, explain, flat, parse, read_mapping, shown, where
 from marius_oac.config_sections import (
     CheckpointConfig,
     MetricsConfig,
@@ -59,14 +59,7 @@ class BaseConfig(Section):
         Raises:
             ConfigError: missing or broken file, unknown key (with the near one), wrong type, impossible combination.
         """
-        path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(reason(error), path) from None
-        tree, lines = parse(text, path)
-        if not isinstance(tree, dict):
-            raise ConfigError("must be a mapping of keys, such as `data: {path: ...}`", path)
+        tree, lines = read_mapping(Path(path), "data: {path: ...}")
         return cls.build(tree, overrides, source=str(path), lines=lines)
 
     @classmethod

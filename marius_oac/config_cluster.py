@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticKnownError
 
-from marius_oac.config_errors import described, explain, parse, reason
+from marius_oac.config_errors import described, explain, read_mapping, reason
 from marius_oac.config_sections import (
     Bytes,
     Folders,
@@ -176,13 +176,7 @@ class ClusterConfig(Section):
                 not add up, no trainers, no shards. Names file, line and node.
         """
         path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(reason(error), path) from None
-        tree, lines = parse(text, path)
-        if not isinstance(tree, dict):
-            raise ConfigError("must be a mapping of keys, such as `nodes: [{address: a}, {address: b}]`", path)
+        tree, lines = read_mapping(path, "nodes: [{address: a}, {address: b}]")
         tree = {str(key): value for key, value in tree.items()}
         try:
             cluster = cls.model_validate(tree)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from datetime import date
 from os.path import commonprefix
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -34,6 +35,22 @@ class _Loader(yaml.SafeLoader):
         except ValueError:  # PyYAML takes it for a date or a number, Python does not
             problem = f"{shown(node.value)} is not a number or date; put quotes around text"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+def read_mapping(path: Path, example: str) -> tuple[dict, dict[tuple, int]]:
+    """`parse` of a file that holds a mapping, such as `example`.
+
+    Raises:
+        ConfigError: as `parse`; it can't be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(reason(error), path) from None
+    tree, lines = parse(text, path)
+    if not isinstance(tree, dict):
+        raise ConfigError(f"must be a mapping of keys, such as `{example}`", path)
+    return tree, lines
 
 
 def parse(text: str, source: object) -> tuple[Any, dict[tuple, int]]:

@@ -89,6 +89,23 @@ def permuted(position, size, bits, keys):
 
 
 @compiled
+def unpermuted(image, size, bits, keys):
+    """The position in [0, size) whose image `permuted` is `image`; arguments as there."""
+    low_bits = np.uint64((bits + 1) // 2)
+    low_mask = (np.uint64(1) << low_bits) - np.uint64(1)
+    high_mask = (np.uint64(1) << np.uint64(bits // 2)) - np.uint64(1)
+    bound, x = np.uint64(size), np.uint64(image)
+    while True:
+        low, high = x & low_mask, x >> low_bits
+        for i in range(ROUNDS - 2, -1, -2):
+            low ^= mix(keys[i + 1] ^ high) & low_mask
+            high ^= mix(keys[i] ^ low) & high_mask
+        x = (high << low_bits) | low
+        if x < bound:
+            return np.int64(x)
+
+
+@compiled
 def _permute(key, size, positions):
     keys, bits = round_keys(key), bit_length(size - 1)
     for i in range(positions.size):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from marius_oac.data.compiled import compiled
-from marius_oac.data.permutation import ROUNDS, bit_length, permuted, round_keys
+from marius_oac.data.permutation import bit_length, permuted, round_keys, unpermuted
 from marius_oac.data.random import below, bits_at, mix
 
 
@@ -17,23 +17,6 @@ def key_bits(salt, vocabulary, key):
     """64 well mixed bits of a key: for each vocabulary a permutation of the keys."""
     # By way of int64, because without the JIT a negative key may be one of Python's integers.
     return mix(np.uint64(np.int64(key)) ^ bits_at(salt, vocabulary))
-
-
-@compiled
-def unpermuted(image, size, bits, keys):
-    """The position in [0, size) whose image `permuted` is `image`; arguments as there."""
-    low_bits = np.uint64((bits + 1) // 2)
-    low_mask = (np.uint64(1) << low_bits) - np.uint64(1)
-    high_mask = (np.uint64(1) << np.uint64(bits // 2)) - np.uint64(1)
-    bound, x = np.uint64(size), np.uint64(image)
-    while True:
-        low, high = x & low_mask, x >> low_bits
-        for i in range(ROUNDS - 2, -1, -2):
-            low ^= mix(keys[i + 1] ^ high) & low_mask
-            high ^= mix(keys[i] ^ low) & high_mask
-        x = (high << low_bits) | low
-        if x < bound:
-            return np.int64(x)
 
 
 @compiled
