@@ -103,10 +103,6 @@ class NodeTask(Task):
         """What the folder of these processes' parts is called."""
         return layout_name(self.group.names, self.placement)
 
-    @property
-    def lockstep(self) -> bool:
-        return self.config.pipeline.mode != "async"
-
     def check(self) -> None:
         self.task.check()
         check_config(self.config)
@@ -167,10 +163,11 @@ class NodeTask(Task):
             self.dense.pause()
 
     def summary(self) -> dict[str, Any]:
-        moved = self.crew.gather([self._source.bytes_sent, self._source.bytes_received])
-        sent, received = (sum(each) for each in zip(*moved, strict=True))
+        source = self._source
+        counts = self.crew.gather([source.bytes_sent, source.bytes_received, source.refused()])
+        names = ("rows.bytes_pushed_and_asked", "rows.bytes_pulled", "nodes.refused")
         dense = {f"dense.{name}": value for name, value in self.dense.metrics().items()}
-        return dense | {"rows.bytes_pushed_and_asked": sent, "rows.bytes_pulled": received}
+        return dense | {name: sum(each) for name, each in zip(names, zip(*counts, strict=True), strict=True)}
 
     def take_over(self, whole: NodesCheckpoint, parts: Parts) -> None:
         """Loads this process's rows from a checkpoint of other processes."""

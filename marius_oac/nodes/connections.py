@@ -39,7 +39,6 @@ class Connections:
     def __init__(self, place: Place, group: Group, lockstep: bool, ahead: int, alpha: float | None = None):
         self._alpha = alpha
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
-        self.refused: Callable[[], dict] = dict
         self._source: NodeSource | None = None
         self._error: BaseException | None = None
 
@@ -65,7 +64,6 @@ class Connections:
             # It serves before anybody connects: a server makes connections while it receives.
             server = stack.enter_context(ShardServer(shard, [(door, [rank]), (outer, list(every))], self._failed, _log))
             address = outer.address
-            self.refused = lambda: dict(outer.refused + server.refused)
         lines = []
         for other, where in enumerate(group.gather(address)):
             if where is not None and other == rank:
@@ -86,6 +84,8 @@ class Connections:
             group.abort()
 
         self._source = NodeSource(lines, dimensions, self._lockstep, self._ahead, begin, abort, factor)
+        if server:
+            self._source.refused = lambda: (outer.refused + server.refused).total()
         if self._error:
             self._source.fail(self._error)
         return stack.enter_context(self._source)

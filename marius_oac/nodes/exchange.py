@@ -113,6 +113,8 @@ class NodeSource(RowSource):
         self.validates, self.caching = lockstep, False
         self.exchange: NodeRows | None = None
         self.bytes_sent = self.bytes_received = 0
+        self.refused: Callable[[], int] = lambda: 0
+        """What this process's own server has turned away so far: connections and messages."""
         self.error: BaseException | None = None
         self._questions, self._asked = Questions(), threading.Lock()
         self.sync = SyncLines(self)
