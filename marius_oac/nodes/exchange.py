@@ -24,6 +24,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from marius_oac.errors import InputError
 from marius_oac.nodes import shard_kernels as kernels
 from marius_oac.nodes.messages import NEVER_STOP, Kind, Malformed, Message, array, parse
 from marius_oac.nodes.questions import Questions, SyncLines
@@ -309,7 +310,12 @@ class NodeRows(RowExchange):
         if self._error is not None:
             raise self._error
         frames = message.frames()
-        self._source.lines[node].send(frames)
+        try:
+            self._source.lines[node].send(frames)
+        except ValueError as error:  # larger than a message may be
+            raise InputError(
+                f"batch {message.sequence}: {error}; make batches smaller", "training.batch_size"
+            ) from None
         with self._changed:
             self._source.bytes_sent += sum(memoryview(frame).nbytes for frame in frames)
 
