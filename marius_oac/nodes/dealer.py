@@ -23,18 +23,20 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 from marius_oac.nodes.modes import Mode
 
 
-class _Wait(Enum):
+class Wait(Enum):
+    """The answer `WAIT`."""
+
     WAIT = "wait"
 
 
-WAIT: Final = _Wait.WAIT
+WAIT: Final = Wait.WAIT
 
 
 class Deal(NamedTuple):
@@ -71,7 +73,7 @@ class Dealer:
             self._out[worker] = {}
             self._pace.workers(self._out)
 
-    def ask(self, worker: int) -> Deal | None | Literal[_Wait.WAIT]:
+    def ask(self, worker: int) -> Deal | None | Literal[Wait.WAIT]:
         """What a worker does next."""
         self.joined(worker)
         self._waiting.pop(worker, None)
@@ -105,11 +107,17 @@ class Dealer:
             self._pace.stepped(step)
         return self._woken()
 
-    def lost(self, worker: int) -> Lost:
-        """A worker has died, or has left: what it has in its hands vanishes, and no shard will take it any more."""
+    def lost(self, worker: int, torn: Collection[int] = ()) -> Lost:
+        """A worker has died, or has left: what it has in its hands vanishes, and no shard will take it any more.
+
+        Args:
+            worker: which one.
+            torn: those of its batches that some shards have taken and some have not. Their places are filled with
+                nothing there, so their tokens are used, but they are lost as well.
+        """
         out = self._out.pop(worker, {})
         self._waiting.pop(worker, None)
-        self._pace.lost(worker, out.values())
+        self._pace.lost(worker, [token for batch, token in out.items() if batch not in torn])
         self._pace.workers(self._out)
         self.batches_lost += len(out)
         return Lost(sorted(out), self._woken())
@@ -118,6 +126,10 @@ class Dealer:
         """Deals nothing more: another dealer goes on with batch `next`. Returns who may ask again, to hear of it."""
         self.end = self.next
         return self._woken()
+
+    def out(self, worker: int) -> dict[int, int]:
+        """The tokens of the batches that a worker has, by batch, in the order dealt."""
+        return dict(self._out.get(worker, {}))
 
     @property
     def outstanding(self) -> int:
@@ -159,7 +171,7 @@ class _Pace:
     def __init__(self, mode: Mode, step: int):
         self._mode, self._step = mode, step
 
-    def workers(self, live: Iterable[int]) -> None:
+    def workers(self, live: Collection[int]) -> None:
         """These are live now."""
 
     def may(self, worker: int) -> bool:
@@ -175,7 +187,7 @@ class _Pace:
     def stepped(self, step: int) -> None:
         self._step = step
 
-    def lost(self, worker: int, tokens: Iterable[int]) -> None:
+    def lost(self, worker: int, tokens: Collection[int]) -> None:
         """It is gone, and these tokens with it."""
 
 
@@ -197,8 +209,8 @@ class _Tokens(_Pace):
         self._left -= 1
         return self._value
 
-    def lost(self, worker: int, tokens: Iterable[int]) -> None:
-        self._left += sum(1 for _ in tokens)
+    def lost(self, worker: int, tokens: Collection[int]) -> None:
+        self._left += len(tokens)
 
 
 class _Rounds(_Pace):
@@ -210,8 +222,8 @@ class _Rounds(_Pace):
         self._taken = 0
         self._had: dict[int, int] = {}
 
-    def workers(self, live: Iterable[int]) -> None:
-        self._live = sum(1 for _ in live)
+    def workers(self, live: Collection[int]) -> None:
+        self._live = len(live)
 
     def may(self, worker: int) -> bool:
         places = self._mode.aggregate
@@ -230,7 +242,7 @@ class _Rounds(_Pace):
         self._taken = 0
         self._had.clear()
 
-    def lost(self, worker: int, tokens: Iterable[int]) -> None:
+    def lost(self, worker: int, tokens: Collection[int]) -> None:
         self._taken -= sum(token == self._step for token in tokens)
         self._had.pop(worker, None)
 
@@ -243,7 +255,7 @@ class _Clocks(_Pace):
         self._begun: dict[int, int] = {}
         self._done: dict[int, int] = {}
 
-    def workers(self, live: Iterable[int]) -> None:
+    def workers(self, live: Collection[int]) -> None:
         slowest = min(self._done.values(), default=0)
         for worker in live:
             self._begun.setdefault(worker, slowest)
@@ -259,7 +271,7 @@ class _Clocks(_Pace):
     def done(self, worker: int) -> None:
         self._done[worker] += 1
 
-    def lost(self, worker: int, tokens: Iterable[int]) -> None:
+    def lost(self, worker: int, tokens: Collection[int]) -> None:
         self._begun.pop(worker, None)
         self._done.pop(worker, None)
 
