@@ -102,6 +102,14 @@ def table_needs(
     ]
 
 
+def check_places(config: StorageConfig) -> None:
+    """Makes the folders of `storage.path`, and a file in each. Raises InputError where that can't be done."""
+    for path in map(Path, config.path):
+        with disk_errors(path):
+            make_folder(path)
+            tempfile.TemporaryFile(dir=path).close()
+
+
 def rows_place(config: StorageConfig) -> str:
     """Where on disk the rows of tables and checkpoints lie; a place of `memory.PLACES`."""
     return "pages" if config.path else "disk"

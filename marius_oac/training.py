@@ -14,6 +14,7 @@ from marius_oac.config_base import BaseConfig
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.ctr_task import CtrTask
 from marius_oac.data.graph import open_or_prepare
+from marius_oac.disk_tables import check_places
 from marius_oac.errors import InputError, Interrupted
 from marius_oac.graph_task import GraphTask
 from marius_oac.memory import return_freed_memory
@@ -36,7 +37,8 @@ class Run:
         keys = ("valid.filtered.mrr", "test.filtered.mrr", "test.filtered.hits@1", "test.filtered.hits@3",
                 "test.filtered.hits@10", "training.epochs", "training.seconds", "training.examples_per_second",
                 "test.auc", "test.log_loss", "valid.auc", "training.lost_updates", "ordering.bytes_read_per_epoch",
-                "disk.bytes_read", "disk.bytes_written", "memory.peak_rss_bytes")  # fmt: skip
+                "disk.bytes_read", "disk.bytes_written", "packing.heaviest_by_hash", "packing.heaviest",
+                "memory.peak_rss_bytes")  # fmt: skip
         lines = [f"{self.path}: done"]
         for key in keys:
             if key in self.summary:
@@ -156,6 +158,7 @@ def check_task(task: Task, path: Path) -> None:
     task.check()
     return_freed_memory()
     task.plan_memory(path).announce()
+    check_places(task.config.storage)
 
 
 def run_task(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepare=lambda loop: None) -> None:

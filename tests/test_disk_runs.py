@@ -292,7 +292,7 @@ def test_mistakes_are_one_line(make, command, tmp_path, config, message):
     code, _, err = command(
         "train", path, "--out", tmp_path / "run", *(part for each in config for part in ("--set", each))
     )
-    assert code == 2 and says(err) and re.search(message, err[-1])
+    assert code == 2 and says(err) and re.search(message, err[-1]) and not (tmp_path / "run").exists()
 
 
 def test_the_number_that_is_needed_is_enough(make, in_memory, tmp_path):

@@ -39,6 +39,7 @@ HEADER_BYTES = 4096
 MOST_PAGES_A_JOB = 128  # a job's thread makes its requests one after the other
 _FEWEST_PAGES_A_JOB = 8  # a job costs as much as some pages
 _MOST_THREADS = 32
+_NICE = 10  # pages are asked for batches ahead: where cores are short, whoever computes goes first
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ class PageFiles:
         """In each thread, before its first request."""
         if self._bind:
             self._bind("io")
+        with suppress(OSError):  # the system doesn't let us: they then take turns like any other thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         if self._window:
             with suppress(OSError):  # the system has no more of them: this thread makes one request after the other
                 self._own.context = async_io.Context()
