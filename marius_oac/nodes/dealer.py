@@ -122,9 +122,11 @@ class Dealer:
         self.batches_lost += len(out)
         return Lost(sorted(out), self._woken())
 
-    def stop(self) -> list[int]:
-        """Deals nothing more: another dealer goes on with batch `next`. Returns who may ask again, to hear of it."""
-        self.end = self.next
+    def stop(self, multiple: int = 1) -> list[int]:
+        """Deals no batch from the next multiple of `multiple` on, where another dealer goes on: with M, which makes a
+        global batch, one of any local batch size. Returns who may ask again, to hear of it.
+        """
+        self.end = min(self.end, -(-self.next // multiple) * multiple)
         return self._woken()
 
     def out(self, worker: int) -> dict[int, int]:

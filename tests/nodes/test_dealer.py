@@ -230,3 +230,17 @@ def test_numbers_that_make_no_mode(kind, workers, whole, local, more, says):
 def test_weights_are_those_of_equation_1_and_its_relatives(kind, decay_kind, threshold, power, rate, staleness):
     mode = Mode(kind=kind, aggregate=1, decay=decay_kind, threshold=threshold, power=power, rate=rate)
     assert mode.weight(staleness) == pytest.approx(decay(mode, staleness), rel=1e-6)
+
+
+def test_a_dealer_stops_at_a_whole_global_batch():
+    found = dealer("gba", 4, end=30, first=3)
+    assert [found.ask(0).batch for _ in range(3)] == [3, 4, 5]
+    assert found.stop(4) == [] and found.end == 8
+    assert [found.ask(0) for _ in range(3)] == [(6, 0), (7, 1), None]
+    found = dealer("sync", 4, end=6)
+    assert [found.ask(0).batch for _ in range(4)] == [0, 1, 2, 3] and found.ask(0) is WAIT
+    assert found.stop(4) == [0] and found.next == found.end == 4
+    found = dealer("gba", 4, end=6)
+    for _ in range(5):
+        found.ask(0)
+    assert found.stop(4) == [] and found.end == 6
