@@ -45,6 +45,11 @@ class BagConfig(CategoricalConfig):
     separator: Name = Field("|", description="Between the values of a text column; lists need none.")
     pooling: Literal["sum", "mean"] = Field("sum", description="How a bag's rows become one.")
     max_values: PositiveInt = Field(64, description="A bag keeps its first values; what is cut is counted.")
+    pool_at: Literal["trainer", "shard"] = Field(
+        "trainer",
+        description="Over several nodes, who adds up the rows of a bag: the trainer, or each node those that it has, "
+        "which moves less where bags are long and seldom share keys.",
+    )
 
 
 class SequenceConfig(CategoricalConfig):

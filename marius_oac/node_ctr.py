@@ -24,9 +24,10 @@ from marius_oac.models.ctr.step import CtrStep
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.node_saved import NodesCheckpoint
 from marius_oac.node_task import NodeTask, digest_rows, load_rows
-from marius_oac.nodes.exchange import NodeSource
+from marius_oac.nodes.exchange import NodeSource, RoutedPlan
+from marius_oac.nodes.pooling import pool_table
 from marius_oac.nodes.shard_table import KeyedTable
-from marius_oac.nodes.shards import Placement, Route, route_keys, shard_of_keys, unique_keys
+from marius_oac.nodes.shards import Placement, route_keys, shard_of_keys, unique_keys
 from marius_oac.runtime.binding import Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.task import Parts
@@ -107,7 +108,10 @@ class CtrNodes(NodeTask):
         place = Tables(config.storage, self.folder, layouts, capacities, stack, binding)
         self._keys = [make_key_table(config, place, name) for name in layouts]
         optimizer = RowOptimizer(training.optimizer)
-        return [KeyedTable(keys, optimizer, training.embedding_l2) for keys in self._keys]
+        return [
+            KeyedTable(keys, optimizer, training.embedding_l2, pools=bool(self._pooled(table)))
+            for keys, table in zip(self._keys, self._feature_tables, strict=True)
+        ]
 
     def _dimensions(self) -> list[int]:
         return [row_layout(self.config, table, self._network).dimension for table in self._feature_tables]
@@ -119,13 +123,25 @@ class CtrNodes(NodeTask):
         stack.callback(planner.close)
         return planner
 
-    def _routes(self, plan: LogPlan) -> list[Route]:
-        routes = []
-        for keys, ids, rows in zip(plan.keys, plan.ids, plan.rows, strict=True):
-            firsts = np.empty(rows.size, np.int64)
+    def _pooled(self, table: FeatureTable) -> list[str]:
+        """The bags of a table whose rows the nodes add up."""
+        chosen = [each.name for each in self.config.data.multi_valued if each.pool_at == "shard"]
+        return [name for name in table.bags if name in chosen]
+
+    def _routed(self, plan: LogPlan) -> RoutedPlan:
+        routes, rows, arrays = [], [], dict(plan.arrays)
+        for table, keys, ids, own in zip(self._feature_tables, plan.keys, plan.ids, plan.rows, strict=True):
+            firsts = np.empty(own.size, np.int64)
             firsts[ids[::-1]] = np.arange(ids.size)[::-1]
-            routes.append(route_keys(self.placement, *(part[firsts] for part in keys.asked)))
-        return routes
+            asked, pooled = [part[firsts] for part in keys.asked], self._pooled(table)
+            if pooled:
+                route, changed = pool_table(table, pooled, keys, ids, asked, self.placement)
+                own, arrays = np.arange(route.order.size), arrays | changed
+            else:
+                route = route_keys(self.placement, *asked)
+            routes.append(route)
+            rows.append(own)
+        return RoutedPlan.of(plan, routes, rows=rows, arrays=arrays)
 
     def _step(self, device: torch.device, threads: int) -> CtrStep:
         return make_ctr_step(

@@ -19,8 +19,9 @@ from marius_oac.models.link_prediction import LinkPredictionStep
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.node_saved import NodesCheckpoint
 from marius_oac.node_task import NodeTask, digest_rows, load_rows
+from marius_oac.nodes.exchange import RoutedPlan
 from marius_oac.nodes.shard_table import NumberedTable
-from marius_oac.nodes.shards import IdPlaces, Route
+from marius_oac.nodes.shards import IdPlaces
 from marius_oac.runtime.binding import Binding
 from marius_oac.scoring import EntityReader
 from marius_oac.storage.contract import ParameterStore
@@ -78,8 +79,8 @@ class GraphNodes(NodeTask):
     def _planner(self, stack: ExitStack) -> Planner:
         return self.task.planner
 
-    def _routes(self, plan: Plan) -> list[Route]:
-        return [self.places.route(plan.rows[0])]
+    def _routed(self, plan: Plan) -> RoutedPlan:
+        return RoutedPlan.of(plan, [self.places.route(plan.rows[0])])
 
     def _step(self, device: torch.device, threads: int) -> LinkPredictionStep:
         return make_step(self.config, self.task.graph, device, threads, self.dense)

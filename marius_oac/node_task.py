@@ -20,10 +20,10 @@ from marius_oac.data.share import Share
 from marius_oac.errors import ConfigError
 from marius_oac.memory import MemoryPlan
 from marius_oac.node_saved import DENSE, PLACE, PLACEMENT, NodesCheckpoint, layout_name
-from marius_oac.nodes.exchange import NodeSource, RoutedPlanner
+from marius_oac.nodes.exchange import NodeSource, RoutedPlan, RoutedPlanner
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.shard_table import ShardTable
-from marius_oac.nodes.shards import Placement, Route
+from marius_oac.nodes.shards import Placement
 from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
@@ -133,7 +133,7 @@ class NodeTask(Task):
         stack.callback(self.dense.stop)
         step = self._step(device, threads)
         stack.callback(step.close)
-        routed = RoutedPlanner(planner, self._routes)
+        routed = RoutedPlanner(planner, self._routed)
         stores = [table.store for table in tables]
         tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
         return Parts(routed, stores, step, device, tier, source)
@@ -213,7 +213,8 @@ class NodeTask(Task):
     def _planner(self, stack: ExitStack) -> Planner: ...
 
     @abstractmethod
-    def _routes(self, plan: Plan) -> list[Route]: ...
+    def _routed(self, plan: Plan) -> RoutedPlan:
+        """The plan, knowing where its rows are."""
 
     @abstractmethod
     def _step(self, device: torch.device, threads: int) -> Step: ...

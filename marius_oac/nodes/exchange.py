@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,22 +43,26 @@ class RoutedPlan(Plan):
 
     routes: Sequence[Route] = ()
 
+    @classmethod
+    def of(cls, plan: Plan, routes: Sequence[Route], **others: Any) -> RoutedPlan:
+        """The plan, routed; `others` take the place of what it has."""
+        own = {each.name: getattr(plan, each.name) for each in fields(Plan)}
+        return cls(**(own | others), routes=routes)
+
 
 class RoutedPlanner:
     """Another planner's batches, routed.
 
     Args:
         planner: its `settle` is not called: what depends on the batches before is the shards' affair.
-        route: of a plan, one per table.
+        routed: a plan with its routes.
     """
 
-    def __init__(self, planner: Planner, route: Callable[[Plan], Sequence[Route]]):
-        self._planner, self._route, self.tables = planner, route, planner.tables
+    def __init__(self, planner: Planner, routed: Callable[[Plan], RoutedPlan]):
+        self._planner, self._routed, self.tables = planner, routed, planner.tables
 
     def plan(self, sequence: int) -> RoutedPlan:
-        plan = self._planner.plan(sequence)
-        base = {each.name: getattr(plan, each.name) for each in fields(Plan)}
-        return RoutedPlan(**base, routes=self._route(plan))
+        return self._routed(self._planner.plan(sequence))
 
     def settle(self, plan: Plan) -> Plan:
         return plan

@@ -2,12 +2,12 @@
 
 | kind | from | frames after the header |
 |---|---|---|
-| PULL | trainer | what is asked for of each table: rows, or vocabularies, keys and checks |
-| ROWS | shard | values of each table, float32 [n, D], in the order asked |
+| PULL | trainer | what is asked for of each table: rows, or vocabularies, keys and checks, and `Bags` if it pools |
+| ROWS | shard | values of each table, float32 [n, D], in the order asked, sums after rows |
 | PUSH | trainer | gradients of each table, float32 [n, D], in the order of the pull |
 | PATCH | shard | of each table: places in the pull, int64 [k], and their newest values, float32 [k, D] |
 | APPLIED | shard | none: everything up to this batch is in the rows |
-| LOOK_UP | trainer | as PULL, of one table, for those who only look |
+| LOOK_UP | trainer | as PULL, of one table and never of sums, for those who only look |
 | FOUND | shard | its values, and which of them were ever trained, bool [n] |
 | SYNC | trainer | dense parameters for the sync server of EASGD, none to read them; `table` says what for: `Sync` |
 | SYNCED | shard | w_ps |

@@ -105,3 +105,49 @@ def unique_keys(salt, vocabularies, keys, checks, slots, local, firsts):
                 break
             place = (place + 1) & mask
     return count
+
+
+@compiled
+def count_sums(ids, offsets, nodes, num_values, num_sums, ends):
+    """Counts for each node the values of all bags that lie there, and the bags that have some; adds to int64 [nodes].
+
+    Args:
+        ids: int64 [v], numbers of keys; bag i has those from `offsets[i]` to `offsets[i + 1]`, int64 [b + 1].
+        nodes: int32, of each key.
+        ends: int64 [b + 1], filled in from 1 on: partial sums of the bags up to there.
+    """
+    last, total = np.full(num_values.size, -1, np.int64), 0
+    for bag in range(offsets.size - 1):
+        for at in range(offsets[bag], offsets[bag + 1]):
+            node = nodes[ids[at]]
+            num_values[node] += 1
+            if last[node] != bag:
+                last[node] = bag
+                num_sums[node] += 1
+                total += 1
+        ends[bag + 1] = total
+
+
+@compiled
+def lay_out_sums(ids, offsets, nodes, position, at_value, at_sum, index, begins, order):
+    """Groups what `count_sums` counted by node.
+
+    Args:
+        position: int64, of each key among those that its node is told.
+        at_value, at_sum: int64 [nodes], where each node's values and sums begin; spoilt.
+        index: int32 [v], filled in: the positions, node by node, bag by bag.
+        begins, order: int64 [sums], filled in: where in `index` each sum begins; its number over all nodes.
+    """
+    last, total = np.full(at_value.size, -1, np.int64), 0
+    for bag in range(offsets.size - 1):
+        for at in range(offsets[bag], offsets[bag + 1]):
+            key = ids[at]
+            node = nodes[key]
+            if last[node] != bag:
+                last[node] = bag
+                begins[at_sum[node]] = at_value[node]
+                order[at_sum[node]] = total
+                at_sum[node] += 1
+                total += 1
+            index[at_value[node]] = position[key]
+            at_value[node] += 1

@@ -3,11 +3,11 @@
 In lockstep all trainers compute parts of the same batches, one after the other:
 
     pull     trainer r will need these rows for batch n: they get rows, in the order of (n, r), and are sent at once,
-             as they are after the batches applied so far
+             as they are after the batches applied so far; where a table pools, some of them as sums (`bags`)
     push     trainer r's gradients by them; when all trainers' have come and batch n - 1 is applied, they are added up
              in the order of r, and the row optimizer runs once per row, with timestamp n
     patch    batch n is applied: of every pull for batch n + 1 the rows whose timestamp is larger than any that the
-             trainer has seen are sent again
+             trainer has seen are sent again, and the sums that hold any of them
 
 So a trainer may pull many batches ahead, and has the rows of a batch-at-a-time run before it computes: Optimistic
 Asynchrony Control (Waleffe and Mohoney, section 3) across nodes, validation by timestamp included. Averaging rows'
@@ -32,6 +32,7 @@ import torch
 
 from marius_oac.data.batches import relabel
 from marius_oac.nodes import shard_kernels as kernels
+from marius_oac.nodes.bags import Picks
 from marius_oac.nodes.messages import NEVER_STOP, Kind, Malformed, Message, Sync, array, parse
 from marius_oac.nodes.shard_table import ShardTable
 from marius_oac.nodes.sync_server import SyncServer
@@ -45,12 +46,12 @@ Out = tuple[int, Message]
 class _Pull:
     """What a trainer was sent for a batch.
 
-    Of each table: the rows, ascending and unique, and for each place in what was asked the index of its row (keys that
-    are not admitted share one). `applied`: the last batch whose changes the trainer has seen.
+    Of each table: the rows, ascending and unique, and which of them each value is made of (keys that are not admitted
+    share one). `applied`: the last batch whose changes the trainer has seen.
     """
 
     rows: list[np.ndarray]
-    index: list[np.ndarray]
+    picks: list[Picks]
     applied: int
 
 
@@ -85,7 +86,7 @@ class Shard:
         """All batches before `first` are in the rows, no message is on its way."""
         self.applied, self._stop_at, self._last_pulled = first - 1, NEVER_STOP, first - 1
         self._settled = first * self._trainers  # pulls, in the order of (batch, trainer)
-        self._waiting: dict[int, list[list[np.ndarray]]] = {}
+        self._waiting: dict[int, list] = {}
         self._pulls: dict[tuple[int, int], _Pull] = {}
         self._pushes: dict[tuple[int, int], _Push] = {}
 
@@ -112,7 +113,7 @@ class Shard:
             raise Malformed("a batch that is too far ahead is pulled")
         asked, at = [], 0
         for table in self.tables:
-            asked.append(table.asked(frames[at : at + table.num_frames]))
+            asked.append(table.pulled(frames[at : at + table.num_frames]))
             at += table.num_frames
         if at != len(frames):
             raise Malformed(f"{len(frames)} frames, not {at}")
@@ -129,12 +130,13 @@ class Shard:
 
     def _served(self, peer: int, sequence: int, asked: list) -> Out:
         pull, values = _Pull([], [], self.applied), []
-        for table, each in zip(self.tables, asked, strict=True):
+        for table, (each, bags) in zip(self.tables, asked, strict=True):
             index = table.rows_of(each)
             rows = relabel(index, table.store.capacity).copy()
-            values.append(kernels.spread(table.read(rows), index))
+            picks = Picks.of(index, bags)
+            values.append(picks.values(table.read(rows)))
             pull.rows.append(rows)
-            pull.index.append(index)
+            pull.picks.append(picks)
         self._pulls[peer, sequence] = pull
         final = not self._lockstep or self.applied == sequence - 1
         return peer, Message(Kind.ROWS, sequence, values, final=final, stop_at=self._stop_at)
@@ -146,8 +148,8 @@ class Shard:
         if len(frames) != len(self.tables):
             raise Malformed(f"{len(frames)} frames, not {len(self.tables)}")
         gradients = [
-            array(frame, np.float32, index.size, table.dimension)
-            for frame, table, index in zip(frames, self.tables, self._pulls[place].index, strict=True)
+            array(frame, np.float32, picks.size, table.dimension)
+            for frame, table, picks in zip(frames, self.tables, self._pulls[place].picks, strict=True)
         ]
         self._pushes[place] = _Push(message, gradients)
         if not self._lockstep:
@@ -178,11 +180,10 @@ class Shard:
         if pull is None:
             return Message(Kind.APPLIED, sequence, stop_at=self._stop_at)
         arrays = []
-        for table, rows, index in zip(self.tables, pull.rows, pull.index, strict=True):
-            changed = table.timestamps(rows) > pull.applied
-            places = np.flatnonzero(changed[index])
-            compact = np.cumsum(changed) - 1  # where a changed row stands among them
-            arrays += [places, kernels.spread(table.read(rows[changed]), compact[index[places]])]
+        for table, rows, picks in zip(self.tables, pull.rows, pull.picks, strict=True):
+            places = picks.holding(table.timestamps(rows) > pull.applied)
+            needed, newer = picks.take(places).compact(rows.size)
+            arrays += [places, newer.values(table.read(rows[needed]))]
         return Message(Kind.PATCH, sequence + 1, arrays, stop_at=self._stop_at)
 
     def _apply(self, places: list[tuple[int, int]], timestamp: int, shares: list[float]) -> None:
@@ -191,7 +192,7 @@ class Shard:
             rows, gradients = kernels.added_up(
                 [pull.rows[number] for pull in pulls],
                 [
-                    kernels.by_row(push.gradients[number], pull.index[number], pull.rows[number].size)
+                    pull.picks[number].by_row(push.gradients[number], pull.rows[number].size)
                     for pull, push in zip(pulls, pushes, strict=True)
                 ],
                 shares,
@@ -214,7 +215,5 @@ class Shard:
         if message.table >= len(self.tables):
             raise Malformed(f"there is no table {message.table}")
         table = self.tables[message.table]
-        if len(frames) != table.num_frames:
-            raise Malformed(f"{len(frames)} frames, not {table.num_frames}")
         values, known = table.look_up(table.asked(frames))
         return [(peer, Message(Kind.FOUND, message.sequence, [values, known], table=message.table))]

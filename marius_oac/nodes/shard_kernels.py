@@ -1,4 +1,4 @@
-"""Compiled operations on rows that travel: copied by index, gradients added up by row."""
+"""Compiled operations on rows that travel: copied by index, summed, gradients added up by row."""
 
 from __future__ import annotations
 
@@ -13,23 +13,40 @@ from marius_oac.data.compiled import compiled
 def spread(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     """`values[index]`: float32 [n, D] of [m, D] and int64 [n]."""
     out = np.empty((index.size, values.shape[1]), np.float32)
-    _spread(values, index, out)
+    spread_into(values, index, out)
     return out
 
 
 @compiled
-def _spread(values, index, out):
+def spread_into(values, index, out):
+    """`out[i] = values[index[i]]`; both float32 [., D]."""
     for i in range(index.size):
         row = index[i]
         for j in range(values.shape[1]):
             out[i, j] = values[row, j]
 
 
-def by_row(gradients: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
-    """float32 [count, D]: the sum, in their order, of the gradients [n, D] of each row; every row has one."""
-    total, begun = np.empty((count, gradients.shape[1]), np.float32), np.zeros(count, np.bool_)
-    _add(index, gradients, np.float32(1), begun, total)
-    return total
+@compiled
+def sum_into(values, index, offsets, out):
+    """`out[i]` is the sum of `values[index[offsets[i]:offsets[i + 1]]]`, at least one, in their order."""
+    for i in range(offsets.size - 1):
+        first = index[offsets[i]]
+        for j in range(values.shape[1]):
+            out[i, j] = values[first, j]
+        for at in range(offsets[i] + 1, offsets[i + 1]):
+            row = index[at]
+            for j in range(values.shape[1]):
+                out[i, j] += values[row, j]
+
+
+@compiled
+def any_of(marked, index, offsets, out):
+    """`out[i]`: whether any of `marked[index[offsets[i]:offsets[i + 1]]]` is."""
+    for i in range(offsets.size - 1):
+        out[i] = False
+        for at in range(offsets[i], offsets[i + 1]):
+            if marked[index[at]]:
+                out[i] = True
 
 
 def scatter(values: np.ndarray, places: np.ndarray, into: np.ndarray) -> None:
@@ -61,12 +78,13 @@ def added_up(
     union = relabel(union, bound).copy()
     total, begun = np.empty((union.size, gradients[0].shape[1]), np.float32), np.zeros(union.size, np.bool_)
     for index, gradient, share in zip(places, gradients, shares, strict=True):
-        _add(index, gradient, np.float32(share), begun, total)
+        add(index, gradient, np.float32(share), begun, total)
     return union, total
 
 
 @compiled
-def _add(index, gradients, share, begun, total):
+def add(index, gradients, share, begun, total):
+    """Adds `share * gradients[i]` to `total[index[i]]`; what has not `begun` yet is assigned, and marked."""
     for i in range(index.size):
         row = index[i]
         if begun[row]:
@@ -76,3 +94,18 @@ def _add(index, gradients, share, begun, total):
             begun[row] = True
             for j in range(total.shape[1]):
                 total[row, j] = share * gradients[i, j]
+
+
+@compiled
+def add_sums(index, offsets, gradients, begun, total):
+    """Adds `gradients[i]` to each of `total[index[offsets[i]:offsets[i + 1]]]`, as `add` does."""
+    for i in range(offsets.size - 1):
+        for at in range(offsets[i], offsets[i + 1]):
+            row = index[at]
+            if begun[row]:
+                for j in range(total.shape[1]):
+                    total[row, j] += gradients[i, j]
+            else:
+                begun[row] = True
+                for j in range(total.shape[1]):
+                    total[row, j] = gradients[i, j]

@@ -10,6 +10,7 @@ import numpy as np
 
 from marius_oac.models.ctr import row_kernels
 from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.nodes.bags import Bags
 from marius_oac.nodes.messages import Malformed, array
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.key_table import KeyTable
@@ -23,7 +24,7 @@ class ShardTable(ABC):
     """
 
     num_frames: int
-    """Arrays that say what is asked for."""
+    """Arrays that say what a pull asks for."""
 
     def __init__(self, store: ParameterStore, optimizer: RowOptimizer, penalty: float = 0.0):
         self.store, self.dimension = store, store.layout.dimension
@@ -31,7 +32,11 @@ class ShardTable(ABC):
 
     @abstractmethod
     def asked(self, frames: Sequence) -> Any:
-        """What is asked for. Raises Malformed."""
+        """The rows that are asked for. Raises Malformed."""
+
+    def pulled(self, frames: Sequence) -> tuple[Any, Bags | None]:
+        """The rows that a pull asks for, and what sums of them; None: each by itself. Raises Malformed."""
+        return self.asked(frames), None
 
     @abstractmethod
     def rows_of(self, asked: Any) -> np.ndarray:
@@ -87,13 +92,16 @@ class NumberedTable(ShardTable):
 
 
 class KeyedTable(ShardTable):
-    """Rows are asked for by their keys; `keys` knows or makes them."""
+    """Rows are asked for by their keys; `keys` knows or makes them. With `pools` a pull asks for sums as well."""
 
-    num_frames = 3
-
-    def __init__(self, keys: KeyTable, optimizer: RowOptimizer, penalty: float = 0.0):
+    def __init__(self, keys: KeyTable, optimizer: RowOptimizer, penalty: float = 0.0, pools: bool = False):
         super().__init__(keys.store, optimizer, penalty)
-        self.keys, self.file = keys, 0
+        self.keys, self.file, self._pools = keys, 0, pools
+        self.num_frames = 6 if pools else 3
+
+    def pulled(self, frames: Sequence) -> tuple[Any, Bags | None]:
+        keys = self.asked(frames[:3])
+        return keys, Bags.parse(frames[3:], keys[1].size) if self._pools else None
 
     def asked(self, frames: Sequence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if len(frames) != 3:

@@ -105,12 +105,18 @@ def shard_of_keys(vocabularies: np.ndarray, keys: np.ndarray, num_shards: int = 
 
 
 @wrapping
-def route_keys(placement: Placement, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> Route:
-    """Where a batch's keys go; `vocabularies` uint16 [n], `keys` int64 [n], `checks` uint32 [n]."""
-    vocabularies, keys, checks = _keys(vocabularies, keys, checks)
+def node_of_keys(placement: Placement, vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The node of each key, int32 [n]; `vocabularies` uint16 [n], `keys` int64 [n]."""
+    vocabularies, keys = _arrays(keys.size, vocabularies=(vocabularies, np.uint16), keys=(keys, np.int64))
     nodes = np.empty(keys.size, np.int32)
     kernels.key_nodes(_SALT, placement.nodes, vocabularies, keys, nodes)
-    return _route(nodes, placement.num_nodes, vocabularies, keys, checks)
+    return nodes
+
+
+@wrapping
+def route_keys(placement: Placement, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> Route:
+    """Where a batch's keys go; `vocabularies` uint16 [n], `keys` int64 [n], `checks` uint32 [n]."""
+    return group(node_of_keys(placement, vocabularies, keys), placement.num_nodes, *_keys(vocabularies, keys, checks))
 
 
 @wrapping
@@ -185,7 +191,7 @@ class IdPlaces:
     def route(self, ids: np.ndarray) -> Route:
         """Where a batch's ids go; `asked` are the rows."""
         nodes, rows = self.find(ids)
-        return _route(nodes, self.placement.num_nodes, rows)
+        return group(nodes, self.placement.num_nodes, rows)
 
     def num_rows(self, node: int) -> int:
         """Rows that a node has."""
@@ -233,7 +239,8 @@ class IdPlaces:
         return ids
 
 
-def _route(nodes: np.ndarray, num_nodes: int, *asked: np.ndarray) -> Route:
+def group(nodes: np.ndarray, num_nodes: int, *asked: np.ndarray) -> Route:
+    """A batch whose places go to these nodes, int32 [n], and what is asked for at each place, arrays [n]."""
     order, offsets = np.empty(nodes.size, np.int64), np.zeros(num_nodes + 1, np.int64)
     kernels.group(nodes, order, offsets)
     return Route(order, offsets, tuple(each[order] for each in asked))

@@ -42,6 +42,14 @@ class Trainer:
         self.values, self.missing = {}, {}
         self.stops = []
 
+    def asked(self, part):
+        """The arrays of a pull."""
+        return [part]
+
+    def size(self, part):
+        """Values that it gets."""
+        return part.size
+
     def can_pull(self):
         return self.pulled < len(self.batches) and self.pulled < self.computed + self.ahead
 
@@ -51,7 +59,7 @@ class Trainer:
         self.values[number] = [None] * self.shards
         self.missing[number] = set(range(self.shards))
         for shard, rows in enumerate(self.batches[number]):
-            yield shard, Message(Kind.PULL, number, [rows])
+            yield shard, Message(Kind.PULL, number, self.asked(rows))
 
     def can_compute(self):
         return self.computed < self.pulled and not self.missing[self.computed]
@@ -66,7 +74,7 @@ class Trainer:
         message, rest = parse(frames)
         self.stops.append(message.stop_at)
         if message.kind == Kind.ROWS:
-            count = self.batches[message.sequence][shard].size
+            count = self.size(self.batches[message.sequence][shard])
             self.values[message.sequence][shard] = array(rest[0], np.float32, count, DIMENSION).copy()
             if message.final:
                 self.missing[message.sequence].remove(shard)
@@ -76,11 +84,12 @@ class Trainer:
             self.missing[message.sequence].remove(shard)
 
 
-def simulate(batches, shards, shares, ahead, choose):
+def simulate(batches, shards, shares, ahead, choose, make_trainer=Trainer, tables=None):
     """Runs to the end; `choose` picks one of the things that can happen next. Returns the shards' stores."""
-    stores = [store(node) for node in range(shards)]
-    nodes = [Shard([NumberedTable(each, OPTIMIZER)], len(batches)) for each in stores]
-    trainers = [Trainer(rank, mine, shards, ahead) for rank, mine in enumerate(batches)]
+    tables = tables or [NumberedTable(store(node), OPTIMIZER) for node in range(shards)]
+    stores = [table.store for table in tables]
+    nodes = [Shard([each], len(batches)) for each in tables]
+    trainers = [make_trainer(rank, mine, shards, ahead) for rank, mine in enumerate(batches)]
     up = {(rank, shard): deque() for rank in range(len(batches)) for shard in range(shards)}
     down = {connection: deque() for connection in up}
 

@@ -15,7 +15,7 @@ import numpy as np
 from marius_oac.models.compiled import compiled, inlined, prefetch
 from marius_oac.models.optimizers import update_row
 
-_ZERO, _ONE = np.float32(0), np.float32(1)
+_ZERO = np.float32(0)
 _LINE_FLOATS = 16  # a cache line
 _LINE_INDICES = 8
 _AHEAD = 32  # occurrences; with 8 adding up takes twice as long
@@ -69,8 +69,8 @@ def gather(rows, dimension, local, fields, begin, end, inputs):
 
 
 @compiled
-def pool(rows, dimension, picks, offsets, mean, field, begin, end, inputs):
-    """Adds up, or averages if `mean`, the rows of each bag [begin, end); an empty bag gives zeros."""
+def pool(rows, dimension, picks, offsets, scales, field, begin, end, inputs):
+    """Adds up the rows of each bag [begin, end), times its scale, float32 [B]; an empty bag gives zeros."""
     weighted = inputs.weights.shape[0] > 0
     column = inputs.columns[field]
     for b in range(begin, end):
@@ -84,7 +84,7 @@ def pool(rows, dimension, picks, offsets, mean, field, begin, end, inputs):
                 into[j] += row[j]
             if weighted:
                 weight += row[dimension]
-        scale = _share(mean, offsets[b + 1] - offsets[b])
+        scale = scales[b]
         for j in range(dimension):
             into[j] *= scale
         if weighted:
@@ -105,17 +105,12 @@ def pad(rows, dimension, picks, offsets, begin, end, padded):
         padded[b * length + count : (b + 1) * length] = _ZERO
 
 
-@inlined
-def _share(mean, count):
-    return _ONE / np.float32(count) if mean and count > 1 else _ONE
-
-
 @compiled
-def share_out(dimension, offsets, field, begin, end, gradients):
-    """Makes gradients by the means of bags, in place, gradients by each of their rows."""
+def share_out(dimension, scales, field, begin, end, gradients):
+    """Makes gradients by bags, in place, gradients by each of their rows: times the bag's scale, float32 [B]."""
     column = gradients.columns[field]
     for b in range(begin, end):
-        scale, part = _share(True, offsets[b + 1] - offsets[b]), gradients.values[b, column : column + dimension]
+        scale, part = scales[b], gradients.values[b, column : column + dimension]
         for j in range(dimension):
             part[j] *= scale
         if gradients.weights.shape[0] > 0:

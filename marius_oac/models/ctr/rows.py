@@ -31,7 +31,10 @@ _NOWHERE = np.zeros(1, np.int64)
 
 @dataclass(frozen=True)
 class BagColumn:
-    """A multi-valued feature; `field` is its place among the schema's fields."""
+    """A multi-valued feature; `field` is its place among the schema's fields.
+
+    Where `f"{name}.counts"` is among a batch's arrays, its rows are sums of some of a bag's rows.
+    """
 
     name: str
     pooling: str
@@ -62,6 +65,12 @@ class TableColumns:
     singles: tuple[int, ...] = ()
     bags: tuple[BagColumn, ...] = ()
     sequences: tuple[SequenceColumn, ...] = ()
+
+
+def values_of(bag: BagColumn, arrays: Mapping[str, Any]) -> Any:
+    """How many values each example has of a bag, int64 [B]."""
+    offsets = arrays[f"{bag.name}.offsets"]
+    return arrays.get(f"{bag.name}.counts", offsets[1:] - offsets[:-1])
 
 
 class Fields(NamedTuple):
@@ -105,13 +114,15 @@ class _Picks:
     """One table's local rows of a batch: own copies, int64.
 
     `fields` [f]: those of `single` [f, B]; `bags` [V] of all bag features end to end, whose `bag_offsets` [g, B + 1]
-    count from the first of all; `sequences`: values and offsets of each.
+    count from the first of all, float32 `scales` [g, B]: what the sum of a bag is multiplied with; `sequences`: values
+    and offsets of each.
     """
 
     single: np.ndarray
     fields: np.ndarray
     bags: np.ndarray
     bag_offsets: np.ndarray
+    scales: np.ndarray
     sequences: tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
@@ -195,26 +206,30 @@ class ArrayRows:
         count = sum(arrays[f"{bag.name}.values"].size for bag in table.bags)
         bags = self._scratch.take(f"{table.name}.bags", count, dtype=np.int64)
         offsets = self._scratch.take(f"{table.name}.bag_offsets", len(table.bags), size + 1, dtype=np.int64)
+        scales = self._scratch.take(f"{table.name}.bag_scales", len(table.bags), size)
         base = 0
         for i, bag in enumerate(table.bags):
             values = arrays[f"{bag.name}.values"]
             bags[base : base + values.size] = values
             offsets[i] = arrays[f"{bag.name}.offsets"]
             offsets[i] += base
+            scales[i] = 1
+            if bag.pooling == "mean":
+                scales[i] /= np.maximum(values_of(bag, arrays), 1)
             base += values.size
         sequences = tuple(
             tuple(self._own(f"{each.name}.{part}", arrays[f"{each.name}.{part}"]) for part in ("values", "offsets"))
             for each in table.sequences
         )
-        return _Picks(single, np.array(table.singles, np.int64), bags, offsets, sequences)
+        return _Picks(single, np.array(table.singles, np.int64), bags, offsets, scales, sequences)
 
     def _gather_block(self, table, picks, rows, inputs, sheets, begin: int, end: int) -> None:
         dimension = table.dimension
         if table.singles:
             kernels.gather(rows, dimension, picks.single, picks.fields, begin, end, inputs)
         for i, bag in enumerate(table.bags):
-            mean = bag.pooling == "mean"
-            kernels.pool(rows, dimension, picks.bags, picks.bag_offsets[i], mean, bag.field, begin, end, inputs)
+            own = picks.bags, picks.bag_offsets[i], picks.scales[i]
+            kernels.pool(rows, dimension, *own, bag.field, begin, end, inputs)
         for (values, offsets), sheet in zip(picks.sequences, sheets, strict=True):
             kernels.pad(rows, dimension, values, offsets, begin, end, sheet)
 
@@ -242,7 +257,7 @@ class ArrayRows:
         for table, picks in zip(self._layout, self._picks, strict=True):
             for i, bag in enumerate(table.bags):
                 if bag.pooling == "mean":
-                    task = partial(kernels.share_out, table.dimension, picks.bag_offsets[i], bag.field)
+                    task = partial(kernels.share_out, table.dimension, picks.scales[i], bag.field)
                     tasks += [partial(task, *bounds, inputs) for bounds in blocks(0, size, _BLOCK_EXAMPLES)]
         self._lanes.run(tasks)
 

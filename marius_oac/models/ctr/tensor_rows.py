@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.functional import embedding_bag
 
-from marius_oac.models.ctr.rows import Fields, Gathered, TableColumns
+from marius_oac.models.ctr.rows import BagColumn, Fields, Gathered, TableColumns, values_of
 from marius_oac.models.optimizers import RowOptimizer
 
 
@@ -36,7 +36,8 @@ class TensorRows:
                     parts[field] = picked[i]
             for bag in table.bags:
                 picks, offsets = arrays[f"{bag.name}.values"], arrays[f"{bag.name}.offsets"]
-                parts[bag.field] = embedding_bag(picks, values, offsets, mode=bag.pooling, include_last_offset=True)
+                pooled = embedding_bag(picks, values, offsets, mode="sum", include_last_offset=True)
+                parts[bag.field] = _scaled(pooled, bag, arrays)
             for sequence in table.sequences:
                 picks, offsets = arrays[f"{sequence.name}.values"], arrays[f"{sequence.name}.offsets"]
                 lengths.append(offsets[1:] - offsets[:-1])
@@ -78,9 +79,7 @@ class TensorRows:
             parts.append(self._of_field(gradients, field, table.dimension))
         for bag in table.bags:
             values, offsets = arrays[f"{bag.name}.values"], arrays[f"{bag.name}.offsets"]
-            gradient = self._of_field(gradients, bag.field, table.dimension)
-            if bag.pooling == "mean":
-                gradient = gradient / (offsets[1:] - offsets[:-1]).clamp(min=1)[:, None]
+            gradient = _scaled(self._of_field(gradients, bag.field, table.dimension), bag, arrays)
             picks.append(values)
             parts.append(gradient[_bags(offsets, values.numel())])
         for sequence in table.sequences:
@@ -94,6 +93,11 @@ class TensorRows:
         column = self._fields.columns[field]
         part = gradients.values[:, column : column + dimension]
         return torch.cat((part, gradients.weights[:, field : field + 1]), 1) if self._weighted else part
+
+
+def _scaled(sums: torch.Tensor, bag: BagColumn, arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Sums [B, .] by the examples of a bag, or gradients by them, divided by how many values each has for a mean."""
+    return sums if bag.pooling == "sum" else sums / values_of(bag, arrays).clamp(min=1)[:, None]
 
 
 def _bags(offsets: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """The CTR step: against its formulas, tensors as arrays, the same bits whatever the threads, state, errors."""
 
+import dataclasses
 import hashlib
 import threading
 
@@ -335,3 +336,41 @@ def test_cuda_repeats_its_bits_and_follows_the_cpu(layout):
         results.append([each.cpu() for each in (*rows, *step.dense_state().values())])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
+
+
+def with_partial_sums(batch):
+    """The same batch, whose bags have some sums of their rows in the place of these; and the rows of each sum."""
+    values, arrays, sums = list(batch.values), dict(batch.arrays), []
+    for table, column in ((t, column) for t, columns in enumerate(batch.layout) for column in columns.bags):
+        offsets, picks = (batch.arrays[f"{column.name}.{part}"] for part in ("offsets", "values"))
+        local, ends = [], [0]
+        for first, last in zip(offsets[:-1], offsets[1:], strict=True):
+            for part in (picks[first:last:2], picks[first + 1 : last : 2]):
+                if part.size:
+                    local.append(len(values[table]))
+                    sums.append((table, local[-1], part))
+                    values[table] = np.concatenate((values[table], batch.values[table][part].sum(0, keepdims=True)))
+            ends.append(len(local))
+        arrays[f"{column.name}.values"], arrays[f"{column.name}.offsets"] = np.array(local), np.array(ends)
+        arrays[f"{column.name}.counts"] = np.diff(offsets)
+    return dataclasses.replace(batch, values=values, arrays=arrays), sums
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("layout", ["equal", "mixed", "weights"])
+def test_bags_of_partial_sums_are_those_of_their_rows(layout, tensors):
+    config = configure(training__optimizer__kind="sgd", training__optimizer__learning_rate=1.0)
+    whole = draw(layout, examples=40, keys=30)
+    pooled, sums = with_partial_sums(whole)
+    losses, gradients = [], []
+    for batch in (whole, pooled):
+        step, rows = batch.step(config), batch.rows(config)
+        given_rows = [torch.from_numpy(each) for each in rows] if tensors else rows
+        losses.append(float(step.compute(given_rows, batch.tensors() if tensors else batch.arrays, 0)))
+        gradients.append([before - after for before, after in zip(batch.values, rows, strict=True)])
+        step.close()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for table, row, of_rows in sums:
+        np.add.at(gradients[1][table], of_rows, gradients[1][table][row])
+    for expected, found in zip(*gradients, strict=True):
+        np.testing.assert_allclose(found[: len(expected)], expected, atol=1e-6)
