@@ -1,0 +1,74 @@
+"""GBA and the other modes: what switching costs in AUC, what slow workers cost in speed, on a virtual clock.
+
+    python -m benchmarks.gba_study switch                     # Figure 6, Tables 6.1 to 6.8 of Su et al.
+    python -m benchmarks.gba_study switch --frappe DIR        # on Frappe: train.csv.gz, valid.csv.gz, test.csv.gz
+    python -m benchmarks.gba_study speed                      # Table 5.2
+    python -m benchmarks.gba_study load --base 3 --after 2    # Table 5.3
+    python -m benchmarks.gba_study batches --base 3 --after 2 # Figures 7 and 8
+    python -m benchmarks.gba_study switch --seeds 1 --size 16384 --base 2 --after 2     # a quick look
+
+Time is virtual: a worker takes local batch / 10,000 seconds for a batch, with 10 % jitter, longer where the load
+profile says so; all else takes none. Gradients are real: a DeepFM's of dimension 8 at the parameters that the worker
+was given, AdaGrad for rows, Adam for the network. Modes, dealer and aggregators are the package's. Workers and batches
+have the proportions of the paper's Table 5.1, the learning rates are the same for all modes: those with which sync is
+best on a coarse grid. Unless said, a quarter of the workers is 4 times slower. One core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.gba_data import frappe, generated
+from benchmarks.gba_model import Model
+from benchmarks.gba_switch import Plan, switch_tables
+from benchmarks.gba_tables import batch_tables, load_table, speed_table
+from benchmarks.runs import machine
+
+GENERATED = {"size": 32_768, "global_batch": 1024, "rates": (0.1, 0.003)}
+FRAPPE = {"size": 26_112, "global_batch": 512, "rates": (0.2, 0.01)}
+BATCHES = 3_000  # of a run without a model
+
+
+def plan(options: argparse.Namespace, seed: int) -> Plan:
+    preset = FRAPPE if options.frappe else GENERATED
+    size, count = options.size or preset["size"], options.base + options.after + 1
+    days = frappe(options.frappe, count, size, seed) if options.frappe else generated(count, size, seed)
+    start = Model(days, seed, preset["rates"])
+    total = options.global_batch or preset["global_batch"]
+    return Plan(days, start, options.base, options.after, total, options.rows_over, seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", choices=("switch", "speed", "load", "batches"))
+    parser.add_argument("--frappe", type=Path, metavar="DIR", help="Frappe's three files in place of a generated log")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--base", type=int, default=5, help="days of the base model")
+    parser.add_argument("--after", type=int, default=5, help="days after the switch")
+    parser.add_argument("--size", type=int, default=0, help="examples of a day, whole global batches")
+    parser.add_argument("--global-batch", type=int, default=0)
+    parser.add_argument("--rows-over", choices=("holders", "gradients"), default="holders", help="see `Mode.rows_over`")
+    parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.process_time()
+    print(f"{machine()}; virtual time, real gradients\n")
+    if options.experiment == "speed":
+        speed_table(BATCHES, options.seeds)
+        return
+    plans = [plan(options, seed) for seed in range(options.seeds)]
+    if options.experiment == "switch":
+        switch_tables(plans)
+    elif options.experiment == "load":
+        load_table(plans)
+    else:
+        batch_tables(plans, options.figures)
+    print(f"\n{time.process_time() - began:.0f} s of one core")
+
+
+if __name__ == "__main__":
+    main()
