@@ -1,5 +1,7 @@
 """A small model of embeddings and a network, trained in some mode by workers of equal speed: gba is sync."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@cache
 def whole_batches():
     """The plain way: a step by the gradient of the mean loss over the global batch."""
     model = Model()
@@ -68,6 +71,7 @@ def whole_batches():
     return model
 
 
+@cache
 def local_batches():
     """The same, with a row's gradients averaged over those local batches that have it."""
     model = Model()
@@ -81,11 +85,20 @@ def local_batches():
 
 
 def trained(kind, rows_over="holders", local=LOCAL, slow=0, **rules):
-    """In a mode, in rounds: all workers ask, then all push, in any order; worker 0 in one of `slow` + 1 rounds only."""
-    model, tags, draw = Model(), np.full(ROWS, -1, np.int64), np.random.default_rng(2)
+    """In one mode to the end."""
     mode = make_mode(kind, WORKERS, GLOBAL, local, rows_over=rows_over, **rules)
     dealer = Dealer(mode, 0, STEPS * GLOBAL // local)
-    dense, rows = DenseAggregator(mode, sum(SIZES)), RowAggregator(mode, DIMENSION, tags.__getitem__)
+    return train(Model(), np.full(ROWS, -1, np.int64), dealer, local, slow)
+
+
+def train(model, tags, dealer, local, slow=0, until=STEPS):
+    """In rounds: all workers ask, then all push, in any order; worker 0 in one of `slow` + 1 rounds only.
+
+    From step `until` on nothing more is dealt than what makes whole global batches.
+    """
+    draw, start = np.random.default_rng(2), (dealer.step, dealer.next)
+    dense = DenseAggregator(dealer.mode, sum(SIZES), *start)
+    rows = RowAggregator(dealer.mode, DIMENSION, tags.__getitem__, *start)
     held, ended, turn = {}, set(), 0
 
     def take(average, found):
@@ -93,6 +106,8 @@ def trained(kind, rows_over="holders", local=LOCAL, slow=0, **rules):
             model.apply(average, *found)
             tags[found[0]] = rows.step - 1
             dealer.stepped(dense.step)
+            if dense.step >= until:
+                dealer.stop(GLOBAL // local)
 
     while len(ended) < WORKERS:
         for worker in set(range(WORKERS)) - ended - set(held):
@@ -147,3 +162,18 @@ def test_sync_stays_what_it_is_when_a_worker_is_slow_and_gba_goes_on():
     assert dense.step == STEPS and 1e-3 < distance(model, plain) < 1
     assert dense.metrics()["staleness_max"] >= 2 and dense.metrics()["dropped"] > 0
     assert 0 < rows.metrics()["dropped"] / rows.metrics()["gradients"] < 0.5
+
+
+def test_switching_to_and_fro_changes_nothing_where_nothing_is_stale():
+    """sync and gba with local batches of 4, 8 and 16: the data go on where they were, and so do steps and tags."""
+    model, tags = Model(), np.full(ROWS, -1, np.int64)
+    examples_before, step = 0, 0
+    for kind, local, until in (("sync", 8, 50), ("gba", 4, 90), ("sync", 16, 91), ("gba", 8, STEPS)):
+        mode = make_mode(kind, WORKERS, GLOBAL, local, rows_over="gradients")
+        dealer = Dealer(mode, examples_before // local, STEPS * GLOBAL // local, step)
+        _, dense, _ = train(model, tags, dealer, local, until=until)
+        assert dealer.finished and dealer.next * local % GLOBAL == 0 and dense.metrics()["dropped"] == 0
+        assert until <= dense.step <= until + 1 and dealer.next * local == dense.step * GLOBAL
+        examples_before, step = dealer.next * local, dense.step
+    assert step == STEPS and distance(model, whole_batches()) < 1e-5
+    assert (tags.max(), tags.min() >= 0) == (STEPS - 1, True)
