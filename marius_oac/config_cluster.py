@@ -71,7 +71,9 @@ class NodeConfig(Section):
     memory: Bytes | None = Field(
         None, description="Memory for rows, such as 64GiB, in place of the config's storage.memory."
     )
-    disk: Bytes | None = Field(None, description="Space for rows on disk; default: what is free.")
+    disk: Bytes | None = Field(
+        None, description="Space for rows on disk, with their copies in checkpoints; default: what is free."
+    )
     path: Folders = Field((), description="Folders for rows on disk, in place of the config's storage.path.")
     gpus: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers)] | None = Field(
         None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device."

@@ -15,7 +15,7 @@ from marius_oac.ctr_parts import capacity_of, make_ctr_network, make_ctr_step, m
 from marius_oac.ctr_predict import ClickPredictor, evaluate_files
 from marius_oac.ctr_task import CtrTask
 from marius_oac.data.log_batches import LogPlan, LogPlanner
-from marius_oac.data.log_tables import FeatureTable
+from marius_oac.data.log_tables import FeatureTable, TableKeys
 from marius_oac.disk_tables import Tables
 from marius_oac.errors import ConfigError
 from marius_oac.memory import MemoryPlan
@@ -25,7 +25,7 @@ from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.node_saved import NodesCheckpoint
 from marius_oac.node_task import NodeTask, digest_rows, load_rows
 from marius_oac.nodes.exchange import NodeSource, RoutedPlan
-from marius_oac.nodes.pooling import pool_table
+from marius_oac.nodes.pooling import pool_table, spans_of
 from marius_oac.nodes.shard_table import KeyedTable
 from marius_oac.nodes.shards import Placement, route_keys, shard_of_keys, unique_keys
 from marius_oac.runtime.binding import Binding
@@ -76,6 +76,13 @@ def keys_on(arrays: Mapping[str, np.ndarray], placement: Placement, place: int) 
         if index == "waiting":
             kept["seen"] = arrays["seen"][here]
     return kept
+
+
+def _different(keys: TableKeys, ids: np.ndarray, count: int) -> list[np.ndarray]:
+    """Vocabularies, keys and checks of a batch's `count` different keys, by their numbers; `ids` are those of all."""
+    firsts = np.empty(count, np.int64)
+    firsts[ids[::-1]] = np.arange(ids.size)[::-1]
+    return [part[firsts] for part in keys.asked]
 
 
 class CtrNodes(NodeTask):
@@ -131,9 +138,7 @@ class CtrNodes(NodeTask):
     def _routed(self, plan: LogPlan) -> RoutedPlan:
         routes, rows, arrays = [], [], dict(plan.arrays)
         for table, keys, ids, own in zip(self._feature_tables, plan.keys, plan.ids, plan.rows, strict=True):
-            firsts = np.empty(own.size, np.int64)
-            firsts[ids[::-1]] = np.arange(ids.size)[::-1]
-            asked, pooled = [part[firsts] for part in keys.asked], self._pooled(table)
+            asked, pooled = _different(keys, ids, own.size), self._pooled(table)
             if pooled:
                 route, changed = pool_table(table, pooled, keys, ids, asked, self.placement)
                 own, arrays = np.arange(route.order.size), arrays | changed
@@ -142,6 +147,17 @@ class CtrNodes(NodeTask):
             routes.append(route)
             rows.append(own)
         return RoutedPlan.of(plan, routes, rows=rows, arrays=arrays)
+
+    def _shards(self, plan: LogPlan) -> list[np.ndarray]:
+        found = []
+        for table, keys, ids, own in zip(self._feature_tables, plan.keys, plan.ids, plan.rows, strict=True):
+            shards, spans = shard_of_keys(*_different(keys, ids, own.size)[:2]), spans_of(table, keys)
+            # A node that adds up reads a row for every bag that it is in.
+            found.append(np.concatenate([shards, *(shards[ids[spans[name]]] for name in self._pooled(table))]))
+        return found
+
+    def known_rows(self) -> None:
+        return None
 
     def _step(self, device: torch.device, threads: int) -> CtrStep:
         return make_ctr_step(

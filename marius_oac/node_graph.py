@@ -24,7 +24,7 @@ from marius_oac.nodes.shard_table import NumberedTable
 from marius_oac.nodes.shards import IdPlaces
 from marius_oac.runtime.binding import Binding
 from marius_oac.scoring import EntityReader
-from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.task import Parts
 from marius_oac.types import Plan, Planner
@@ -81,6 +81,12 @@ class GraphNodes(NodeTask):
 
     def _routed(self, plan: Plan) -> RoutedPlan:
         return RoutedPlan.of(plan, [self.places.route(plan.rows[0])])
+
+    def _shards(self, plan: Plan) -> list[np.ndarray]:
+        return [self.places.shard_of(plan.rows[0])]
+
+    def known_rows(self) -> tuple[np.ndarray, RowLayout]:
+        return self.places.shard_sizes, entity_layout(self.config)
 
     def _step(self, device: torch.device, threads: int) -> LinkPredictionStep:
         return make_step(self.config, self.task.graph, device, threads, self.dense)

@@ -28,13 +28,16 @@ from marius_oac.nodes.shards import IdPlaces, Placement
 NODES = "nodes"
 DENSE = "dense_sync"
 """Begins the names of arrays that the agreement of dense parameters keeps."""
-PLACEMENT, PLACE = f"{NODES}.placement", f"{NODES}.place"
-"""Arrays of a part: the node of each virtual shard, int32 [V]; this node's number among those that carry rows, [1]."""
+PLACEMENT, PLACE, PACKING = (f"{NODES}.{each}" for each in ("placement", "place", "packing"))
+"""Arrays of a part: the node of each virtual shard, int32 [V]; this node's number among those that carry rows, [1]; and
+`Packed.figures`."""
 
 
-def layout_name(names: Sequence[str], placement: Placement) -> str:
-    """Names what each of the processes of these names carries: with other names or in another order it is another."""
-    digest = hashlib.sha256("\n".join(names).encode() + b"\0" + placement.nodes.tobytes())
+def layout_name(names: Sequence[str], weights: Sequence[float], nodes: np.ndarray) -> str:
+    """Names who the processes are, what each should carry, and what it does, the node of each virtual shard: with other
+    names or weights, or in another order, it is another."""
+    who = "\n".join(names).encode() + b"\0" + np.asarray(weights, "<f8").tobytes()
+    digest = hashlib.sha256(who + b"\0" + np.asarray(nodes, "<i4").tobytes())
     return f"{len(names)}-{digest.hexdigest()[:8]}"
 
 
@@ -74,6 +77,30 @@ class Layout:
         whole = NodesCheckpoint(first.path, first.sequence, first.extra, first.files, {})
         object.__setattr__(whole, "parts", carried)
         return whole
+
+
+def part_name(name: str) -> str:
+    """The folder in a layout of the process of this name."""
+    return name.replace("/", "+")  # which no node's name has
+
+
+def saved_packings(run: Path, names: Sequence[str], weights: Sequence[float], own: str) -> list[dict[str, Any]]:
+    """Where these processes have had their rows before, as far as the part of the one called `own` is here: layout,
+    checkpoints of this part, oldest first, node of each virtual shard, and figures."""
+    found = []
+    for layout in Layout.all(run):
+        part = Checkpoints(layout.path / part_name(own) / "checkpoints")
+        for name in reversed(part.names()):  # all of a layout have the same placement
+            with suppress(CheckpointError):  # the next one tells as well; who loads this one says that it is damaged
+                saved = part.open(name, verify=False)
+                for each in (PLACEMENT, PACKING):
+                    saved.verify(f"{each}.npy")
+                nodes, figures = (np.array(saved.array(*each.split("."))) for each in (PLACEMENT, PACKING))
+                if layout.path.name == layout_name(names, weights, nodes):
+                    about = {"nodes": nodes.tolist(), "figures": figures.tolist()}
+                    found.append({"layout": layout.path.name, "checkpoints": part.names()} | about)
+                break
+    return found
 
 
 def newest(run: Path) -> tuple[Layout, str] | None:
@@ -179,7 +206,7 @@ class NodesCheckpoint(Checkpoint):
         every = [part.arrays() for part in self.parts]
         joined = {}
         for name in every[0]:
-            if name not in (PLACE, PLACEMENT) and not name.startswith(DENSE):
+            if name not in (PLACE, PLACEMENT, PACKING) and not name.startswith(DENSE):
                 offsets = np.cumsum([0, *(len(each[name.replace(".free", ".keys")]) for each in every[:-1])])
                 shift = offsets if name.endswith(".free") else np.zeros(len(every), np.int64)
                 moved = [each[name] + by if by else each[name] for each, by in zip(every, shift, strict=True)]

@@ -16,17 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from marius_oac.data.progress import Progress
 from marius_oac.data.share import Share
-from marius_oac.errors import ConfigError
+from marius_oac.errors import ConfigError, InputError
 from marius_oac.memory import MemoryPlan
-from marius_oac.node_saved import DENSE, PLACE, PLACEMENT, NodesCheckpoint, layout_name
+from marius_oac.node_saved import DENSE, PACKING, PLACE, PLACEMENT, NodesCheckpoint, layout_name
 from marius_oac.nodes.exchange import NodeSource, RoutedPlan, RoutedPlanner
 from marius_oac.nodes.group import Group
+from marius_oac.nodes.packing import LookupCost, Packed, even
 from marius_oac.nodes.shard_table import ShardTable
 from marius_oac.nodes.shards import Placement
 from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.runtime.binding import UNBOUND, Binding
-from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
 from marius_oac.storage.disk import SsdStore
 from marius_oac.task import Crew, Parts, Road, Task
 from marius_oac.types import DenseSync, Plan, Planner, Step
@@ -63,28 +65,44 @@ class NodeCrew(Crew):
         """What each of them has, by rank."""
         return self._group.gather(value)
 
+    def agreed(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives; raises InputError, the same on all, where it does so on one of them."""
+        problem, made = None, None
+        try:
+            made = make()
+        except InputError as error:
+            problem = str(error)
+        for name, said in self.each(problem):
+            if said is not None:
+                raise InputError(said, f"node {name}")
+        return made
+
 
 class NodeTask(Task):
     """Args:
     task: what is trained.
     group: of all processes.
-    placement: virtual shards to the processes that carry rows, numbered in the order of their ranks.
-    place: this process's number among those; None: it carries none.
+    weights: of each process, by rank: how much it should carry beside others; 0: nothing.
     make_dense: how dense parameters agree, given the road to the sync servers.
     connect: serves and connects.
+
+    Attributes:
+        place: this process's number among those that carry rows; None: it carries none.
+        packed: where rows lie; as by the hash alone until it is set, which must be before `plan_memory` and `build`.
     """
 
     def __init__(
         self,
         task: Task,
         group: Group,
-        placement: Placement,
-        place: int | None,
+        weights: Sequence[float],
         make_dense: Callable[[SyncServers], DenseSync],
         connect: Connect,
     ):
         self.task, self.config, self.group = task, task.config, group
-        self.placement, self.place, self._make_dense, self._connect = placement, place, make_dense, connect
+        self.weights, self._make_dense, self._connect = weights, make_dense, connect
+        self.place = sum(each > 0 for each in weights[: group.rank]) if weights[group.rank] else None
+        self.packed = Packed(even(self.carried))
         self.dense: DenseSync | None = None
         self._source: NodeSource | None = None
         self.crew = NodeCrew(group)
@@ -99,9 +117,19 @@ class NodeTask(Task):
         return self.task.road
 
     @property
+    def carried(self) -> list[float]:
+        """Weights of the processes that carry rows."""
+        return [each for each in self.weights if each]
+
+    @property
+    def placement(self) -> Placement:
+        """Virtual shards to the processes that carry rows, numbered in the order of their ranks."""
+        return self.packed.placement
+
+    @property
     def layout(self) -> str:
         """What the folder of these processes' parts is called."""
-        return layout_name(self.group.names, self.placement)
+        return layout_name(self.group.names, self.weights, self.placement.nodes)
 
     def check(self) -> None:
         self.task.check()
@@ -138,10 +166,29 @@ class NodeTask(Task):
         tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
         return Parts(routed, stores, step, device, tier, source)
 
+    def measure(self, batches: Sequence[int]) -> np.ndarray:
+        """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""
+        dimensions = self._dimensions()
+        costs = [LookupCost() for _ in dimensions]
+        with ExitStack() as stack:
+            progress = Progress("measuring look-ups", "batches", len(batches)) if self.crew.leads else None
+            if progress:
+                stack.enter_context(progress)
+            planner = self._planner(stack)
+            planner.share = Share(self.group.rank, self.group.size)
+            for number in batches:
+                for cost, shards in zip(costs, self._shards(planner.plan(number)), strict=True):
+                    cost.add(shards)
+                if progress:
+                    progress.add(1)
+        return sum(4 * dimension * cost.lookups for dimension, cost in zip(dimensions, costs, strict=True))
+
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Where rows lie, beside what subclasses keep."""
         kept = {f"{DENSE}.{name}": tensor.numpy().reshape(-1) for name, tensor in self.dense.state().items()}
-        return kept | {PLACEMENT: self.placement.nodes, PLACE: np.array([-1 if self.place is None else self.place])}
+        place = np.array([-1 if self.place is None else self.place])
+        figures = np.array(self.packed.figures())
+        return kept | {PLACEMENT: self.placement.nodes, PLACE: place, PACKING: figures}
 
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Takes back what `state_arrays` gave."""
@@ -166,7 +213,7 @@ class NodeTask(Task):
         source = self._source
         counts = self.crew.gather([source.bytes_sent, source.bytes_received, source.refused()])
         names = ("rows.bytes_pushed_and_asked", "rows.bytes_pulled", "nodes.refused")
-        dense = {f"dense.{name}": value for name, value in self.dense.metrics().items()}
+        dense = self.packed.summary() | {f"dense.{name}": value for name, value in self.dense.metrics().items()}
         return dense | {name: sum(each) for name, each in zip(names, zip(*counts, strict=True), strict=True)}
 
     def take_over(self, whole: NodesCheckpoint, parts: Parts) -> None:
@@ -215,6 +262,14 @@ class NodeTask(Task):
     @abstractmethod
     def _routed(self, plan: Plan) -> RoutedPlan:
         """The plan, knowing where its rows are."""
+
+    @abstractmethod
+    def _shards(self, plan: Plan) -> list[np.ndarray]:
+        """The virtual shard of each row that a plan asks for, int64 [n], of each table."""
+
+    @abstractmethod
+    def known_rows(self) -> tuple[np.ndarray, RowLayout] | None:
+        """Rows of each virtual shard, int64 [V], and what they are like; None where training alone finds them."""
 
     @abstractmethod
     def _step(self, device: torch.device, threads: int) -> Step: ...

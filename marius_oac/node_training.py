@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from marius_oac.checkpoint import Checkpoints
 from marius_oac.config import Config
@@ -22,7 +19,8 @@ from marius_oac.ctr_task import CtrTask
 from marius_oac.errors import InputError
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
-from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, drop_after
+from marius_oac.node_packing import agreed_packing
+from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, drop_after, part_name
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes import agree
 from marius_oac.nodes.cluster import Place, names
@@ -30,7 +28,6 @@ from marius_oac.nodes.connections import Connections, check_port
 from marius_oac.nodes.dense_kinds import make_dense_sync
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.packing import pack
-from marius_oac.nodes.shards import NUM_SHARDS, Placement
 from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.nodes.torch_group import TorchGroup
 from marius_oac.run import RunFolder
@@ -130,7 +127,7 @@ def _resumed(
     saved, log = _told(path, place, group)
     shared = with_data(saved.replace(*overrides), data)
     config = config_of(shared, place)
-    task = agreed_task(shared, place, group, lambda: resume_task(config, log, data))
+    task = agreed_task(shared, place, group, lambda: resume_task(config, log, data), path, checkpoint)
     part = path / NODES / task.layout / name_of(place)
     before = _before(path, part, task, checkpoint)
     with _opened(path, part, place, group, config, task) as folder:
@@ -232,7 +229,7 @@ def config_of(config: BaseConfig, place: Place) -> BaseConfig:
 
 def name_of(place: Place) -> str:
     """What a process's part of a run is called."""
-    return names(place.cluster)[place.rank].replace("/", "+")  # which no node's name has
+    return part_name(names(place.cluster)[place.rank])
 
 
 def _new_task(config: BaseConfig, path: Path, place: Place) -> Task:
@@ -241,20 +238,33 @@ def _new_task(config: BaseConfig, path: Path, place: Place) -> Task:
     return start_task(config)
 
 
-def agreed_task(config: BaseConfig, place: Place, group: Group, make: Any) -> NodeTask:
-    """The task, once all processes have said that they can train it, and the same."""
+def agreed_task(
+    config: BaseConfig,
+    place: Place,
+    group: Group,
+    make: Callable[[], Task],
+    run: Path | None = None,
+    checkpoint: str | None = None,
+) -> NodeTask:
+    """The task, once all processes have said that they can train it, and the same, and where its rows lie.
+
+    Args:
+        run: the folder of a run that goes on; `checkpoint`: from which, if one is named.
+    """
     problem, task = None, None
     try:
         task = node_task(make(), place, group)
         read_secret(place.cluster)
         check_port(place)
-        check_task(task, Path())
+        task.check()
     except InputError as error:
         problem = str(error)
     group.barrier()
     digest = hashlib.sha256(config.dump().encode() + (task.fingerprint if task else "").encode()).hexdigest()
     said = agree.statement(place, "" if task is None else digest, problem=problem)
     agree.compare(group.gather(said))
+    task.packed = agreed_packing(task, config, place.cluster, run, checkpoint)
+    task.crew.agreed(lambda: check_task(task, Path()))
     return task
 
 
@@ -264,14 +274,13 @@ def node_task(task: Task, place: Place, group: Group) -> NodeTask:
     lockstep = config.pipeline.mode != "async"
     workers = config.pipeline.workers
     ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4
-    carriers = [node for node in cluster.nodes if node.shards for _ in range(node.processes)]
-    ranks = [node for node in cluster.nodes for _ in range(node.processes)]
-    number = sum(bool(node.shards) for node in ranks[: place.rank])
+    weights = [node.shards for node in cluster.nodes for _ in range(node.processes)]
+    carriers = sum(bool(weight) for weight in weights)
     dense = config.nodes.dense
 
     def make_dense(servers: SyncServers) -> DenseSync:
         def assign(sizes: Sequence[int]) -> list[int]:
-            return pack(sizes, sizes, [sum(sizes)] * len(carriers), unit="bytes").tolist()
+            return pack(sizes, sizes, [sum(sizes)] * carriers, unit="bytes").tolist()
 
         rate = dense_rate(config)
         return make_dense_sync(dense, group, rate, lockstep, servers, assign)
@@ -280,8 +289,7 @@ def node_task(task: Task, place: Place, group: Group) -> NodeTask:
     return kind(
         task,
         group,
-        placement_of([node.shards for node in carriers]),
-        number if place.carries else None,
+        weights,
         make_dense,
         Connections(place, group, lockstep, ahead, dense.alpha if dense.kind == "easgd" else None),
     )
@@ -293,9 +301,3 @@ def dense_rate(config: BaseConfig) -> float:
         return config.training.dense_optimizer.learning_rate
     optimizer = config.training.optimizer
     return optimizer.relation_learning_rate or optimizer.learning_rate
-
-
-def placement_of(weights: Sequence[float]) -> Placement:
-    """Virtual shards to those that carry rows, by their weights."""
-    ones = np.ones(NUM_SHARDS, np.int64)
-    return Placement(pack(ones, ones, [NUM_SHARDS] * len(weights), weights), len(weights))

@@ -9,11 +9,12 @@ heaviest node follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from marius_oac.errors import InputError
-from marius_oac.nodes.shards import NUM_SHARDS
+from marius_oac.nodes.shards import NUM_SHARDS, Placement
 
 _STEPS_PER_SHARD = 4
 _GAIN = 1e-9  # of the heaviest load: what a step must win at least, so that rounding can't go round in circles
@@ -34,6 +35,31 @@ class LookupCost:
         """Counts one batch: the shard of each of its unique keys, int64 [n] (`shard_of_keys`, `IdPlaces.shard_of`)."""
         self.lookups += np.bincount(shards, minlength=self.lookups.size)
         self.batches += 1
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A placement, and what is known of it.
+
+    Attributes:
+        batches: that were measured for it; 0: none, and nothing more is known.
+        by_hash, heaviest: the heaviest node's cost by its weight, of the mean, if the hash alone placed the shards, and
+            as they are placed.
+    """
+
+    placement: Placement
+    batches: int = 0
+    by_hash: float = 1.0
+    heaviest: float = 1.0
+
+    def figures(self) -> list[float]:
+        """All but the placement, in order."""
+        return [self.batches, self.by_hash, self.heaviest]
+
+    def summary(self) -> dict[str, float]:
+        """For a run's summary."""
+        names = ("packing.batches", "packing.heaviest_by_hash", "packing.heaviest")
+        return dict(zip(names, self.figures(), strict=True)) if self.batches else {}
 
 
 def pack(
@@ -79,6 +105,18 @@ def pack(
 def loads(costs: np.ndarray, nodes: np.ndarray, num_nodes: int) -> np.ndarray:
     """Cost of each node, float64 [nodes]."""
     return np.bincount(nodes, weights=costs, minlength=num_nodes)
+
+
+def even(weights: Sequence[float]) -> Placement:
+    """Shards in numbers by the nodes' weights: what the hash alone gives, before anything was measured."""
+    ones = np.ones(NUM_SHARDS, np.int64)
+    return Placement(pack(ones, ones, [NUM_SHARDS] * len(weights), weights), len(weights))
+
+
+def heaviest(costs: np.ndarray, nodes: np.ndarray, weights: Sequence[float]) -> float:
+    """The heaviest node's cost by its weight, of the mean; costs, float64 [V], that are not all 0."""
+    share = loads(costs, nodes, len(weights)) / np.asarray(weights)
+    return float(share.max() * np.sum(weights) / costs.sum())
 
 
 def _by_cost(costs: np.ndarray, sizes: np.ndarray, budgets: np.ndarray, weights: np.ndarray) -> np.ndarray | None:

@@ -52,10 +52,7 @@ def pool_table(
         keys: of the batch. ids: int64 [n], the number of each of them among the different keys.
         asked: vocabularies, keys and checks of the m different keys.
     """
-    spans, at = {}, len(table.singles) * keys.examples
-    for name in (*table.bags, *table.sequences):
-        spans[name] = slice(at, at + int(keys.offsets[name][-1]))
-        at = spans[name].stop
+    spans = spans_of(table, keys)
     single, ends = np.ones(ids.size, np.bool_), [np.zeros(1, np.int64)]
     for name in pooled:
         single[spans[name]] = False
@@ -71,6 +68,15 @@ def pool_table(
         arrays[f"{name}.offsets"] = own - own[0]
         arrays[f"{name}.counts"] = np.diff(keys.offsets[name])
     return route, arrays
+
+
+def spans_of(table: FeatureTable, keys: TableKeys) -> dict[str, slice]:
+    """Which of a batch's keys are those of each bag and sequence, by name."""
+    spans, at = {}, len(table.singles) * keys.examples
+    for name in (*table.bags, *table.sequences):
+        spans[name] = slice(at, at + int(keys.offsets[name][-1]))
+        at = spans[name].stop
+    return spans
 
 
 def pooled_route(

@@ -52,9 +52,10 @@ def chosen(folders, checkpoint=None):
 
 def test_a_layout_is_who_and_where():
     """Else a run would go on with the rows of another node, or begin anew, where names or their order change."""
-    halves = Placement.by_number(2)
-    every = {layout_name(names, halves) for names in (["a", "b"], ["b", "a"], ["a", "c"])}
-    assert len(every) == 3 and all(name.startswith("2-") for name in every)
+    halves = Placement.by_number(2).nodes
+    every = {layout_name(names, [1, 1], halves) for names in (["a", "b"], ["b", "a"], ["a", "c"])}
+    every |= {layout_name(["a", "b"], [1, 2], halves), layout_name(["a", "b"], [1, 1], 1 - halves)}
+    assert len(every) == 5 and all(name.startswith("2-") for name in every)
     nodes = [SimpleNamespace(name=name, processes=2) for name in ("a", "a-1")]
     places = [SimpleNamespace(cluster=SimpleNamespace(nodes=nodes), rank=rank) for rank in range(4)]
     assert len(set(map(name_of, places))) == 4
