@@ -22,9 +22,7 @@ import torch
 import torch.distributed as dist
 
 SLOTS = 128
-"""Numbers in a message: whether the sender leaves, then how many calls it has begun in each group."""
-ABORTED = -1
-"""Instead of the number of calls."""
+"""Numbers in a message: whether the sender leaves, then of each group whether it has aborted it."""
 _TAG = 1
 
 
@@ -47,7 +45,7 @@ class Pulse:
         self._ended = False
         self._there = [peer for peer in range(len(names)) if peer != rank]
         self._heard: dict[int, list[int]] = {}
-        self.calls = [0] * (SLOTS - 1)
+        self.aborted = [0] * (SLOTS - 1)
         self.lost: tuple[str, str] | None = None
         self._left: list[int] = []
         self._thread = threading.Thread(target=self._run, name="pulse")
@@ -63,16 +61,12 @@ class Pulse:
             return self._verdict(slot)
 
     def _verdict(self, slot: int) -> tuple[str, str] | None:
-        aborted = [peer for peer, said in sorted(self._heard.items()) if said[slot] == ABORTED]
+        aborted = [peer for peer, said in sorted(self._heard.items()) if said[slot]]
         if self.lost is not None:
             return self.lost
         if self._left:
             return self._names[self._left[0]], "has left the group"
         return (self._names[aborted[0]], "has aborted") if aborted else None
-
-    def late(self, slot: int) -> list[str]:
-        """Members that have begun fewer calls than this one, as far as they were heard."""
-        return [self._names[peer] for peer, said in sorted(self._heard.items()) if said[slot] < self.calls[slot]]
 
     def leave(self) -> None:
         self._leaving.set()
@@ -94,7 +88,7 @@ class Pulse:
                 self._changed.notify_all()
 
     def _round(self, leaves: bool) -> None:
-        message = torch.tensor([int(leaves), *self.calls], dtype=torch.int64)
+        message = torch.tensor([int(leaves), *self.aborted], dtype=torch.int64)
         answers = {peer: torch.empty_like(message) for peer in self._there}
         sent = {peer: self._attempt(peer, dist.isend, message) for peer in self._there}
         received = {peer: self._attempt(peer, dist.irecv, answers[peer]) for peer in self._there}
@@ -102,13 +96,13 @@ class Pulse:
             if self._wait(peer, received[peer]) and self._wait(peer, sent[peer]):
                 self._hear(peer, *answers[peer].tolist())
 
-    def _hear(self, peer: int, leaves: int, *calls: int) -> None:
-        before = self._heard.get(peer, self.calls)
+    def _hear(self, peer: int, leaves: int, *aborted: int) -> None:
         with self._changed:
-            self._heard[peer] = list(calls)
+            before = self._heard.get(peer, [0] * len(aborted))
+            self._heard[peer] = list(aborted)
             self._changed.notify_all()
-        for slot, (was, now) in enumerate(zip(before, calls, strict=True)):
-            if now == ABORTED != was:
+        for slot, (was, now) in enumerate(zip(before, aborted, strict=True)):
+            if now and not was:
                 self._end(slot)
         if leaves:
             self._forget(peer, left=True)

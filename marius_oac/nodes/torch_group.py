@@ -3,9 +3,11 @@
 Guarantees:
 - gloo reduces large and small tensors alike in a ring, part by part: every part is summed in one order by one chain of
   members and then copied, so that all members hold the same bits; the order depends on size and members alone.
-- A call waits as long as every member is alive, at most `patience` seconds; one that is gone ends it (see `pulse`).
-- `abort` closes this member's connections of that group, by letting a receive of gloo time out at once: gloo has no
-  other way to end a call that waits, and would else keep the thread for `patience`.
+- A call waits as long as every member is alive, however long that is: an evaluation on one of them may lie between. One
+  that is gone ends it (see `pulse`).
+- `abort` closes this member's connections of that group, and of its channels where it is the group itself, by letting a
+  receive of gloo time out at once: gloo has no other way to end a call that waits.
+- A channel is connected when all members have come, within `timeout` seconds: one that dies then is found, too.
 
 torch's store, which the members find each other by, knows no secret and listens where torchrun lets it; gloo and NCCL
 listen on the given interface.
@@ -21,14 +23,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.group import Group
-from marius_oac.nodes.pulse import ABORTED, SLOTS, Pulse
+from marius_oac.nodes.pulse import SLOTS, Pulse
 from marius_oac.runtime.channel import Closed
 
-PATIENCE = 1800.0
-"""Seconds that a call waits for members that are alive: an evaluation on one of them may lie between."""
+_EVER = timedelta(days=3650)
+"""How long a call waits by itself: for ever. Whom it waits for in vain, the pulse tells."""
 _NEVER_SENT = (1 << 20) + 1  # a tag
 
 
@@ -48,11 +51,7 @@ class TorchGroup(Group):
 
     @classmethod
     def from_environment(
-        cls,
-        timeout: float,
-        interface: str | None = None,
-        names: Sequence[str] | None = None,
-        patience: float = PATIENCE,
+        cls, timeout: float, interface: str | None = None, names: Sequence[str] | None = None
     ) -> TorchGroup:
         """The processes that torchrun started (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); collective.
 
@@ -60,7 +59,6 @@ class TorchGroup(Group):
             timeout: seconds: a member that is silent for so long is lost, and so is one that doesn't come at all.
             interface: name of the network interface to use; None: that of the host's name.
             names: of the members by rank; None: "rank 0", ...
-            patience: seconds that a call waits for members that are alive.
         Raises:
             InputError: a variable is missing or no number; the names are not as many as the members.
             NodeLost: not all members came.
@@ -72,7 +70,7 @@ class TorchGroup(Group):
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        silence, shared = timedelta(seconds=timeout), _Shared(backend, timedelta(seconds=patience))
+        silence, shared = timedelta(seconds=timeout), _Shared(backend, timedelta(seconds=timeout))
         try:
             dist.init_process_group(backend, "env://", timeout=silence)
             group = cls(rank, names, "", shared.connect(), shared)
@@ -106,16 +104,19 @@ class TorchGroup(Group):
         return [each[: int(length)].numpy().tobytes() for each, length in zip(texts, lengths, strict=True)]
 
     def channel(self, name: str) -> TorchGroup:
+        self.barrier()
         made: list[Any] = []
         self._call(lambda: made.append(self._shared.connect()))
-        return TorchGroup(self.rank, self.names, name, made[0], self._shared)
+        channel = TorchGroup(self.rank, self.names, name, made[0], self._shared)
+        if self._aborted:  # meanwhile
+            channel.abort()
+        return channel
 
     def _call(self, work: Callable[[], object]) -> None:
         if self._aborted or self._closed:
             raise Closed(self._name)
         if self._failure is not None:
             raise self._reason() or self._failure
-        self._shared.pulse.calls[self._slot] += 1
         try:
             work()
         except RuntimeError as error:
@@ -130,17 +131,14 @@ class TorchGroup(Group):
     def _reason(self) -> NodeLost | None:
         """Whom a failed call has to thank for it; None: nobody, it was wrong itself."""
         verdict = self._shared.pulse.await_verdict(self._slot)
-        if verdict is not None:
-            return NodeLost(*verdict)
-        late = self._shared.pulse.late(self._slot)
-        number, seconds = self._shared.pulse.calls[self._slot], self._shared.patience.total_seconds()
-        return NodeLost(", ".join(late), f"has not come to exchange {number} within {seconds:g} s") if late else None
+        return None if verdict is None else NodeLost(*verdict)
 
     def abort(self) -> None:
-        self._aborted = True
-        self._shared.pulse.calls[self._slot] = ABORTED
-        with self._shared.lock:
-            self._sever()
+        for group in list(self._shared.groups) if self._root else [self]:
+            group._aborted = True
+            self._shared.pulse.aborted[group._slot] = 1
+            with self._shared.lock:
+                group._sever()
 
     def _sever(self) -> None:
         """Closes the connections: of those that are still open the first one's timeout closes all."""
@@ -172,13 +170,16 @@ class _Shared:
 
     pulse: Pulse
 
-    def __init__(self, backend: str, patience: timedelta) -> None:
-        self.backend, self.patience = backend, patience
+    def __init__(self, backend: str, silence: timedelta) -> None:
+        self.backend, self.silence = backend, silence
         self.groups: list[TorchGroup] = []
         self.lock = threading.Lock()
 
     def connect(self) -> Any:
-        return dist.new_group(timeout=self.patience, backend=self.backend)
+        """Connections of their own between all members, who come at once; calls then wait for ever."""
+        made = dist.new_group(timeout=self.silence, backend=self.backend)
+        distributed_c10d._set_pg_timeout(_EVER, made)
+        return made
 
     def sever(self, slot: int | None) -> None:
         with self.lock:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -142,6 +143,21 @@ def abort_of_a_channel(group):
     return [outcome, again]
 
 
+def abort_of_the_group(group):
+    """Member 0 aborts the group while its other thread waits in a channel for the last member, who waits elsewhere."""
+    channel = group.channel("also doomed")
+    group.barrier()
+    waiting = threading.Timer(0.05, group.abort) if group.rank == 0 else None
+    if waiting is not None:
+        waiting.start()
+    last = group.rank == group.size - 1
+    outcome = ended(group.barrier if last else lambda: channel.all_reduce(torch.zeros(10)), names=False)
+    if waiting is not None:
+        waiting.join()
+    channel.close()
+    return outcome
+
+
 def ended(call, names=True):
     try:
         call()
@@ -150,6 +166,31 @@ def ended(call, names=True):
     except Closed:
         return "closed"
     return "done"
+
+
+def lateness(group):
+    """The last member comes to a channel, and to a call in it, when it is told to by a line; not to the next call."""
+    last, made = group.rank == group.size - 1, []
+    if last:
+        sys.stdin.readline()
+    outcomes = [ended(lambda: made.append(group.channel("late")))]
+    if last:
+        sys.stdin.readline()
+    outcomes.append(ended(lambda: made[0].all_reduce(torch.zeros(10))))
+    if last:
+        sys.stdin.readline()
+    outcomes.append(ended(group.barrier))
+    return outcomes
+
+
+def death_at_a_channel(group):
+    """The last member dies when all have come to make a channel."""
+    group.barrier()
+    if group.rank == group.size - 1:
+        group.barrier()  # as in `channel`
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = ended(lambda: group.channel("never"))
+    return [found, ended(group.barrier)]
 
 
 def death(group):

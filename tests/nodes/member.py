@@ -15,7 +15,7 @@ from tests.nodes import conformance
 
 def main():
     torch.set_num_threads(1)
-    with TorchGroup.from_environment(timeout=float(sys.argv[1]), interface="lo", patience=60.0) as group:
+    with TorchGroup.from_environment(timeout=float(sys.argv[1]), interface="lo") as group:
         group.name_of_kind = "process"
         for line in sys.stdin:
             try:

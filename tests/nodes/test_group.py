@@ -1,5 +1,7 @@
 """The contract of `Group`, on threads and on processes."""
 
+import select
+import signal
 import time
 
 import pytest
@@ -80,6 +82,14 @@ def test_an_abort_ends_the_call_that_waits_and_the_others_find_it_lost(world):
     assert others == [["lost", "lost"]] * (world.size - 1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_abort_of_the_group_ends_its_channels(kind):
+    """A thread that waits there for members who wait for this one would else never end."""
+    world = KINDS[kind](3, timeout=60.0)
+    assert world.play("abort_of_the_group") == ["closed", "lost", "lost"]
+    world.close()
+
+
 def test_dense_parameters_agree_in_lockstep(world):
     first, second = found = world.play("lockstep_agreement")[0]
     assert first == second
@@ -107,6 +117,31 @@ def test_a_member_that_freezes_is_named_when_it_has_been_silent():
     world = ProcessWorld(3, timeout=3.0)
     assert world.play("freezing", heard=2) == ["lost rank 2: has not been heard of for 3 s"] * 2
     world.members[2].kill()
+    world.close()
+
+
+def test_a_member_that_lives_is_waited_for_however_long_it_takes():
+    """No number says how long: neither the seconds of silence, nor what gloo is told when it connects."""
+    timeout = 3.0
+    world = ProcessWorld(3, timeout)
+    world.say("lateness", 0, 1, 2)
+    for _ in range(2):  # at a channel, and in a call
+        assert not select.select([member.stdout for member in world.members], [], [], 1.5 * timeout)[0]
+        world.say("come", 2)
+    assert not select.select([member.stdout for member in world.members], [], [], 1.5 * timeout)[0]
+    world.members[2].send_signal(signal.SIGSTOP)  # who is waited for so long is lost as soon as anybody
+    lost = f"lost rank 2: has not been heard of for {timeout:g} s"
+    assert world.hear(2) == [["done", "done", lost]] * 2
+    world.members[2].kill()
+    world.close()
+
+
+def test_a_member_that_dies_where_a_channel_is_made_is_named():
+    world = ProcessWorld(3, timeout=5.0)
+    begin = time.monotonic()
+    *found, _ = world.play("death_at_a_channel")
+    assert time.monotonic() - begin < 30
+    assert found == [["lost rank 2: has ended: its connection is closed"] * 2] * 2
     world.close()
 
 

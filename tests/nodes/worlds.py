@@ -68,9 +68,17 @@ class ProcessWorld:
 
     def play(self, name, heard=None):
         """What the members return: the first `heard`, or all."""
-        for member in self.members:
-            member.stdin.write(name + "\n")
-            member.stdin.flush()
+        self.say(name, *range(len(self.members)))
+        return self.hear(heard)
+
+    def say(self, line, *ranks):
+        """To members of these ranks."""
+        for rank in ranks:
+            self.members[rank].stdin.write(line + "\n")
+            self.members[rank].stdin.flush()
+
+    def hear(self, heard=None):
+        """See `play`."""
         answers = [json.loads(member.stdout.readline() or '{"result": "dead"}') for member in self.members[:heard]]
         for answer in answers:
             assert "error" not in answer, answer["error"]
