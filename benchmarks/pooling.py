@@ -6,7 +6,8 @@ One multi-valued feature of bags of one length, keys drawn by a bounded Zipf law
 `--in-flight` batches ahead. The messages are the real ones, handled by real shards in this process; what is counted is
 all their frames, headers included: what is asked for and pushed, the values that come back, and those that are sent
 again since a batch before has changed them. Counts, so the load plays no part, unlike in the milliseconds beside them:
-planning a batch on one trainer, handling its messages on one shard (pull, push, optimizer), medians over the batches.
+planning a batch on one trainer, handling all messages about one on one shard (pull, push, optimizer); processor time,
+median batches.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ def moved(case: Case, batches: list[list[TableKeys]], pooled: bool) -> Moved:
     first = 2 * case.in_flight  # until then nobody is behind
 
     def send(rank: int, node: int, message: Message) -> float:
-        frames, start = message.frames(), time.perf_counter()
+        frames, start = message.frames(), time.thread_time()
         answers = every[node].handle(rank, frames)
-        seconds = time.perf_counter() - start
+        seconds = time.thread_time() - start
         for each, sent in ((message, frames), *((answer, answer.frames()) for _, answer in answers)):
             if each.sequence >= first:
                 found.count(each, sent)
@@ -113,9 +114,9 @@ def moved(case: Case, batches: list[list[TableKeys]], pooled: bool) -> Moved:
     for sequence in range(case.batches + case.in_flight - 1):
         spent = dict.fromkeys(range(case.nodes), 0.0)
         for rank in range(case.nodes if sequence < case.batches else 0):
-            start = time.perf_counter()
+            start = time.thread_time()
             route = routes[sequence, rank] = planned(case, batches[sequence][rank], placement, pooled)
-            found.seconds["plan"].append(time.perf_counter() - start)
+            found.seconds["plan"].append(time.thread_time() - start)
             for node in range(case.nodes):
                 spent[node] += send(rank, node, Message(Kind.PULL, sequence, route.asked_of(node)))
         done = sequence - case.in_flight + 1
@@ -159,9 +160,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 64])
     arguments = parser.parse_args()
     print(machine())
-    print(
-        "\nMB of a trainer's batch (asked for, sent back, pushed, sent again); ms of its plan, and of it on a shard\n"
-    )
+    print("\nMB of a trainer's batch (asked for, sent back, pushed, sent again); ms of its plan, and on a shard\n")
     print("| floats | nodes | skew | bag | different keys | pooled by the trainer | ms | by the nodes | ms | bytes |")
     print("|" + "---|" * 10)
     for width in arguments.widths:
