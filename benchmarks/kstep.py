@@ -1,38 +1,42 @@
 """k-step merging: bytes on the interfaces against merging in every step, and what k costs in AUC.
 
     python -m benchmarks.kstep                       # bytes, in an emulated cluster (as root); a minute or two
-    python -m benchmarks.kstep --auc                 # AUC on a generated log, mean of 3 seeds; some minutes
-    python -m benchmarks.kstep --auc --frappe DIR    # and on Frappe: train.csv.gz, valid.csv.gz, test.csv.gz
+    python -m benchmarks.kstep --auc                 # AUC on a generated log and, if found, on Frappe; some 20 minutes
 
 Bytes: `--hosts` processes with a network interface each run `--steps` steps of k-step Adam on `--floats` dense
 parameters; what leaves a host meanwhile is counted by its interface, less what leaves in a run without steps. A merge
 moves v, then x: twice the bytes of a step that sums gradients. The paper's column (Zhao et al., Figure 10) is
 communication time.
+
+AUC (Figure 9, section 5.3): DeepFM in lockstep, every k with the same seeds, which decide about initial values and the
+order of examples: so runs differ by k alone, and the differences are taken seed by seed. As a measure of what there is
+to lose, the last line never merges between the warm-up and the end. Frappe: `--frappe`, or frappe/ in the folder that
+MARIUS_OAC_DATA names, with train.csv.gz and test.csv.gz.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-import yaml
 
 from benchmarks.cluster import INTERFACE, Cluster, Host, why_not
 from benchmarks.runs import machine
+from benchmarks.trainers import Runs, Trained, spread
+from marius_oac.config_ctr import CtrConfig
 from marius_oac.config_dense import DenseConfig
 from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.nodes.dense_kinds import make_dense_sync
-from marius_oac.nodes.launch import Request, on_nodes
 from marius_oac.nodes.torch_group import TorchGroup
-from marius_oac.run import RunFolder
 
 PAPER = {10: 18.1, 20: 10.8, 50: 6.4, 100: 2.8, 200: 1.2}
 KS = (1, *PAPER)
-NODES = 2
+NEVER = 1 << 40
 
 
 def steps_of(kind: str, k: int, floats: int, steps: int) -> None:
@@ -81,58 +85,67 @@ def bytes_table(hosts: int, rate: float, floats: int, steps: int) -> None:
 
 
 def trees(folder: Path, frappe: Path | None) -> dict[str, dict]:
-    """Configurations by name."""
-    spec = LogSpec(categorical=8, numeric=4, keys=200_000, skew=1.05)
-    for day in range(2):
-        write_day(folder / f"day_{day}.parquet", day, 400_000, spec)
-    network = {"network": "deepfm", "dimension": 10, "hidden": [64, 32]}
-    training = {"batch_size": 1024, "dense_optimizer": {"learning_rate": 0.001}}
-    found = {
-        "generated": {
-            "data": {"train": str(folder / "day_0.parquet"), "test": str(folder / "day_1.parquet"), **spec.schema()},
-            "model": network, "training": training,
-        }
-    }  # fmt: skip
+    """Configurations by name, each of some 2,000 steps: k = 200 merges 7 times after the warm-up."""
+    spec = LogSpec(categorical=8, numeric=4, keys=200_000, skew=1.05, drift=0.0, new_keys=0.0)
+    for day, rows in enumerate((512_000, 200_000)):
+        write_day(folder / f"day_{day}.parquet", day, rows, spec)
+    common = {
+        "task": "ctr",
+        "threads": 1,
+        "device": "cpu",
+        "pipeline": {"mode": "sync"},
+        "keys": {"capacity": 250_000},
+        "model": {"network": "deepfm", "dimension": 10, "hidden": [64, 32]},
+    }
+    data = {"train": str(folder / "day_0.parquet"), "test": str(folder / "day_1.parquet"), "shuffle": 512_000}
+    generated = {"data": {**data, **spec.schema()}, "training": {"batch_size": 256}}
+    found = {"generated": common | generated}
     if frappe:
         columns = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
-        data = {split: str(frappe / f"{split}.csv.gz") for split in ("train", "valid", "test")}
-        found["Frappe"] = {
+        data = {split: str(frappe / f"{split}.csv.gz") for split in ("train", "test")}
+        training = {"batch_size": 512, "epochs": 5, "embedding_l2": 0.05}
+        found["Frappe"] = common | {
             "data": {**data, "categorical": columns, "shuffle": 1_000_000},
-            "model": network, "training": {**training, "epochs": 10, "embedding_l2": 0.01},
-        }  # fmt: skip
+            "training": training,
+        }
     return found
 
 
-def auc_table(frappe: Path | None, seeds: int, warm_up: int) -> None:
-    print(f"{machine()}\n{NODES} nodes, {warm_up} steps of warm-up, mean of {seeds} seeds\n")
-    print("| log | k | AUC | difference from k = 1 |\n|---|---|---|---|")
+def auc_table(frappe: Path | None, options: argparse.Namespace) -> None:
+    seeds = range(options.seeds)
+    print(f"{machine()}\n{options.nodes} nodes, {options.warm_up} steps of warm-up, seeds 0 to {seeds[-1]}\n")
+    if not frappe:
+        print("no Frappe: name its folder with --frappe, or MARIUS_OAC_DATA\n")
+    print("| log | k | merges | AUC, mean | standard deviation over seeds | less that of k = 1, % of it | each seed |")
+    print("|---|---|---|---|---|---|---|")
+    kept = Runs(options.keep)
+
+    def train(name: str, tree: dict, k: int, seed: int) -> Trained:
+        dense = {"kind": "kstep", "k": k, "warm_up": options.warm_up}
+        config = CtrConfig.build(tree | {"seed": seed, "nodes": {"dense": dense}})
+        return kept.train(f"{name}, {options.nodes} nodes, {dense}, seed {seed}", config, options.nodes)
+
     with tempfile.TemporaryDirectory() as place:
         for name, tree in trees(Path(place), frappe).items():
-            means: dict[int, float] = {}
-            for k in KS:
-                found = []
-                for seed in range(seeds):
-                    dense = {"kind": "kstep", "k": k, "warm_up": warm_up}
-                    whole = {"task": "ctr", "seed": seed, "evaluation": {"every": 0}, **tree, "nodes": {"dense": dense}}
-                    found.append(_trained(Path(place), whole))
-                means[k] = statistics.mean(found)
-                print(f"| {name} | {k} | {means[k]:.5f} | {means[k] - means[1]:+.5f} |", flush=True)
+            # Seeds outermost: what has run so far is then a table, of fewer seeds.
+            runs = [{k: train(name, tree, k, seed) for k in (*KS, NEVER)} for seed in seeds]
+            for k in (*KS, NEVER):
+                found = [by_k[k].test["auc"] for by_k in runs]
+                differences = [100 * (by_k[k].test["auc"] / by_k[1].test["auc"] - 1) for by_k in runs]
+                print(
+                    f"| {name} | {'never' if k == NEVER else k} | {runs[0][k].dense['syncs'] / options.nodes:,.0f} "
+                    f"| {statistics.mean(found):.5f} | {spread(found):.5f} | {statistics.mean(differences):+.4f} "
+                    f"| {', '.join(f'{one:+.4f}' for one in differences)} |",
+                    flush=True,
+                )
 
 
-def _trained(folder: Path, tree: dict) -> float:
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        config, out = Path(place) / "config.yaml", Path(place) / "run"
-        config.write_text(yaml.safe_dump(tree))
-        code = on_nodes(
-            Request(["train", str(config), "--out", str(out), "--local-nodes", str(NODES)], None, NODES), _none
-        )
-        if code:
-            sys.exit(code)
-        return RunFolder.open(out).summary()["test.auc"]
-
-
-def _none(place: object) -> None:
-    raise AssertionError("this process starts nodes and is none")
+def frappe_folder(given: Path | None) -> Path | None:
+    """Where Frappe is, if anywhere."""
+    if given or "MARIUS_OAC_DATA" not in os.environ:
+        return given
+    folder = Path(os.environ["MARIUS_OAC_DATA"]) / "frappe"
+    return folder if folder.is_dir() else None
 
 
 def main() -> None:
@@ -142,16 +155,18 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--auc", action="store_true", help="AUC in place of bytes")
-    parser.add_argument("--frappe", type=Path, help="folder with Frappe's three files")
+    parser.add_argument("--frappe", type=Path, help="folder with Frappe's files")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--warm-up", type=int, default=100)
+    parser.add_argument("--warm-up", type=int, default=500)
+    parser.add_argument("--nodes", type=int, default=2, help="that train, where AUC is asked for")
+    parser.add_argument("--keep", type=Path, help="a file of runs; those that it has are not run again")
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--rate", type=float, default=1000, help="Mbit/s of each link")
     parser.add_argument("--floats", type=int, default=250_000)
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
     if options.auc:
-        auc_table(options.frappe, options.seeds, options.warm_up)
+        auc_table(frappe_folder(options.frappe), options)
     elif why := why_not():
         sys.exit(f"no emulated cluster: {why}")
     else:

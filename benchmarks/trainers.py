@@ -1,0 +1,164 @@
+"""What the benchmarks of quality over nodes share: a click model that several trainers of this process train for real.
+
+Each trainer has all that a process of `marius-oac train --nodes` has: its share of every batch, its pipeline, its own
+replica of the network, its part in the agreement. The first one serves the rows. They are threads, which saves starting
+processes, and talk through memory: shards, exchanges and agreement are the ones that run over a network.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marius_oac import blas
+from marius_oac.config_ctr import CtrConfig
+from marius_oac.node_ctr import CtrNodes
+from marius_oac.nodes.dense import DenseAgreement
+from marius_oac.nodes.dense_kinds import make_dense_sync
+from marius_oac.nodes.exchange import NodeSource
+from marius_oac.nodes.group import Group
+from marius_oac.nodes.serving import ShardServer
+from marius_oac.nodes.shard import Shard
+from marius_oac.nodes.shard_table import ShardTable
+from marius_oac.nodes.sync_server import SyncServer, SyncServers
+from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.transport.in_process import Network
+from marius_oac.pipeline.runner import BatchResult
+from marius_oac.session import Session
+from marius_oac.training import start_task
+from marius_oac.types import Plan
+
+PATIENCE = 600.0
+SERVER = "rows"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Attributes:
+    test: metrics of the test files.
+    train_loss: mean over all examples, each before its batch was trained on.
+    dense: metrics of the agreement, of all trainers.
+    """
+
+    test: dict[str, float]
+    train_loss: float
+    dense: dict[str, float]
+
+
+def train_together(config: CtrConfig, trainers: int) -> Trained:
+    """Trains to the end of the road and tests, by so many trainers. The first error of any of them is raised."""
+    torch.set_num_threads(1)
+    task, network, weights = start_task(config), Network(), [1.0] + [0.0] * (trainers - 1)
+    nodes = []
+    for group in ThreadGroup.members(trainers, PATIENCE):
+        here = _Here(config, group, network)
+        node = CtrNodes(task, group, weights, here.agreement, here.connect)
+        node.table_names()  # makes its network, from torch's random numbers, of which the threads have but one source
+        nodes.append(node)
+    errors: list[BaseException] = []
+
+    def work(node: CtrNodes) -> Any:
+        try:
+            return _trained(node)
+        except BaseException as error:
+            errors.append(error)
+            node.group.abort()
+            raise
+
+    with blas.one_thread_per_product(), ThreadPoolExecutor(trainers) as threads:
+        outcomes = [threads.submit(work, node) for node in nodes]
+    if errors:
+        raise errors[0]
+    test, dense, _ = outcomes[0].result()
+    results = [result for outcome in outcomes for result in outcome.result()[2]]
+    examples = sum(result.examples for result in results)
+    return Trained(test, sum(result.loss * result.examples for result in results) / examples, dense)
+
+
+def _trained(node: CtrNodes) -> tuple[dict[str, float], dict[str, float], list[BatchResult]]:
+    results: list[BatchResult] = []
+    with Session(node) as session:
+        session.report_to(results.append)
+        node.before_batches()
+        session.pipeline.run(0, node.road.last)
+        node.after_batches(ended=True)
+        node.crew.wait()  # until everyone's batches are in the rows
+        found = session.evaluate("test"), node.dense.metrics(), results
+        node.crew.wait()
+    return found
+
+
+class _Here:
+    """What a trainer is connected by."""
+
+    def __init__(self, config: CtrConfig, group: Group, network: Network):
+        self._config, self._group, self._network = config, group, network
+        self._lockstep = config.pipeline.mode != "async"
+
+    def agreement(self, servers: SyncServers) -> DenseAgreement:
+        dense, rate = self._config.nodes.dense, self._config.training.dense_optimizer.learning_rate
+        return make_dense_sync(dense, self._group, rate, self._lockstep, servers, lambda sizes: [0] * len(sizes))
+
+    def connect(
+        self,
+        stack: ExitStack,
+        tables: Sequence[ShardTable],
+        dimensions: Sequence[int],
+        factor: Callable[[Plan], float],
+    ) -> NodeSource:
+        group, pipeline, server = self._group, self._config.pipeline, None
+        ahead = 2 * (pipeline.in_flight + pipeline.workers.plan + pipeline.workers.read) + 4
+        if tables:
+            ranks = dict(enumerate(group.names))
+            door = self._network.server(SERVER, ranks)
+            shard = Shard(tables, group.size, self._lockstep, SyncServer(self._config.nodes.dense.alpha), ahead)
+            server = stack.enter_context(ShardServer(shard, [(door, list(ranks))], lambda error: fail(error)))
+        line = self._network.client(SERVER, group.rank, PATIENCE)
+
+        def begin(first: int) -> None:
+            if server:
+                server.begin(first)
+            group.barrier()
+
+        def abort() -> None:
+            line.abort()
+            group.abort()
+
+        source = NodeSource([line], dimensions, self._lockstep, ahead, begin, abort, factor)
+        fail = source.fail
+        return stack.enter_context(source)
+
+
+class Runs:
+    """Trains what a file does not know yet; each run is a line of JSON of it.
+
+    Args:
+        path: the file, which need not be there; None: nothing is kept.
+    """
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        lines = path.read_text().splitlines() if path and path.exists() else []
+        self._known = {each["run"]: Trained(**each["found"]) for each in map(json.loads, lines)}
+
+    def train(self, run: str, config: CtrConfig, trainers: int) -> Trained:
+        """`run` says which one it is, as nobody else's does."""
+        if run not in self._known:
+            found = self._known[run] = train_together(config, trainers)
+            if self._path:
+                with self._path.open("a") as file:
+                    file.write(json.dumps({"run": run, "found": asdict(found)}) + "\n")
+        return self._known[run]
+
+
+def spread(values: Sequence[float]) -> float:
+    """Standard deviation; NaN of one value."""
+    return statistics.stdev(values) if len(values) > 1 else float("nan")
