@@ -72,7 +72,7 @@ def serve(trainers: int) -> None:
     names = {rank: f"trainer {rank}" for rank in range(trainers)}
     door = ZmqServer(os.environ[ADDRESS], SERVER, names, SECURITY, log=print)
     shard = Shard([], trainers, lockstep=False, sync=SyncServer(DenseConfig().alpha))
-    with ShardServer(shard, [(door, list(names))], failed.put, print):
+    with ShardServer(shard, [(door, list(names))], failed.put):
         print("serving", flush=True)
         raise failed.get()
 

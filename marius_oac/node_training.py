@@ -16,7 +16,7 @@ from marius_oac.config_base import BaseConfig
 from marius_oac.config_cluster import read_secret
 from marius_oac.config_errors import parse
 from marius_oac.ctr_task import CtrTask
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, NodeLost
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_packing import agreed_packing
@@ -79,10 +79,10 @@ def _exists(path: Path, place: Place, group: Group) -> bool:
 def _train(task: NodeTask, folder: RunFolder, trace: bool, prepare: Callable = lambda loop: None) -> None:
     try:
         run_task(task, folder, trace, None, prepare)
-    except Closed:  # what another thread ended, because of another error
-        if task.failure is not None:
-            raise task.failure from None
-        raise
+    except (Closed, NodeLost):  # another thread ended it, or another node because of an error that this one was told of
+        if task.failure is None or isinstance(task.failure, Closed):
+            raise
+        raise task.failure from None
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class Connections:
     def __init__(self, place: Place, group: Group, lockstep: bool, ahead: int, alpha: float | None = None):
         self._alpha = alpha
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
+        self._server: ShardServer | None = None
         self._source: NodeSource | None = None
         self._error: BaseException | None = None
 
@@ -62,7 +63,8 @@ class Connections:
             sync = None if self._alpha is None else SyncServer(self._alpha)
             shard = Shard(tables, group.size, self._lockstep, sync, self._ahead)
             # It serves before anybody connects: a server makes connections while it receives.
-            server = stack.enter_context(ShardServer(shard, [(door, [rank]), (outer, list(every))], self._failed, _log))
+            server = self._server = ShardServer(shard, [(door, [rank]), (outer, list(every))], self._failed)
+            stack.enter_context(server)
             address = outer.address
         lines = []
         for other, where in enumerate(group.gather(address)):
@@ -85,15 +87,17 @@ class Connections:
 
         self._source = NodeSource(lines, dimensions, self._lockstep, self._ahead, begin, abort, factor)
         if server:
-            self._source.refused = lambda: (outer.refused + server.refused).total()
+            self._source.refused = lambda: outer.refused.total()
         if self._error:
             self._source.fail(self._error)
         return stack.enter_context(self._source)
 
     def _failed(self, error: BaseException) -> None:
+        """Its own trainer has the error itself; the others are told of it before they find this one gone."""
         self._error = error
         if self._source:
             self._source.fail(error)
+        self._server.fail(error)
         self._group.abort()
 
     def _address(self) -> str:

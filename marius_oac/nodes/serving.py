@@ -3,21 +3,22 @@
 Guarantees:
 - One thread per door (`transport.Server`), from `__enter__` to `__exit__`, which leaves none. One message is handled
   at a time, whichever door it came through.
-- A message that does not fit (`Malformed`) is counted, logged and forgotten; training goes on. Any other error ends the
-  threads and goes to `on_failure`.
+- The first error ends the threads and goes to `on_failure`; `fail` tells the trainers of it, so that none of them waits
+  for an answer that will not come.
+- A message that does not fit (`Malformed`) comes from a trainer of this run, for nobody else gets through a door: it is
+  a defect, and an error as any other, which names the trainer.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from marius_oac.errors import NodeLost
-from marius_oac.nodes.messages import Malformed
+from marius_oac.errors import InputError, MariusOacError, NodeLost
+from marius_oac.nodes.messages import Kind, Malformed, Message
 from marius_oac.nodes.shard import Shard
-from marius_oac.nodes.transport.contract import Server
+from marius_oac.nodes.transport.contract import Server, nonsense
 from marius_oac.runtime.channel import Closed
 
 
@@ -26,19 +27,13 @@ class ShardServer:
     shard: what is served.
     doors: where messages come from, with the ranks that each of them has: an in-process one for this process, one
         on the network for the others. Closed by their owner.
-    on_failure: called once, by the thread that failed.
-    log: gets a line for each refused message, the first of its kind.
+    on_failure: called once, by the thread that failed, which holds no lock.
     """
 
     def __init__(
-        self,
-        shard: Shard,
-        doors: Sequence[tuple[Server, Sequence[int]]],
-        on_failure: Callable[[BaseException], None],
-        log: Callable[[str], None],
+        self, shard: Shard, doors: Sequence[tuple[Server, Sequence[int]]], on_failure: Callable[[BaseException], None]
     ):
-        self.shard, self.refused = shard, Counter()
-        self._on_failure, self._log = on_failure, log
+        self.shard, self._on_failure = shard, on_failure
         self._doors, self._door_of = [door for door, _ in doors], {}
         for door, ranks in doors:
             self._door_of |= dict.fromkeys(ranks, door)
@@ -53,6 +48,12 @@ class ShardServer:
         """Batches from `first` on follow; nothing is on its way."""
         with self._lock:
             self.shard.begin(first)
+
+    def fail(self, error: BaseException) -> None:
+        """Every trainer's connection is lost to it, because of this error."""
+        why = str(error) if isinstance(error, MariusOacError) else f"{type(error).__name__}: {error}"
+        for door in self._doors:
+            door.fail(why)
 
     def _serve(self, door: Server) -> None:
         try:
@@ -72,14 +73,20 @@ class ShardServer:
             try:
                 out = self.shard.handle(peer, frames)
             except Malformed as error:
-                reason = str(error)
-                self.refused[reason] += 1
-                if self.refused[reason] == 1:
-                    self._log(f"a message of trainer {peer} was refused: {reason}")
-                return
+                raise NodeLost(self._door_of[peer].names[peer], nonsense(error)) from error
             # Within the lock, lest a patch overtake the rows that it belongs to.
             for to, message in out:
-                self._door_of[to].send(to, message.frames())
+                self._send(to, message)
+
+    def _send(self, to: int, message: Message) -> None:
+        try:
+            self._door_of[to].send(to, message.frames())
+        except ValueError as error:  # larger than a message may be
+            if message.kind not in (Kind.ROWS, Kind.PATCH):
+                raise
+            raise InputError(
+                f"batch {message.sequence}: {error}; make batches smaller", "training.batch_size"
+            ) from None
 
     def __enter__(self) -> ShardServer:
         for thread in self._threads:

@@ -8,6 +8,8 @@ Guarantees:
   blocks until the other end has called `receive`. Half as many always have room.
 - Any number of threads may send; one thread receives. No call waits for ever on a peer that is gone: within `timeout`
   seconds it raises `NodeLost`, which names the node. What had arrived before is handed out first.
+- A trainer or server that has proved that it is one of the run, and then says what none says, has a defect: it is lost.
+  What anybody else says has no effect.
 - `abort` makes every present and future call raise `Closed`; it never waits and may be called from a signal handler.
   `close` parts in peace: it waits until the other ends have got what was sent, for `timeout` seconds at most. Then it
   does the same, and lets go of everything: no thread, socket or file is left.
@@ -16,7 +18,7 @@ Guarantees:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeAlias
@@ -96,11 +98,13 @@ class Server(Endpoint):
     Raises:
         NodeLost: in `receive`, when any trainer is lost; in `send`, when this one is lost or has left. A trainer that
             closed its client has left and is not lost.
-        Closed: after `close` or `abort`.
+        Closed: after `close`, `abort` or `fail`.
     """
 
     address: str
     """HOST:PORT where it listens; the port is the real one where 0 was asked for."""
+    names: Mapping[int, str]
+    """Rank -> name of its node, for all that may connect."""
 
     @abstractmethod
     def receive(self) -> Request:
@@ -110,12 +114,17 @@ class Server(Endpoint):
     def send(self, peer: int, frames: Sequence[Buffer]) -> None:
         """Sends frames as `Client.send` does, to the trainer of rank `peer`."""
 
+    @abstractmethod
+    def fail(self, why: str) -> None:
+        """This server can't go on: every trainer's calls raise `NodeLost` that says why, what arrived before is handed
+        out first. Never waits."""
+
 
 class Client(Endpoint):
     """This trainer's connection to one server.
 
     Raises:
-        NodeLost: the server is lost, has closed, or refuses this trainer.
+        NodeLost: the server is lost, has closed or failed, or refuses this trainer.
         Closed: after `close` or `abort`.
     """
 
@@ -137,6 +146,16 @@ class Client(Endpoint):
 
         Each begins at an address that is a multiple of 8, and lives as long as a view of it does.
         """
+
+
+def failed(why: str) -> str:
+    """What is wrong with a server that has said why it can't go on, in one line."""
+    return " ".join(f"it can't go on: {why}".split())
+
+
+def nonsense(what: object) -> str:
+    """What is wrong with an end that has said what none says, in one line."""
+    return " ".join(f"it sent a message that can't be: {what}".split())
 
 
 def views(frames: Sequence[Buffer], limits: Limits) -> tuple[list[memoryview], int]:

@@ -18,7 +18,7 @@ from enum import Enum
 import numpy as np
 
 from marius_oac.errors import NodeLost
-from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Request, Server, views
+from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Request, Server, failed, views
 from marius_oac.nodes.transport.windows import SendWindow
 from marius_oac.runtime.channel import Closed
 
@@ -115,7 +115,7 @@ class InProcessServer(Server):
 
     def __init__(self, hub: _Hub):
         self._hub, self._stopped = hub, False
-        self.address = f"in-process:{hub.name}"
+        self.address, self.names = f"in-process:{hub.name}", hub.names
 
     def receive(self) -> Request:
         hub = self._hub
@@ -130,6 +130,11 @@ class InProcessServer(Server):
         if line is None:
             raise NodeLost(self._hub.names.get(peer, f"of rank {peer}"), "it is not connected")
         self._hub.send(line, Way.REPLY, frames, lambda: self._check(line))
+
+    def fail(self, why: str) -> None:
+        self.abort()
+        with self._hub.changed:
+            self._hub.end(failed(why))
 
     def abort(self) -> None:
         self._stopped = True

@@ -26,6 +26,7 @@ class Kind(IntEnum):
     TAKEN = 7
     PROBE = 8  # says nothing; a ROUTER learns from trying whether the peer is still there
     BYE = 9
+    FAILED = 10  # a server's last word: why it can't go on
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -16,7 +16,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from marius_oac.errors import NodeLost
-from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Security
+from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Security, failed, nonsense
 from marius_oac.nodes.transport.handshake import ClientSide, Keys
 from marius_oac.nodes.transport.wire import Kind, Malformed, parse
 from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLOUT, Line, ZmqEndpoint
@@ -142,9 +142,20 @@ class ZmqClient(ZmqEndpoint, Client):
 
     def _take_in(self, frames: list[zmq.Frame]) -> None:
         try:
-            self._arrived(self._line, parse(frames[0].buffer), frames[1:])
+            what = parse(frames[0].buffer)
+            if what.kind is Kind.FAILED:
+                self._server_failed(frames[1:])
+            else:
+                self._arrived(self._line, what, frames[1:])
         except Malformed as reason:
-            self._line.over = self._line.over or f"it sent a message that can't be: {reason}"
+            self._line.over = self._line.over or nonsense(reason)
+
+    def _server_failed(self, frames: Sequence[zmq.Frame]) -> None:
+        """A farewell with a reason, which is answered as one."""
+        if len(frames) != 1:
+            raise Malformed("malformed message")
+        self._say_bye(self._line)
+        self._line.over = self._line.over or failed(frames[0].bytes.decode("utf-8", "replace"))
 
     def _look(self) -> None:
         if not self._socket.getsockopt(EVENTS) & POLLOUT:  # nothing bounds sending but the connection

@@ -78,7 +78,7 @@ class ZmqEndpoint(Endpoint):
     def __init__(self, kind: int, name: str, limits: Limits, timeout: float):
         self.name, self.limits, self.timeout = name, limits, timeout
         self._changed = threading.Condition(threading.Lock())
-        self._pumping = self._aborted = self._closed = False
+        self._pumping = self._aborted = self._closed = self._failed = False
         self._waker_lock = threading.RLock()
         self._waker: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._tick = min(timeout / _TICKS, _LONGEST_TICK)
@@ -158,7 +158,7 @@ class ZmqEndpoint(Endpoint):
         """A message of an authenticated peer.
 
         Raises:
-            Malformed: no effect.
+            Malformed: no effect yet.
         """
         if what.kind is Kind.DATA:
             if len(frames) > self.limits.max_frames:
@@ -192,10 +192,10 @@ class ZmqEndpoint(Endpoint):
         """Waits, with the lock held. `ready` may raise.
 
         Raises:
-            Closed: after `abort` or `close`.
+            Closed: after `abort`, `close` or `fail`.
         """
         while True:
-            if self._aborted or self._closed:
+            if self._aborted or self._closed or self._failed:
                 raise Closed(self.name)
             if self._error is not None:
                 raise self._error

@@ -5,6 +5,8 @@ Guarantees, beyond those of `contract.py` and `zmq_endpoint.py`:
   that ZeroMQ gives them and clients can't choose.
 - What strangers send has no effect: it is counted in `refused`, by reason, and logged now and then. At most
   `MOST_PENDING` of those who passed the gate may be in the middle of a handshake, for `timeout` seconds.
+- A trainer that has proved its rank and says what none says is lost, which is counted as well. What it says after that
+  has no effect.
 - It listens at the address that it was given and nowhere else.
 """
 
@@ -20,7 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.transport.contract import Buffer, Limits, Request, Security, Server
+from marius_oac.nodes.transport.contract import Buffer, Limits, Request, Security, Server, failed, nonsense
 from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES, Hello, Keys, ServerSide, Tokens
 from marius_oac.nodes.transport.refusals import Refusals
 from marius_oac.nodes.transport.wire import Head, Kind, Malformed, parse
@@ -28,6 +30,7 @@ from marius_oac.nodes.transport.zmq_endpoint import LEFT, Line, ZmqEndpoint
 from marius_oac.nodes.transport.zmq_gate import ZAP_DOMAIN, Events, Gate
 
 MOST_PENDING = 64
+_LONGEST_REASON = 1000  # characters
 _SUSPICIONS = 3  # looks at everybody after a connection ended: ZeroMQ tells of it a little before it is so
 
 
@@ -56,7 +59,7 @@ class ZmqServer(ZmqEndpoint, Server):
     ):
         endpoint = _endpoint(address, name)
         super().__init__(zmq.ROUTER, name, limits, timeout)
-        self._names = dict(peers)
+        self.names, self._why = dict(peers), ""
         self._keys = Keys(security, name)
         self._refusals = Refusals(log)
         self._by_rank: dict[int, Line] = {}
@@ -102,8 +105,19 @@ class ZmqServer(ZmqEndpoint, Server):
     def send(self, peer: int, frames: Sequence[Buffer]) -> None:
         line = self._by_rank.get(peer)
         if line is None:
-            raise NodeLost(self._names.get(peer, f"of rank {peer}"), "it is not connected")
+            raise NodeLost(self.names.get(peer, f"of rank {peer}"), "it is not connected")
         self._send(line, frames)
+
+    def fail(self, why: str) -> None:
+        with self._changed:
+            if self._failed or self._closed:
+                return
+            self._failed, self._why = True, why[:_LONGEST_REASON]
+            for line in self._lines():
+                if line.over != LEFT:
+                    self._put(line, Kind.FAILED, [self._why.encode()])
+            self._after_sending()
+            self._wake()
 
     def _has_request(self) -> bool:
         if not self._inbox:
@@ -124,11 +138,13 @@ class ZmqServer(ZmqEndpoint, Server):
             if line is None:
                 self._events.heard(frames[1])
                 self._from_stranger(route, what, rest)
-            else:
+            elif line.over is None:
                 self._arrived(line, what, rest)
         except Malformed as reason:
             whom = "a connection" if line is None else f"a message of node {line.name} (rank {rank})"
             self._refusals.count(str(reason), whom)
+            if line is not None:
+                line.over = line.over or nonsense(reason)
 
     def _from_stranger(self, route: bytes, what: Head, frames: Sequence[zmq.Frame]) -> None:
         sizes = [len(frame) for frame in frames]
@@ -156,13 +172,15 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _welcome(self, route: bytes, hello: Hello) -> None:
         self._check_rank(route, hello.rank)
-        line = Line(self._names[hello.rank], [route], self.limits)
+        line = Line(self.names[hello.rank], [route], self.limits)
         self._by_rank[hello.rank] = line
         self._by_route[route] = hello.rank, line
         self._say(route, Kind.WELCOME)
 
     def _check_rank(self, route: bytes, rank: int) -> None:
-        if rank not in self._names:
+        if self._failed:
+            self._turn_away(route, failed(self._why))
+        if rank not in self.names:
             self._turn_away(route, "unknown rank")
         if rank in self._by_rank and self._by_rank[rank].over != LEFT:
             self._turn_away(route, "a rank that is connected already")

@@ -311,6 +311,25 @@ class Conformance:
         for lost in (outcome_of(*one) for one in waiting):
             assert isinstance(lost, NodeLost) and lost.node == SERVER
 
+    def test_a_server_that_fails_says_why_to_all(self, wires):
+        limits = Limits(queue=1)
+        server, first, second = wires.pair(0, 1, limits=limits)
+        server.send(0, [b"before"])
+        waiting = [beside(second.receive), beside(lambda: [second.send([b"x"]) for _ in range(3)])]
+        stopped = [beside(lambda: [server.send(0, [b"x"]) for _ in range(2)])]
+        stopped[0][0].join(STILL)
+        server.fail("a reason\nof two lines")
+        stopped += [beside(server.receive), beside(lambda: server.send(0, [b"x"]))]
+        assert all(isinstance(outcome_of(*one), Closed) for one in stopped)
+        why = f"node {SERVER}: it can't go on: a reason of two lines"
+        assert [str(outcome_of(*one)) for one in waiting] == [why] * 2
+        assert content(first.receive()) == [b"before"]
+        for call in (first.receive, lambda: first.send([b"x"])):
+            with pytest.raises(NodeLost, match=why):
+                call()
+        assert "a reason of two lines" in wires.refused(server, 2, limits)
+        server.fail("another one")
+
     # --- who may connect, what may be sent ---------------------------------------------------------------------------
 
     def test_unknown_ranks_are_refused(self, wires):

@@ -277,32 +277,52 @@ def test_handshakes_in_progress_expire(request):
     guarded.counted("handshake not finished")
 
 
-def test_malformed_messages_of_an_authenticated_peer_have_no_effect(plain):
+GOOD = head(Kind.DATA, 1)
+NONSENSE = {
+    "malformed message": [
+        (first, b"body")
+        for first in (b"", b"x", GOOD[:-1], GOOD + b"x", b"XXXX" + GOOD[4:], GOOD[:5] + b"\1" + GOOD[6:], bytes(24))
+    ],
+    "too many frames": [(GOOD, *[b""] * (LIMITS.max_frames + 1))],
+    "oversized message": [(GOOD, b"x" * LIMITS.max_bytes, b"y")],
+    "out of order": [(head(Kind.DATA, number), b"x") for number in (0, 2, 1 << 63)],
+    "impossible count": [(head(kind, 1, 5), b"x") for kind in (Kind.TAKEN, Kind.DATA)],
+    "unexpected message": [
+        (head(kind), b"x") for kind in (Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.REFUSED, Kind.FAILED)
+    ],
+}
+
+
+def is_lost_for(guarded, insider, reason):
+    """The insider's connection is over, and nothing else: whoever has the secret and says that has a defect."""
+    with pytest.raises(NodeLost, match=f"^node green: it sent a message that can't be: {reason}$"):
+        guarded.server.receive()
+    assert guarded.server.refused[reason] == guarded.server.refused.total() == 1
+    insider.say(GOOD, b"I am still here")
+    guarded.server.send(0, [b"on we go"])
+    assert content(guarded.honest.receive()) == [b"on we go"]
+    with pytest.raises(NodeLost, match="node green"):
+        guarded.server.receive()
+    guarded.server.fail("because of green")
+    assert insider.hear() == (Kind.FAILED, b"because of green")
+    with pytest.raises(NodeLost, match=f"^node {SERVER}: it can't go on: because of green$"):
+        guarded.honest.receive()
+
+
+@pytest.mark.parametrize("reason, message", [(reason, each) for reason, every in NONSENSE.items() for each in every])
+def test_an_authenticated_peer_that_says_what_none_says_is_lost(plain, reason, message):
     insider = plain.insider().enter()
-    good = head(Kind.DATA, 1)
-    broken = [b"", b"x", good[:-1], good + b"x", b"XXXX" + good[4:], good[:5] + b"\1" + good[6:], bytes(len(good))]
-    for first in broken:
-        insider.say(first, b"body")
-    plain.counted("malformed message", len(broken))
-    insider.say(good, *[b""] * (LIMITS.max_frames + 1))
-    plain.counted("too many frames")
-    insider.say(good, b"x" * LIMITS.max_bytes, b"y")
-    plain.counted("oversized message")
-    for number in (0, 2, 1 << 63):
-        insider.say(head(Kind.DATA, number), b"x")
-    plain.counted("out of order", 3)
-    for kind in (Kind.TAKEN, Kind.DATA):
-        insider.say(head(kind, 1, 5), b"x")
-    plain.counted("impossible count", 2)
-    for kind in (Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.REFUSED):
-        insider.say(head(kind), b"x")
-    plain.counted("unexpected message", 5)
+    insider.say(*message)
+    is_lost_for(plain, insider, reason)
+
+
+def test_an_authenticated_peer_that_sends_more_than_there_is_room_for_is_lost(plain):
+    insider = plain.insider().enter()
     for number in range(1, LIMITS.queue + 4):
         insider.say(head(Kind.DATA, number), b"x")
     counted(plain.server, "more than the queue", 1)
-    counted(plain.server, "out of order", 5)
     assert [plain.server.receive().peer for _ in range(LIMITS.queue)] == [1] * LIMITS.queue
-    plain.go_on()
+    is_lost_for(plain, insider, "more than the queue")
 
 
 def test_a_frame_beyond_every_limit_ends_its_connection(plain):
@@ -325,6 +345,7 @@ def test_a_frame_beyond_every_limit_ends_its_connection(plain):
         ([head(Kind.CHALLENGE)], "doesn't have the run's secret"),
         ([head(Kind.WELCOME)], "doesn't have the run's secret"),
         ([head(Kind.DATA, 1), b"x"], "doesn't have the run's secret"),
+        ([head(Kind.FAILED), b"x"], "doesn't have the run's secret"),
         ([b"nonsense"], "malformed message"),
         ([head(Kind.REFUSED), b"\xff go away"], "refused at .* go away"),
     ],
@@ -432,9 +453,9 @@ def fits(first):
 
 
 def fuzz(guarded, recorded, messages, seed):
-    """One message in ten is a connection's raw bytes; the others come from insiders, half of them authenticated."""
+    """One message in ten is a connection's raw bytes; the others come from insiders who have not proved their rank."""
     random_source = random.Random(seed)
-    early, inside = guarded.insider(1), guarded.insider(2).enter()
+    early = guarded.insider(1), guarded.insider(2)
     sent = thrown = 0
     for number in range(messages):
         if number % 10 == 0:
@@ -449,12 +470,12 @@ def fuzz(guarded, recorded, messages, seed):
             message = any_message(random_source)
             while fits(message[0]):
                 message = any_message(random_source)
-            (early if number % 2 else inside).say(*message)
+            early[number % 2].say(*message)
             sent += 1
         if number % 100 == 0:
             guarded.go_on()
-    early.close()
-    inside.say(head(Kind.BYE))
+    for insider in early:
+        insider.close()
     guarded.go_on()
     return sent, thrown
 
@@ -470,6 +491,23 @@ def run_fuzz(guarded, recorded, messages):
 @pytest.mark.parametrize("guarded", [False], ids=["plain"], indirect=True)
 def test_some_thousand_fuzzed_messages(guarded, recorded):
     run_fuzz(guarded, recorded, 3000)
+
+
+@pytest.mark.parametrize("connections", [10, pytest.param(500, marks=pytest.mark.slow)])
+def test_fuzzed_messages_of_authenticated_peers_end_their_connections(connections):
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"seed {seed}")
+    random_source = random.Random(seed)
+    for _ in range(connections):
+        guarded = Guarded()
+        insider, message = guarded.insider().enter(), any_message(random_source)
+        while fits(message[0]):
+            message = any_message(random_source)
+        insider.say(*message)
+        with pytest.raises(NodeLost, match="^node green: it sent a message that can't be: "):
+            guarded.server.receive()
+        assert guarded.server.refused.total() == 1
+        guarded.close()
 
 
 @pytest.mark.slow
