@@ -127,6 +127,17 @@ def test_in_hop_bw_every_live_worker_has_a_place():
     assert found.ask(0) is WAIT
 
 
+def test_in_hop_bw_what_is_lost_of_an_earlier_step_frees_no_place():
+    found = dealer("hop-bw", 3)
+    for worker in range(4):
+        found.joined(worker)
+    assert [found.ask(worker) for worker in range(4)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    found.stepped(1)
+    assert [found.ask(worker) for worker in (0, 1)] == [(4, 1), (5, 1)]
+    assert found.lost(2) == ([2], []) and found.lost(3) == ([3], [])
+    assert [found.ask(worker) for worker in (0, 1)] == [(6, 1), WAIT], "two workers, three places"
+
+
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_in_hop_bs_the_fastest_is_so_many_batches_ahead(bound):
     found = dealer("hop-bs", 1, bound=bound)

@@ -26,6 +26,7 @@ def check(world):
     assert sorted(world.lost) == sorted(set(world.lost)), "each is lost once"
     assert world.coordinator.dealer.batches_lost == len(world.lost)
     torn = {batch for batch in world.lost if any(batch in shard.taken for shard in shards)}
+    assert not any(all(batch in shard.taken for shard in shards) for batch in torn), "what all have is not lost"
     survivors = [batch for batch in world.batches if batch not in world.lost]
     assert len({shard.step for shard in shards}) == 1
     for shard in shards:
