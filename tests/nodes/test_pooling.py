@@ -260,7 +260,7 @@ BAD = {
     "a last one before the end": pull(1, [1, 2, 0], [0, 2]),
     "a sum of nothing": pull(1, [1, 2, 0], [0, 2, 2, 3]),
     "one that goes back": pull(1, [1, 2, 0], [0, 2, 1, 3]),
-    "one that goes around": pull(1, [1, 2, 0], [0, 2**31 - 1, -(2**31), 3]),
+    "one that goes around": pull(1, [1, 2, 0], [0, 2**31 - 1, -2, 3]),
     "half an offset": [*GOOD[:-1], bytes(GOOD[-1])[:-2]],
     "half a key": [*GOOD[:-2], bytes(GOOD[-2])[:-2], GOOD[-1]],
     "a key that nothing is asked of": pull(0, [1, 2], [0, 2]),
