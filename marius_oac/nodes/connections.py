@@ -98,7 +98,7 @@ class Connections:
         if self._source:
             self._source.fail(error)
         self._server.fail(error)
-        self._group.abort()
+        self._group.abort(error)
 
     def _address(self) -> str:
         """Where this process's server listens: at the node's own address, not at any other of the machine's."""

@@ -86,8 +86,12 @@ class Group(ABC):
         """The same members, whose calls are their own: for one background thread. Collective; closed by its user."""
 
     @abstractmethod
-    def abort(self) -> None:
-        """Makes this member's waiting and later calls raise `Closed`, those that the others wait in `NodeLost`."""
+    def abort(self, why: BaseException | None = None) -> None:
+        """Makes this member's calls, waiting and later, raise `why` or `Closed`; those of the others raise `NodeLost`.
+
+        Of a group: in its channels, too. A worker of a pipeline takes `Closed` for a peaceful end; where nothing else
+        tells it what is wrong, `why` must.
+        """
 
     @abstractmethod
     def close(self) -> None:

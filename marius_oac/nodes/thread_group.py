@@ -68,8 +68,8 @@ class ThreadGroup(Group):
         self._calls += 1
         return self._room.meet(self.rank, self._calls, given, (kind, must_agree))
 
-    def abort(self) -> None:
-        self._room.leave(self.rank, "has aborted")
+    def abort(self, why: BaseException | None = None) -> None:
+        self._room.leave(self.rank, "has aborted", why)
 
     def close(self) -> None:
         self._room.leave(self.rank, "has left the group")
@@ -85,6 +85,7 @@ class _Room:
         self._brought: dict[int, dict[int, tuple[Any, Any]]] = {}
         self._taken: dict[int, int] = {}
         self._gone: dict[int, str] = {}
+        self._errors: dict[int, BaseException] = {}
         self._inner: dict[int, _Room] = {}
 
     def meet(self, rank: int, call: int, given: Any, must_agree: Any) -> list[Any]:
@@ -100,7 +101,7 @@ class _Room:
                 lambda: self._complete(call) or self._lost(call) or rank in self._gone, self._timeout
             )
             if rank in self._gone:
-                raise Closed(self._name)
+                raise self._errors.get(rank) or Closed(self._name)
             if not self._complete(call):
                 raise self._lost(call) or self._late(call)
             self._taken[call] = self._taken.get(call, 0) + 1
@@ -115,8 +116,10 @@ class _Room:
         with self._changed:
             return self._inner.setdefault(call, _Room(self.names, name, self._timeout, self._delay))
 
-    def leave(self, rank: int, why: str) -> None:
+    def leave(self, rank: int, why: str, error: BaseException | None = None) -> None:
         with self._changed:
+            if error is not None:
+                self._errors.setdefault(rank, error)
             self._gone.setdefault(rank, why)
             for call, brought in self._brought.items():
                 if not self._complete(call):
@@ -124,7 +127,7 @@ class _Room:
             self._changed.notify_all()
             inner = list(self._inner.values())
         for room in inner:
-            room.leave(rank, why)
+            room.leave(rank, why, error)
 
     def _complete(self, call: int) -> bool:
         return len(self._brought.get(call, ())) == len(self.names)

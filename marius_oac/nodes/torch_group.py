@@ -46,6 +46,7 @@ class TorchGroup(Group):
             raise ValueError(f"channel {name}: a group has at most {SLOTS - 2} channels")
         self._root = self._slot == 0
         self._aborted = self._closed = False
+        self._why: BaseException | None = None
         self._failure: RuntimeError | None = None
         shared.groups.append(self)
 
@@ -109,12 +110,12 @@ class TorchGroup(Group):
         self._call(lambda: made.append(self._shared.connect()))
         channel = TorchGroup(self.rank, self.names, name, made[0], self._shared)
         if self._aborted:  # meanwhile
-            channel.abort()
+            channel.abort(self._why)
         return channel
 
     def _call(self, work: Callable[[], object]) -> None:
         if self._aborted or self._closed:
-            raise Closed(self._name)
+            raise self._why or Closed(self._name)
         if self._failure is not None:
             raise self._reason() or self._failure
         try:
@@ -122,7 +123,7 @@ class TorchGroup(Group):
         except RuntimeError as error:
             self._failure = error
             if self._aborted:
-                raise Closed(self._name) from error
+                raise self._why or Closed(self._name) from error
             reason = self._reason()
             if reason is None:
                 raise
@@ -133,9 +134,9 @@ class TorchGroup(Group):
         verdict = self._shared.pulse.await_verdict(self._slot)
         return None if verdict is None else NodeLost(*verdict)
 
-    def abort(self) -> None:
+    def abort(self, why: BaseException | None = None) -> None:
         for group in list(self._shared.groups) if self._root else [self]:
-            group._aborted = True
+            group._why, group._aborted = group._why or why, True
             self._shared.pulse.aborted[group._slot] = 1
             with self._shared.lock:
                 group._sever()

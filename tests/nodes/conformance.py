@@ -147,11 +147,15 @@ def abort_of_the_group(group):
     """Member 0 aborts the group while its other thread waits in a channel for the last member, who waits elsewhere."""
     channel = group.channel("also doomed")
     group.barrier()
-    waiting = threading.Timer(0.05, group.abort) if group.rank == 0 else None
+    waiting = threading.Timer(0.05, group.abort, [ArithmeticError("because")]) if group.rank == 0 else None
     if waiting is not None:
         waiting.start()
     last = group.rank == group.size - 1
-    outcome = ended(group.barrier if last else lambda: channel.all_reduce(torch.zeros(10)), names=False)
+    call = group.barrier if last else lambda: channel.all_reduce(torch.zeros(10))
+    try:
+        outcome = ended(call, names=False)
+    except ArithmeticError as error:
+        outcome = str(error)
     if waiting is not None:
         waiting.join()
     channel.close()

@@ -100,6 +100,16 @@ def test_without_patches_what_is_late_changes_the_bits(trained, task, count, see
     assert bits(forgetful) != bits(trained(task, count, "sync"))
 
 
+def test_a_trainer_that_says_what_none_says_ends_the_run_in_a_line(configs, tmp_path):
+    how = {"again": [1, 20]}
+    text = said(
+        start(how, "train", configs / "clicks.yaml", "--local-nodes", 3, "--out", tmp_path / "run"),
+        code=1,
+    )
+    why = "node node1: it sent a message that can't be: batch 20 is pulled again"
+    assert [line for line in text.splitlines() if line.startswith("marius-oac: ") and why in line], text
+
+
 @pytest.mark.slow
 def test_the_others_wait_for_an_evaluation_as_long_as_it_takes(configs, tmp_path):
     nodes = tmp_path / "nodes.yaml"

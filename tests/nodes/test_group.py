@@ -86,7 +86,7 @@ def test_an_abort_ends_the_call_that_waits_and_the_others_find_it_lost(world):
 def test_an_abort_of_the_group_ends_its_channels(kind):
     """A thread that waits there for members who wait for this one would else never end."""
     world = KINDS[kind](3, timeout=60.0)
-    assert world.play("abort_of_the_group") == ["closed", "lost", "lost"]
+    assert world.play("abort_of_the_group") == ["because", "lost", "lost"]
     world.close()
 
 

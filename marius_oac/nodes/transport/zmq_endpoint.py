@@ -169,12 +169,12 @@ class ZmqEndpoint(Endpoint):
             line.outgoing.taken(what.taken)
             line.incoming.arrived(what.number, size)
             self._inbox.append((line, [frame_view(frame) for frame in frames], size))
-        elif what.kind is Kind.TAKEN:
+        elif what.kind in (Kind.TAKEN, Kind.PROBE):  # the other end takes the count for told, whatever it said it with
             line.outgoing.taken(what.taken)
         elif what.kind is Kind.BYE:
             self._say_bye(line)
             line.over = line.over or LEFT
-        elif what.kind is not Kind.PROBE:
+        else:
             raise Malformed("unexpected message")
 
     def _gone(self, lines: Sequence[Line]) -> None:

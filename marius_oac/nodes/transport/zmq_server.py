@@ -65,7 +65,7 @@ class ZmqServer(ZmqEndpoint, Server):
         self._by_rank: dict[int, Line] = {}
         self._by_route: dict[bytes, tuple[int, Line]] = {}
         self._pending: dict[bytes, tuple[float, ServerSide]] = {}
-        self._suspicions = 0
+        self._suspicions, self._next_probe = 0, 0.0
         self._gate = None if security.encrypted else Gate(self._context, Tokens(self._keys), self._refusals)
         self._socket = self._open()
         self._events = Events(self._socket, self._gate, self._refusals)
@@ -200,15 +200,16 @@ class ZmqServer(ZmqEndpoint, Server):
         super()._drain()
 
     def _look(self) -> None:
+        now = time.monotonic()
         if self._events.disconnected():
             self._suspicions = _SUSPICIONS
-        if self._suspicions:
-            self._suspicions -= 1
+        if self._suspicions or now >= self._next_probe:  # on a busy machine it may be so only after these looks
+            self._suspicions = max(0, self._suspicions - 1)
+            self._next_probe = now + self._tick
             present = [line for line in self._by_rank.values() if line.over is None]
             gone = [line for line in present if not self._put(line, Kind.PROBE)]
             if gone:
                 self._gone(gone)
-        now = time.monotonic()
         for route, (deadline, _) in list(self._pending.items()):
             if now > deadline:
                 del self._pending[route]

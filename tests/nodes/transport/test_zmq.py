@@ -165,6 +165,28 @@ def test_what_the_descriptor_told_while_nobody_looked_is_not_forgotten(wires):
     server.close()  # the client, which has a keeper, answers
 
 
+def test_a_trainer_is_lost_even_if_its_end_was_told_too_early(wires):
+    """ZeroMQ tells of it a little before it is so: on a busy machine all looks may be over by then."""
+    server, client = wires.pair(0)
+    with server._changed:
+        server._events.disconnected = lambda: False
+    waiting = beside(server.receive)
+    client.abort()
+    client.close()
+    assert isinstance(outcome_of(*waiting), NodeLost)
+
+
+def test_a_look_at_a_trainer_does_not_forget_what_it_has_to_be_told(wires):
+    server, client = wires.pair(0, limits=Limits(queue=4))
+    for number in range(20):
+        thread, sent = beside(lambda number=number: client.send([b"%d" % number]))
+        outcome_of(thread, [sent])
+        assert content(server.receive().frames) == [b"%d" % number]
+        with server._changed:
+            server._next_probe = 0.0
+            server._look()
+
+
 def test_an_error_in_the_background_surfaces_in_every_call(wires):
     server, client = wires.pair(0)
 
