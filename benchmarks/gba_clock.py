@@ -57,7 +57,7 @@ class LoadProfile:
 
 QUIET = LoadProfile()
 QUARTER_SLOW = LoadProfile((Slow(0.25, 4.0),))
-EIGHTH_SLOW = LoadProfile((Slow(0.125, 4.0),))
+QUARTER_SLOWER = LoadProfile((Slow(0.25, 8.0),))
 
 
 def phases(period: float) -> LoadProfile:

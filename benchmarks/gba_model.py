@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.gba_data import Days
+from benchmarks.gba_gradient import differentiate
 from marius_oac.config_ctr import CtrTrainingConfig, NetworkConfig
 from marius_oac.models.ctr.network import make_network
 from marius_oac.models.ctr.schema import Field, Inputs, Schema
@@ -44,21 +45,23 @@ class Model:
         self._days, self._seed, self._rates = days, seed, rates
         fields = tuple(Field(f"c{place}", DIMENSION) for place in range(days.ids.shape[1]))
         self._network = make_network(Schema(days.numbers.shape[1], fields), NETWORK, seed)
-        parameters = list(self._network.parameters())
-        self.dense = torch.nn.Parameter(torch.cat([each.detach().flatten() for each in parameters]))
-        self._gradient = torch.zeros_like(self.dense.data)
-        sizes = [each.numel() for each in parameters]
-        for each, value, gradient in zip(
-            parameters, *(v.split(sizes) for v in (self.dense.data, self._gradient)), strict=True
-        ):
-            each.data, each.grad = value.view_as(each), gradient.view_as(each)
+        named = dict(self._network.named_parameters())
+        self.dense = torch.nn.Parameter(torch.cat([each.detach().flatten() for each in named.values()]))
+        self._values, self._gradient = {}, np.zeros(self.dense.numel(), np.float32)
+        self._gradients, start = {}, 0
+        for name, each in named.items():
+            end = start + each.numel()
+            each.data = self.dense.data[start:end].view_as(each)
+            self._values[name] = each.data.numpy()
+            self._gradients[name] = self._gradient[start:end].reshape(each.shape)
+            start = end
         dense = TRAINING.dense_optimizer
         self._adam = torch.optim.Adam([self.dense], lr=rates[1], eps=dense.epsilon)
         self._row_optimizer = RowOptimizer(TRAINING.optimizer, rates[0])
         self.rows = np.zeros((days.num_rows, 2 * WIDTH), np.float32)
         generator = np.random.default_rng((seed, 1))
         self.rows[:, :WIDTH] = generator.normal(0, NETWORK.init_scale, (days.num_rows, WIDTH))
-        self.updated, self.step = np.full(days.num_rows, -1, np.int64), 0
+        self.updated, self.step, self._checked = np.full(days.num_rows, -1, np.int64), 0, False
 
     def copy(self) -> Model:
         """Another model with the same parameters and state."""
@@ -72,14 +75,32 @@ class Model:
     def gradient(self, first: int, end: int) -> Gradient:
         """Of the mean loss of examples [first, end)."""
         rows, local = np.unique(self._days.ids[first:end], return_inverse=True)
-        gathered = torch.from_numpy(self.rows[rows, :WIDTH][local.ravel()]).requires_grad_()
-        self._gradient.zero_()
+        gathered = self.rows[self._days.ids[first:end], :WIDTH]
+        numbers, labels = self._days.numbers[first:end], self._days.labels[first:end]
+        found = differentiate(self._values, gathered, numbers, labels, self._gradients)
+        if not self._checked:
+            self._check(first, end, gathered, found)
+            self._checked = True
+        values = torch.zeros(len(rows), WIDTH)
+        values.index_add_(0, torch.from_numpy(local.ravel()), torch.from_numpy(found.reshape(-1, WIDTH)))
+        return Gradient(self._gradient.copy(), rows, values.numpy())
+
+    def _check(self, first: int, end: int, gathered: np.ndarray, found: np.ndarray) -> None:
+        """Autograd says the same.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        leaf = torch.from_numpy(gathered.reshape(-1, WIDTH)).requires_grad_()
         loss = binary_cross_entropy_with_logits(
-            self._logits(first, end, gathered), torch.from_numpy(self._days.labels[first:end])
+            self._logits(first, end, leaf), torch.from_numpy(self._days.labels[first:end])
         )
-        loss.backward()
-        values = torch.zeros(len(rows), WIDTH).index_add_(0, torch.from_numpy(local.ravel()), gathered.grad)
-        return Gradient(self._gradient.numpy().copy(), rows, values.numpy())
+        mine = {name: torch.from_numpy(each) for name, each in self._gradients.items()}
+        parameters = dict(self._network.named_parameters())
+        theirs = torch.autograd.grad(loss, [leaf, *(parameters[name] for name in mine)])
+        pairs = zip([torch.from_numpy(found.reshape(-1, WIDTH)), *mine.values()], theirs, strict=True)
+        for ours, other in pairs:
+            torch.testing.assert_close(ours, other, rtol=1e-3, atol=1e-6)
 
     def update(self, dense: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
         """A global step, of the averages that the aggregators gave."""

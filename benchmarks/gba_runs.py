@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.gba_clock import Crew, LoadProfile
-from benchmarks.gba_data import Days
+from benchmarks.gba_data import Days, frappe, generated
 from benchmarks.gba_model import WIDTH, Gradient, Model
 from marius_oac.nodes.aggregator import DenseAggregator, RowAggregator
 from marius_oac.nodes.dealer import Dealer
@@ -102,6 +103,36 @@ def train(model: Model, days: Days, day: int, chosen: Setting, profile: LoadProf
     seconds = Crew(chosen.workers, chosen.local_batch, profile, 1000 * seed + day).run(dealer, server)
     server.flush()
     return Outcome(seconds, days.size, server.dense.metrics(), server.rows.metrics())
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a seed computes: can be sent to a process of its own, unlike data and models.
+
+    Attributes:
+        folder: of Frappe's files; None: a generated log.
+        base, after: days of the base model, days after the switch.
+        size: examples of a day.
+        rates: learning rates of rows and network.
+    """
+
+    folder: Path | None
+    base: int
+    after: int
+    size: int
+    global_batch: int
+    rates: tuple[float, float]
+    rows_over: RowsOver
+    seed: int
+
+    def days(self) -> Days:
+        count = self.base + self.after + 1
+        if self.folder:
+            return frappe(self.folder, count, self.size, self.seed)
+        return generated(count, self.size, self.seed)
+
+    def setting(self, kind: Kind) -> Setting:
+        return setting(kind, self.global_batch, self.rows_over)
 
 
 class EmptyServer:

@@ -17,29 +17,28 @@ best on a coarse grid. Unless said, a quarter of the workers is 4 times slower. 
 from __future__ import annotations
 
 import argparse
-import time
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
-from benchmarks.gba_data import frappe, generated
-from benchmarks.gba_model import Model
-from benchmarks.gba_switch import Plan, switch_tables
-from benchmarks.gba_tables import batch_tables, load_table, speed_table
+from benchmarks.gba_runs import MODES, Recipe
+from benchmarks.gba_switch import switch_tables, switching
+from benchmarks.gba_tables import batch_tables, batching, load_table, loading, speed_table
 from benchmarks.runs import machine
 
 GENERATED = {"size": 32_768, "global_batch": 1024, "rates": (0.1, 0.003)}
-FRAPPE = {"size": 26_112, "global_batch": 512, "rates": (0.2, 0.01)}
+FRAPPE = {"size": 25_600, "global_batch": 1024, "rates": (0.2, 0.01)}
 BATCHES = 3_000  # of a run without a model
 
 
-def plan(options: argparse.Namespace, seed: int) -> Plan:
+def recipe(options: argparse.Namespace, seed: int) -> Recipe:
     preset = FRAPPE if options.frappe else GENERATED
-    size, count = options.size or preset["size"], options.base + options.after + 1
-    days = frappe(options.frappe, count, size, seed) if options.frappe else generated(count, size, seed)
-    start = Model(days, seed, preset["rates"])
-    total = options.global_batch or preset["global_batch"]
-    return Plan(days, start, options.base, options.after, total, options.rows_over, seed)
+    size, total = options.size or preset["size"], options.global_batch or preset["global_batch"]
+    days = options.base, options.after
+    return Recipe(options.frappe, *days, size, total, preset["rates"], options.rows_over, seed)
 
 
 def main() -> None:
@@ -47,27 +46,30 @@ def main() -> None:
     parser.add_argument("experiment", choices=("switch", "speed", "load", "batches"))
     parser.add_argument("--frappe", type=Path, metavar="DIR", help="Frappe's three files in place of a generated log")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=1, help="of one thread each, for seeds and modes")
     parser.add_argument("--base", type=int, default=5, help="days of the base model")
     parser.add_argument("--after", type=int, default=5, help="days after the switch")
     parser.add_argument("--size", type=int, default=0, help="examples of a day, whole global batches")
-    parser.add_argument("--global-batch", type=int, default=0)
+    parser.add_argument("--global-batch", type=int, default=0, help="of sync and gba")
     parser.add_argument("--rows-over", choices=("holders", "gradients"), default="holders", help="see `Mode.rows_over`")
     parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    began = time.process_time()
-    print(f"{machine()}; virtual time, real gradients\n")
+    print(f"{machine()}; virtual time, real gradients\n", flush=True)
     if options.experiment == "speed":
         speed_table(BATCHES, options.seeds)
         return
-    plans = [plan(options, seed) for seed in range(options.seeds)]
-    if options.experiment == "switch":
-        switch_tables(plans)
-    elif options.experiment == "load":
-        load_table(plans)
-    else:
-        batch_tables(plans, options.figures)
-    print(f"\n{time.process_time() - began:.0f} s of one core")
+    recipes = [recipe(options, seed) for seed in range(options.seeds)]
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes, which are not there yet
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, spawned, torch.set_num_threads, (1,)) as pool:
+        if options.experiment == "switch":
+            jobs = [(each, kind) for kind in reversed(MODES) for each in recipes]  # async takes longest
+            found = dict(zip(jobs, pool.map(switching, jobs), strict=True))
+            switch_tables(recipes[0], [{kind: found[each, kind] for kind in MODES} for each in recipes])
+        elif options.experiment == "load":
+            load_table(recipes[0], list(pool.map(loading, recipes)))
+        else:
+            batch_tables(recipes[0], list(pool.map(batching, recipes)), options.figures)
 
 
 if __name__ == "__main__":

@@ -4,65 +4,53 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from benchmarks.gba_clock import QUARTER_SLOW
-from benchmarks.gba_data import Days
 from benchmarks.gba_model import Model
-from benchmarks.gba_runs import MODES, setting, train
-from marius_oac.nodes.modes import RowsOver
+from benchmarks.gba_runs import MODES, Recipe, train
+from marius_oac.nodes.modes import Kind
 
 Aucs = Sequence[float]  # of some days
+Curves = dict[str, list[float]]  # AUC per day after the switch, by direction
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A seed's data and model; days of the base model and days after the switch."""
+def switching(job: tuple[Recipe, Kind]) -> Curves:
+    """From sync to a mode, and from the mode to sync, with one seed."""
+    recipe, kind = job
+    days, base, end = recipe.days(), recipe.base, recipe.base + recipe.after
 
-    days: Days
-    start: Model
-    base: int
-    after: int
-    global_batch: int
-    rows_over: RowsOver
-    seed: int
-
-    def go_on(self, model: Model, kind: str, first: int, days: int, scored: bool = True) -> list[float]:
-        """Trains in a mode for some days; the AUC of each on the day that follows."""
+    def go_on(model: Model, kind: Kind, first: int, end: int, scored: bool = True) -> list[float]:
         found = []
-        for day in range(first, first + days):
-            chosen = setting(kind, self.global_batch, self.rows_over)
-            train(model, self.days, day, chosen, QUARTER_SLOW, self.seed)
+        for day in range(first, end):
+            train(model, days, day, recipe.setting(kind), QUARTER_SLOW, recipe.seed)
             if scored:
                 found.append(model.auc(day + 1))
         return found
 
+    found = {}
+    for direction, before, then in (("from", "sync", kind), ("to", kind, "sync")):
+        model = Model(days, recipe.seed, recipe.rates)
+        go_on(model, before, 0, base, scored=False)
+        found[direction] = go_on(model, then, base, end)
+        if kind == "sync":
+            return {"from": found["from"], "to": found["from"]}
+    return found
 
-def switching(plan: Plan) -> dict[str, dict[str, list[float]]]:
-    """AUC per day after the switch, by direction and mode."""
-    bases = {kind: plan.start.copy() for kind in MODES}
-    for kind, model in bases.items():
-        plan.go_on(model, kind, 0, plan.base, scored=False)
-    first = {kind: plan.go_on(bases["sync"].copy(), kind, plan.base, plan.after) for kind in MODES}
-    then = {kind: plan.go_on(bases[kind], "sync", plan.base, plan.after) for kind in MODES if kind != "sync"}
-    return {"from": first, "to": {"sync": first["sync"], **then}}
 
-
-def switch_tables(plans: Sequence[Plan]) -> None:
-    found = [switching(plan) for plan in plans]
-    days, base, after = plans[0].days, plans[0].base, plans[0].after
-    print(f"{days.name}: days of {days.size:,} examples, global batch {plans[0].global_batch:,}, {len(plans)} seeds")
+def switch_tables(recipe: Recipe, found: Sequence[dict[Kind, Curves]]) -> None:
+    name = "Frappe" if recipe.folder else "generated"
+    print(f"{name}: days of {recipe.size:,} examples, global batch {recipe.global_batch:,}, {len(found)} seeds")
     for direction, words in (("from", "sync, then each mode"), ("to", "each mode, then sync")):
-        curves = {kind: [each[direction][kind] for each in found] for kind in MODES}
-        print(f"\n{base} days of {words}: AUC of the next day, means\n")
+        curves = {kind: [each[kind][direction] for each in found] for kind in MODES}
+        print(f"\n{recipe.base} days of {words}: AUC of the next day, means\n")
         print(f"| trained to day | {' | '.join(MODES)} |\n|---|{'---|' * len(MODES)}")
-        for day in range(after):
+        for day in range(recipe.after):
             means = (statistics.mean(run[day] for run in curves[kind]) for kind in MODES)
-            print(f"| {base + day} | {' | '.join(f'{mean:.4f}' for mean in means)} |")
+            print(f"| {recipe.base + day} | {' | '.join(f'{mean:.4f}' for mean in means)} |")
         print(f"\n| less sync's | {' | '.join(MODES[1:])} |\n|---|{'---|' * (len(MODES) - 1)}")
         for label, pick in (("first day", first), ("last day", last), ("average", statistics.mean)):
             cells = (difference(curves[kind], curves["sync"], pick) for kind in MODES[1:])
-            print(f"| {label} | {' | '.join(cells)} |", flush=True)
+            print(f"| {label} | {' | '.join(cells)} |")
 
 
 def first(run: Aucs) -> float:

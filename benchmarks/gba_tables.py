@@ -6,14 +6,15 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gba_clock import EIGHTH_SLOW, QUARTER_SLOW, QUIET, LoadProfile, phases
+from benchmarks.gba_clock import QUARTER_SLOW, QUARTER_SLOWER, QUIET, LoadProfile, phases
 from benchmarks.gba_figures import batch_figure, worker_figure
 from benchmarks.gba_model import Model
-from benchmarks.gba_runs import MODES, WORKERS, Outcome, Setting, empty_run, setting, train
-from benchmarks.gba_switch import Plan, difference, first
+from benchmarks.gba_runs import MODES, WORKERS, Outcome, Recipe, Setting, empty_run, train
+from benchmarks.gba_switch import difference, first
+from marius_oac.nodes.modes import Kind
 
-SPEED_LOADS = {"quarter 4 x slower": QUARTER_SLOW, "a day in phases": phases(40.0), "nobody slower": QUIET}
-LOADS = {"quarter 4 x slower": QUARTER_SLOW, "eighth 4 x slower": EIGHTH_SLOW, "nobody slower": QUIET}
+SPEED_LOADS = {"quarter 4 x slower": QUARTER_SLOW, "a day in phases": phases(0.4), "nobody slower": QUIET}
+LOADS = {"quarter 8 x slower": QUARTER_SLOWER, "quarter 4 x slower": QUARTER_SLOW, "nobody slower": QUIET}
 LOCAL = 128  # local batch of the table of speeds
 
 
@@ -38,77 +39,87 @@ def speed_table(batches: int, seeds: int) -> None:
             )
 
 
-def trained(plan: Plan, model: Model, chosen: Setting, profile: LoadProfile) -> tuple[float, Outcome]:
-    """Goes on from a copy of a model; the mean AUC of the days that follow each."""
-    twin, outcomes, aucs = model.copy(), [], []
-    for day in range(plan.base, plan.base + plan.after):
-        outcomes.append(train(twin, plan.days, day, chosen, profile, plan.seed))
-        aucs.append(twin.auc(day + 1))
-    return statistics.mean(aucs), sum(outcomes[1:], outcomes[0])
+Run = tuple[float, Outcome]  # mean AUC of the days that follow each day, and what came of them
 
 
-def bases(plans: Sequence[Plan]) -> list[Model]:
-    """Models that sync has trained."""
-    for plan in plans:
-        plan.go_on(plan.start, "sync", 0, plan.base, scored=False)
-    return [plan.start for plan in plans]
+class Continued:
+    """A model that sync has trained for the days of the base, and what becomes of it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe, self._days = recipe, recipe.days()
+        self._model = Model(self._days, recipe.seed, recipe.rates)
+        for day in range(recipe.base):
+            train(self._model, self._days, day, recipe.setting("sync"), QUARTER_SLOW, recipe.seed)
+
+    def run(self, chosen: Setting, profile: LoadProfile) -> Run:
+        """Goes on from a copy of the model."""
+        twin, outcomes, aucs = self._model.copy(), [], []
+        for day in range(self._recipe.base, self._recipe.base + self._recipe.after):
+            outcomes.append(train(twin, self._days, day, chosen, profile, self._recipe.seed))
+            aucs.append(twin.auc(day + 1))
+        return statistics.mean(aucs), sum(outcomes[1:], outcomes[0])
 
 
-def load_table(plans: Sequence[Plan]) -> None:
-    models = bases(plans)
-    print(f"{plans[0].base} days of sync, then {plans[0].after} in each mode at each load, {len(plans)} seeds\n")
+def loading(recipe: Recipe) -> dict[tuple[str, Kind], Run]:
+    """Each load and mode with one seed."""
+    base = Continued(recipe)
+    return {(load, kind): base.run(recipe.setting(kind), LOADS[load]) for load in LOADS for kind in MODES}
+
+
+def load_table(recipe: Recipe, found: Sequence[dict[tuple[str, Kind], Run]]) -> None:
+    print(f"{recipe.base} days of sync, then {recipe.after} in each mode at each load, {len(found)} seeds\n")
     print(
         "| load | mode | examples/s of a worker | AUC | less sync's | gradients | dropped | stale steps (most) | ",
         end="",
     )
-    print("rows' gradients dropped | rows' stale steps (most) |\n|---|---|---|---|---|---|---|---|---|---|")
-    for load, profile in LOADS.items():
-        sync: list[list[float]] = []
-        for kind in MODES:
-            chosen = setting(kind, plans[0].global_batch, plans[0].rows_over)
-            runs = [trained(plan, model, chosen, profile) for plan, model in zip(plans, models, strict=True)]
-            aucs, total = [[auc] for auc, _ in runs], sum((each for _, each in runs[1:]), runs[0][1])
-            sync = sync or aucs
-            print(
-                f"| {load} | {kind} | {total.examples / total.seconds / chosen.workers:,.0f} | "
-                f"{statistics.mean(map(first, aucs)):.4f} | {difference(aucs, sync, first)} | "
-                f"{total.dense['gradients']:,} | {total.dense['dropped']:,} | {_staleness(total.dense)} | "
-                f"{total.rows['dropped'] / (total.rows['gradients'] or 1):.2%} | {_staleness(total.rows)} |",
-                flush=True,
-            )
+    print("rows' gradients | dropped | stale steps (most) |\n|---|---|---|---|---|---|---|---|---|---|---|")
+    for load, kind in found[0]:
+        aucs = [[each[load, kind][0]] for each in found]
+        sync = [[each[load, "sync"][0]] for each in found]
+        outcomes = [each[load, kind][1] for each in found]
+        total = sum(outcomes[1:], outcomes[0])
+        speed = total.examples / total.seconds / recipe.setting(kind).workers
+        print(
+            f"| {load} | {kind} | {speed:,.0f} | {statistics.mean(map(first, aucs)):.4f} | "
+            f"{difference(aucs, sync, first)} | {_counts(total.dense)} | {_counts(total.rows)} |"
+        )
 
 
-def _staleness(metrics: dict[str, int]) -> str:
-    return f"{metrics['staleness_sum'] / metrics['gradients']:.2f} ({metrics['staleness_max']})"
+def _counts(metrics: dict[str, int]) -> str:
+    mean = metrics["staleness_sum"] / metrics["gradients"]
+    return f"{metrics['gradients']:,} | {metrics['dropped']:,} | {mean:.2f} ({metrics['staleness_max']})"
 
 
-def batch_tables(plans: Sequence[Plan], folder: Path) -> None:
-    models, total, rows = bases(plans), plans[0].global_batch, plans[0].rows_over
-    local = total // WORKERS
-    counts = {count: Setting.of("gba", count, total // count, total, rows) for count in (2, 4, 8, 16)}
-    batches = (local // 4, local // 2, local, 2 * local, 4 * local)
-    locals_ = {batch: Setting.of("gba", WORKERS, batch, WORKERS * batch, rows) for batch in batches}
-
-    def runs(chosen: Setting) -> list[tuple[float, Outcome]]:
-        return [trained(plan, model, chosen, QUARTER_SLOW) for plan, model in zip(plans, models, strict=True)]
-
-    sync = [[auc] for auc, _ in runs(setting("sync", total, rows))]
-    by_workers = {count: runs(chosen) for count, chosen in counts.items()}
-    by_batch = {batch: by_workers[16] if batch == local else runs(chosen) for batch, chosen in locals_.items()}
-    print(
-        f"{plans[0].base} days of sync, then {plans[0].after} of gba; {len(plans)} seeds; AUC of the days that follow"
-    )
-    print(f"sync has {statistics.mean(map(first, sync)):.4f}\n")
-    _batch_table(f"workers, global batch {total:,}", by_workers, sync)
-    _batch_table(f"local batch of {WORKERS} workers", by_batch, sync)
-    worker_figure(by_workers, sync, folder / "gba_workers.png")
-    batch_figure(by_batch, sync, folder / "gba_local_batch.png")
+def batching(recipe: Recipe) -> dict[str, dict[int, Run]]:
+    """gba with several numbers of workers and local batches, and sync, with one seed."""
+    base, total, rows = Continued(recipe), recipe.global_batch, recipe.rows_over
+    least = total // WORKERS
+    workers = {n: Setting.of("gba", n, total // n, total, rows) for n in (2, 4, 8, WORKERS)}
+    locals_ = {
+        n: Setting.of("gba", WORKERS, n, WORKERS * n, rows) for n in (least // 4, least // 2, 2 * least, 4 * least)
+    }
+    found = {
+        "sync": {total: base.run(recipe.setting("sync"), QUARTER_SLOW)},
+        "workers": {n: base.run(chosen, QUARTER_SLOW) for n, chosen in workers.items()},
+        "local batch": {n: base.run(chosen, QUARTER_SLOW) for n, chosen in locals_.items()},
+    }
+    found["local batch"][least] = found["workers"][WORKERS]
+    return found
 
 
-def _batch_table(title: str, found: dict[int, list[tuple[float, Outcome]]], sync: Sequence[Sequence[float]]) -> None:
-    print(f"| {title} | AUC | less sync's | examples/s |\n|---|---|---|---|")
-    for count, runs in found.items():
-        aucs, rate = [[auc] for auc, _ in runs], statistics.mean(each.examples / each.seconds for _, each in runs)
-        mean = statistics.mean(map(first, aucs))
-        print(f"| {count} | {mean:.4f} | {difference(aucs, sync, first)} | {rate:,.0f} |")
-    print(flush=True)
+def batch_tables(recipe: Recipe, found: Sequence[dict[str, dict[int, Run]]], folder: Path) -> None:
+    sync = [[each["sync"][recipe.global_batch][0]] for each in found]
+    print(f"{recipe.base} days of sync, then {recipe.after} of gba, {len(found)} seeds; AUC of the days that follow")
+    print(f"sync, global batch {recipe.global_batch:,}: {statistics.mean(map(first, sync)):.4f}")
+    titles = {
+        "workers": f"workers, global batch {recipe.global_batch:,}",
+        "local batch": f"local batch, {WORKERS} workers",
+    }
+    for varied, title in titles.items():
+        runs = {n: [each[varied][n] for each in found] for n in sorted(found[0][varied])}
+        print(f"\n| {title} | AUC | less sync's | examples/s |\n|---|---|---|---|")
+        for n, mine in runs.items():
+            aucs, rate = [[auc] for auc, _ in mine], statistics.mean(each.examples / each.seconds for _, each in mine)
+            print(f"| {n} | {statistics.mean(map(first, aucs)):.4f} | {difference(aucs, sync, first)} | {rate:,.0f} |")
+        draw = worker_figure if varied == "workers" else batch_figure
+        draw(runs, sync, folder / f"gba_{varied.replace(' ', '_')}.png")
