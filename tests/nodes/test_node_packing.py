@@ -166,6 +166,15 @@ def test_stronger_nodes_are_asked_for_more(hubs):
     assert load == pytest.approx(1, abs=0.25)
 
 
+def test_shards_that_nobody_asked_for_are_spread_too(hubs, monkeypatch):
+    """Else all would go to the node that has a little less to do."""
+    costs = np.zeros(NUM_SHARDS)
+    costs[[3, 50]] = 100, 99.9
+    monkeypatch.setattr(GraphNodes, "measure", lambda self, batches: costs)
+    _, task = packed(graph_nodes(hubs), {}, {})
+    assert abs(task.places.num_rows(0) - hubs.num_nodes / 2) < 0.1 * hubs.num_nodes
+
+
 def test_by_the_hash_alone_nothing_is_measured(hubs, monkeypatch):
     monkeypatch.setattr(GraphNodes, "measure", None)
     found, _ = packed(graph_nodes(hubs, "nodes.packing=even"), {}, {"shards": 2})
@@ -177,7 +186,8 @@ def test_by_the_hash_alone_nothing_is_measured(hubs, monkeypatch):
 def test_a_node_takes_no_more_rows_than_its_budgets(hubs):
     """A row has 72 bytes, 56 a page; on disk it is there four times."""
     page = 4096
-    for budget in ({"memory": 2 * page}, {"memory": 1 << 20, "disk": 8 * page}):
+    disk = {"disk": 8 * page}
+    for budget in ({"memory": 2 * page}, {"memory": 1 << 20} | disk, {"memory": 3 * page} | disk):
         found, task = packed(graph_nodes(hubs), budget, {}, {})
         assert 50 < task.places.num_rows(0) <= 2 * 56
         unmeasured, task = packed(graph_nodes(hubs, "nodes.packing=even"), budget, {}, {})
@@ -244,9 +254,12 @@ def test_what_is_damaged_says_nothing_of_where_rows_lie(tmp_path):
     assert found["checkpoints"] == ["0000000010", "0000000020"] and found["nodes"] == nodes.tolist()
     (folder / "0000000020" / "manifest.json").write_text("{}")
     assert saved_packings(tmp_path, ["a", "b/1"], [1.0, 1.0], "b/1") == [found]
-    array = folder / "0000000010" / f"{PLACEMENT}.npy"
-    array.write_bytes(array.read_bytes()[:-1] + b"\xff")
-    assert saved_packings(tmp_path, ["a", "b/1"], [1.0, 1.0], "b/1") == []
+    for name in (PLACEMENT, PACKING):
+        array = folder / "0000000010" / f"{name}.npy"
+        whole = array.read_bytes()
+        array.write_bytes(whole[:-1] + b"\x41")
+        assert saved_packings(tmp_path, ["a", "b/1"], [1.0, 1.0], "b/1") == []
+        array.write_bytes(whole)
 
 
 def placements(path):
