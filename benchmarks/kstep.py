@@ -103,7 +103,7 @@ def trees(folder: Path, frappe: Path | None) -> dict[str, dict]:
     if frappe:
         columns = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
         data = {split: str(frappe / f"{split}.csv.gz") for split in ("train", "test")}
-        training = {"batch_size": 512, "epochs": 5, "embedding_l2": 0.05}
+        training = {"batch_size": 512, "epochs": 5, "embedding_l2": 0.001}
         found["Frappe"] = common | {
             "data": {**data, "categorical": columns, "shuffle": 1_000_000},
             "training": training,
