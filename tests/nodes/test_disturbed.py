@@ -114,9 +114,9 @@ def test_a_trainer_that_says_what_none_says_ends_the_run_in_a_line(configs, tmp_
 def test_the_others_wait_for_an_evaluation_as_long_as_it_takes(configs, tmp_path):
     nodes = tmp_path / "nodes.yaml"
     entries = [{"name": name, "address": "127.0.0.1", "cores": 1} for name in "ab"]
-    nodes.write_text(yaml.safe_dump({"timeout": 5, "nodes": entries}))
+    nodes.write_text(yaml.safe_dump({"timeout": 15, "nodes": entries}))
     common = ("train", configs / "clicks.yaml", "--nodes", nodes, "--out", tmp_path / "run")
     with ExitStack() as stack:
-        both = [stack.enter_context(start({"evaluation": 12}, *common, "--node", name)) for name in "ab"]
+        both = [stack.enter_context(start({"evaluation": 25}, *common, "--node", name)) for name in "ab"]
         for process in both:
             said(process)
