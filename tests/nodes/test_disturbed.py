@@ -77,12 +77,12 @@ def bits(summary):
     return found
 
 
-CASES = [
-    ("clicks", 3, 1),
-    ("graph", 2, 1),
+SLOW = [
+    pytest.param("clicks", 3, 1, marks=pytest.mark.slow),
     *[pytest.param("clicks", count, seed, marks=pytest.mark.slow) for count in (2, 3) for seed in (2, 3)],
     *[pytest.param("graph", count, seed, marks=pytest.mark.slow) for count in (2, 3) for seed in (2, 3)],
 ]
+CASES = [("graph", 2, 1), *SLOW]
 
 
 @pytest.mark.parametrize("task, count, seed", CASES)

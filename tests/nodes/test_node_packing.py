@@ -275,8 +275,9 @@ def placements(path):
 SMOOTH = "training.optimizer.initial_accumulator=0.1"
 
 
-@pytest.mark.parametrize("counts", [(2, 3), pytest.param((4, 3), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("task", ["clicks", pytest.param("graph", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [(2, 3), (4, 3)])
+@pytest.mark.parametrize("task", ["clicks", "graph"])
 def test_the_same_nodes_keep_their_rows_and_others_are_packed_anew(hubs, log, tmp_path, task, counts):
     config, _ = graph_nodes(hubs) if task == "graph" else click_nodes(log)
     (tmp_path / "config.yaml").write_text(config.replace("training.epochs=1", SMOOTH).dump())
@@ -300,7 +301,8 @@ def test_the_same_nodes_keep_their_rows_and_others_are_packed_anew(hubs, log, tm
     assert 0 < furthest(box, path) <= 1e-5
 
 
-@pytest.mark.parametrize("task", ["clicks", pytest.param("graph", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["clicks", "graph"])
 def test_where_rows_lie_changes_no_bits(hubs, log, tmp_path, task):
     config, _ = graph_nodes(hubs) if task == "graph" else click_nodes(log)
     (tmp_path / "config.yaml").write_text(config.replace("training.epochs=1").dump())

@@ -66,6 +66,7 @@ def test_sums_that_are_pulled_ahead_have_the_bits_of_one_batch_at_a_time(config,
     assert RunFolder.open(pooled).summary()["training.replaced_rows"] > 0
 
 
+@pytest.mark.slow
 def test_one_node_that_pools_has_the_bits_of_the_single_box(config, tmp_path):
     """Its sums are whole, and their gradients are added up in the order in which the box adds up the rows'."""
     assert furthest(train(config, tmp_path / "box", "shard", 0), train(config, tmp_path / "one", "shard", 1)) == 0
