@@ -92,6 +92,7 @@ def test_whatever_is_late_the_bits_are_those_of_one_batch_at_a_time(trained, tas
     assert bits(delayed) == bits(trained(task, count, "sync"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task, count, seed", CASES[:2])
 def test_without_patches_what_is_late_changes_the_bits(trained, task, count, seed):
     """So the test above would find rows that were not validated."""

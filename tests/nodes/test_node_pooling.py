@@ -60,6 +60,7 @@ def test_sums_of_shards_train_as_rows_do(config, tmp_path, pooled):
     assert np.allclose(list(metrics[0].values()), list(metrics[1].values()), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sums_that_are_pulled_ahead_have_the_bits_of_one_batch_at_a_time(config, tmp_path, pooled):
     sync = train(config, tmp_path / "sync", "shard", 2, "pipeline.mode=sync")
     assert digests(sync) == digests(pooled)

@@ -126,6 +126,7 @@ def test_pulling_ahead_has_the_bits_of_one_batch_at_a_time(configs, tmp_path, tr
     assert RunFolder.open(ahead).summary()["training.replaced_rows"] > 0
 
 
+@pytest.mark.slow
 def test_freely_nodes_end_elsewhere(configs, tmp_path, trained):
     common = ["train", configs / "clicks.yaml", "--local-nodes", 2, "--set", SMOOTH, "--out"]
     free = ["--set", "pipeline.mode=async"]
@@ -136,7 +137,8 @@ def test_freely_nodes_end_elsewhere(configs, tmp_path, trained):
     assert digests(tmp_path / "async") != digests(trained("clicks", 2))
 
 
-@pytest.mark.parametrize("dense", ["kstep", pytest.param("bmuf", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dense", ["kstep", "bmuf"])
 def test_replicas_of_the_network_go_on_as_they_were(configs, tmp_path, dense):
     """A run that is resumed between two merges has the bits of one that was not interrupted."""
     how = {
@@ -168,6 +170,7 @@ def test_other_nodes_go_on_with_the_same_tables(tmp_path, trained, task, counts)
         assert digests(path) == digests(first)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_of_rows_on_disk_is_gone_back_to(configs, tmp_path):
     """Pages that are in memory must not stand for those of the checkpoint."""
     common = ["train", configs / "clicks.yaml", "--local-nodes", 1, "--out"]
