@@ -1,9 +1,5 @@
 """Evaluation against the oracle, for every decoder, side and kind of candidates; bounds, ties and errors."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from unittest import mock
 
 import numba
@@ -25,6 +21,7 @@ from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
 from marius_oac.types import Side
 from tests import naive_ranking
+from tests.without_jit import only_with_the_jit, pass_without_the_jit
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
 DECODERS = [("dot", 2), ("distmult", 2), ("complex", 2), ("transe", 1), ("transe", 2), ("rotate", 2)]
@@ -348,15 +345,6 @@ def test_columns(seed, low, size):
                 assert own.columns[own.offsets[i] : own.offsets[i + 1]].tolist() == expected
 
 
-@pytest.mark.skipif(WITHOUT_JIT, reason="already without the JIT")
+@only_with_the_jit
 def test_the_kernels_agree_without_the_jit():
-    names = "drawn or columns or torch_counts or real_numbers or tie_exactly"
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", names, __file__],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
+    pass_without_the_jit("-k", "drawn or columns or torch_counts or real_numbers or tie_exactly", __file__)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -143,8 +144,8 @@ class PageFiles:
         """In each thread, before its first request."""
         if self._bind:
             self._bind("io")
-        with suppress(OSError):  # the system doesn't let us: they then take turns like any other thread
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        if sys.platform == "linux":  # elsewhere it is the whole process that would give way
+            os.nice(_NICE)
         if self._window:
             with suppress(OSError):  # the system has no more of them: this thread makes one request after the other
                 self._own.context = async_io.Context()

@@ -1,37 +1,20 @@
-"""The kernels' tests with the kernels as Python functions: an error of the arithmetic, not of the compiler, shows."""
-
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import numba
-import pytest
+from tests.without_jit import only_with_the_jit, pass_without_the_jit
+
+MODULES = (
+    "random",
+    "permutation",
+    "negatives",
+    "batches",
+    "filters",
+    "log_columns",
+    "orderings",
+    "buckets",
+    "bucket_batches",
+)
 
 
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="already without the JIT")
+@only_with_the_jit
 def test_the_kernels_pass_without_the_jit():
-    here = Path(__file__).parent
-    modules = [
-        here / f"test_{name}.py"
-        for name in (
-            "random",
-            "permutation",
-            "negatives",
-            "batches",
-            "filters",
-            "log_columns",
-            "orderings",
-            "buckets",
-            "bucket_batches",
-        )
-    ]
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, modules)],
-        cwd=here.parents[1],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
+    pass_without_the_jit(*(Path(__file__).with_name(f"test_{name}.py") for name in MODULES))

@@ -1,10 +1,6 @@
 """The index of keys against a dictionary; beside a growing one, every answer is checked."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -15,6 +11,7 @@ from hypothesis import strategies as st
 from marius_oac.errors import InputError
 from marius_oac.storage import key_index
 from marius_oac.storage.key_index import KeyIndex, initial_keys
+from tests.without_jit import only_with_the_jit, pass_without_the_jit
 
 JIT = not numba.config.DISABLE_JIT
 EXTREMES = (-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 1)
@@ -276,11 +273,6 @@ def test_slots_that_were_replaced_live_as_long_as_the_call_that_may_see_them():
     assert not index._epoch.replaced, "nothing is held for calls to come"
 
 
-@pytest.mark.skipif(not JIT, reason="already without the JIT")
+@only_with_the_jit
 def test_the_same_without_the_jit():
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__],
-        cwd=Path(__file__).parents[2], env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
+    pass_without_the_jit(__file__)

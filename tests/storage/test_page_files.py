@@ -4,6 +4,7 @@ import builtins
 import errno
 import json
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -297,6 +298,14 @@ def test_threads_are_bound_before_their_first_request_and_end(tmp_path):
             each.result()
         assert bound == ["io"] * 3
     assert threading.active_count() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_its_threads_give_way_to_all_others(tmp_path):
+    with open_files(tmp_path, Listing.new(PAGE), create=True) as files:
+        theirs = files.submit(os.getpriority, os.PRIO_PROCESS, 0).result()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert theirs > own or own == 19
 
 
 def test_many_threads_at_once_move_what_is_theirs(tmp_path):
