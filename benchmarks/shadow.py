@@ -81,7 +81,7 @@ def serve(trainers: int) -> None:
 def agreement(setting: str, group: Group, parameters: Sequence[torch.Tensor]) -> Iterator[DenseAgreement]:
     """The setting's, attached, with a connection to the sync server of its own."""
     line = ZmqClient(os.environ[ADDRESS], SERVER, group.rank, SECURITY, timeout=PATIENCE)
-    with NodeSource([line], [], False, 1, lambda first: None, group.abort) as source, ExitStack() as stack:
+    with NodeSource([line], [], False, 1, lambda *stretch: None, group.abort) as source, ExitStack() as stack:
         config = SETTINGS[setting]
         if config is None:
             dense = DenseAgreement(group)

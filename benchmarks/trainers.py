@@ -21,6 +21,7 @@ import torch
 from marius_oac import blas
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.node_ctr import CtrNodes
+from marius_oac.nodes.dealt_shard import make_dealt_shard
 from marius_oac.nodes.dense import DenseAgreement
 from marius_oac.nodes.dense_kinds import make_dense_sync
 from marius_oac.nodes.exchange import NodeSource
@@ -87,7 +88,7 @@ def _trained(node: CtrNodes) -> tuple[dict[str, float], dict[str, float], list[B
     results: list[BatchResult] = []
     with Session(node) as session:
         session.report_to(results.append)
-        node.before_batches()
+        node.before_batches(0)
         session.pipeline.run(0, node.road.last)
         node.after_batches(ended=True)
         node.crew.wait()  # until everyone's batches are in the rows
@@ -123,16 +124,22 @@ class _Here:
             server = stack.enter_context(ShardServer(shard, [(door, list(ranks))], lambda error: fail(error)))
         line = self._network.client(SERVER, group.rank, PATIENCE)
 
-        def begin(first: int) -> None:
+        def begin(*stretch: int) -> None:
             if server:
-                server.begin(first)
+                dealing, about = source.dealing, (tables, group.size, ahead)
+                server.begin(stretch[0], make_dealt_shard(*about, dealing, stretch, 0) if dealing else shard)
+            group.barrier()
+
+        def finish() -> None:
+            if server:
+                server.finish()
             group.barrier()
 
         def abort() -> None:
             line.abort()
             group.abort()
 
-        source = NodeSource([line], dimensions, self._lockstep, ahead, begin, abort, factor)
+        source = NodeSource([line], dimensions, self._lockstep, ahead, begin, abort, factor, finish)
         fail = source.fail
         return stack.enter_context(source)
 

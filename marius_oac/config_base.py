@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from marius_oac.config_dense import NodesConfig
 from marius_oac.config_errors import described, explain, flat, parse, read_mapping, shown, where
+from marius_oac.config_nodes import NodesConfig
 from marius_oac.config_sections import (
     CheckpointConfig,
     MetricsConfig,

@@ -76,15 +76,3 @@ class DenseConfig(Section):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov: needs a momentum above 0")
         return self
-
-
-class NodesConfig(Section):
-    """What holds where a run has several nodes; one node alone does without."""
-
-    packing: Literal["measured", "even"] = Field(
-        "measured",
-        description="Which rows go to which node. measured: by what the first batches look up, so that none has more "
-        "to do than others. even: by the hash of the key alone. Both by `shards` and within `memory` and `disk` of "
-        "nodes.yaml.",
-    )
-    dense: DenseConfig = DenseConfig()

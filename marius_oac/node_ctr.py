@@ -24,8 +24,9 @@ from marius_oac.models.ctr.step import CtrStep
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.node_saved import NodesCheckpoint
 from marius_oac.node_task import NodeTask, digest_rows, load_rows
-from marius_oac.nodes.exchange import NodeSource, RoutedPlan
+from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.pooling import pool_table, spans_of
+from marius_oac.nodes.routed import RoutedPlan
 from marius_oac.nodes.shard_table import KeyedTable
 from marius_oac.nodes.shards import Placement, route_keys, shard_of_keys, unique_keys
 from marius_oac.runtime.binding import Binding

@@ -6,6 +6,7 @@ to all before anything is decided by it, so all decide alike.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +22,13 @@ from marius_oac.data.share import Share
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.memory import MemoryPlan
 from marius_oac.node_saved import DENSE, PACKING, PLACE, PLACEMENT, NodesCheckpoint, layout_name
-from marius_oac.nodes.exchange import NodeSource, RoutedPlan, RoutedPlanner
+from marius_oac.nodes.dealt_rows import Dealing
+from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.group import Group
+from marius_oac.nodes.modes import make_mode
 from marius_oac.nodes.packing import LookupCost, Packed, even
+from marius_oac.nodes.routed import RoutedPlan, RoutedPlanner
+from marius_oac.nodes.served import Served, bounds_of
 from marius_oac.nodes.shard_table import ShardTable
 from marius_oac.nodes.shards import Placement
 from marius_oac.nodes.sync_server import SyncServers
@@ -161,7 +166,11 @@ class NodeTask(Task):
         stack.callback(self.dense.stop)
         step = self._step(device, threads)
         stack.callback(step.close)
-        routed = RoutedPlanner(planner, self._routed)
+        routed = self._planned = RoutedPlanner(planner, self._routed)
+        self._served, self._parts = (
+            step.served,
+            [with_share(planner, each, self._num_parts) for each in range(self._num_parts)],
+        )
         stores = [table.store for table in tables]
         tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
         return Parts(routed, stores, step, device, tier, source)
@@ -200,10 +209,31 @@ class NodeTask(Task):
         """Why rows can't be had any more, if that is so."""
         return self._source.error if self._source else None
 
-    def before_batches(self) -> None:
+    def stands_still(self, batch: int) -> int | None:
+        return self.config.nodes.mode_ends(batch)
+
+    def before_batches(self, first: int) -> None:
+        mode, source = self.config.nodes.mode_at(first), self._source
+        source.dealing = self._dealing(mode) if mode != "sync" else None
+        self._planned.deal(*((self._parts, lambda: source.exchange.reserve()) if source.dealing else ()))
+        if isinstance(self.dense, Served):
+            self.dense.dealt = source.dealing is not None
         self.dense.start()
 
+    @property
+    def _num_parts(self) -> int:
+        """M, batches that a global batch is cut into where they are dealt."""
+        return self.config.nodes.modes.parts or self.group.size
+
+    def _dealing(self, kind: str) -> Dealing:
+        modes, parts = self.config.nodes.modes, self._num_parts
+        mode = make_mode(kind, self.group.size, parts, 1, **modes.rules())
+        bounds = bounds_of(self._served, len(self.carried))
+        return Dealing(mode, parts, bounds, self.dense, self._served, modes.window)
+
     def after_batches(self, ended: bool) -> None:
+        if self._source.dealing and self._served:
+            self._served.take(self._source.dense_states(), self._source.dealing.bounds)
         if ended:
             self.dense.finish()
         else:
@@ -287,6 +317,13 @@ class NodeTask(Task):
 
     @abstractmethod
     def plan_memory(self, folder: Path) -> MemoryPlan: ...
+
+
+def with_share(planner: Planner, rank: int, count: int) -> Planner:
+    """A planner like this one, of other parts of the same batches."""
+    other = copy.copy(planner)
+    other.share = Share(rank, count)
+    return other
 
 
 def load_rows(store: ParameterStore, whole: NodesCheckpoint, source: np.ndarray) -> None:

@@ -130,8 +130,12 @@ class Task(ABC):
     def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
         """Metrics of the present parameters on a split, `valid` or `test`."""
 
-    def before_batches(self) -> None:
-        """Said before the pipeline runs batches."""
+    def stands_still(self, batch: int) -> int | None:
+        """The first batch behind this one before which the pipeline must come to rest, if there is one."""
+        return None
+
+    def before_batches(self, first: int) -> None:
+        """Said before the pipeline runs batches from `first` on."""
         return
 
     def after_batches(self, ended: bool) -> None:

@@ -180,13 +180,14 @@ class TrainingLoop:
         last = self.road.ends[epoch]
         if every:
             last = min(last, (first // every + 1) * every)
+        last = min(last, self.session.task.stands_still(first) or last)
         pipeline, telemetry = self.session.pipeline, self.session.telemetry
         every, log = self.config.metrics.every_batches, self.folder.log
         report = SegmentReport(first, epoch, every, log, telemetry.take, pipeline.channel_fill, progress)
         telemetry.take()
         self.session.report_to(report.add)
         try:
-            self.session.task.before_batches()
+            self.session.task.before_batches(first)
             reached = pipeline.run(first, last)
             self.session.task.after_batches(reached == self.road.last)
             self.crew.wait()  # rows are of one moment when everyone's batches are in them

@@ -59,14 +59,15 @@ class Planner(Protocol):
 
     `plan` does the work: thread-safe, called by several plan workers at once, in any order. `settle` then gets each
     plan in the order of its sequence, one at a time, before any of its rows is read: what depends on the batches
-    before, such as the numbers of new rows, is decided there. It returns the plan as the step will see it.
+    before, such as the numbers of new rows, is decided there. It returns the plan as the step will see it; None: there
+    is no such batch, nor any after it, and what has been planned of them is forgotten.
     """
 
     tables: Sequence[TableSpec]
 
     def plan(self, sequence: int) -> Plan: ...
 
-    def settle(self, plan: Plan) -> Plan: ...
+    def settle(self, plan: Plan) -> Plan | None: ...
 
 
 class Step(Protocol):
@@ -78,6 +79,9 @@ class Step(Protocol):
     order; `dense_state` and `load_dense_state` carry them and their optimizer state through checkpoints.
     """
 
+    served: ServedDense | None
+    """None: it has no dense parameters, or nothing to agree with."""
+
     def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
         """Returns the batch's mean loss, a float (or a 0-d tensor on CUDA, which nobody reads before the download)."""
 
@@ -88,6 +92,37 @@ class Step(Protocol):
     def close(self) -> None: ...
 
 
+class DenseSlice(Protocol):
+    """A stretch of a model's dense parameters, laid end to end, where a shard has it and runs the optimizer."""
+
+    def values(self) -> np.ndarray:
+        """float32 [n], of this moment; the next `apply` may change it."""
+
+    def apply(self, gradient: np.ndarray, timestamp: int, factor: float) -> None:
+        """One step of the optimizer: gradient float32 [n], the learning rate multiplied by `factor`."""
+
+    def state(self) -> np.ndarray:
+        """float32 [m]: values and the optimizer's state, as `ServedDense.take` wants them."""
+
+
+class ServedDense(Protocol):
+    """What a step lends to those who serve its dense parameters (see `DenseSync.dealt`).
+
+    Attributes:
+        size: floats of the parameters, laid end to end as `DenseSync.attach` got them.
+        grain: a slice begins and ends at multiples of it.
+    """
+
+    size: int
+    grain: int
+
+    def slice(self, first: int, end: int) -> DenseSlice:
+        """The parameters [first, end), with the optimizer's state, as they are now: a copy."""
+
+    def take(self, states: Sequence[np.ndarray], bounds: Sequence[int]) -> None:
+        """Takes over, by copy, `DenseSlice.state` of the slices [bounds[i], bounds[i + 1]) that cover them all."""
+
+
 class DenseSync(Protocol):
     """How the dense parameters of several trainers agree; tensors are torch's. A single box has none.
 
@@ -95,7 +130,15 @@ class DenseSync(Protocol):
     optimizer, then `updated`. Parameters are attached once, before the first batch, and never replaced.
     Background threads live from `start` to `pause` or `finish`, after which `start` may be called again; the first
     error of one of them is raised by the next `updated`, `pause` or `finish`.
+
+    Attributes:
+        dealt: a step hands its gradients over, with `hand_over` in the place of all that, and updates nothing.
     """
+
+    dealt: bool
+
+    def hand_over(self, gradients: Sequence[Any], factor: float) -> None:
+        """Takes a copy of a batch's gradients, and what their learning rate is to be multiplied with."""
 
     def optimizer(self, parameters: Sequence[Any]) -> Any | None:
         """The torch.optim.Optimizer that the algorithm is part of; None: the configuration's is used."""

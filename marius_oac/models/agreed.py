@@ -6,7 +6,7 @@ over the nodes, and every node updates the relations that have a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,18 @@ OWN = "relations.optimizer."
 
 
 class AgreedRelations:
-    """Args:
-    table: float32 [R, Dr + state], updated in place; None for a decoder without relations.
-    width: Dr.
-    optimizer: of the rows, unless `dense` brings one of its own.
+    """Also a `types.ServedDense`, whose slices are some of the relations.
+
+    Args:
+        table: float32 [R, Dr + state], updated in place; None for a decoder without relations.
+        width: Dr.
+        optimizer: of the rows, unless `dense` brings one of its own.
     """
 
     def __init__(self, table: torch.Tensor | None, width: int, optimizer: RowOptimizer, dense: DenseSync) -> None:
         self._table, self._width, self._optimizer, self._dense = table, width, optimizer, dense
         self._scratch, self._own = Scratch(), None
+        self.grain, self.size = max(width, 1), 0 if table is None else len(table) * width
         if table is not None:
             self._values = table[:, :width]
             self._gradients = table.new_zeros(len(table), width)
@@ -60,16 +63,52 @@ class AgreedRelations:
         """`gradients` [m, Dr] of the relations `picks`, int64 [m]; `share` is the batch's part of the global batch."""
         every = self._gradients.zero_()
         every[picks] = gradients
+        if self._dense.dealt:
+            self._dense.hand_over([every], float(factor))
+            return
         self._dense.reduce([every], float(share.item()))
         if self._own is not None:
             self._values.grad = every
             self._own.step()
         else:
-            touched = every.any(1).nonzero().reshape(-1)
-            rows, summed = self._table[touched], every[touched]
-            if rows.device.type == "cpu":
-                self._optimizer.update(rows.numpy(), summed.numpy(), timestamp, factor)
-            else:
-                self._optimizer.update(rows, summed, timestamp, factor)
-            self._table[touched] = rows
+            _update_touched(self._table, every, self._optimizer, timestamp, factor)
         self._dense.updated(timestamp)
+
+    def slice(self, first: int, end: int) -> RelationSlice:
+        """See `ServedDense.slice`."""
+        table = self._table[first // self.grain : end // self.grain].cpu().clone()
+        return RelationSlice(table, self._width, self._optimizer)
+
+    def take(self, states: Sequence[np.ndarray], bounds: Sequence[int]) -> None:
+        """See `ServedDense.take`."""
+        self._table.copy_(torch.from_numpy(np.concatenate(states)).view(self._table.shape))
+
+
+class RelationSlice:
+    """A `types.DenseSlice`: a table of some relations, float32 [r, Dr + state], which is its own."""
+
+    def __init__(self, table: torch.Tensor, width: int, optimizer: RowOptimizer) -> None:
+        self._table, self._width, self._optimizer = table, width, optimizer
+
+    def values(self) -> np.ndarray:
+        return self._table[:, : self._width].reshape(-1).numpy()
+
+    def apply(self, gradient: np.ndarray, timestamp: int, factor: float) -> None:
+        gradients = torch.from_numpy(gradient).view(len(self._table), self._width)
+        _update_touched(self._table, gradients, self._optimizer, timestamp, factor)
+
+    def state(self) -> np.ndarray:
+        return self._table.reshape(-1).numpy().copy()
+
+
+def _update_touched(
+    table: torch.Tensor, gradients: torch.Tensor, optimizer: RowOptimizer, timestamp: int, factor: Any
+) -> None:
+    """One step of the optimizer on the rows that have a gradient."""
+    touched = gradients.any(1).nonzero().reshape(-1)
+    rows, summed = table[touched], gradients[touched]
+    if rows.device.type == "cpu":
+        optimizer.update(rows.numpy(), summed.numpy(), timestamp, factor)
+    else:
+        optimizer.update(rows, summed, timestamp, factor)
+    table[touched] = rows

@@ -101,6 +101,11 @@ class LinkPredictionStep:
                 stack.enter_context(blas.one_thread_per_product())
             self._stack = stack.pop_all()
 
+    @property
+    def served(self) -> AgreedRelations | None:
+        """See `Step.served`."""
+        return self._agreed if self._agreed and self._agreed.size else None
+
     def _make_relations(self, count: int, values: np.ndarray | None) -> torch.Tensor:
         shape = (count, self._relation_width)
         if values is None or values.shape != shape or values.dtype != np.float32:

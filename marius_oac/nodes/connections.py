@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from marius_oac.config_cluster import read_secret
 from marius_oac.errors import InputError
 from marius_oac.nodes.cluster import Place, names
+from marius_oac.nodes.dealt_shard import make_dealt_shard
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.serving import ShardServer
@@ -74,10 +75,17 @@ class Connections:
                 line = ZmqClient(where, names(cluster)[other], rank, security, _LIMITS, cluster.timeout)
                 lines.append(stack.enter_context(closing(line)))  # the next one may not be there
 
-        def begin(first: int) -> None:
+        def begin(*stretch: int) -> None:
             if server:
-                server.begin(first)
+                dealing, about = source.dealing, (tables, group.size, self._ahead)
+                place = lines.index(own)
+                server.begin(stretch[0], make_dealt_shard(*about, dealing, stretch, place) if dealing else shard)
             group.barrier()  # nobody asks before all are ready
+
+        def finish() -> None:
+            if server:
+                server.finish()
+            group.barrier()
 
         def abort() -> None:
             for line in lines:
@@ -85,7 +93,8 @@ class Connections:
                     line.abort()
             group.abort()
 
-        self._source = NodeSource(lines, dimensions, self._lockstep, self._ahead, begin, abort, factor)
+        about = (lines, dimensions, self._lockstep, self._ahead)
+        source = self._source = NodeSource(*about, begin, abort, factor, finish)
         if server:
             self._source.refused = lambda: outer.refused.total()
         if self._error:

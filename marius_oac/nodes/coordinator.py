@@ -67,6 +67,10 @@ class Coordinator:
             return WAIT
         return self.dealer.ask(worker)
 
+    def expects(self, worker: int) -> bool:
+        """Whether a roll call for the worker is on."""
+        return worker in self._calls
+
     def done(self, worker: int, batch: int, steps: Sequence[int]) -> list[int]:
         """All shards have acknowledged the push of a batch, each at its step. Returns who may ask again.
 

@@ -6,6 +6,9 @@ A state machine on one coordinator: no threads, no network, no clock. A worker a
     WAIT                 it asks again when one of the calls below has named it
     None                 there is no batch left
 
+It may `reserve` batches before, to prepare them: the next deals are those, in that order. A token is given at the last
+moment, when parameters are read, else gradients would seem older than they are.
+
 | kind | token | who waits |
 |---|---|---|
 | gba | first step + floor(i / M) for the i-th deal; a lost one's place in the list is given to a later deal | nobody |
@@ -15,7 +18,7 @@ A state machine on one coordinator: no threads, no network, no clock. A worker a
 | hop-bs | the step at which it was dealt | who has had more than b1 batches more than the slowest live one has done |
 
 Guarantees:
-- Every batch of the list is dealt once, in order. Those of a worker that is lost are dealt to nobody else.
+- Every batch of the list is reserved or dealt once, in order. Those of a worker that is lost are dealt to nobody else.
 - Nobody waits for a worker that is lost. While batches remain, some live worker is not told to wait, or a gradient is
   on its way that will end the waiting.
 - Memory grows with the workers and the batches that are out.
@@ -23,6 +26,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Final, Literal, NamedTuple
@@ -64,27 +68,41 @@ class Dealer:
         self.mode, self.next, self.end, self.step = mode, first, end, step
         self.tokens = self.batches_lost = 0
         self._out: dict[int, dict[int, int]] = {}  # of each live worker: batch -> token
+        self._reserved: dict[int, deque[int]] = {}
         self._waiting: dict[int, None] = {}  # in the order in which they asked
         self._pace = _PACES[mode.kind](mode, step)
 
     def joined(self, worker: int) -> None:
         """A worker is here, for the first time or again. One that asks has joined."""
         if worker not in self._out:
-            self._out[worker] = {}
+            self._out[worker], self._reserved[worker] = {}, deque()
             self._pace.workers(self._out)
+
+    def reserve(self, worker: int) -> int | None:
+        """The next batch of the list, which is this worker's from now on; None: there is none left.
+
+        Once there is none left, those whom `woken` names may ask again.
+        """
+        self.joined(worker)
+        if self.next >= self.end:
+            return None
+        self._reserved[worker].append(self.next)
+        self.next += 1
+        return self.next - 1
 
     def ask(self, worker: int) -> Deal | None | Literal[Wait.WAIT]:
         """What a worker does next."""
         self.joined(worker)
         self._waiting.pop(worker, None)
-        if self.next >= self.end:
+        if self._is_through(worker):
             return None
-        if not self._pace.may(worker):
+        if not self._may(worker):
             self._waiting[worker] = None
             return WAIT
-        deal = Deal(self.next, self._pace.deal(worker))
+        if not self._reserved[worker]:
+            self.reserve(worker)
+        deal = Deal(self._reserved[worker].popleft(), self._pace.deal(worker))
         self._out[worker][deal.batch] = deal.token
-        self.next += 1
         self.tokens += 1
         return deal
 
@@ -98,14 +116,14 @@ class Dealer:
             raise ValueError(f"worker {worker} has no batch {batch}")
         del self._out[worker][batch]
         self._pace.done(worker)
-        return self._woken()
+        return self.woken()
 
     def stepped(self, step: int) -> list[int]:
         """All shards have applied the global steps before `step`. Returns who may ask again."""
         if step > self.step:
             self.step = step
             self._pace.stepped(step)
-        return self._woken()
+        return self.woken()
 
     def lost(self, worker: int, torn: Collection[int] = ()) -> Lost:
         """A worker has died, or has left: what it has in its hands vanishes, and no shard will take it any more.
@@ -115,28 +133,32 @@ class Dealer:
             torn: those of its batches that some shards have taken and some have not. Their places are filled with
                 nothing there, so their tokens are used, but they are lost as well.
         """
-        out = self._out.pop(worker, {})
+        out, reserved = self._out.pop(worker, {}), self._reserved.pop(worker, ())
         self._waiting.pop(worker, None)
         self._pace.lost(worker, [token for batch, token in out.items() if batch not in torn])
         self._pace.workers(self._out)
-        self.batches_lost += len(out)
-        return Lost(sorted(out), self._woken())
+        self.batches_lost += len(out) + len(reserved)
+        return Lost(sorted([*out, *reserved]), self.woken())
 
     def stop(self, multiple: int = 1) -> list[int]:
         """Deals no batch from the next multiple of `multiple` on, where another dealer goes on: with M, which makes a
         global batch, one of any local batch size. Returns who may ask again, to hear of it.
         """
         self.end = min(self.end, -(-self.next // multiple) * multiple)
-        return self._woken()
+        return self.woken()
 
     def out(self, worker: int) -> dict[int, int]:
         """The tokens of the batches that a worker has, by batch, in the order dealt."""
         return dict(self._out.get(worker, {}))
 
+    def reserved(self, worker: int) -> list[int]:
+        """The batches that a worker has reserved, and has no token for, in order."""
+        return list(self._reserved.get(worker, ()))
+
     @property
     def outstanding(self) -> int:
-        """Batches that are dealt and neither done nor lost."""
-        return sum(len(each) for each in self._out.values())
+        """Batches that are reserved or dealt and neither done nor lost."""
+        return sum(len(each) for held in (self._out, self._reserved) for each in held.values())
 
     @property
     def finished(self) -> bool:
@@ -160,11 +182,18 @@ class Dealer:
         self._pace = _PACES[self.mode.kind](self.mode, self.step)
         self._pace.workers(self._out)
 
-    def _woken(self) -> list[int]:
-        woken = [each for each in self._waiting if self.next >= self.end or self._pace.may(each)]
+    def woken(self) -> list[int]:
+        """Who waits, and may ask again."""
+        woken = [each for each in self._waiting if self._is_through(each) or self._may(each)]
         for each in woken:
             del self._waiting[each]
         return woken
+
+    def _is_through(self, worker: int) -> bool:
+        return not self._reserved[worker] and self.next >= self.end
+
+    def _may(self, worker: int) -> bool:
+        return self._pace.may(worker, self.next >= self.end)
 
 
 class _Pace:
@@ -176,7 +205,8 @@ class _Pace:
     def workers(self, live: Collection[int]) -> None:
         """These are live now."""
 
-    def may(self, worker: int) -> bool:
+    def may(self, worker: int, last: bool) -> bool:
+        """Whether it goes on; `last`: all batches are reserved, and whoever has none has nothing to do any more."""
         return True
 
     def deal(self, worker: int) -> int:
@@ -227,12 +257,12 @@ class _Rounds(_Pace):
     def workers(self, live: Collection[int]) -> None:
         self._live = len(live)
 
-    def may(self, worker: int) -> bool:
+    def may(self, worker: int, last: bool) -> bool:
         places = self._mode.aggregate
         share = -(-places // self._live)
         if self._mode.kind == "hop-bw":
             places = max(places, self._live)
-        return self._taken < places and self._had.get(worker, 0) < share
+        return self._taken < places and (last or self._had.get(worker, 0) < share)
 
     def deal(self, worker: int) -> int:
         self._taken += 1
@@ -263,8 +293,8 @@ class _Clocks(_Pace):
             self._begun.setdefault(worker, slowest)
             self._done.setdefault(worker, slowest)
 
-    def may(self, worker: int) -> bool:
-        return self._begun[worker] - min(self._done.values()) <= self._mode.bound
+    def may(self, worker: int, last: bool) -> bool:
+        return last or self._begun[worker] - min(self._done.values()) <= self._mode.bound
 
     def deal(self, worker: int) -> int:
         self._begun[worker] += 1

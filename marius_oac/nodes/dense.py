@@ -29,6 +29,8 @@ class DenseAgreement:
         group: of the trainers.
     """
 
+    dealt = False
+
     def __init__(self, group: Group) -> None:
         self._group = group
         self._channel: Group | None = None
@@ -69,6 +71,10 @@ class DenseAgreement:
 
     def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> None:
         """See `DenseSync.reduce`."""
+
+    def hand_over(self, gradients: Sequence[torch.Tensor], factor: float) -> None:
+        """See `DenseSync.hand_over`; of those that can be `dealt`."""
+        raise TypeError(f"{type(self).__name__} hands nothing over")
 
     def updated(self, sequence: int) -> None:
         """See `DenseSync.updated`; raises the error that has ended the background thread."""

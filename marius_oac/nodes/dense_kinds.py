@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from marius_oac.config_dense import DenseConfig
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.allreduce import AllReduce
 from marius_oac.nodes.dense import DenseAgreement
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.kstep import KStep
+from marius_oac.nodes.served import Served
 from marius_oac.nodes.shadow import Assign, Averaging, Bmuf, Easgd
 from marius_oac.nodes.sync_server import SyncServers
 
@@ -36,7 +36,7 @@ def make_dense_sync(
     if config.lockstep and not lockstep:
         raise ConfigError(f"'{config.kind}' needs trainers in lockstep; use easgd, ma or bmuf", "dense.kind")
     if config.kind == "allreduce":
-        return AllReduce(group)
+        return Served(group)
     if config.kind == "kstep":
         moments = (config.beta1, config.beta2)
         return KStep(group, learning_rate, config.k, config.warm_up, moments, config.epsilon)

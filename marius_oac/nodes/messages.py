@@ -11,6 +11,19 @@
 | FOUND | shard | its values, and which of them were ever trained, bool [n] |
 | SYNC | trainer | dense parameters for the sync server of EASGD, none to read them; `table` says what for: `Sync` |
 | SYNCED | shard | w_ps |
+| DENSE | trainer | none: it asks for the dense parameters that this shard has, with the optimizer's state |
+| FOUND | shard | of DENSE: float32 [n], as `DenseSlice.state` gives it |
+
+In dealt modes (`modes`) the first shard's node deals batches:
+
+| kind | from | frames after the header |
+|---|---|---|
+| RESERVE | trainer | none: which batch is its next one; `final`: the user wants to stop |
+| DEAL | coordinator | none: batch `sequence`; `final`: there is none left |
+| ENTER | trainer | none: it is about to pull batch `sequence` |
+| TOKEN | coordinator | none: `step` is the batch's token; comes when the trainer may go on |
+| DONE | trainer | steps of the shards, int64 [S], which all have taken batch `sequence` |
+| FINISHED | coordinator | none: no batch is left, none is out; the next one would be `sequence` |
 
 Nothing here is ever unpickled; sizes are checked before they are used. Whatever does not fit is `Malformed`.
 """
@@ -24,8 +37,8 @@ from enum import IntEnum
 
 import numpy as np
 
-_HEADER = struct.Struct("<4sBBHqqdd")
-_MAGIC = b"MOA1"
+_HEADER = struct.Struct("<4sBBHqqqdd")
+_MAGIC = b"MOA2"
 NEVER_STOP = 2**62
 """`stop_at` where nobody wants to stop."""
 
@@ -36,6 +49,7 @@ class Malformed(ValueError):
 
 class Kind(IntEnum):
     PULL, ROWS, PUSH, PATCH, APPLIED, LOOK_UP, FOUND, SYNC, SYNCED = range(9)
+    DENSE, RESERVE, DEAL, ENTER, TOKEN, DONE, FINISHED = range(9, 16)
 
 
 class Sync(IntEnum):
@@ -49,10 +63,11 @@ class Message:
     """One message.
 
     Attributes:
-        sequence: the batch it is about; of LOOK_UP, FOUND, SYNC and SYNCED the number of the question.
+        sequence: the batch it is about; of LOOK_UP, FOUND, SYNC, SYNCED and DENSE the number of the question.
         table: of LOOK_UP and FOUND; of SYNC what is to be done.
-        final: of ROWS: no patch will follow.
+        final: of ROWS: no patch will follow; of RESERVE and DEAL: see above.
         stop_at: of PUSH, ROWS, PATCH and APPLIED: all trainers end before this batch.
+        step: in dealt modes, of TOKEN and PUSH: the token; of APPLIED: the global step that the shard is at.
         share, factor: of PUSH: the trainer's part of the batch; what the learning rate is multiplied with.
         arrays: the frames, flat.
     """
@@ -63,14 +78,16 @@ class Message:
     table: int = 0
     final: bool = False
     stop_at: int = NEVER_STOP
+    step: int = 0
     share: float = 1.0
     factor: float = 1.0
 
     def frames(self) -> list:
         """As bytes-like objects."""
         header = _HEADER.pack(
-            _MAGIC, self.kind, self.final, self.table, self.sequence, self.stop_at, self.share, self.factor
-        )
+            _MAGIC, self.kind, self.final, self.table, self.sequence, self.stop_at, self.step, self.share,
+            self.factor,
+        )  # fmt: skip
         return [header, *(np.ascontiguousarray(each).reshape(-1).view(np.uint8).data for each in self.arrays)]
 
 
@@ -82,12 +99,12 @@ def parse(frames: Sequence) -> tuple[Message, Sequence]:
     """
     if not frames or len(frames[0]) != _HEADER.size:
         raise Malformed("no header")
-    magic, kind, final, table, sequence, stop_at, share, factor = _HEADER.unpack(frames[0])
-    if magic != _MAGIC or kind >= len(Kind) or final > 1 or sequence < 0 or stop_at < 0:
+    magic, kind, final, table, sequence, stop_at, step, share, factor = _HEADER.unpack(frames[0])
+    if magic != _MAGIC or kind >= len(Kind) or final > 1 or min(sequence, stop_at, step) < 0:
         raise Malformed("not a header of ours")
     if not (0 <= share <= 1 and 0 < factor <= 1):
         raise Malformed("a share or a factor outside of 0 to 1")
-    return Message(Kind(kind), sequence, (), table, bool(final), stop_at, share, factor), frames[1:]
+    return Message(Kind(kind), sequence, (), table, bool(final), stop_at, step, share, factor), frames[1:]
 
 
 def array(frame, dtype: type, *shape: int) -> np.ndarray:

@@ -75,6 +75,29 @@ class Mode:
         return self.kind != "hop-bw" or token == step
 
 
+@dataclass(frozen=True)
+class Clock:
+    """Timestamps of rows in dealt modes: they count global batches, as in lockstep; in sync and gba these are steps.
+
+    Attributes:
+        parts: batches of the data list that a global batch is cut into.
+        first: the global batch that is dealt first, and the global step that begins with it.
+    """
+
+    mode: Mode
+    parts: int
+    first: int
+
+    def timestamp(self, step: int) -> int:
+        """Of what a step changes."""
+        return self.first + (step - self.first) * self.mode.aggregate // self.parts
+
+    def steps(self, timestamps: np.ndarray) -> np.ndarray:
+        """The first step that gives each of these timestamps, int64 [n]; those from before stay as they are."""
+        since = -(-(timestamps - self.first) * self.parts // self.mode.aggregate)
+        return np.where(timestamps >= self.first, self.first + since, timestamps)
+
+
 def make_mode(
     kind: Kind,
     workers: int,

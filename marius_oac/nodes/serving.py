@@ -44,10 +44,16 @@ class ShardServer:
             for number, door in enumerate(self._doors)
         ]
 
-    def begin(self, first: int) -> None:
-        """Batches from `first` on follow; nothing is on its way."""
+    def begin(self, first: int, shard: Shard) -> None:
+        """Batches from `first` on follow; nothing is on its way. From now on it is `shard` that is served."""
         with self._lock:
-            self.shard.begin(first)
+            self.shard = shard
+            shard.begin(first)
+
+    def finish(self) -> None:
+        """No push is on its way any more: what waits for others is applied."""
+        with self._lock:
+            self.shard.flush()
 
     def fail(self, error: BaseException) -> None:
         """Every trainer's connection is lost to it, because of this error."""

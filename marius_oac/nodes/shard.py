@@ -90,6 +90,9 @@ class Shard:
         self._pulls: dict[tuple[int, int], _Pull] = {}
         self._pushes: dict[tuple[int, int], _Push] = {}
 
+    def flush(self) -> None:
+        """No push is on its way any more; in lockstep and freely all are applied then."""
+
     def handle(self, peer: int, frames: Sequence) -> list[Out]:
         """What follows from a message of trainer `peer`. Raises Malformed, and InputError where a table is full."""
         message, rest = parse(frames)
@@ -111,12 +114,7 @@ class Shard:
         begun = [each for each, _ in self._pulls] + [each % self._trainers for each in self._waiting]
         if begun.count(peer) >= self._ahead or message.sequence > MAX_TIMESTAMP:
             raise Malformed("a batch that is too far ahead is pulled")
-        asked, at = [], 0
-        for table in self.tables:
-            asked.append(table.pulled(frames[at : at + table.num_frames]))
-            at += table.num_frames
-        if at != len(frames):
-            raise Malformed(f"{len(frames)} frames, not {at}")
+        asked = self._asked(frames)
         self._last_pulled = max(self._last_pulled, message.sequence)
         if not self._lockstep:
             return [self._served(peer, message.sequence, asked)]
@@ -127,6 +125,16 @@ class Shard:
             out.append(self._served(trainer, sequence, self._waiting.pop(self._settled)))
             self._settled += 1
         return out
+
+    def _asked(self, frames: Sequence) -> list:
+        """What a pull asks for of each table."""
+        asked, at = [], 0
+        for table in self.tables:
+            asked.append(table.pulled(frames[at : at + table.num_frames]))
+            at += table.num_frames
+        if at != len(frames):
+            raise Malformed(f"{len(frames)} frames, not {at}")
+        return asked
 
     def _served(self, peer: int, sequence: int, asked: list) -> Out:
         pull, values = _Pull([], [], self.applied), []
@@ -145,13 +153,7 @@ class Shard:
         place = peer, message.sequence
         if place not in self._pulls or place in self._pushes:
             raise Malformed(f"batch {message.sequence} is pushed without a pull, or again")
-        if len(frames) != len(self.tables):
-            raise Malformed(f"{len(frames)} frames, not {len(self.tables)}")
-        gradients = [
-            array(frame, np.float32, picks.size, table.dimension)
-            for frame, table, picks in zip(frames, self.tables, self._pulls[place].picks, strict=True)
-        ]
-        self._pushes[place] = _Push(message, gradients)
+        self._pushes[place] = _Push(message, self._gradients(self._pulls[place], frames))
         if not self._lockstep:
             if message.share:
                 self._apply([place], message.sequence, [1.0])
@@ -164,6 +166,15 @@ class Shard:
         while all((trainer, self.applied + 1) in self._pushes for trainer in range(self._trainers)):
             out += self._apply_all()
         return out
+
+    def _gradients(self, pull: _Pull, frames: Sequence) -> list[np.ndarray]:
+        """A push's gradients of each table, float32 [n, D]: of the values that were pulled."""
+        if len(frames) != len(self.tables):
+            raise Malformed(f"{len(frames)} frames, not {len(self.tables)}")
+        return [
+            array(frame, np.float32, picks.size, table.dimension)
+            for frame, table, picks in zip(frames, self.tables, pull.picks, strict=True)
+        ]
 
     def _apply_all(self) -> list[Out]:
         """The next batch of all trainers, and who must hear of it."""

@@ -25,6 +25,14 @@ class RowExchange(ABC):
     are those that a batch-at-a-time run would have, if the mode promises that.
     """
 
+    def planned_until(self, last: int) -> int:
+        """The number before which batches are planned: `last`, unless who runs is told otherwise which ones are its."""
+        return last
+
+    def reached(self, planned: int) -> int:
+        """After `end`: the number of the next batch to run, where `planned` would be the next to be planned here."""
+        return planned
+
     @abstractmethod
     def stops_before(self, sequence: int) -> bool:
         """Whether the run ends before this batch, although it was asked for: the user wants to stop."""
@@ -71,8 +79,8 @@ class RowSource(ABC):
     caching: bool
 
     @abstractmethod
-    def begin(self, first: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
-        """For batches from number `first` on, until the user wants to stop."""
+    def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
+        """For batches [first, last), or as many of them as are begun before the user wants to stop."""
 
 
 class LocalSource(RowSource):
@@ -88,7 +96,7 @@ class LocalSource(RowSource):
         self.layouts = [store.layout for store in stores]
         self.validates = self.caching = mode == "oac"
 
-    def begin(self, first: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
+    def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
         return LocalRows(self, device, stop_requested)
 
 

@@ -133,11 +133,12 @@ class _Run:
     """One call of `Pipeline.run`: its channels, ledger and cache."""
 
     def __init__(self, pipeline: Pipeline, first: int, last: int):
-        self.pipeline, self.first, self.last = pipeline, first, last
+        self.pipeline, self.first = pipeline, first
         self.next_planned = self.next_timestamp = first
         self.plan_lock, self.settle_lock, self.result_lock = threading.Lock(), threading.Lock(), threading.Lock()
         self.ledger = Ledger(first, pipeline.in_flight)
-        self.rows = pipeline.source.begin(first, pipeline.device, pipeline._stop_requested.is_set)
+        self.rows = pipeline.source.begin(first, last, pipeline.device, pipeline._stop_requested.is_set)
+        self.last = self.rows.planned_until(last)
         room = pipeline.in_flight
         self.planned: Channel[Batch] = OrderedChannel("planned", room + pipeline.config.workers.plan, first)
         self.announced: Channel[Batch] = Channel("announced", pipeline.look_ahead)
@@ -183,7 +184,7 @@ class _Run:
                 workers.start(name, number, self._stage(take, work, target), done)
             workers.join()
         self.rows.end(self.next_timestamp)
-        return self.next_planned
+        return self.rows.reached(self.next_planned)
 
     def _stages_before_read(self) -> tuple:
         if self.pipeline.tier is None:
@@ -231,10 +232,13 @@ class _Run:
     def _settled(self) -> Batch:
         """The next batch in plan order; whoever waits for it keeps the others waiting, and settles it first."""
         with self.settle_lock:
-            batch = self.planned.get()
-            with self._begin("settle", batch.sequence):
-                batch.plan = self.pipeline.planner.settle(batch.plan)
-        return batch
+            while True:
+                batch = self.planned.get()
+                with self._begin("settle", batch.sequence):
+                    plan = self.pipeline.planner.settle(batch.plan)
+                if plan is not None:
+                    batch.plan = plan
+                    return batch
 
     def _announce(self, batch: Batch) -> None:
         batch.claim = self.pipeline.tier.announce(batch.sequence, batch.plan.rows)

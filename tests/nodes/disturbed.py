@@ -79,7 +79,7 @@ def place_of(line):
 
 
 def forget():
-    from marius_oac.nodes.exchange import NodeRows
+    from marius_oac.nodes.node_rows import NodeRows
 
     real = NodeRows._take_patch
     NodeRows._take_patch = lambda self, node, message, frames: real(self, node, message, [b""] * len(frames))

@@ -93,6 +93,7 @@ class World:
 
     def __init__(self, mode, batches, shards, workers, seed, deaths=0, joins=0):
         self.draw, self.deaths, self.joins = random.Random(seed), deaths, joins
+        self.ahead = seed % 3  # batches that a worker reserves before it asks
         first, self.first_step = self.draw.choice([(0, 0), (7, 3)])
         self.batches = range(first, first + batches)
         self.shards = [Shard(mode, first + batches, first, self.first_step) for _ in range(shards)]
@@ -178,6 +179,7 @@ class World:
                 self.gone(name)
             self.known[name] = life
         if what == "ask":
+            self.reserve(name)
             deal = self.coordinator.ask(name)
             if deal is not WAIT:
                 self.dealt += [deal.batch] if deal else []
@@ -186,6 +188,12 @@ class World:
             self.wake(self.coordinator.done(name, *rest))
         else:
             self.gone(name)
+
+    def reserve(self, name):
+        for _ in range(self.draw.randint(0, self.ahead)):
+            if not self.coordinator.expects(name) and len(self.coordinator.dealer.reserved(name)) < self.ahead:
+                self.coordinator.dealer.reserve(name)
+        self.wake(self.coordinator.dealer.woken())
 
     def gone(self, name):
         self.missed.add((name, self.known[name]))

@@ -50,7 +50,7 @@ def test_a_trainer_that_fails_among_its_batches_is_lost_to_all_servers(cluster, 
     """One without a server of its own would else have left in peace, and the others would wait for its gradients."""
     with ExitStack() as stack:
         source = connect(cluster, monkeypatch, stack, server.address, None, None)
-        source.begin(0, None, lambda: False).abort()
+        source.begin(0, 9, None, lambda: False).abort()
     guard = threading.Timer(PATIENCE, server.abort)
     guard.start()
     with pytest.raises(NodeLost, match="node1.*lost"):

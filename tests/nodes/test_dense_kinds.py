@@ -5,9 +5,9 @@ import torch
 
 from marius_oac.config_dense import DenseConfig
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.allreduce import AllReduce
 from marius_oac.nodes.dense_kinds import make_dense_sync
 from marius_oac.nodes.kstep import KStep
+from marius_oac.nodes.served import Served
 from marius_oac.nodes.shadow import Averaging, Bmuf, Easgd
 from marius_oac.nodes.sync_server import LocalSyncServers
 from marius_oac.nodes.thread_group import ThreadGroup
@@ -20,7 +20,7 @@ def make(lockstep=True, **values):
 
 
 @pytest.mark.parametrize(
-    "kind, made", [("allreduce", AllReduce), ("kstep", KStep), ("easgd", Easgd), ("ma", Averaging), ("bmuf", Bmuf)]
+    "kind, made", [("allreduce", Served), ("kstep", KStep), ("easgd", Easgd), ("ma", Averaging), ("bmuf", Bmuf)]
 )
 def test_a_kind_is_what_it_names(kind, made):
     assert type(make(kind=kind)) is made

@@ -22,7 +22,9 @@ def mode_of(kind, aggregate=2, **rules):
 def check(world):
     """What holds at rest."""
     mode, shards = world.coordinator.dealer.mode, world.shards
-    assert sorted(world.dealt) == list(world.batches), "each is dealt once"
+    assert len(world.dealt) == len(set(world.dealt)), "none is dealt twice"
+    assert sorted({*world.dealt, *world.lost}) == list(world.batches), "each is dealt, or lost by who had reserved it"
+    assert world.ahead or sorted(world.dealt) == list(world.batches)
     assert sorted(world.lost) == sorted(set(world.lost)), "each is lost once"
     assert world.coordinator.dealer.batches_lost == len(world.lost)
     torn = {batch for batch in world.lost if any(batch in shard.taken for shard in shards)}

@@ -51,7 +51,7 @@ def play(monkeypatch, size, table, messages):
         with ExitStack() as stack:
             tables = [] if group.rank else [table]
             source = Connections(place, group, True, 4)(stack, tables, [DIMENSION], lambda plan: 1.0)
-            rows = source.begin(0, None, lambda: False)
+            rows = source.begin(0, 9, None, lambda: False)
             begun.wait(PATIENCE)
             if group.rank == 1:
                 for message in messages:
@@ -92,7 +92,7 @@ def test_an_error_of_a_shard_reaches_all_trainers(monkeypatch, error, why):
 def test_rows_that_no_message_holds_are_a_line():
     """A pull has 8 bytes a row, its answer may have many more."""
     network, failures = Network(), []
-    door = network.server("a", {0: "a"}, Limits(max_bytes=100))
+    door = network.server("a", {0: "a"}, Limits(max_bytes=108))
     client, failed = network.client("a", 0), threading.Event()
 
     def on_failure(error):

@@ -6,9 +6,10 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,11 +20,19 @@ NETWORK, OPTIMIZER = "network.", "optimizer."
 """What the names of parameters and buffers, and of the optimizer's state by parameter, begin with."""
 
 
+_STEP = "step"
+"""What torch's optimizers call their count of steps, which is the only number that they keep for a whole parameter."""
+
+
 class DenseOptimizer:
-    """Args:
-    network: its parameters are updated in place; they must not be replaced.
-    sync: how they agree with those of other nodes; None: there is one node.
+    """Also a `types.ServedDense`; its slices are the plain optimizers on one tensor, which treat each number by itself.
+
+    Args:
+        network: its parameters are updated in place; they must not be replaced.
+        sync: how they agree with those of other nodes; None: there is one node.
     """
+
+    grain = 1
 
     def __init__(self, network: nn.Module, config: DenseOptimizerConfig, sync: DenseSync | None = None) -> None:
         self._network = network
@@ -35,7 +44,8 @@ class DenseOptimizer:
             self._optimizer = own or _make(parameters, config)
             if sync:
                 sync.attach(parameters)
-        self._rate, self._decay = config.learning_rate, config.decay
+        self._config = config
+        self.size = sum(each.numel() for each in self._parameters.values())
 
     def step(self, arrays: Mapping[str, Any], timestamp: int) -> None:
         """One update from the parameters' gradients, which are then forgotten.
@@ -44,9 +54,14 @@ class DenseOptimizer:
         for that number). With a `sync` the gradients are `arrays["share"]` of those of a batch over all nodes.
         """
         if self._optimizer is not None:
-            if self._decay != 1:
-                for group in self._optimizer.param_groups:
-                    group["lr"] = self._rate * self._decay ** int(arrays["epoch"].item())
+            decay = self._config.decay
+            factor = 1.0 if decay == 1 else decay ** int(arrays["epoch"].item())
+            if self._sync and self._sync.dealt:
+                self._sync.hand_over(self._gradients(), factor)
+                self._optimizer.zero_grad(set_to_none=True)
+                return
+            if decay != 1:
+                _set_rate(self._optimizer, self._config.learning_rate * factor)
             if self._sync:
                 self._sync.reduce(self._gradients(), float(arrays["share"].item()))
             self._optimizer.step()
@@ -59,6 +74,33 @@ class DenseOptimizer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self._parameters.values()]
+
+    def slice(self, first: int, end: int) -> NetworkSlice:
+        """See `ServedDense.slice`."""
+        parameters = list(self._parameters.values())
+        states = [self._optimizer.state[each] for each in parameters]
+        parts = {
+            key: one if key == _STEP else _flat(state[key] for state in states)[first:end]
+            for key, one in states[0].items()
+        }
+        return NetworkSlice(self._config, _flat(parameters)[first:end], parts)
+
+    def take(self, states: Sequence[np.ndarray], bounds: Sequence[int]) -> None:
+        """See `ServedDense.take`."""
+        parameters = list(self._parameters.values())
+        places = [0] * len(states)
+        for key in ("", *sorted(self._optimizer.state[parameters[0]])):
+            mine = parameters if not key else [self._optimizer.state[each][key] for each in parameters]
+            single = key == _STEP
+            sizes = [1] * len(states) if single else np.diff(bounds).tolist()
+            parts = [state[at : at + size] for state, at, size in zip(states, places, sizes, strict=True)]
+            places = [at + size for at, size in zip(places, sizes, strict=True)]
+            whole = torch.from_numpy(np.concatenate(parts))
+            with torch.no_grad():
+                each_size = [tensor.numel() for tensor in mine]
+                found = [whole[0]] * len(mine) if single else whole.split(each_size)
+                for tensor, values in zip(mine, found, strict=True):
+                    tensor.copy_(values.view(tensor.shape))
 
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters, buffers and optimizer state, by name: the tensors themselves, not copies."""
@@ -84,6 +126,43 @@ class DenseOptimizer:
         with torch.no_grad():
             for name, tensor in mine.items():
                 tensor.copy_(state[name])
+
+
+class NetworkSlice:
+    """A `types.DenseSlice`.
+
+    Args:
+        config: of the optimizer.
+        values: float32 [n], copied.
+        state: of the optimizer, by name: [n], or a number for all; copied.
+    """
+
+    def __init__(self, config: DenseOptimizerConfig, values: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        self._rate, self._parameter = config.learning_rate, nn.Parameter(values.clone())
+        self._optimizer = _make([self._parameter], config)
+        self._optimizer.state[self._parameter] = {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
+
+    def values(self) -> np.ndarray:
+        return self._parameter.detach().numpy()
+
+    def apply(self, gradient: np.ndarray, timestamp: int, factor: float) -> None:
+        self._parameter.grad = torch.from_numpy(gradient)
+        _set_rate(self._optimizer, self._rate * factor)
+        self._optimizer.step()
+
+    def state(self) -> np.ndarray:
+        state = self._optimizer.state[self._parameter]
+        planes = [self.values(), *(state[key].reshape(-1).numpy() for key in sorted(state))]
+        return np.concatenate(planes)
+
+
+def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([each.detach().reshape(-1).cpu() for each in tensors])
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def _make(parameters: list[nn.Parameter], config: DenseOptimizerConfig) -> torch.optim.Optimizer:

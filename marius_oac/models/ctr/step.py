@@ -87,6 +87,11 @@ class CtrStep:
                 stack.enter_context(blas.one_thread_per_product())
             self._stack = stack.pop_all()
 
+    @property
+    def served(self) -> DenseOptimizer | None:
+        """See `Step.served`."""
+        return self._dense if self._dense.size else None
+
     def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
         """See `Step.compute`.
 
@@ -109,7 +114,7 @@ class CtrStep:
             gathered = self._array_rows.gather(rows, arrays)
             labels = torch.from_numpy(self._own("labels", arrays["labels"]))
             numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
-            with _seeded([self._seed, timestamp, self._rank], self._device):
+            with _seeded(self._masks(arrays, timestamp), self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
             self._dense.step(arrays, timestamp)
         rule = self._optimizer.rule(timestamp, self._factor(arrays))
@@ -119,7 +124,7 @@ class CtrStep:
 
     def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, arrays)
-        with _seeded([self._seed, timestamp, self._rank], self._device):
+        with _seeded(self._masks(arrays, timestamp), self._device):
             loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
         self._dense.step(arrays, timestamp)
         weight = self._penalty
@@ -164,6 +169,11 @@ class CtrStep:
         copy = self._scratch.take(name, *array.shape)
         copy[:] = array
         return copy
+
+    def _masks(self, arrays: Mapping[str, Any], timestamp: int) -> list[int]:
+        """What dropout's masks are drawn from: which part of which batch it is, or this trainer and the timestamp."""
+        part = arrays.get("part")
+        return [self._seed, *((timestamp, self._rank) if part is None else part.tolist())]
 
     def _factor(self, arrays: Mapping[str, Any]) -> Any:
         decay = self._training.optimizer.decay

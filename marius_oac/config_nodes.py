@@ -1,0 +1,96 @@
+"""Section `nodes` of a run on several nodes. Imports neither torch nor numba."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from marius_oac.config_dense import DenseConfig
+from marius_oac.config_sections import NonNegativeInt, Number, PositiveFloat, PositiveInt, Section
+
+ModeName = Literal["sync", "gba", "async", "bsp", "hop-bs", "hop-bw"]
+
+
+class ModesConfig(Section):
+    """What the modes beside sync need."""
+
+    parts: PositiveInt | None = Field(
+        None,
+        description="Local batches that a global batch, `training.batch_size`, is cut into; default: one per trainer.",
+    )
+    window: PositiveInt = Field(
+        1, description="Batches of a trainer between pull and push; each one more makes gradients staler."
+    )
+    decay: Literal["threshold", "polynomial", "exponential"] = Field(
+        "threshold",
+        description="gba: what a gradient that is s > 0 steps stale counts. threshold: all up to `threshold`, then "
+        "nothing. polynomial: (1 + s) ** -power. exponential: rate ** s.",
+    )
+    threshold: NonNegativeInt = Field(3, description="gba, threshold: steps.")
+    power: PositiveFloat = Field(1.0, description="gba, polynomial: the exponent.")
+    rate: Annotated[Number, Field(gt=0, le=1)] = Field(0.5, description="gba, exponential: the base.")
+    rows_over: Literal["gradients", "holders"] = Field(
+        "gradients",
+        description="What the sum of a row's gradients is divided by. gradients: all of the step, as in sync. holders: "
+        "those that hold the row, as in the GBA paper, which wants another learning rate.",
+    )
+    ahead: NonNegativeInt = Field(2, description="hop-bs: batches that a trainer may be ahead of the slowest one.")
+    gradients: PositiveInt = Field(20, description="bsp: gradients that make a step.")
+    backups: NonNegativeInt = Field(1, description="hop-bw: the slowest trainers of each step, whom nobody waits for.")
+
+    def rules(self) -> dict[str, str | int | float]:
+        """As `make_mode` wants them."""
+        own = {"b1": self.ahead, "b2": self.gradients, "b3": self.backups}
+        return own | self.model_dump(include={"decay", "threshold", "power", "rate", "rows_over"})
+
+
+class SwitchConfig(Section):
+    at: PositiveInt = Field(description="The first global batch in that mode.")
+    mode: ModeName = Field(description="As `nodes.mode`.")
+
+
+class NodesConfig(Section):
+    """What holds where a run has several nodes; one node alone does without."""
+
+    packing: Literal["measured", "even"] = Field(
+        "measured",
+        description="Which rows go to which node. measured: by what the first batches look up, so that none has more "
+        "to do than others. even: by the hash of the key alone. Both by `shards` and within `memory` and `disk` of "
+        "nodes.yaml.",
+    )
+    mode: ModeName = Field(
+        "sync",
+        description="sync: all trainers compute every global batch together, each its part (with `pipeline.mode: "
+        "async` each at its own pace). The others deal local batches to whoever has time. gba: as many gradients as "
+        "make a global batch make a step, and late ones decay, so that sync's rates hold. async: each makes one. "
+        "bsp: `gradients` make one. hop-bs: as async, with bounded lead. hop-bw: as sync, without the slowest.",
+    )
+    switch: tuple[SwitchConfig, ...] = Field((), description="Modes that follow: `at` which global batch, `mode`.")
+    modes: ModesConfig = ModesConfig()
+    dense: DenseConfig = DenseConfig()
+
+    def mode_at(self, batch: int) -> ModeName:
+        """The mode in which a global batch is trained."""
+        begun = [each.mode for each in self.switch if each.at <= batch]
+        return begun[-1] if begun else self.mode
+
+    def mode_ends(self, batch: int) -> int | None:
+        """The first global batch behind this one from which on another mode may hold."""
+        return min((each.at for each in self.switch if each.at > batch), default=None)
+
+    @property
+    def deals(self) -> bool:
+        """Whether any mode but sync is used."""
+        return {self.mode, *(each.mode for each in self.switch)} != {"sync"}
+
+    @model_validator(mode="after")
+    def _combinations(self) -> NodesConfig:
+        if any(one.at >= other.at for one, other in pairwise(self.switch)):
+            raise ValueError("switch: `at` must ascend")
+        if self.deals and self.dense.kind != "allreduce":
+            raise ValueError(
+                f"dense.kind: '{self.dense.kind}' is for mode sync; in the others dense parameters are served"
+            )
+        return self
