@@ -20,6 +20,7 @@ import torch
 
 from marius_oac import blas
 from marius_oac.config_ctr import CtrConfig
+from marius_oac.errors import NodeLost
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.nodes.dealt_shard import make_dealt_shard
 from marius_oac.nodes.dense import DenseAgreement
@@ -33,6 +34,7 @@ from marius_oac.nodes.sync_server import SyncServer, SyncServers
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.runner import BatchResult
+from marius_oac.runtime.channel import Closed
 from marius_oac.session import Session
 from marius_oac.training import start_task
 from marius_oac.types import Plan
@@ -76,8 +78,8 @@ def train_together(config: CtrConfig, trainers: int) -> Trained:
 
     with blas.one_thread_per_product(), ThreadPoolExecutor(trainers) as threads:
         outcomes = [threads.submit(work, node) for node in nodes]
-    if errors:
-        raise errors[0]
+    if errors:  # the first that is not another's echo
+        raise next((each for each in errors if not isinstance(each, (Closed, NodeLost))), errors[0])
     test, dense, _ = outcomes[0].result()
     results = [result for outcome in outcomes for result in outcome.result()[2]]
     examples = sum(result.examples for result in results)

@@ -210,8 +210,10 @@ def test_nothing_is_left_where_building_fails(monkeypatch):
 
 
 OWNER = """
+import signal
 import sys
 from benchmarks.cluster import Cluster
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 with Cluster(2, 100) as cluster:
     process = cluster.hosts[0].run(["setsid", "--wait", "sh", "-c", "echo $$ sleeps; exec sleep 1000"])
     process.wait_for("sleeps", 20)
