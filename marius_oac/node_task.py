@@ -244,7 +244,8 @@ class NodeTask(Task):
         counts = self.crew.gather([source.bytes_sent, source.bytes_received, source.refused()])
         names = ("rows.bytes_pushed_and_asked", "rows.bytes_pulled", "nodes.refused")
         dense = self.packed.summary() | {f"dense.{name}": value for name, value in self.dense.metrics().items()}
-        return dense | {name: sum(each) for name, each in zip(names, zip(*counts, strict=True), strict=True)}
+        sums = {name: sum(each) for name, each in zip(names, zip(*counts, strict=True), strict=True)}
+        return dense | sums | dealt_metrics(self.crew.gather(dict(source.counts())))
 
     def take_over(self, whole: NodesCheckpoint, parts: Parts) -> None:
         """Loads this process's rows from a checkpoint of other processes."""
@@ -317,6 +318,24 @@ class NodeTask(Task):
 
     @abstractmethod
     def plan_memory(self, folder: Path) -> MemoryPlan: ...
+
+
+def dealt_metrics(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """Metrics of the batches that were dealt, from what each process's shard has counted: tokens, lost batches, and of
+    dense parameters and rows: gradients, those dropped, average and largest staleness in global steps.
+    """
+    if not any(counts):
+        return {}
+    found = {"dealt.tokens": sum(each.get("tokens", 0) for each in counts)}
+    found["dealt.batches_lost"] = sum(each.get("batches_lost", 0) for each in counts)
+    for what in ("dense", "rows"):
+        gradients, dropped, total = (
+            sum(each.get(f"{what}.{name}", 0) for each in counts) for name in ("gradients", "dropped", "staleness_sum")
+        )
+        most = max(each.get(f"{what}.staleness_max", 0) for each in counts)
+        found |= {f"dealt.{what}_gradients": gradients, f"dealt.{what}_dropped": dropped}
+        found |= {f"dealt.{what}_staleness": total / max(gradients, 1), f"dealt.{what}_staleness_max": most}
+    return found
 
 
 def with_share(planner: Planner, rank: int, count: int) -> Planner:

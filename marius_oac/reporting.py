@@ -99,7 +99,8 @@ class SegmentReport:
 
     An interval holds the batches computed as number k * every to (k + 1) * every - 1 of the run, whatever the order in
     which they were written, so that its loss is that of any other run with the same bits; the segment's first batch,
-    `first`, and its end may cut one short. `add` is called by write workers, one call at a time.
+    `first`, and its end may cut one short. `add` is called by write workers, one call at a time. `position` says where
+    the run stands when the batch before some number has been written: where batches are dealt, its own do not tell.
     """
 
     def __init__(
@@ -111,7 +112,9 @@ class SegmentReport:
         stage_seconds: Callable[[], Mapping[str, float]],
         channel_fill: Callable[[], Mapping[str, int]],
         progress: TrainingProgress,
+        position: Callable[[int], int] = lambda number: number,
     ):
+        self._position = position
         self._epoch, self._every, self._log, self._progress = epoch, every, log, progress
         self._stage_seconds, self._channel_fill = stage_seconds, channel_fill
         self._next, self._intervals = first, {}
@@ -142,9 +145,9 @@ class SegmentReport:
         )  # fmt: skip
         self._since, self._fill, self._filled = now, {}, 0
         self.totals += totals
-        line = {"kind": "interval", "epoch": self._epoch, "batch": self._next - 1}
-        self._log(line | totals.metrics())
-        self._progress.show(self._epoch, totals)
+        position = self._position(self._next)
+        self._log({"kind": "interval", "epoch": self._epoch, "batch": position - 1} | totals.metrics())
+        self._progress.show(self._epoch, totals, position)
 
     def computation_order(self) -> list[int]:
         """The batches' numbers in the order in which they were computed."""
@@ -166,13 +169,13 @@ class TrainingProgress:
             else None
         )
 
-    def show(self, epoch: int, totals: Totals) -> None:
-        """Tells how the last batches went."""
-        self._done += totals.batches
+    def show(self, epoch: int, totals: Totals, position: int) -> None:
+        """Tells how the last batches went, up to `position`."""
+        gone, self._done = position - self._done, position
         loss = f"loss {totals.loss / totals.examples:.4f}, {totals.rate():,.0f} examples/s"
         if self._bar is not None:
             self._bar.set_postfix_str(f"epoch {epoch + 1}, {loss}", refresh=False)
-            self._bar.update(totals.batches)
+            self._bar.update(gone)
         elif time.monotonic() >= self._next_line:
             self.say(f"epoch {epoch + 1}, batch {self._done:,} of {self._last:,}: {loss}")
             self._next_line = time.monotonic() + LINE_SECONDS

@@ -183,7 +183,9 @@ class TrainingLoop:
         last = min(last, self.session.task.stands_still(first) or last)
         pipeline, telemetry = self.session.pipeline, self.session.telemetry
         every, log = self.config.metrics.every_batches, self.folder.log
-        report = SegmentReport(first, epoch, every, log, telemetry.take, pipeline.channel_fill, progress)
+        report = SegmentReport(
+            first, epoch, every, log, telemetry.take, pipeline.channel_fill, progress, pipeline.position
+        )
         telemetry.take()
         self.session.report_to(report.add)
         try:

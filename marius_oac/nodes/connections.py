@@ -97,6 +97,7 @@ class Connections:
         source = self._source = NodeSource(*about, begin, abort, factor, finish)
         if server:
             self._source.refused = lambda: outer.refused.total()
+            self._source.counts = lambda: server.counts
         if self._error:
             self._source.fail(self._error)
         return stack.enter_context(self._source)

@@ -40,6 +40,11 @@ class DealingDesk:
             return self._enter(peer, message)
         return self._done(peer, message, array(frames[0] if frames else b"", np.int64, self._shards))
 
+    def metrics(self) -> dict[str, int]:
+        """Tokens dealt, and batches that were lost with those who had them."""
+        dealer = self.coordinator.dealer
+        return {"tokens": dealer.tokens, "batches_lost": dealer.batches_lost}
+
     def _reserve(self, peer: int, message: Message) -> list[tuple[int, Message]]:
         dealer = self.coordinator.dealer
         if message.final:

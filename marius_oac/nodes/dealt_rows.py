@@ -58,6 +58,7 @@ class DealtRows(NodeRows):
     def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool], dealing: Dealing):
         super().__init__(source, first, stop_requested)
         self._dealing, self._first, self._written = dealing, first, 0
+        self._last_dealt = first * dealing.parts
         self._dealt: deque[int | None] = deque()
         self._tokens: dict[int, int] = {}
         self._values: dict[int, np.ndarray] = {}
@@ -68,6 +69,9 @@ class DealtRows(NodeRows):
 
     def planned_until(self, last: int) -> int:
         return _ENDLESS
+
+    def position(self, number: int) -> int:
+        return self._last_dealt // self._dealing.parts
 
     def reached(self, planned: int) -> int:
         return self._next // self._dealing.parts
@@ -83,6 +87,7 @@ class DealtRows(NodeRows):
         self._wait(lambda: self._dealt)
         number = self._dealt.popleft()
         self._through = number is None
+        self._last_dealt = self._last_dealt if number is None else number
         return number
 
     def read(self, batch: Batch) -> None:

@@ -105,12 +105,15 @@ class DealtShard(Shard):
         self._finish(self._dense.flush(), [each.flush() for each in self._rows])
 
     def metrics(self) -> dict[str, int]:
-        """Of `Aggregator.metrics`: `dense.*`, and `rows.*` of all tables."""
-        every = [each.metrics() for each in self._rows]
-        rows = {name: (max if name.endswith("max") else sum)(one[name] for one in every) for name in every[0]}
-        return {f"dense.{name}": value for name, value in self._dense.metrics().items()} | {
-            f"rows.{name}": value for name, value in rows.items()
-        }
+        """Of `Aggregator.metrics`: `dense.*`, and `rows.*` of all tables; of the coordinator `tokens` and others."""
+        found = {f"dense.{name}": value for name, value in self._dense.metrics().items()}
+        for each in self._rows:
+            for name, value in each.metrics().items():
+                both = value, found.get(f"rows.{name}", 0)
+                found[f"rows.{name}"] = max(both) if name.endswith("max") else sum(both)
+        if self._desk is None:
+            return {name: value for name, value in found.items() if name.startswith("rows.")}
+        return found | self._desk.metrics()
 
     def _tags(self, table: ShardTable):
         return lambda rows: self._clock.steps(table.timestamps(rows))

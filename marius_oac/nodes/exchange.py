@@ -17,7 +17,7 @@ Locks: one per exchange; nothing is sent while it is held.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +78,8 @@ class NodeSource(RowSource):
         self.bytes_sent = self.bytes_received = 0
         self.refused: Callable[[], int] = lambda: 0
         """What this process's own server has turned away so far: connections and messages."""
+        self.counts: Callable[[], Mapping[str, int]] = dict
+        """What this process's own shard has counted (`ShardServer.counts`)."""
         self.error: BaseException | None = None
         self._questions, self._asked = Questions(), threading.Lock()
         self.sync = SyncLines(self)

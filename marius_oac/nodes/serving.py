@@ -38,6 +38,8 @@ class ShardServer:
         for door, ranks in doors:
             self._door_of |= dict.fromkeys(ranks, door)
         self._lock = threading.Lock()
+        self.counts: dict[str, int] = {}
+        """What the shards that were served have counted, up to the last `finish`: `DealtShard.metrics`."""
         self._failed = False
         self._threads = [
             threading.Thread(target=self._serve, args=(door,), name=f"shard, door {number}")
@@ -54,6 +56,9 @@ class ShardServer:
         """No push is on its way any more: what waits for others is applied."""
         with self._lock:
             self.shard.flush()
+            for name, value in self.shard.metrics().items():
+                both = value, self.counts.get(name, 0)
+                self.counts[name] = max(both) if name.endswith("max") else sum(both)
 
     def fail(self, error: BaseException) -> None:
         """Every trainer's connection is lost to it, because of this error."""

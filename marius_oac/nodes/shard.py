@@ -93,6 +93,10 @@ class Shard:
     def flush(self) -> None:
         """No push is on its way any more; in lockstep and freely all are applied then."""
 
+    def metrics(self) -> dict[str, int]:
+        """Counts since it was made; those whose names end in `max` are the largest."""
+        return {}
+
     def handle(self, peer: int, frames: Sequence) -> list[Out]:
         """What follows from a message of trainer `peer`. Raises Malformed, and InputError where a table is full."""
         message, rest = parse(frames)

@@ -29,6 +29,10 @@ class RowExchange(ABC):
         """The number before which batches are planned: `last`, unless who runs is told otherwise which ones are its."""
         return last
 
+    def position(self, number: int) -> int:
+        """Where the run stands, as far as this process knows, when its batches before `number` have been written."""
+        return number
+
     def reached(self, planned: int) -> int:
         """After `end`: the number of the next batch to run, where `planned` would be the next to be planned here."""
         return planned

@@ -110,6 +110,10 @@ class Pipeline:
         """Batches that wait in each channel right now."""
         return {channel.name: len(channel) for channel in self._channels}
 
+    def position(self, number: int) -> int:
+        """See `RowExchange.position`."""
+        return self._rows.position(number)
+
     @property
     def stop_requested(self) -> bool:
         return self._stop_requested.is_set()
@@ -125,7 +129,7 @@ class Pipeline:
             Exception: whatever a stage raised first.
         """
         run = _Run(self, first, last)
-        self._channels = run.channels
+        self._channels, self._rows = run.channels, run.rows
         return run.run()
 
 
