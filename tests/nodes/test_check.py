@@ -26,7 +26,7 @@ case $host in
 esac
 """
 LIAR = """
-import json, sys, time
+import json, socket, sys, time
 sys.stdin.readline()
 for line in (
     {"versions": {"marius_oac": "0.0.1", "torch": None}, "clock": 0, "host": "liar", "machine": "liar",
@@ -35,7 +35,9 @@ for line in (
     {"clock": time.time() - 100},
 ):
     print(json.dumps(line), flush=True)
-    sys.stdin.readline()
+    asked = sys.stdin.readline()
+to = json.loads(asked)
+socket.create_connection((to["address"], to["port"])).close()
 """
 
 
@@ -81,12 +83,13 @@ def test_what_is_wrong_is_named_with_its_node(ssh, tmp_path, command):
     rows = {line.split()[0]: line for line in out[1:5]}
     assert rows["a"].endswith("wrong") and rows["liar"].endswith("wrong")
     assert rows["shut"].endswith("unreachable") and rows["dumb"].endswith("unreachable")
-    assert "not measured" in rows["a"] or "none" in rows["a"]
+    assert "not measured" in rows["a"] and "none" in rows["liar"]
     wrong = out[6:-1]
     assert f"node a: can't listen at 127.0.0.1, port {port}: address already in use" in wrong
     assert any(line.startswith("node a: interface: ") and "has no interface none0" in line for line in wrong)
     assert f"node liar: has marius_oac 0.0.1, here it is {__version__}" in wrong
     assert "node liar: has no torch" in wrong
+    assert any(line.startswith("node liar: does not reach node a at 127.0.0.1, port ") for line in wrong)
     assert "node liar: can't listen at 127.0.0.2, port 29500: address already in use" in wrong
     assert "node liar: memory: 768 MiB, but 512 MiB are free" in wrong
     assert "node liar: disk: 2.00 GiB, but 1.00 GiB are free" in wrong
