@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from marius_oac.config_dense import DenseConfig
-from marius_oac.config_sections import NonNegativeInt, Number, PositiveFloat, PositiveInt, Section
+from marius_oac.config_sections import NonNegativeFloat, NonNegativeInt, Number, PositiveFloat, PositiveInt, Section
 
 ModeName = Literal["sync", "gba", "async", "bsp", "hop-bs", "hop-bw"]
 
@@ -51,6 +51,28 @@ class SwitchConfig(Section):
     mode: ModeName = Field(description="As `nodes.mode`.")
 
 
+class LoadConfig(Section):
+    trainers: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = Field(
+        description="Ranks, from 0, as nodes.yaml lists their processes."
+    )
+    factor: Annotated[Number, Field(ge=1)] = Field(
+        description="How many times as long they compute a batch; factors that meet are multiplied."
+    )
+    begin: NonNegativeFloat = Field(
+        0.0, description="Seconds since this process began its first batch: those begun from then on are slowed."
+    )
+    end: PositiveFloat | None = Field(None, description="Until then; default: to the end.")
+    period: PositiveFloat | None = Field(None, description="Seconds after which `begin` comes again, as in days.")
+
+    @model_validator(mode="after")
+    def _times(self) -> LoadConfig:
+        if self.end is not None and self.end <= self.begin:
+            raise ValueError("end: must be later than `begin`")
+        if self.period is not None and self.period < (self.end or self.begin):
+            raise ValueError("period: must not end before `begin` and `end`")
+        return self
+
+
 class NodesConfig(Section):
     """What holds where a run has several nodes; one node alone does without."""
 
@@ -69,6 +91,9 @@ class NodesConfig(Section):
     )
     switch: tuple[SwitchConfig, ...] = Field((), description="Modes that follow: `at` which global batch, `mode`.")
     modes: ModesConfig = ModesConfig()
+    load: tuple[LoadConfig, ...] = Field(
+        (), description="Emulated slow trainers, for tests and measurements; the summary says that they were."
+    )
     dense: DenseConfig = DenseConfig()
 
     def mode_at(self, batch: int) -> ModeName:

@@ -21,6 +21,7 @@ from marius_oac.data.progress import Progress
 from marius_oac.data.share import Share
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.memory import MemoryPlan
+from marius_oac.node_pace import Pace
 from marius_oac.node_saved import DENSE, PACKING, PLACE, PLACEMENT, NodesCheckpoint, layout_name
 from marius_oac.nodes.dealt_rows import Dealing
 from marius_oac.nodes.exchange import NodeSource
@@ -108,6 +109,7 @@ class NodeTask(Task):
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
         self.place = sum(each > 0 for each in weights[: group.rank]) if weights[group.rank] else None
         self.packed = Packed(even(self.carried))
+        self.pace = Pace(task.config.nodes, group.rank, len(weights))
         self.dense: DenseSync | None = None
         self._source: NodeSource | None = None
         self.crew = NodeCrew(group)
@@ -139,6 +141,7 @@ class NodeTask(Task):
     def check(self) -> None:
         self.task.check()
         check_config(self.config)
+        self.pace.check()
         self._check()
 
     def use_folder(self, folder: Path) -> None:
@@ -166,6 +169,7 @@ class NodeTask(Task):
         stack.callback(self.dense.stop)
         step = self._step(device, threads)
         stack.callback(step.close)
+        step = self.pace.watch(step, self.dense.waited, source.stopped, self.crew)
         routed = self._planned = RoutedPlanner(planner, self._routed)
         self._served, self._parts = (
             step.served,
@@ -245,7 +249,8 @@ class NodeTask(Task):
         names = ("rows.bytes_pushed_and_asked", "rows.bytes_pulled", "nodes.refused")
         dense = self.packed.summary() | {f"dense.{name}": value for name, value in self.dense.metrics().items()}
         sums = {name: sum(each) for name, each in zip(names, zip(*counts, strict=True), strict=True)}
-        return dense | sums | dealt_metrics(self.crew.gather(dict(source.counts())))
+        dealt = dealt_metrics(self.crew.gather(dict(source.counts())))
+        return dense | sums | dealt | self.pace.summary(self.crew)
 
     def take_over(self, whole: NodesCheckpoint, parts: Parts) -> None:
         """Loads this process's rows from a checkpoint of other processes."""

@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -39,6 +40,7 @@ class DenseAgreement:
         self._seconds = 0.0
         self._quiet = True
         self._total: dict[str, float] | None = None
+        self._waiting = threading.local()
 
     def optimizer(self, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
         """See `DenseSync.optimizer`."""
@@ -104,6 +106,10 @@ class DenseAgreement:
                 self._channel.abort()
             self._channel.close()
 
+    def waited(self) -> float:
+        """Seconds that the calling thread has spent in synchronisations so far: above all, waiting for others."""
+        return getattr(self._waiting, "seconds", 0.0)
+
     def metrics(self) -> dict[str, float]:
         """Counts of iterations, synchronisations and payload bytes, the average sync gap in iterations, and bytes and
         seconds per synchronisation: this trainer's; from `finish` to the next iteration those of all trainers, summed.
@@ -156,7 +162,9 @@ class DenseAgreement:
         return time.perf_counter(), self._sent()
 
     def _count(self, begun: tuple[float, int]) -> None:
-        self._seconds += time.perf_counter() - begun[0]
+        seconds = time.perf_counter() - begun[0]
+        self._seconds += seconds
+        self._waiting.seconds = self.waited() + seconds
         self._bytes += self._sent() - begun[1]
         self._syncs += 1
 

@@ -69,7 +69,7 @@ class NodeSource(RowSource):
         finish: Callable[[], None] = lambda: None,
     ):
         self.lines, self.lockstep, self.ahead, self.factor = lines, lockstep, ahead, factor
-        self._prepare, self.abort, self.finish = prepare, abort, finish
+        self._prepare, self._abort, self.finish = prepare, abort, finish
         self.layouts = [RowLayout(dimension, 0) for dimension in dimensions]
         self.caching = False
         self.dealing: Dealing | None = None
@@ -81,6 +81,8 @@ class NodeSource(RowSource):
         self.counts: Callable[[], Mapping[str, int]] = dict
         """What this process's own shard has counted (`ShardServer.counts`)."""
         self.error: BaseException | None = None
+        self.stopped = threading.Event()
+        """Set when this trainer can't go on."""
         self._questions, self._asked = Questions(), threading.Lock()
         self.sync = SyncLines(self)
         self._threads = [
@@ -101,9 +103,15 @@ class NodeSource(RowSource):
             self.exchange.fail(self.error)
         return self.exchange
 
+    def abort(self) -> None:
+        """Ends what this trainer's threads wait for."""
+        self.stopped.set()
+        self._abort()
+
     def fail(self, error: BaseException) -> None:
         """Every call that waits, now or later, raises this."""
         self.error = self.error or error
+        self.stopped.set()
         self._questions.fail(error)
         self.sync.questions.fail(error)
         if self.exchange is not None:

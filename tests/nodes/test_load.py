@@ -1,0 +1,145 @@
+"""Slow trainers on demand: when, by how much, and that nothing else changes."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from marius_oac.config_nodes import LoadConfig, NodesConfig
+from marius_oac.errors import ConfigError
+from marius_oac.node_pace import Pace, profile_of, told
+from marius_oac.nodes.load import LoadProfile, Slowdown, TimedStep
+from marius_oac.runtime.channel import Closed
+from marius_oac.task import Crew
+
+
+class World:
+    """A step, a clock and an event whose waits take the clock's time and no other."""
+
+    def __init__(self):
+        self.now, self.waited, self.waits, self.ends = 100.0, 5.0, [], False
+        self.seconds, self.for_others = 1.0, 0.0
+
+    def compute(self, rows, arrays, timestamp):
+        self.now += self.seconds + self.for_others
+        self.waited += self.for_others
+        rows[0][:] += timestamp
+        return 0.25
+
+    def predict(self, rows):
+        return rows
+
+    def wait(self, seconds):
+        self.waits.append(seconds)
+        self.now += seconds
+        return self.ends
+
+    def step(self, *slowdowns):
+        return TimedStep(self, lambda: self.waited, self, LoadProfile(slowdowns), lambda: self.now)
+
+
+def compute(step, share=0.5, timestamp=7):
+    rows = [np.zeros(3, np.float32)]
+    loss = step.compute(rows, {"share": np.array(share)}, timestamp)
+    return loss, rows[0].tolist()
+
+
+def test_a_batch_is_slowed_that_begins_while_the_load_is_on():
+    world = World()
+    step = world.step(Slowdown(3.0, begin=2.0, end=4.0), Slowdown(2.0, begin=3.0))
+    began = []
+    for _ in range(6):
+        began.append(world.now - 100)
+        assert compute(step) == (0.25, [7.0] * 3)
+    # At 2 s three times, then from 5 s on twice as long: the first load is over.
+    assert began == [0, 1, 2, 5, 7, 9]
+    assert world.waits == [2, 1, 1, 1] and (step.slowed, step.added) == (4, 5)
+    assert step.take() == [(0.5, each) for each in (1, 1, 3, 2, 2, 2)] and step.take() == []
+
+
+def test_loads_that_meet_are_multiplied_and_come_again():
+    slow = Slowdown(4.0, begin=10.0, end=20.0, period=100.0)
+    assert [slow.at(now) for now in (0, 9.9, 10, 19.9, 20, 109.9, 110, 120)] == [1, 1, 4, 4, 1, 1, 4, 1]
+    assert LoadProfile((slow, Slowdown(1.5))).factor(112.0) == 6
+    assert LoadProfile().factor(0.0) == 1
+
+
+def test_what_a_trainer_waits_for_others_is_not_made_longer():
+    world = World()
+    world.for_others = 50.0
+    step = world.step(Slowdown(3.0))
+    compute(step)
+    assert world.waits == [2] and step.take() == [(0.5, 3)]
+
+
+def test_a_part_that_counts_for_nothing_is_slowed_and_not_measured():
+    world = World()
+    step = world.step(Slowdown(3.0))
+    compute(step, share=0.0)
+    assert world.waits == [2] and step.take() == []
+
+
+def test_without_a_load_nothing_waits():
+    world = World()
+    step = world.step()
+    compute(step)
+    assert (world.waits, step.slowed, step.added) == ([], 0, 0.0)
+
+
+def test_everything_else_is_the_steps_own():
+    step = World().step()
+    assert step.predict("rows") == "rows"
+    with pytest.raises(AttributeError):
+        _ = step.served
+
+
+def test_who_is_stopped_waits_no_longer():
+    world, stopped = World(), threading.Event()
+    step = TimedStep(world, lambda: 0.0, stopped, LoadProfile((Slowdown(1e6),)), lambda: world.now)
+    found = []
+
+    def run():
+        with pytest.raises(Closed):
+            compute(step)
+        found.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    stopped.set()
+    thread.join(30)
+    assert found
+
+
+def config(*load):
+    return NodesConfig(load=load)
+
+
+def test_each_trainer_has_the_load_that_names_it():
+    both = config({"trainers": [0, 2], "factor": 2, "end": 5}, {"trainers": [2], "factor": 3, "period": 9})
+    assert profile_of(both, 1) == LoadProfile()
+    assert profile_of(both, 0) == LoadProfile((Slowdown(2.0, 0.0, 5.0),))
+    assert profile_of(both, 2) == LoadProfile((Slowdown(2.0, 0.0, 5.0), Slowdown(3.0, 0.0, math.inf, 9.0)))
+
+
+def test_a_trainer_that_there_is_not_is_refused():
+    load = config({"trainers": [0, 2], "factor": 2})
+    Pace(load, 0, 3).check()
+    with pytest.raises(ConfigError, match=r"nodes\.load\.0: there is no trainer 2: there are 2, from 0"):
+        Pace(load, 0, 2).check()
+
+
+def test_an_emulated_load_is_told(capsys):
+    world, pace = World(), Pace(config({"trainers": [0], "factor": 2, "begin": 1, "end": 3, "period": 8}), 0, 1)
+    step = pace.watch(world, lambda: 0.0, world, Crew())
+    said = "note: emulated load: trainer 0 takes 2 times as long, from 1 s to 3 s, again every 8 s\n"
+    assert capsys.readouterr().err == said
+    assert isinstance(step, TimedStep)
+    assert pace.summary(Crew()) == {"load.emulated_batches": 0, "load.emulated_seconds": 0.0}
+    assert told(LoadConfig(trainers=(0, 1), factor=1.5)) == "trainers 0, 1 take 1.5 times as long, from 0 s on"
+
+
+def test_without_a_load_the_step_is_left_alone(capsys):
+    world, pace = World(), Pace(config(), 0, 1)
+    assert pace.watch(world, lambda: 0.0, world, Crew()) is world
+    assert pace.summary(Crew()) == {} and capsys.readouterr().err == ""
