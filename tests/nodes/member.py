@@ -1,10 +1,7 @@
-"""A member of a group of processes: plays the scenarios whose names it reads, one a line, and writes what they return.
-
-`python -m tests.nodes.member TIMEOUT`, in the environment that torchrun makes.
-"""
+"""A member of a group of processes: plays the scenarios whose names it is sent, and answers what they return."""
 
 import json
-import sys
+import os
 import traceback
 
 import torch
@@ -13,18 +10,20 @@ from marius_oac.nodes.torch_group import TorchGroup
 from tests.nodes import conformance
 
 
-def main():
+def play(line, environment, timeout):
+    """What a process of it does, in the environment that torchrun makes, until the other end of the line is closed."""
+    os.environ.update(environment)
     torch.set_num_threads(1)
-    with TorchGroup.from_environment(timeout=float(sys.argv[1]), interface="lo") as group:
-        group.name_of_kind = "process"
-        for line in sys.stdin:
+    with TorchGroup.from_environment(timeout=timeout, interface="lo") as group:
+        group.name_of_kind, group.hear = "process", line.recv_bytes
+        while True:
             try:
-                result = getattr(conformance, line.strip())(group)
+                name = line.recv_bytes().decode()
+            except EOFError:
+                return
+            try:
+                answer = {"result": getattr(conformance, name)(group)}
             except Exception:
-                print(json.dumps({"error": traceback.format_exc()}), flush=True)
+                line.send_bytes(json.dumps({"error": traceback.format_exc()}).encode())
                 raise
-            print(json.dumps({"result": result}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            line.send_bytes(json.dumps(answer).encode())

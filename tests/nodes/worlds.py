@@ -1,16 +1,17 @@
 """Members of a group, as threads or processes, that play a scenario of `conformance` together."""
 
 import json
-import os
+import multiprocessing
+import multiprocessing.connection
 import socket
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 from marius_oac.nodes.thread_group import ThreadGroup
-from tests.nodes import conformance
+from tests.nodes import conformance, member
 from tests.threads import PATIENCE
+
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([member.__name__])
 
 
 class ThreadWorld:
@@ -50,43 +51,52 @@ def together(members, work):
 
 
 class ProcessWorld:
-    """Processes that torchrun could have started, on the loopback interface."""
+    """Processes that torchrun could have started, on the loopback interface; forked by one that has imported torch."""
 
     def __init__(self, size, timeout=20.0):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self.members = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.nodes.member", str(timeout)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-                env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
-                                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
-            )
-            for rank in range(size)
-        ]  # fmt: skip
+        self.members, self.lines = [], []
+        for rank in range(size):
+            environment = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
+                           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+            ours, theirs = FORKED.Pipe()
+            with theirs:
+                self.members.append(FORKED.Process(target=member.play, args=(theirs, environment, timeout)))
+                self.members[-1].start()
+            self.lines.append(ours)
 
     def play(self, name, heard=None):
         """What the members return: the first `heard`, or all."""
         self.say(name, *range(len(self.members)))
         return self.hear(heard)
 
-    def say(self, line, *ranks):
+    def say(self, word, *ranks):
         """To members of these ranks."""
         for rank in ranks:
-            self.members[rank].stdin.write(line + "\n")
-            self.members[rank].stdin.flush()
+            self.lines[rank].send_bytes(word.encode())
 
     def hear(self, heard=None):
         """See `play`."""
-        answers = [json.loads(member.stdout.readline() or '{"result": "dead"}') for member in self.members[:heard]]
+        answers = [self._answer(line) for line in self.lines[:heard]]
         for answer in answers:
             assert "error" not in answer, answer["error"]
         return [answer["result"] for answer in answers]
 
+    def _answer(self, line):
+        try:
+            return json.loads(line.recv_bytes())
+        except EOFError:
+            return {"result": "dead"}
+
+    def silent(self, seconds):
+        """Whether nobody answers for so long."""
+        return not multiprocessing.connection.wait(self.lines, seconds)
+
     def close(self):
-        for member in self.members:
-            member.stdin.close()
-        for member in self.members:
-            member.wait(PATIENCE)
-            member.stdout.close()
+        for line in self.lines:
+            line.close()
+        for each in self.members:
+            each.join(PATIENCE)
+            assert not each.is_alive(), "a member hangs"
