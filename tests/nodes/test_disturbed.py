@@ -104,7 +104,7 @@ def test_without_patches_what_is_late_changes_the_bits(trained, task, count, see
 def test_a_trainer_that_says_what_none_says_ends_the_run_in_a_line(configs, tmp_path):
     how = {"again": [1, 20]}
     text = said(
-        start(how, "train", configs / "clicks.yaml", "--local-nodes", 3, "--out", tmp_path / "run"),
+        start(how, "train", configs / "clicks.yaml", "--local-nodes", 2, "--out", tmp_path / "run"),
         code=1,
     )
     why = "node node1: it sent a message that can't be: batch 20 is pulled again"
