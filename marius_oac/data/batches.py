@@ -19,6 +19,7 @@ from marius_oac.data.compiled import compiled
 from marius_oac.data.negatives import as_kernel_input, count_by_degree, fill_negatives
 from marius_oac.data.permutation import MAX_SIZE, bit_length, permuted, round_keys
 from marius_oac.data.random import fold, stream_key, wrapping
+from marius_oac.data.relabel import relabel
 from marius_oac.data.resident import Resident
 from marius_oac.data.share import WHOLE
 from marius_oac.data.spans import located, span_up_to
@@ -26,7 +27,6 @@ from marius_oac.errors import InputError
 from marius_oac.types import Plan, Side, TableSpec
 
 _EDGES_AT_ONCE = 1 << 20  # in a pass over all of them
-_MAX_DIGIT_BITS = 11  # a histogram of 16 KiB stays in the first-level cache
 
 
 class Place(NamedTuple):
@@ -230,59 +230,6 @@ class ReorderedPlanner:
     def settle(self, plan: Plan) -> Plan:
         """As the other planner does."""
         return self._planner.settle(plan)
-
-
-def relabel(ids: np.ndarray, bound: int) -> np.ndarray:
-    """Turns ids into local indices, in place, and returns what they index: the sorted unique ids, int64 [n].
-
-    A radix sort of (id, position) packed into one integer, stable and free of comparisons; `benchmarks/plan_speed.py`
-    sets it against the alternatives.
-
-    Args:
-        ids: int64 [m] in [0, bound), contiguous; bit lengths of bound - 1 and of m - 1 sum to at most 63.
-    """
-    rows = np.empty(ids.size, dtype=np.int64)
-    return rows[: _relabel(ids, bit_length(bound - 1), rows)]
-
-
-@compiled
-def _relabel(ids, id_bits, rows):
-    size = ids.size
-    if size == 0:
-        return 0
-    position_bits = bit_length(size - 1)
-    passes = max(1, -(-id_bits // _MAX_DIGIT_BITS))
-    digit_bits = -(-id_bits // passes)
-    mask = (1 << digit_bits) - 1
-    starts = np.zeros((passes, mask + 1), dtype=np.int64)
-    # The rows' own memory is one of the two buffers: the last loop writes no element of it that it has yet to read.
-    packed, other = rows, np.empty(size, dtype=np.int64)
-    for i in range(size):
-        packed[i] = (ids[i] << position_bits) | i
-        for p in range(passes):
-            starts[p, (ids[i] >> (p * digit_bits)) & mask] += 1
-    for p in range(passes):
-        total = 0
-        for digit in range(mask + 1):
-            count = starts[p, digit]
-            starts[p, digit] = total
-            total += count
-        shift = position_bits + p * digit_bits
-        for i in range(size):
-            digit = (packed[i] >> shift) & mask
-            other[starts[p, digit]] = packed[i]
-            starts[p, digit] += 1
-        packed, other = other, packed
-    position_mask = (1 << position_bits) - 1
-    last, previous = -1, np.int64(-1)
-    for i in range(size):
-        row, position = packed[i] >> position_bits, packed[i] & position_mask
-        if row != previous:
-            last += 1
-            rows[last] = row
-            previous = row
-        ids[position] = last
-    return last + 1
 
 
 @compiled

@@ -4,25 +4,19 @@ number.
     edges.npy       the edges, of the graph's type, bucket (0, 0) first, then (0, 1), ...; in a bucket as in the graph
     buckets.json    format, partitions, the graph's fingerprint, size and SHA-256 of the edges
 
-The folder is made under another name and renamed when the disk has it: if it is there, it is whole.
+The folder is made and checked as `derived` says.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from marius_oac.data.compiled import compiled
+from marius_oac.data.derived import open_derived
 from marius_oac.data.negatives import as_kernel_input
 from marius_oac.data.resident import Resident
-from marius_oac.files import disk_errors, sync, unfinished, write_flushed
 
 FORMAT, VERSION = "marius_oac.buckets", 1
 EDGES, MANIFEST = "edges.npy", "buckets.json"
@@ -63,47 +57,11 @@ def open_buckets(folder: Path, edges: np.ndarray, counts: np.ndarray, num_nodes:
         InputError: the disk is full, or can't be written.
     """
     wanted = {"format": FORMAT, "version": VERSION, "graph": fingerprint, "partitions": len(counts)}
-    if folder.exists():
-        fault = _fault(folder, wanted)
-        if fault is None:
-            return np.load(folder / EDGES, mmap_mode="r", allow_pickle=False)
-        sys.stderr.write(f"note: {folder}: {fault}; the edges are sorted again\n")
-    with disk_errors(folder):
-        temporary = unfinished(folder)
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            temporary.mkdir(parents=True)
-            _sort(temporary / EDGES, edges, counts, num_nodes)
-            manifest = wanted | {EDGES: _digest(temporary / EDGES)}
-            write_flushed(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-            sync(temporary)
-            shutil.rmtree(folder, ignore_errors=True)
-            os.rename(temporary, folder)
-            sync(folder.parent)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-    return np.load(folder / EDGES, mmap_mode="r", allow_pickle=False)
 
+    def make(temporary: Path) -> None:
+        _sort(temporary / EDGES, edges, counts, num_nodes)
 
-def _fault(folder: Path, wanted: dict[str, Any]) -> str | None:
-    """What is wrong with the folder, if anything."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        if {key: manifest[key] for key in wanted} != wanted:
-            return "belongs to another graph, or is of another version"
-        if _digest(folder / EDGES) != manifest[EDGES]:
-            return f"{EDGES} is damaged"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "is damaged"
-    return None
-
-
-def _digest(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-        return {"bytes": file.tell(), "sha256": digest}
+    return open_derived(folder, MANIFEST, wanted, [EDGES], make, "the edges are sorted again")[0]
 
 
 def _edges_per_chunk(edges: np.ndarray) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config import Config
-from marius_oac.data.batches import EdgePlanner, ReorderedPlanner, relabel
+from marius_oac.data.batches import EdgePlanner, ReorderedPlanner
 from marius_oac.data.share import Share
 from marius_oac.errors import InputError
 from marius_oac.types import Side
@@ -285,27 +285,6 @@ def test_an_order_that_is_none_is_refused(order, message):
     with pytest.raises(InputError, match=message) as error:
         ReorderedPlanner(planner, np.array(order))
     assert error.value.where == "pipeline.order"
-
-
-@settings(deadline=None, max_examples=EXAMPLES)
-@given(st.integers(1, 2**40), st.data())
-def test_relabelling_is_numpys_unique(bound, data):
-    some = st.integers(0, bound - 1)
-    few = data.draw(st.lists(some, min_size=1, max_size=4))
-    ids = np.array(data.draw(st.lists(some | st.sampled_from(few), max_size=60)), dtype=np.int64)
-    expected, local = np.unique(ids, return_inverse=True)
-    rows = relabel(ids, bound)
-    assert rows.dtype == np.int64 and rows.tolist() == expected.tolist()
-    assert ids.tolist() == local.tolist()
-
-
-@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="too many ids without the JIT")
-@pytest.mark.parametrize("bound", [1, 2, 2048, 2049, 10**6, 2**31 + 5, 2**45])
-def test_relabelling_many_ids(bound):
-    ids = np.random.default_rng(bound).integers(0, bound, 50_000)
-    expected, local = np.unique(ids, return_inverse=True)
-    rows = relabel(ids, bound)
-    assert np.array_equal(rows, expected) and np.array_equal(ids, local)
 
 
 @settings(deadline=None, max_examples=EXAMPLES)

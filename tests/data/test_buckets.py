@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data import buckets
+from marius_oac.data import buckets, derived
 from marius_oac.data.buckets import count_buckets, open_buckets, partition_starts
 from marius_oac.errors import InputError
 from marius_oac.files import unfinished
@@ -113,13 +113,13 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_until_it_is_whole_the_folder_has_the_name_of_what_is_unfinished(tmp_path, monkeypatch):
-    real, seen = buckets._digest, []
+    real, seen = derived._digest, []
 
     def watched(path):
         seen.extend(entry.name for entry in tmp_path.iterdir())
         return real(path)
 
-    monkeypatch.setattr(buckets, "_digest", watched)
+    monkeypatch.setattr(derived, "_digest", watched)
     sort(tmp_path / "buckets", random_edges(50, 2, 300), 50, 7)
     assert seen == [unfinished(tmp_path / "buckets").name]
 

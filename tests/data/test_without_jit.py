@@ -6,12 +6,15 @@ MODULES = (
     "random",
     "permutation",
     "negatives",
+    "relabel",
     "batches",
     "filters",
     "log_columns",
     "orderings",
     "buckets",
     "bucket_batches",
+    "neighbors",
+    "sampling",
 )
 
 
