@@ -43,7 +43,8 @@ ORDER = "order.npy"
 _MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
                "metrics", "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train",
                "data.valid", "data.test", "training.progressive", "keys.capacity", "storage.memory", "storage.io",
-               "storage.depth", "storage.look_ahead", "nodes.packing", "nodes.load")  # fmt: skip
+               "storage.depth", "storage.look_ahead", "nodes.packing", "nodes.load", "nodes.mode", "nodes.switch",
+               "nodes.modes")  # fmt: skip
 
 
 class RunFolder:
