@@ -103,6 +103,13 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
     return on_nodes(_request(args), resume)
 
 
+def _join(args: argparse.Namespace) -> None:
+    from marius_oac.config_cluster import ClusterConfig
+    from marius_oac.node_guest import join
+
+    print(f"trained {join(ClusterConfig.load(args.nodes), args.set):,} batches")
+
+
 def _eval(args: argparse.Namespace) -> None:
     from marius_oac.trained import evaluate_run
 
@@ -198,6 +205,11 @@ def _parser() -> Parser:
         _add_set(added)
         added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
         _add_nodes(added)
+    joining = command(
+        "join", _join, "Train in a run over nodes while it deals batches; leave with Ctrl-C."
+    )
+    joining.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `guests`")
+    _add_set(joining)
     evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; AUC, log loss.")
     evaluating.add_argument("run", type=Path, help="folder of the run")
     evaluating.add_argument("--data", nargs="+", metavar="FILE", help="evaluate these files of a click log instead")

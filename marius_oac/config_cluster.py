@@ -136,12 +136,19 @@ class ClusterConfig(Section):
     restarts: NonNegativeInt = Field(
         0, description="How often torchrun starts the trainers again, from the last checkpoint, after one was lost."
     )
+    guests: Annotated[NonNegativeInt, Field(le=1024)] = Field(
+        0, description="So many processes may join a run in its dealt modes with `marius-oac join`, and leave it."
+    )
     nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1)] = Field(description="One entry for each node.")
 
     @property
     def size(self) -> int:
         """Processes of all nodes: torch.distributed's world size."""
         return sum(node.processes for node in self.nodes)
+
+    def first_rank(self, node: NodeConfig) -> int:
+        """Rank of a node's first process."""
+        return sum(each.processes for each in self.nodes[: self.nodes.index(node)])
 
     @property
     def free_ports(self) -> bool:

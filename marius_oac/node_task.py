@@ -11,6 +11,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,7 @@ class NodeTask(Task):
         planner = self._planner(stack)
         planner.share = Share(self.group.rank, self.group.size)
         source = self._source = self._connect(stack, tables, self._dimensions(), self._factor)
+        source.announce(self._told())
         self.dense = self._make_dense(source.sync)
         stack.callback(self.dense.stop)
         step = self._step(device, threads)
@@ -178,6 +180,11 @@ class NodeTask(Task):
         stores = [table.store for table in tables]
         tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
         return Parts(routed, stores, step, device, tier, source)
+
+    def _told(self) -> dict[str, Any]:
+        """What a guest must know of the run, in plain values."""
+        about = {"config": self.config.dump(), "files": dict(self.run_files()), "fingerprint": self.fingerprint}
+        return about | {"weights": list(self.weights), "placement": self.placement.nodes.tolist()}
 
     def measure(self, batches: Sequence[int]) -> np.ndarray:
         """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""
@@ -217,7 +224,16 @@ class NodeTask(Task):
         return self.config.nodes.mode_ends(batch)
 
     def before_batches(self, first: int) -> None:
-        mode, source = self.config.nodes.mode_at(first), self._source
+        self.deal(self.config.nodes.mode_at(first))
+
+    def deal_to_guest(self) -> None:
+        """This is a guest: batches are dealt to it whenever there are any."""
+        self.deal("gba")
+        self._source.dealing = replace(self._source.dealing, guest=True)
+
+    def deal(self, mode: str) -> None:
+        """What follows is trained in this mode."""
+        source = self._source
         source.dealing = self._dealing(mode) if mode != "sync" else None
         self._planned.deal(*((self._parts, lambda: source.exchange.reserve()) if source.dealing else ()))
         if isinstance(self.dense, Served):
@@ -227,13 +243,14 @@ class NodeTask(Task):
     @property
     def _num_parts(self) -> int:
         """M, batches that a global batch is cut into where they are dealt."""
-        return self.config.nodes.modes.parts or self.group.size
+        return self.config.nodes.modes.parts or len(self.weights)
 
     def _dealing(self, kind: str) -> Dealing:
         modes, parts = self.config.nodes.modes, self._num_parts
-        mode = make_mode(kind, self.group.size, parts, 1, **modes.rules())
+        mode = make_mode(kind, len(self.weights), parts, 1, **modes.rules())
         bounds = bounds_of(self._served, len(self.carried))
-        return Dealing(mode, parts, bounds, self.dense, self._served, modes.window)
+        carriers = [rank for rank, weight in enumerate(self.weights) if weight]
+        return Dealing(mode, parts, bounds, carriers, self.dense, self._served, modes.window)
 
     def after_batches(self, ended: bool) -> None:
         if self._source.dealing and self._served:

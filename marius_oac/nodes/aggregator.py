@@ -57,9 +57,13 @@ class Aggregator(ABC, Generic[Average]):
 
     def refuse(self, batch: int) -> bool:
         """Takes this batch no more; whether it has been settled already. For the batches of a worker that is lost."""
-        settled = self._is_settled(batch)
+        before = self.settled(batch)
         self._settle(batch)
-        return settled
+        return before
+
+    def settled(self, batch: int) -> bool:
+        """Whether this batch has been taken, has vanished or was refused."""
+        return batch < self._below or batch in self._above
 
     def fill(self, token: int) -> Average | None:
         """A place is taken by nothing: the batch, which was refused here, has been taken by another shard."""
@@ -77,11 +81,8 @@ class Aggregator(ABC, Generic[Average]):
         """
         return dict(self._counts)
 
-    def _is_settled(self, batch: int) -> bool:
-        return batch < self._below or batch in self._above
-
     def _settle(self, batch: int) -> None:
-        if not self._is_settled(batch):
+        if not self.settled(batch):
             self._above.add(batch)
         while self._below in self._above:
             self._above.remove(self._below)
@@ -89,7 +90,7 @@ class Aggregator(ABC, Generic[Average]):
 
     def _take(self, batch: int, token: int, count: int) -> bool:
         """Settles a batch; whether it takes a place."""
-        if self._is_settled(batch):
+        if self.settled(batch):
             raise Malformed(f"batch {batch} is pushed again, or was refused")
         self._settle(batch)
         counts = self.mode.counts(token, self.step)

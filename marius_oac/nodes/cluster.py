@@ -114,6 +114,11 @@ def names(cluster: ClusterConfig) -> list[str]:
     return [f"{node.name}/{local}" if local else node.name for node in cluster.nodes for local in range(node.processes)]
 
 
+def guest_name(number: int) -> str:
+    """What guest number `number` is called."""
+    return f"guest {number + 1}"
+
+
 def this_machine() -> Machine:
     """This machine, as psutil and the kernel tell of it."""
     boot = Path("/proc/sys/kernel/random/boot_id")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 from marius_oac.config_cluster import read_secret
 from marius_oac.errors import InputError
-from marius_oac.nodes.cluster import Place, names
+from marius_oac.nodes.cluster import Place, guest_name, names
+from marius_oac.nodes.dealt_rows import COORDINATOR
 from marius_oac.nodes.dealt_shard import make_dealt_shard
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.group import Group
@@ -60,25 +63,27 @@ class Connections:
             mine = every.pop(rank)
             inside = Network()
             door, own = inside.server(mine, {rank: mine}, _LIMITS), inside.client(mine, rank)
-            outer = ZmqServer(self._address(), mine, every, security, _LIMITS, cluster.timeout, _log)
+            guests = {group.size + number: guest_name(number) for number in range(cluster.guests)}
+            every |= guests
+            outer = ZmqServer(self._address(), mine, every, security, _LIMITS, cluster.timeout, _log, guests)
             sync = None if self._alpha is None else SyncServer(self._alpha)
             shard = Shard(tables, group.size, self._lockstep, sync, self._ahead)
             # It serves before anybody connects: a server makes connections while it receives.
-            server = self._server = ShardServer(shard, [(door, [rank]), (outer, list(every))], self._failed)
+            server = self._server = ShardServer(shard, [(door, [rank]), (outer, list(every))], self._failed, group.size)
             stack.enter_context(server)
             address = outer.address
         lines = []
-        for other, where in enumerate(group.gather(address)):
-            if where is not None and other == rank:
+        addresses = {other: where for other, where in enumerate(group.gather(address)) if where is not None}
+        for other, where in addresses.items():
+            if other == rank:
                 lines.append(own)
-            elif where is not None:
+            else:
                 line = ZmqClient(where, names(cluster)[other], rank, security, _LIMITS, cluster.timeout)
                 lines.append(stack.enter_context(closing(line)))  # the next one may not be there
 
         def begin(*stretch: int) -> None:
             if server:
                 dealing, about = source.dealing, (tables, group.size, self._ahead)
-                place = lines.index(own)
                 server.begin(stretch[0], make_dealt_shard(*about, dealing, stretch, place) if dealing else shard)
             group.barrier()  # nobody asks before all are ready
 
@@ -98,6 +103,10 @@ class Connections:
         if server:
             self._source.refused = lambda: outer.refused.total()
             self._source.counts = lambda: server.counts
+            place = lines.index(own)
+            self._source.miss = lambda *said: lines[COORDINATOR].send(replace(server.miss(*said), table=place).frames())
+            servers = [[names(cluster)[other], where] for other, where in addresses.items()]
+            self._source.announce = lambda run: server.welcome(json.dumps({**run, "servers": servers}).encode())
         if self._error:
             self._source.fail(self._error)
         return stack.enter_context(self._source)

@@ -1,10 +1,15 @@
 """The coordinator's side of what trainers and it say to each other: a state machine, as `shard`.
 
-RESERVE   which batch is the trainer's next one: DEAL at once; with `final` nothing more than whole global batches
-          is dealt, since a user wants to stop
-ENTER     it is about to pull: TOKEN, as soon as the mode lets it go on
-DONE      all shards have its gradients: who waited for that gets a TOKEN
-FINISHED  to all, once no batch is left and none is out
+    RESERVE   which batch is the trainer's next one: DEAL at once; with `final` nothing more than whole global batches
+              is dealt, since a user wants to stop
+    ENTER     it is about to pull: TOKEN, as soon as the mode lets it go on
+    DONE      all shards have its gradients: who waited for that gets a TOKEN
+    FINISHED  to all, once no batch is left and none is out
+    REFUSE    a guest is gone: every shard takes its batches no more, and its trainer says what it has of them (ANSWER)
+    FILL      where others have a batch that a shard lacks, it fills the place (FILLED)
+
+Guests wait in the lobby until the first trainer of the run asks: then all shards are ready. Who asks when all is
+through waits there for the next desk.
 """
 
 from __future__ import annotations
@@ -17,68 +22,125 @@ from marius_oac.nodes.coordinator import Coordinator
 from marius_oac.nodes.dealer import Deal
 from marius_oac.nodes.messages import Kind, Malformed, Message, array
 
-KINDS = (Kind.RESERVE, Kind.ENTER, Kind.DONE)
+KINDS = (Kind.RESERVE, Kind.ENTER, Kind.DONE, Kind.ANSWER, Kind.FILLED)
+Out = tuple[int, Message]
 
 
 class DealingDesk:
     """Args:
     coordinator: has dealt nothing yet.
-    shards: how many there are.
+    carriers: ranks of the trainers whose processes have the shards, in the shards' order.
     parts: see `Stretch`.
+    trainers: ranks below it are the run's own; others are guests.
     """
 
-    def __init__(self, coordinator: Coordinator, shards: int, parts: int):
-        self.coordinator, self._shards, self._parts = coordinator, shards, parts
-        self._entering: dict[int, int] = {}  # of each trainer that waits for a token: the batch
-        self._through: list[int] = []  # trainers that have been told that there is none left
+    def __init__(self, coordinator: Coordinator, carriers: Sequence[int], parts: int, trainers: int):
+        self.coordinator, self._carriers, self._parts, self._trainers = coordinator, carriers, parts, trainers
+        self._entering: dict[int, int] = {}  # of each worker that waits for a token: the batch
+        self._through: list[int] = []  # peers that have been told that there is none left
+        self.lobby: list[int] = []  # guests that wait
+        self._open = False
+        self._lives = trainers  # workers that there were: a guest that comes again is another one
+        self._workers: dict[int, int] = {}
+        self._peers: dict[int, int] = {}
 
-    def handle(self, peer: int, message: Message, frames: Sequence) -> list[tuple[int, Message]]:
+    def handle(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
         """What follows from a message of trainer `peer`. Raises Malformed."""
         if message.kind == Kind.RESERVE:
-            return self._reserve(peer, message)
+            return self._asked(peer, message)
         if message.kind == Kind.ENTER:
             return self._enter(peer, message)
-        return self._done(peer, message, array(frames[0] if frames else b"", np.int64, self._shards))
+        if message.kind == Kind.DONE:
+            return self._done(peer, message, array(frames[0] if frames else b"", np.int64, len(self._carriers)))
+        if self._carriers[message.table : message.table + 1] != [peer]:
+            raise Malformed(f"an answer for shard {message.table}, which it does not have")
+        if message.kind == Kind.FILLED:
+            return self._tokens(self.coordinator.stepped(message.table, message.step))
+        return self._answered(message, array(frames[0] if frames else b"", np.bool_, -1))
+
+    def gone(self, peer: int) -> list[Out]:
+        """A guest is gone, and nothing more comes from it."""
+        for waiting in (self.lobby, self._through):
+            if peer in waiting:
+                waiting.remove(peer)
+        worker = self._workers.pop(peer, None)
+        if worker is None:
+            return []
+        del self._peers[worker]
+        self._entering.pop(worker, None)
+        batches = np.array(self.coordinator.gone(worker), np.int64)
+        return [(rank, Message(Kind.REFUSE, worker, [batches])) for rank in self._carriers]
 
     def metrics(self) -> dict[str, int]:
-        """Tokens dealt, and batches that were lost with those who had them."""
+        """Tokens dealt, batches that were lost with those who had them, and the most workers at a time."""
         dealer = self.coordinator.dealer
-        return {"tokens": dealer.tokens, "batches_lost": dealer.batches_lost}
+        return {"tokens": dealer.tokens, "batches_lost": dealer.batches_lost, "workers_max": self._lives}
 
-    def _reserve(self, peer: int, message: Message) -> list[tuple[int, Message]]:
-        dealer = self.coordinator.dealer
-        if message.final:
-            dealer.stop(self._parts)
-        batch = dealer.reserve(peer)
-        if batch is not None:
-            return [(peer, Message(Kind.DEAL, batch)), *self._tokens(dealer.woken())]
-        if peer in self._through:
+    def _asked(self, peer: int, message: Message) -> list[Out]:
+        if peer in self._through and peer < self._trainers:
             raise Malformed("a batch is asked for again, though there is none left")
+        if peer >= self._trainers and (not self._open or peer in self._through):
+            self.lobby.append(peer)
+            return []
+        out = self._reserve(peer, message.final)
+        if not self._open:
+            self._open, waiting, self.lobby = True, self.lobby, []
+            for guest in waiting:
+                out += self._reserve(guest, False)
+        return out
+
+    def _reserve(self, peer: int, stop: bool) -> list[Out]:
+        dealer = self.coordinator.dealer
+        woken = dealer.stop(self._parts) if stop else []
+        batch = dealer.reserve(self._worker(peer))
+        tokens = self._tokens(woken + dealer.woken())
+        if batch is not None:
+            return [(peer, Message(Kind.DEAL, batch)), *tokens]
         self._through.append(peer)
-        out = [(peer, Message(Kind.DEAL, dealer.next, final=True)), *self._tokens(dealer.woken())]
+        out = [(peer, Message(Kind.DEAL, dealer.next, final=True)), *tokens]
         return out + (self._finished([peer]) if self.coordinator.finished else [])
 
-    def _enter(self, peer: int, message: Message) -> list[tuple[int, Message]]:
-        if peer in self._entering or self.coordinator.dealer.reserved(peer)[:1] != [message.sequence]:
-            raise Malformed(f"batch {message.sequence} is not the next one of that trainer")
-        self._entering[peer] = message.sequence
-        return self._tokens([peer])
+    def _worker(self, peer: int) -> int:
+        if peer not in self._workers:
+            worker = peer
+            if peer >= self._trainers:
+                worker, self._lives = self._lives, self._lives + 1
+            self._workers[peer], self._peers[worker] = worker, peer
+        return self._workers[peer]
 
-    def _done(self, peer: int, message: Message, steps: np.ndarray) -> list[tuple[int, Message]]:
+    def _enter(self, peer: int, message: Message) -> list[Out]:
+        worker = self._workers.get(peer, -1)
+        if worker in self._entering or self.coordinator.dealer.reserved(worker)[:1] != [message.sequence]:
+            raise Malformed(f"batch {message.sequence} is not the next one of that trainer")
+        self._entering[worker] = message.sequence
+        return self._tokens([worker])
+
+    def _done(self, peer: int, message: Message, steps: np.ndarray) -> list[Out]:
         try:
-            woken = self.coordinator.done(peer, message.sequence, steps.tolist())
+            woken = self.coordinator.done(self._workers.get(peer, -1), message.sequence, steps.tolist())
         except ValueError as error:
             raise Malformed(str(error)) from None
-        return self._tokens(woken) + (self._finished(self._through) if self.coordinator.finished else [])
+        return self._tokens(woken) + self._maybe_finished()
 
-    def _tokens(self, woken: Sequence[int]) -> list[tuple[int, Message]]:
-        deals = [(each, self.coordinator.ask(each)) for each in woken]
-        return [self._token(each, deal) for each, deal in deals if isinstance(deal, Deal)]
+    def _answered(self, message: Message, settled: np.ndarray) -> list[Out]:
+        verdict = self.coordinator.answered(message.table, message.sequence, settled.tolist(), message.step)
+        out = []
+        for rank, tokens in zip(self._carriers, verdict.fills, strict=True):
+            if tokens:
+                out.append((rank, Message(Kind.FILL, message.sequence, [np.array(tokens, np.int64)])))
+        return out + self._tokens(verdict.woken) + self._maybe_finished()
 
-    def _token(self, peer: int, deal: Deal) -> tuple[int, Message]:
-        batch = self._entering.pop(peer)
-        assert batch == deal.batch
-        return peer, Message(Kind.TOKEN, batch, step=deal.token)
+    def _tokens(self, woken: Sequence[int]) -> list[Out]:
+        out = []
+        for worker in woken:
+            deal = self.coordinator.ask(worker)
+            if isinstance(deal, Deal):
+                assert self._entering.pop(worker) == deal.batch
+                out.append((self._peers[worker], Message(Kind.TOKEN, deal.batch, step=deal.token)))
+        return out
 
-    def _finished(self, peers: Sequence[int]) -> list[tuple[int, Message]]:
+    def _maybe_finished(self) -> list[Out]:
+        return self._finished(self._through) if self.coordinator.finished else []
+
+    def _finished(self, peers: Sequence[int]) -> list[Out]:
         return [(each, Message(Kind.FINISHED, self.coordinator.dealer.next)) for each in peers]

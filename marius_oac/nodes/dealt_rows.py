@@ -29,6 +29,7 @@ from marius_oac.types import ServedDense
 COORDINATOR = 0
 """The node that deals: the first that has rows."""
 _ENDLESS = 2**62
+_A_LOOK = 0.2  # seconds after which a guest that has nothing to do looks whether the user wants to stop
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,21 @@ class Dealing:
         mode: the rules.
         parts: batches that a global batch is cut into.
         bounds: of the slices of the dense parameters, int [nodes + 1].
+        carriers: ranks of the processes of these nodes.
         dense: where this trainer's dense parameters are laid, and its gradients are had from.
         served: what nodes take their slices from; None: there are no dense parameters.
         window: batches of a trainer between pull and push.
+        guest: it may leave when it likes, and nobody waits for it.
     """
 
     mode: Mode
     parts: int
     bounds: Sequence[int]
+    carriers: Sequence[int]
     dense: Served
     served: ServedDense | None
     window: int = 1
+    guest: bool = False
 
 
 class DealtRows(NodeRows):
@@ -57,7 +62,7 @@ class DealtRows(NodeRows):
 
     def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool], dealing: Dealing):
         super().__init__(source, first, stop_requested)
-        self._dealing, self._first, self._written = dealing, first, 0
+        self._dealing, self._first, self._entered, self._written = dealing, first, 0, 0
         self._last_dealt = first * dealing.parts
         self._dealt: deque[int | None] = deque()
         self._tokens: dict[int, int] = {}
@@ -83,8 +88,11 @@ class DealtRows(NodeRows):
         """The next batch of the data list for this trainer; None: there is none left. For one thread at a time."""
         if self._through:
             return None
-        self._send(COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested()))
-        self._wait(lambda: self._dealt)
+        self._send(COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested() and not self._dealing.guest))
+        while not self._wait(lambda: self._dealt, _A_LOOK if self._dealing.guest else None):
+            if self._stop_requested():
+                self._through, self._next = True, 0
+                return None
         number = self._dealt.popleft()
         self._through = number is None
         self._last_dealt = self._last_dealt if number is None else number
@@ -92,9 +100,13 @@ class DealtRows(NodeRows):
 
     def read(self, batch: Batch) -> None:
         number, dealing = batch.plan.number, self._dealing
-        self._wait(lambda: batch.sequence < self._first + self._written + dealing.window)
+        place = batch.sequence - self._first
+        self._wait(lambda: place == self._entered and place < self._written + dealing.window)  # one after the other
         self._send(COORDINATOR, Message(Kind.ENTER, number))
         self._wait(lambda: number in self._tokens)
+        with self._changed:
+            self._entered += 1
+            self._changed.notify_all()
         self._values[number] = np.empty(dealing.bounds[-1], np.float32)
         self._pull(number, Pending(batch, set(range(len(self._source.lines))), set()))
 
@@ -126,6 +138,7 @@ class DealtRows(NodeRows):
             self._changed.notify_all()
         taken = self._taken[number]
         self._wait(lambda: len(taken) == len(self._source.lines))
+        del self._taken[number]
         steps = np.array([taken[node] for node in range(len(taken))], np.int64)
         self._send(COORDINATOR, Message(Kind.DONE, number, [steps]))
 

@@ -60,7 +60,7 @@ def make_dealt_shard(
     desk = None
     if place == COORDINATOR:
         dealer = Dealer(found.mode, found.first * found.parts, found.last * found.parts, found.first)
-        desk = DealingDesk(Coordinator(dealer, shards), shards, found.parts)
+        desk = DealingDesk(Coordinator(dealer, shards), dealing.carriers, found.parts, trainers)
     own = dealing.served.slice(bounds[place], bounds[place + 1]) if dealing.served else None
     return DealtShard(tables, trainers, ahead, found, own, desk)
 
@@ -85,7 +85,7 @@ class DealtShard(Shard):
         desk: DealingDesk | None = None,
     ):
         super().__init__(tables, trainers, False, None, ahead)
-        self._mode, self._clock, self._slice, self._desk = stretch.mode, stretch.clock, dense, desk
+        self._mode, self._clock, self._slice, self.desk = stretch.mode, stretch.clock, dense, desk
         size, begin = 0 if dense is None else dense.values().size, (stretch.first, stretch.first * stretch.parts)
         self._dense = DenseAggregator(self._mode, size, *begin)
         self._rows = [RowAggregator(self._mode, table.dimension, self._tags(table), *begin) for table in tables]
@@ -94,8 +94,8 @@ class DealtShard(Shard):
     def handle(self, peer: int, frames: Sequence) -> list[Out]:
         """See `Shard.handle`."""
         message, rest = parse(frames)
-        if message.kind in KINDS and self._desk is not None:
-            return self._desk.handle(peer, message, rest)
+        if message.kind in KINDS and self.desk is not None:
+            return self.desk.handle(peer, message, rest)
         if message.kind == Kind.DENSE and self._slice is not None:
             return [(peer, Message(Kind.FOUND, message.sequence, [self._slice.state()]))]
         return super().handle(peer, frames)
@@ -104,6 +104,28 @@ class DealtShard(Shard):
         """Ends the current step, if anything was taken for it; no push is on its way any more."""
         self._finish(self._dense.flush(), [each.flush() for each in self._rows])
 
+    def gone(self, peer: int) -> list[Out]:
+        """See `Shard.gone`: what it has pulled is of no use any more."""
+        for place in [each for each in self._pulls if each[0] == peer]:
+            del self._pulls[place]
+        return self.desk.gone(peer) if self.desk else []
+
+    def refuse(self, batches: Sequence[int]) -> tuple[list[bool], int]:
+        """Takes these no more; which of them had been settled before, and the step."""
+        found = []
+        for batch in batches:
+            settled = self._dense.refuse(batch)
+            for each in self._rows:
+                each.refuse(batch)
+            found.append(settled)
+        return found, self._dense.step
+
+    def fill(self, tokens: Sequence[int]) -> int:
+        """Places of gradients that only other shards have are taken by nothing; returns the step."""
+        for token in tokens:
+            self._finish(self._dense.fill(token), [each.fill(token) for each in self._rows])
+        return self._dense.step
+
     def metrics(self) -> dict[str, int]:
         """Of `Aggregator.metrics`: `dense.*`, and `rows.*` of all tables; of the coordinator `tokens` and others."""
         found = {f"dense.{name}": value for name, value in self._dense.metrics().items()}
@@ -111,9 +133,9 @@ class DealtShard(Shard):
             for name, value in each.metrics().items():
                 both = value, found.get(f"rows.{name}", 0)
                 found[f"rows.{name}"] = max(both) if name.endswith("max") else sum(both)
-        if self._desk is None:
+        if self.desk is None:
             return {name: value for name, value in found.items() if name.startswith("rows.")}
-        return found | self._desk.metrics()
+        return found | self.desk.metrics()
 
     def _tags(self, table: ShardTable):
         return lambda rows: self._clock.steps(table.timestamps(rows))
@@ -129,18 +151,23 @@ class DealtShard(Shard):
         return [(to, rows)]
 
     def _push(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
-        pull = self._pulls.pop((peer, message.sequence), None)
+        pull = self._pulls.get((peer, message.sequence))
         if pull is None:
             raise Malformed(f"batch {message.sequence} is pushed without a pull, or again")
-        dense = np.zeros(0, np.float32)
+        dense, dense_factor = np.zeros(0, np.float32), 1.0
         if self._slice is not None:
             *frames, last = frames or [b""]
             dense = array(last, np.float32, self._slice.values().size + 1)
-            self._factors = message.factor, float(dense[-1])
-            dense = np.array(dense[:-1])
+            dense, dense_factor = np.array(dense[:-1]), float(dense[-1])
+            if not 0 <= dense_factor <= 1:
+                raise Malformed("a factor outside of 0 to 1")
         gradients = self._gradients(pull, frames)
+        del self._pulls[peer, message.sequence]
+        if peer >= self._trainers and self._dense.settled(message.sequence):
+            return []  # it is missed already, and its batches are refused: it will hear of that
         about = message.sequence, message.step
         average, rows = self._dense.add(*about, dense), []
+        self._factors = message.factor, dense_factor
         for aggregator, mine, picks, part in zip(self._rows, pull.rows, pull.picks, gradients, strict=True):
             found = np.ascontiguousarray(picks.by_row(part, mine.size))
             # An example of another trainer's, which counts for nothing (see `Share`), takes a place all the same.

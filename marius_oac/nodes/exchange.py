@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -80,6 +80,10 @@ class NodeSource(RowSource):
         """What this process's own server has turned away so far: connections and messages."""
         self.counts: Callable[[], Mapping[str, int]] = dict
         """What this process's own shard has counted (`ShardServer.counts`)."""
+        self.announce: Callable[[Mapping[str, Any]], None] = lambda run: None
+        """Tells guests what run this is, in plain values."""
+        self.miss: Callable[[Message, Sequence], None] | None = None
+        """Does what the coordinator says of guests that are gone, at this process's own shard, and answers."""
         self.error: BaseException | None = None
         self.stopped = threading.Event()
         """Set when this trainer can't go on."""
@@ -156,6 +160,8 @@ class NodeSource(RowSource):
                     self._questions.answer(message.sequence, node, rest)
                 elif message.kind == Kind.SYNCED:
                     self.sync.questions.answer(message.sequence, node, rest)
+                elif message.kind in (Kind.REFUSE, Kind.FILL) and self.miss is not None:
+                    self.miss(message, rest)
                 elif self.exchange is not None:
                     self.exchange.take(node, message, rest)
         except BaseException as error:  # whatever it is: those who wait must know

@@ -24,6 +24,12 @@ In dealt modes (`modes`) the first shard's node deals batches:
 | TOKEN | coordinator | none: `step` is the batch's token; comes when the trainer may go on |
 | DONE | trainer | steps of the shards, int64 [S], which all have taken batch `sequence` |
 | FINISHED | coordinator | none: no batch is left, none is out; the next one would be `sequence` |
+| JOIN | guest | none: it wants to know the run, before anything else |
+| WELCOME | coordinator | the run as JSON (`guests`) |
+| REFUSE | coordinator | batches, int64 [n], of worker `sequence`, who is gone: the trainer's shard takes them no more |
+| ANSWER | trainer | which of them its shard, number `table`, has settled, bool [n]; `step` is where it is |
+| FILL | coordinator | tokens, int64 [n], of places that this trainer's shard fills with nothing |
+| FILLED | trainer | none: done; `table` and `step` as in ANSWER |
 
 Nothing here is ever unpickled; sizes are checked before they are used. Whatever does not fit is `Malformed`.
 """
@@ -50,6 +56,7 @@ class Malformed(ValueError):
 class Kind(IntEnum):
     PULL, ROWS, PUSH, PATCH, APPLIED, LOOK_UP, FOUND, SYNC, SYNCED = range(9)
     DENSE, RESERVE, DEAL, ENTER, TOKEN, DONE, FINISHED = range(9, 16)
+    JOIN, WELCOME, REFUSE, ANSWER, FILL, FILLED = range(16, 22)
 
 
 class Sync(IntEnum):

@@ -192,8 +192,10 @@ class NodeRows(RowExchange):
         with self._changed:
             self._source.bytes_sent += sum(memoryview(frame).nbytes for frame in frames)
 
-    def _wait(self, ready: Callable[[], bool]) -> None:
+    def _wait(self, ready: Callable[[], Any], seconds: float | None = None) -> bool:
+        """Waits, for so long at most; whether it is ready."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or ready())
+            found = self._changed.wait_for(lambda: self._error is not None or ready(), seconds)
             if self._error is not None:
                 raise self._error
+            return bool(found)

@@ -5,6 +5,7 @@ Guarantees:
   at a time, whichever door it came through.
 - The first error ends the threads and goes to `on_failure`; `fail` tells the trainers of it, so that none of them waits
   for an answer that will not come.
+- A guest (`guests`) that is gone, or that can't be sent anything any more, ends nothing.
 - A message that does not fit (`Malformed`) comes from a trainer of this run, for nobody else gets through a door: it is
   a defect, and an error as any other, which names the trainer.
 """
@@ -15,9 +16,11 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import numpy as np
+
 from marius_oac.errors import InputError, MariusOacError, NodeLost
-from marius_oac.nodes.messages import Kind, Malformed, Message
-from marius_oac.nodes.shard import Shard
+from marius_oac.nodes.messages import Kind, Malformed, Message, array, parse
+from marius_oac.nodes.shard import Out, Shard
 from marius_oac.nodes.transport.contract import Server, nonsense
 from marius_oac.runtime.channel import Closed
 
@@ -28,12 +31,21 @@ class ShardServer:
     doors: where messages come from, with the ranks that each of them has: an in-process one for this process, one
         on the network for the others. Closed by their owner.
     on_failure: called once, by the thread that failed, which holds no lock.
+    trainers: ranks below it are the run's own; others are guests.
     """
 
     def __init__(
-        self, shard: Shard, doors: Sequence[tuple[Server, Sequence[int]]], on_failure: Callable[[BaseException], None]
+        self,
+        shard: Shard,
+        doors: Sequence[tuple[Server, Sequence[int]]],
+        on_failure: Callable[[BaseException], None],
+        trainers: int | None = None,
     ):
         self.shard, self._on_failure = shard, on_failure
+        self._trainers = trainers
+        self._welcome: np.ndarray | None = None
+        self._joining: list[int] = []  # guests that want to know the run
+        self._lobby: list[int] = []  # guests that want batches, while none are dealt
         self._doors, self._door_of = [door for door, _ in doors], {}
         for door, ranks in doors:
             self._door_of |= dict.fromkeys(ranks, door)
@@ -49,8 +61,12 @@ class ShardServer:
     def begin(self, first: int, shard: Shard) -> None:
         """Batches from `first` on follow; nothing is on its way. From now on it is `shard` that is served."""
         with self._lock:
+            waiting = self._lobby + (self.shard.desk.lobby if self.shard.desk else [])
             self.shard = shard
             shard.begin(first)
+            if shard.desk:
+                shard.desk.lobby, waiting = waiting, []
+            self._lobby = waiting
 
     def finish(self) -> None:
         """No push is on its way any more: what waits for others is applied."""
@@ -59,6 +75,22 @@ class ShardServer:
             for name, value in self.shard.metrics().items():
                 both = value, self.counts.get(name, 0)
                 self.counts[name] = max(both) if name.endswith("max") else sum(both)
+
+    def welcome(self, run: bytes) -> None:
+        """What guests are told of the run."""
+        with self._lock:
+            self._welcome = np.frombuffer(run, np.uint8)
+            for peer in self._joining:
+                self._send(peer, Message(Kind.WELCOME, 0, [self._welcome]))
+
+    def miss(self, message: Message, frames: Sequence) -> Message:
+        """Takes the batches of who is gone no more, or fills places, as the coordinator says; what to answer."""
+        values = array(frames[0], np.int64, -1).tolist()
+        with self._lock:
+            if message.kind == Kind.REFUSE:
+                settled, step = self.shard.refuse(values)
+                return Message(Kind.ANSWER, message.sequence, [np.array(settled, np.bool_)], step=step)
+            return Message(Kind.FILLED, message.sequence, step=self.shard.fill(values))
 
     def fail(self, error: BaseException) -> None:
         """Every trainer's connection is lost to it, because of this error."""
@@ -79,15 +111,35 @@ class ShardServer:
             if first:
                 self._on_failure(error)
 
-    def _handle(self, peer: int, frames: Sequence) -> None:
+    def _handle(self, peer: int, frames: Sequence | None) -> None:
         with self._lock:
             try:
-                out = self.shard.handle(peer, frames)
+                out = self._gone(peer) if frames is None else self._answers(peer, frames)
             except Malformed as error:
                 raise NodeLost(self._door_of[peer].names[peer], nonsense(error)) from error
             # Within the lock, lest a patch overtake the rows that it belongs to.
             for to, message in out:
                 self._send(to, message)
+
+    def _answers(self, peer: int, frames: Sequence) -> list[Out]:
+        if self._is_guest(peer):
+            kind = parse(frames)[0].kind
+            if kind == Kind.JOIN:
+                self._joining.append(peer)
+                return [] if self._welcome is None else [(peer, Message(Kind.WELCOME, 0, [self._welcome]))]
+            if kind == Kind.RESERVE and self.shard.desk is None:
+                self._lobby.append(peer)
+                return []
+        return self.shard.handle(peer, frames)
+
+    def _gone(self, peer: int) -> list[Out]:
+        for waiting in (self._joining, self._lobby):
+            if peer in waiting:
+                waiting.remove(peer)
+        return self.shard.gone(peer)
+
+    def _is_guest(self, peer: int) -> bool:
+        return self._trainers is not None and peer >= self._trainers
 
     def _send(self, to: int, message: Message) -> None:
         try:
@@ -98,6 +150,9 @@ class ShardServer:
             raise InputError(
                 f"batch {message.sequence}: {error}; make batches smaller", "training.batch_size"
             ) from None
+        except NodeLost:
+            if not self._is_guest(to):
+                raise
 
     def __enter__(self) -> ShardServer:
         for thread in self._threads:

@@ -33,6 +33,7 @@ import torch
 from marius_oac.data.batches import relabel
 from marius_oac.nodes import shard_kernels as kernels
 from marius_oac.nodes.bags import Picks
+from marius_oac.nodes.dealing_desk import DealingDesk
 from marius_oac.nodes.messages import NEVER_STOP, Kind, Malformed, Message, Sync, array, parse
 from marius_oac.nodes.shard_table import ShardTable
 from marius_oac.nodes.sync_server import SyncServer
@@ -70,6 +71,9 @@ class Shard:
     ahead: a trainer has pushed all but so many of the batches that it pulled.
     """
 
+    desk: DealingDesk | None = None
+    """The coordinator's, where batches are dealt and it is this node."""
+
     def __init__(
         self,
         tables: Sequence[ShardTable],
@@ -89,6 +93,10 @@ class Shard:
         self._waiting: dict[int, list] = {}
         self._pulls: dict[tuple[int, int], _Pull] = {}
         self._pushes: dict[tuple[int, int], _Push] = {}
+
+    def gone(self, peer: int) -> list[Out]:
+        """What follows from a guest's end; nothing more comes from it."""
+        return []
 
     def flush(self) -> None:
         """No push is on its way any more; in lockstep and freely all are applied then."""

@@ -16,7 +16,7 @@ import ipaddress
 import select
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import zmq
 from zmq.utils import z85
@@ -41,6 +41,7 @@ class ZmqServer(ZmqEndpoint, Server):
         name: this node's.
         peers: rank -> name of its node, for all that may connect.
         timeout: seconds after which a silent trainer is lost.
+        guests: ranks that may come and go.
         log: gets one line at a time about what was refused, from whichever thread is in a call; must not call back.
 
     Raises:
@@ -56,10 +57,11 @@ class ZmqServer(ZmqEndpoint, Server):
         limits: Limits = Limits(),  # noqa: B008 - frozen
         timeout: float = 30.0,
         log: Callable[[str], None] = lambda line: None,
+        guests: Container[int] = (),
     ):
         endpoint = _endpoint(address, name)
         super().__init__(zmq.ROUTER, name, limits, timeout)
-        self.names, self._why = dict(peers), ""
+        self.names, self._why, self._guests = dict(peers), "", guests
         self._keys = Keys(security, name)
         self._refusals = Refusals(log)
         self._by_rank: dict[int, Line] = {}
@@ -98,6 +100,8 @@ class ZmqServer(ZmqEndpoint, Server):
     def receive(self) -> Request:
         with self._changed:
             self._wait_until(self._has_request)
+            if not self._inbox:
+                return Request(self._departed(), None)
             line, frames = self._received()
             rank, _ = self._by_route[line.route[0]]
         return Request(rank, frames)
@@ -121,10 +125,19 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _has_request(self) -> bool:
         if not self._inbox:
-            for line in self._by_rank.values():
-                if line.over != LEFT:
+            for rank, line in self._by_rank.items():
+                if line.over != LEFT and rank not in self._guests:
                     line.check()
-        return bool(self._inbox)
+        return bool(self._inbox) or self._departed(forget=False) is not None
+
+    def _departed(self, forget: bool = True) -> int | None:
+        """A guest that is gone, from now on forgotten."""
+        for rank, line in self._by_rank.items():
+            if rank in self._guests and line.over is not None:
+                if forget:
+                    del self._by_rank[rank], self._by_route[line.route[0]]
+                return rank
+        return None
 
     # --- what arrives, with the lock ---------------------------------------------------------------------------------
 
@@ -182,7 +195,7 @@ class ZmqServer(ZmqEndpoint, Server):
             self._turn_away(route, failed(self._why))
         if rank not in self.names:
             self._turn_away(route, "unknown rank")
-        if rank in self._by_rank and self._by_rank[rank].over != LEFT:
+        if rank in self._by_rank and (rank in self._guests or self._by_rank[rank].over != LEFT):
             self._turn_away(route, "a rank that is connected already")
 
     def _turn_away(self, route: bytes, reason: str) -> None:

@@ -1,0 +1,177 @@
+"""A guest: a process that joins a run over nodes, trains batches that it is dealt, and leaves, or dies, without harm.
+
+It has no rows and no part in what the run's own processes decide together. In lockstep, while the run is evaluated and
+while it is started again from a checkpoint, a guest waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marius_oac.config import Config
+from marius_oac.config_cluster import ClusterConfig, read_secret
+from marius_oac.config_errors import parse as parse_yaml
+from marius_oac.ctr_task import CtrTask
+from marius_oac.errors import InputError, NodeLost
+from marius_oac.node_ctr import CtrNodes
+from marius_oac.node_graph import GraphNodes
+from marius_oac.nodes.cluster import names
+from marius_oac.nodes.exchange import NodeSource
+from marius_oac.nodes.messages import Kind, Message, parse
+from marius_oac.nodes.packing import Packed
+from marius_oac.nodes.served import Served
+from marius_oac.nodes.shards import Placement
+from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.transport.contract import Limits, Security
+from marius_oac.nodes.transport.zmq_client import ZmqClient
+from marius_oac.nodes.transport.zmq_endpoint import LEFT
+from marius_oac.reporting import LINE_SECONDS
+from marius_oac.run_log import LOG, RunLog
+from marius_oac.session import Session
+from marius_oac.signals import stop_on_interrupt
+from marius_oac.task import Task
+from marius_oac.training import start_task
+
+PATIENCE = 600.0  # seconds that a run may take to be started, or started again
+_PAUSE = 1.0  # seconds between attempts to reach it
+_TAKEN = "a rank that is connected already"
+
+
+def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
+    """Trains in the run of these nodes until it ends, or the user stops; returns how many batches.
+
+    Args:
+        overrides: of the run's configuration, for what is this machine's own: threads, device.
+    Raises:
+        InputError: nobody may join, or the data here are others.
+        NodeLost: the run can't be reached, or has ended otherwise than in peace.
+    """
+    if not cluster.guests:
+        raise InputError("nobody may join: `guests` is 0", "nodes.yaml")
+    read_secret(cluster)
+    guest = _Guest(cluster, tuple(overrides))
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with guest.connected() as (lines, rank, run):
+                guest.train(lines, rank, run)
+            return guest.batches
+        except NodeLost as error:
+            if error.why == LEFT and guest.joined:
+                return guest.batches
+            if guest.joined:
+                deadline, guest.joined = time.monotonic() + PATIENCE, False
+                sys.stderr.write(f"{error}; waiting for the run to go on\n")
+            if guest.stopped or time.monotonic() > deadline:
+                raise
+            guest.pause()
+
+
+class _Guest:
+    """Attributes:
+    batches: trained so far.
+    joined: whether it has been told of the run since it was last connected.
+    """
+
+    def __init__(self, cluster: ClusterConfig, overrides: Sequence[str]):
+        self._cluster, self._overrides = cluster, overrides
+        self._security = Security(
+            secret=hashlib.sha256(read_secret(cluster).encode()).digest(),
+            run=cluster.digest(),
+            encrypted=cluster.encryption,
+        )
+        self.batches, self.joined, self.stopped = 0, False, False
+        self._next_line = 0.0
+
+    @contextmanager
+    def connected(self) -> Iterator[tuple[list[ZmqClient], int, dict[str, Any]]]:
+        """Lines to all servers of the run, the rank that this guest has, and what it is told.
+
+        Raises:
+            NodeLost: not now.
+        """
+        with ExitStack() as stack:
+            first, rank = self._enter(stack)
+            first.send(Message(Kind.JOIN, 0).frames())
+            message, frames = parse(first.receive())
+            if message.kind != Kind.WELCOME:
+                raise NodeLost(first.name, f"answers with {message.kind.name}")
+            run = json.loads(bytes(frames[0]))
+            lines = [first]
+            for name, address in run["servers"][1:]:
+                lines.append(stack.enter_context(closing(self._client(address, name, rank))))
+            yield lines, rank, run
+
+    def _enter(self, stack: ExitStack) -> tuple[ZmqClient, int]:
+        """The line to the coordinator, by the first rank of a guest that is free."""
+        node = next(each for each in self._cluster.nodes if each.shards)
+        size, address = self._cluster.size, f"{node.address}:{self._cluster.node_port(node)}"
+        for rank in range(size, size + self._cluster.guests):
+            try:
+                line = self._client(address, names(self._cluster)[self._cluster.first_rank(node)], rank)
+            except NodeLost as error:
+                if not error.why.endswith(_TAKEN):
+                    raise
+                continue
+            return stack.enter_context(closing(line)), rank
+        raise NodeLost(node.name, f"it has {self._cluster.guests} guests already")
+
+    def _client(self, address: str, name: str, rank: int) -> ZmqClient:
+        return ZmqClient(address, name, rank, self._security, Limits(), self._cluster.timeout)
+
+    def train(self, lines: Sequence[ZmqClient], rank: int, run: dict[str, Any]) -> None:
+        """Until the user stops. Raises NodeLost, in the end."""
+        task = self._task(run)
+        weights, (group,) = run["weights"], ThreadGroup.members(1)
+        kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
+
+        def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any) -> NodeSource:
+            def abort() -> None:
+                for line in lines:
+                    line.abort()
+
+            return stack.enter_context(NodeSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
+
+        guest = kind(task, group, weights, lambda servers: Served(group), connect)
+        guest.place = None
+        guest.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
+        with Session(guest) as session, stop_on_interrupt(session.pipeline.request_stop):
+            session.report_to(lambda result: self._trained())
+            guest.deal_to_guest()
+            self.joined = True
+            sys.stderr.write(f"joined the run of {self._cluster.nodes[0].name} as number {rank}\n")
+            while not session.pipeline.stop_requested:
+                session.pipeline.run(self.batches, self.batches + 1)
+        self.stopped = True
+
+    def _task(self, run: dict[str, Any]) -> Task:
+        """The run's task, with the data that are here. Raises InputError where they are others."""
+        tree, _ = parse_yaml(run["config"], "the run")
+        config = Config.build(tree).replace(*self._overrides)
+        log = run["files"].get(LOG)
+        task = CtrTask(config, RunLog.parse(log, Path(LOG))) if log else start_task(config)
+        if task.fingerprint != run["fingerprint"]:
+            raise InputError("the data here are not those of the run")
+        task.check_data_from(0)
+        return task
+
+    def _trained(self) -> None:
+        self.batches += 1
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            sys.stderr.write(f"{self.batches:,} batches\n")
+
+    @staticmethod
+    def pause() -> None:
+        """Between two attempts."""
+        threading.Event().wait(_PAUSE)
