@@ -11,10 +11,12 @@ import hashlib
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -208,18 +210,23 @@ def fault_of(path: Path, config: Config, first: int, second: int, whole: dict[st
     return f"left behind: {left}" if left else ""
 
 
+def killed(folder: Path, config: Config, last: int, whole: dict[str, str], number: int) -> str:
+    """What is wrong after a kill at an operation of so many, and another one that follows from it."""
+    place = folder / f"killed-{number}"
+    place.mkdir()
+    wrong = fault_of(place / "run", config, number, number * 7 % last + 1, whole)
+    shutil.rmtree(place)
+    return wrong
+
+
 def main(folder: Path, config: Config) -> None:
     live(folder / "warm" / "run", config)  # compiles and imports everything once
     operations = list_operations(folder / "whole" / "run", config, folder / "operations.json")
-    whole, found = state(folder / "whole" / "run"), []
-    for number, what in enumerate(operations, 1):
-        place = folder / "killed"
-        place.mkdir()
-        second = number * 7 % len(operations) + 1
-        what = what.replace(str(folder / "whole"), "")
-        found.append([f"{number}: {what}", fault_of(place / "run", config, number, second, whole)])
-        shutil.rmtree(place)
-    json.dump(found, sys.stdout)
+    found = partial(killed, folder, config, len(operations), state(folder / "whole" / "run"))
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
+        wrong = pool.map(found, range(1, len(operations) + 1))
+    told = [f"{number}: {what.replace(str(folder / 'whole'), '')}" for number, what in enumerate(operations, 1)]
+    json.dump(list(zip(told, wrong, strict=True)), sys.stdout)
 
 
 if __name__ == "__main__":

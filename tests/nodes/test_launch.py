@@ -111,9 +111,7 @@ class Launched:
             self.process.communicate()
 
 
-@pytest.fixture(params=["local", "ssh"])
-def way(request):
-    return request.param
+WAYS = pytest.mark.parametrize("way", ["local", pytest.param("ssh", marks=pytest.mark.slow)])
 
 
 @pytest.fixture
@@ -129,7 +127,7 @@ def launch(tmp_path):
         one.close()
 
 
-@pytest.mark.parametrize("way", ["local", "ssh", "srun"])
+@pytest.mark.parametrize("way", ["local", "ssh", pytest.param("srun", marks=pytest.mark.slow)])
 def test_every_node_trains_and_the_first_is_heard(launch, way):
     run = launch(way, "ok")
     code, out, err = run.end()
@@ -144,6 +142,7 @@ def test_every_node_trains_and_the_first_is_heard(launch, way):
     assert not list(run.temporary.glob("marius-oac-*"))
 
 
+@WAYS
 def test_a_defect_on_one_node_ends_all_and_is_shown_behind_its_name(launch, way):
     run = launch(way, "fail")
     code, _, err = run.end()
@@ -166,6 +165,7 @@ def test_a_refusal_is_passed_on_from_afar(launch):
     assert code == 2 and err.count("marius-oac: config: all nodes find the same") >= 1
 
 
+@WAYS
 def test_a_node_that_is_killed_ends_all_and_is_named(launch, way):
     code, _, err = launch(way, "killed").end()
     lines = err.splitlines()
@@ -190,6 +190,7 @@ def test_a_signal_stops_all_after_what_is_in_flight(launch, way, number):
     assert sorted(path.name for path in run.folder.glob("*.stopped")) == ["0.stopped", "1.stopped"]
 
 
+@WAYS
 def test_ctrl_c_of_a_terminal_reaches_each_process_once(launch, way):
     """A terminal signals the whole foreground group; "slow" processes end at the second signal only."""
     run = launch(way, "slow")
@@ -204,6 +205,7 @@ def test_ctrl_c_of_a_terminal_reaches_each_process_once(launch, way):
     assert run.end(family)[0] == 130
 
 
+@pytest.mark.parametrize("way", ["local", "ssh"])
 def test_nothing_outlives_a_launcher_that_is_killed(launch, way):
     run = launch(way, "wait" if way != "local" else "stubborn")
     run.both_ready()

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SMALL = """
 from tests.models.ctr.step_batches import LAYOUTS, configure, draw
 from tests.models.ctr.test_step import STEEP, check
@@ -30,6 +32,7 @@ for layout in LAYOUTS:
 """
 
 
+@pytest.mark.slow
 def test_kernels_just_compiled_have_the_bits_of_cached_ones(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", DIGESTS]
