@@ -1,0 +1,149 @@
+"""Which mode comes next, sync or gba, by what was measured: a state machine without clock, threads or network.
+
+At every decision point it is told how fast the run went since the last one, in which mode, and how long each trainer
+took for its batches. What a mode should do without any cost of its own follows from these times alone: with x_i the
+seconds per example of trainer i, of N,
+
+    sync   N / E[max x_i]       every part of a batch waits for the slowest one; the expectation takes the trainers'
+                                times as independent, so that jitter, too, which no mean shows, costs what it costs
+    gba    sum of 1 / E[x_i]    everybody goes at his own pace
+
+What a mode does in truth is less: rows travel, trainers come to rest. That is learned, for the mode that runs, as the
+ratio of what was measured to that. So that it is known of both, a run begins with a trial: two stretches of sync, two
+of gba; the first of each, in which caches fill and code is compiled, teaches nothing.
+
+The *gain* of gba is what is expected of it by what is expected of sync, less 1. It should be used where it is more
+than `margin`, and left where it is less than that by 0.03. A switch follows when that by which it is more, or less, has
+added up to `evidence`, in logarithms and without falling to zero meanwhile, at `patience` decision points in a row or
+more. So a large gain is taken at once, a small one when it lasts, and noise between the two bounds changes nothing
+(Page, 1954: CUSUM). Where nothing but patience is lacking the next decision point should come soon: slow trainers cost
+most until the switch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MODES = ("sync", "gba")
+TRIAL = ("sync", "sync", "gba", "gba")
+_BETWEEN = 0.03  # of the bounds, in logarithms
+_NEWEST = 0.5  # what the newest measurement counts
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What was measured between two decision points.
+
+    Attributes:
+        rate: global examples per second.
+        times: of each trainer, seconds per example of its batches, float64 [batches]; what it waited for others is no
+            part of them. None of a trainer that has computed nothing.
+    """
+
+    rate: float
+    times: Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What comes next, and why.
+
+    Attributes:
+        mode: of the next stretch.
+        switches: whether it is another one than that of the last.
+        expected: global examples per second of each mode; empty while that is not known.
+        gain: what gba is expected to gain over sync: 0.1 is 10 %.
+        trial: it belongs to the trial, or ends it.
+        hurry: the next decision point should come soon.
+        reason: in words.
+    """
+
+    mode: str
+    switches: bool
+    expected: dict[str, float]
+    gain: float
+    reason: str
+    trial: bool = False
+    hurry: bool = False
+
+    def metrics(self) -> dict[str, Any]:
+        """As a line of metrics.jsonl holds them."""
+        rates = {f"expected.{mode}": rate for mode, rate in self.expected.items()}
+        return {"mode": self.mode, "switches": self.switches} | rates | {"gain": self.gain, "reason": self.reason}
+
+
+class Policy:
+    """Args:
+    margin: what gba must gain over sync to be preferred.
+    patience: decision points in a row that must speak for a switch.
+    evidence: what they must add up to.
+
+    Attributes:
+        mode: of the next stretch.
+    """
+
+    def __init__(self, margin: float, patience: int, evidence: float):
+        self.margin, self.patience, self.evidence = margin, patience, evidence
+        self.mode = TRIAL[0]
+        self._tried = 0
+        self._ratios: dict[str, float] = {}
+        self._times: dict[int, np.ndarray] = {}
+        self._points, self._score = 0, 0.0
+
+    def decide(self, stretch: Stretch) -> Decision:
+        """To be told after each stretch, which was trained in `mode`; who is told the same decides alike."""
+        self._times |= {trainer: each for trainer, each in enumerate(stretch.times) if each.size}
+        if not self._times or not stretch.rate > 0:
+            return Decision(self.mode, False, {}, 0.0, "nothing was measured")
+        ideal = ideal_rates(list(self._times.values()))
+        self._tried += 1
+        if self._tried > len(TRIAL) or self.mode in TRIAL[: self._tried - 1]:
+            self._learn(stretch.rate / ideal[self.mode])
+        if self._tried < len(TRIAL):
+            before, self.mode = self.mode, TRIAL[self._tried]
+            return Decision(self.mode, self.mode != before, {}, 0.0, "trial: how fast each mode goes", trial=True)
+        expected = {mode: ideal[mode] * self._ratios[mode] for mode in MODES}
+        gain = expected["gba"] / expected["sync"] - 1
+        return self._judge(expected, gain) if self._tried > len(TRIAL) else self._end_trial(expected, gain)
+
+    def _learn(self, ratio: float) -> None:
+        before = self._ratios.get(self.mode, ratio)
+        self._ratios[self.mode] = before + _NEWEST * (ratio - before)
+
+    def _end_trial(self, expected: dict[str, float], gain: float) -> Decision:
+        before, self.mode = self.mode, "gba" if gain > self.margin else "sync"
+        return Decision(self.mode, self.mode != before, expected, gain, f"trial: gba gains {gain:+.1%}", trial=True)
+
+    def _judge(self, expected: dict[str, float], gain: float) -> Decision:
+        beyond = math.log1p(gain) - math.log1p(self.margin)
+        speaks = beyond if self.mode == "sync" else -beyond - _BETWEEN
+        self._score = max(0.0, self._score + speaks)
+        self._points = self._points + 1 if speaks > 0 else 0
+        why = f"gba would gain {gain:+.1%}" if self.mode == "sync" else f"gba gains {gain:+.1%}"
+        enough = speaks > 0 and self._score >= self.evidence
+        if not enough or self._points < self.patience:
+            why += f", {self._points} in a row: not yet" if self._points else ""
+            return Decision(self.mode, False, expected, gain, why, hurry=enough)
+        self.mode = MODES[1 - MODES.index(self.mode)]
+        why += f", {self._points} in a row"
+        self._points, self._score = 0, 0.0
+        return Decision(self.mode, True, expected, gain, why)
+
+
+def ideal_rates(times: Sequence[np.ndarray]) -> dict[str, float]:
+    """Examples per second of each mode that costs nothing itself, of trainers whose seconds per example are these."""
+    return {"sync": len(times) / expected_slowest(times), "gba": sum(1 / float(each.mean()) for each in times)}
+
+
+def expected_slowest(samples: Sequence[np.ndarray]) -> float:
+    """The expected maximum of one draw from each of some samples, float64 [n_i] and not negative, independently."""
+    values = np.unique(np.concatenate(samples))
+    below = np.ones(values.size)
+    for each in samples:
+        below *= np.searchsorted(np.sort(each), values, side="right") / each.size
+    return float(values[0] + ((1 - below[:-1]) * np.diff(values)).sum())
