@@ -1,0 +1,1 @@
+"""Encoders of graphs: what a node is, from itself and its sampled neighbours."""

@@ -1,0 +1,94 @@
+"""Encoders: layers one after another, made from the configuration and the seed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from marius_oac.config_encoder import EncoderConfig, GatConfig, SageConfig
+from marius_oac.models.gnn.block import Block
+from marius_oac.models.gnn.layers import GatLayer, SageLayer
+from marius_oac.models.lanes import Lanes
+
+
+class Encoder(nn.Module):
+    """Nodes' values from those of their neighbourhoods.
+
+    Between two layers stands the activation of the first: ReLU behind GraphSAGE, ELU behind GAT, as in the papers.
+    The last layer has none.
+
+    Args:
+        layers: from the outermost nodes to the innermost; see `layers`, and `marius_oac.dgl` for dgl's.
+        dropout: share of each layer's inputs that training leaves out, drawn by torch's generator.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.dropout = dropout
+        self.width: int = self.layers[-1].width
+
+    def forward(self, values: Tensor, blocks: Sequence[Block], lanes: Lanes | None = None) -> Tensor:
+        """The innermost nodes' values, [outputs of the last block, width].
+
+        Args:
+            values: [inputs of the first block, D].
+            blocks: one for each layer; the outputs of one are the inputs of the next.
+            lanes: that the kernels of float32 on the CPU share their work on; None: this thread. The bits are the same.
+        Raises:
+            ValueError: the blocks don't fit to the layers, the values or each other.
+        """
+        if len(blocks) != len(self.layers):
+            raise ValueError(f"{len(blocks)} blocks for {len(self.layers)} layers")
+        for number, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
+            if values.shape[0] != block.num_inputs:
+                raise ValueError(f"block {number} has {block.num_inputs} inputs, but there are {values.shape[0]}")
+            if number:
+                values = self.layers[number - 1].activation(values)
+            values = dropout(values, self.dropout, self.training) if self.dropout else values
+            values = layer(values, block, lanes)
+        return values
+
+
+def make_encoder(config: EncoderConfig, inputs: int, seed: int) -> Encoder:
+    """The encoder of a configuration; its parameters are a function of configuration, inputs and seed.
+
+    Args:
+        inputs: D, floats of the outermost nodes' values.
+    """
+    layers: list[nn.Module] = []
+    for number, one in enumerate(config.layers):
+        layers.append(_make_layer(one, inputs, last=number + 1 == len(config.layers)))
+        _draw_parameters(layers[-1], number, seed)
+        inputs = layers[-1].width
+    return Encoder(layers, config.dropout)
+
+
+def _make_layer(config: SageConfig | GatConfig, inputs: int, last: bool) -> nn.Module:
+    if isinstance(config, SageConfig):
+        return SageLayer(inputs, config.dimension, config.aggregator)
+    merge = config.merge or ("mean" if last else "concat")
+    return GatLayer(inputs, config.dimension, config.heads, merge, config.attend_to_self)
+
+
+def _draw_parameters(layer: nn.Module, number: int, seed: int) -> None:
+    """Matrices as Glorot and Bengio (AISTATS 2010), equation 16, times the gain of ReLU; biases zero.
+
+    A parameter is a function of the seed, the layer's number, its name and its shape: random numbers are counter-based
+    (Philox), whatever else is drawn.
+    """
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if parameter.dim() == 1:
+                parameter.zero_()
+                continue
+            digest = hashlib.sha256(f"{seed} encoder {number} {name}".encode()).digest()
+            generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+            bound = math.sqrt(2) * math.sqrt(6 / sum(parameter.shape))
+            parameter.copy_(torch.from_numpy(generator.uniform(-bound, bound, tuple(parameter.shape))))

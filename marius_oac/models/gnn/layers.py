@@ -1,0 +1,93 @@
+"""Layers of an encoder: GraphSAGE and GAT on blocks.
+
+A layer is an `nn.Module` with a `width`, floats of an output, an `activation` between it and the next layer, and
+`forward(values [n, D], block, lanes) -> [O, width]`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import elu, linear, relu
+
+from marius_oac.models.gnn.block import Block
+from marius_oac.models.gnn.segments import attention, neighbours, weighted_sum
+from marius_oac.models.lanes import Lanes
+
+_SLOPE = 0.2  # Velickovic et al., section 2.1
+
+
+class SageLayer(nn.Module):
+    """A GraphSAGE layer without activation and normalisation (Hamilton et al., NIPS 2017, Algorithm 1).
+
+    `mean`: W [own | mean of the neighbours] + b, lines 4 and 5; without neighbours the mean is zero. `gcn`: W times the
+    mean of a node and its neighbours, + b (equation 2).
+
+    Args:
+        inputs, outputs: floats of an input and an output.
+    """
+
+    activation = staticmethod(relu)
+
+    def __init__(self, inputs: int, outputs: int, aggregator: Literal["mean", "gcn"] = "mean") -> None:
+        super().__init__()
+        self.aggregator, self.width = aggregator, outputs
+        self.own = nn.Parameter(torch.empty(outputs, inputs)) if aggregator == "mean" else None
+        self.neighbours = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+
+    def forward(self, values: Tensor, block: Block, lanes: Lanes | None = None) -> Tensor:
+        # Sums first, though rows may be wider than outputs: there are fewer outputs than inputs to multiply.
+        own, sums = neighbours(values, block, lanes)
+        degrees = block.degrees.to(values.dtype)[:, None]
+        if self.own is None:
+            return linear((sums + own) / (degrees + 1), self.neighbours, self.bias)
+        return linear(own, self.own, self.bias) + linear(sums / degrees.clamp(min=1), self.neighbours)
+
+
+class GatLayer(nn.Module):
+    """A graph attention layer without activation (Velickovic et al., ICLR 2018, equations 1 to 6).
+
+    Equation 3's a^T [W h_i | W h_j] is `destination` . W h_i + `source` . W h_j. Without edges an output is its bias.
+
+    Args:
+        inputs: floats of an input.
+        outputs: floats of each head.
+        merge: heads side by side (equation 5), or their mean (equation 6).
+        attend_to_self: a node is one of its neighbours, as in the paper; else only where the block says so.
+    """
+
+    activation = staticmethod(elu)
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        heads: int = 1,
+        merge: Literal["concat", "mean"] = "concat",
+        attend_to_self: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads, self.merge, self.attend_to_self = heads, merge, attend_to_self
+        self.width = heads * outputs if merge == "concat" else outputs
+        self.weight = nn.Parameter(torch.empty(heads * outputs, inputs))
+        self.source = nn.Parameter(torch.empty(heads, outputs))
+        self.destination = nn.Parameter(torch.empty(heads, outputs))
+        self.bias = nn.Parameter(torch.empty(self.width))
+
+    def forward(self, values: Tensor, block: Block, lanes: Lanes | None = None) -> Tensor:
+        if self.attend_to_self:
+            block = block.with_own
+        projected = linear(values, self.weight)
+        # The vectors times W first: then scores are a narrow product of the values.
+        vectors = torch.stack((self.source, self.destination))
+        folded = (vectors[..., None] * self.weight.view(*self.source.shape, -1)).sum(2)
+        scores = linear(values, folded.flatten(0, 1))
+        sources, destinations = scores[:, : self.heads], scores[: block.num_outputs, self.heads :]
+        weights = attention(sources, destinations, _SLOPE, block, lanes)
+        sums = weighted_sum(projected, weights, block, lanes)
+        if self.merge == "mean":
+            sums = sums.view(-1, self.heads, self.width).mean(1)
+        return sums + self.bias

@@ -1,0 +1,240 @@
+"""Sums and attention over the edges of a block, with their gradients.
+
+Sums are torch's embedding bags. What attention needs beyond them has kernels for float32 on the CPU, where torch's way
+takes several passes over the edges.
+
+Guarantees:
+- The bits depend on the arguments' values alone, not on the number of lanes: each sum is formed by one thread, in the
+  order of the block's edges, forward and backward. Of torch only what adds up in one order on CUDA is used: embedding
+  bags forward, along the block for results and along `Block.by_source` for gradients, and maxima.
+- On CUDA nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding_bag
+
+from marius_oac.models.gnn import kernels
+from marius_oac.models.gnn.block import Block
+from marius_oac.models.lanes import Lanes
+
+_KERNEL_WORK = 4096  # edges and the rows they are added up in
+_BAG_WORK = 16384  # a call of torch's takes some 20 microseconds beside its work
+
+
+def neighbours(values: Tensor, block: Block, lanes: Lanes | None = None) -> tuple[Tensor, Tensor]:
+    """The outputs' own values and the sums of their neighbours', both [O, D], of values [n, D]; no neighbours: zeros.
+
+    Args:
+        lanes: that kernels share their work on; None: this thread.
+    Raises:
+        ValueError: there are other than `block.num_inputs` values.
+    """
+    _check(values, block.num_inputs)
+    return _Neighbours.apply(values, block, lanes)
+
+
+def weighted_sum(values: Tensor, weights: Tensor, block: Block, lanes: Lanes | None = None) -> Tensor:
+    """Sums over each output's edges of weight times value, head by head: [O, H * D] of [n, H * D] and [E, H].
+
+    Raises:
+        ValueError: there are other than `block.num_inputs` values, or as many weights as edges.
+    """
+    _check(values, block.num_inputs)
+    _check(weights, block.num_edges)
+    return _WeightedSum.apply(values, weights, block, lanes)
+
+
+def attention(sources: Tensor, destinations: Tensor, slope: float, block: Block, lanes: Lanes | None = None) -> Tensor:
+    """The softmax over each output's edges of LeakyReLU(source + destination), [E, H].
+
+    Velickovic et al., ICLR 2018, equations 2 and 3, where the product with the attention vector is a sum of two.
+
+    Args:
+        sources: [n, H], what an edge's source adds to its score.
+        destinations: [O, H], what its destination adds.
+        slope: of the LeakyReLU below zero.
+    Raises:
+        ValueError: there are other than `block.num_inputs` sources, or `block.num_outputs` destinations.
+    """
+    _check(sources, block.num_inputs)
+    _check(destinations, block.num_outputs)
+    return _Attention.apply(sources, destinations, slope, block, lanes)
+
+
+def _check(tensor: Tensor, rows: int) -> None:
+    if tensor.dim() != 2 or tensor.shape[0] != rows:
+        raise ValueError(f"{tuple(tensor.shape)}, but the block needs {rows} rows")
+
+
+class _Neighbours(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, block, lanes):
+        ctx.block, ctx.lanes = block, lanes
+        return values[: block.num_outputs].clone(), _sums(values, block.offsets, block.sources, lanes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, by_own, by_sums):
+        block = ctx.block
+        gradient = _sums(by_sums, block.by_source.offsets, block.by_source.destinations, ctx.lanes)
+        gradient[: block.num_outputs] += by_own
+        return gradient, None, None
+
+
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, weights, block, lanes):
+        ctx.save_for_backward(values, weights)
+        ctx.block, ctx.lanes = block, lanes
+        return _sums(values, block.offsets, block.sources, lanes, weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        (values, weights), block = ctx.saved_tensors, ctx.block
+        by_values = by_weights = None
+        if ctx.needs_input_grad[0]:
+            back = block.by_source
+            by_values = _sums(gradient, back.offsets, back.destinations, ctx.lanes, weights[back.edges])
+        if ctx.needs_input_grad[1]:
+            by_weights = _dots(values, gradient, block, weights.shape[1], ctx.lanes)
+        return by_values, by_weights, None, None
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, sources, destinations, slope, block, lanes):
+        attend = _attend_kernels if _fits(sources) else _attend_torch
+        weights = attend(sources, destinations, slope, block, lanes)
+        ctx.save_for_backward(sources, destinations, weights)
+        ctx.slope, ctx.block, ctx.lanes = slope, block, lanes
+        return weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        back = ctx.block.by_source
+        differentiate = _attend_back_kernels if _fits(gradient) else _attend_back_torch
+        by_edge, by_destination = differentiate(*ctx.saved_tensors, gradient, ctx.slope, ctx.block, ctx.lanes)
+        return _sums(by_edge, back.offsets, back.edges, ctx.lanes), by_destination, None, None, None
+
+
+def _fits(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
+def _sums(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Lanes | None, weights: Tensor | None = None) -> Tensor:
+    """Sums [., W] of the rows picked between two offsets each, head by head times `weights` [E, H] if there are."""
+    if weights is None:
+        return _bags(rows, offsets, picks, lanes)
+    if not _fits(rows):
+        heads = zip(rows.chunk(weights.shape[1], 1), weights.unbind(1), strict=True)
+        return torch.cat([_bags(head, offsets, picks, lanes, own.contiguous()) for head, own in heads], 1)
+    into = torch.empty(offsets.numel() - 1, rows.shape[1])
+    kernel = partial(kernels.add_up_weighted, _array(rows), _array(weights))
+    _share_out(kernel, offsets, picks, lanes, into)
+    return into
+
+
+def _bags(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Lanes | None, weights: Tensor | None = None) -> Tensor:
+    rows, count = rows.detach().contiguous(), offsets.numel() - 1
+    if not (picks.numel() and rows.shape[1]):
+        return rows.new_zeros(count, rows.shape[1])
+    if lanes is None or rows.device.type != "cpu":
+        return _add_up(rows, offsets, picks, weights)
+    into = rows.new_empty(count, rows.shape[1])
+
+    def part(begin: int, end: int) -> None:
+        first, last = offsets[begin].item(), offsets[end].item()
+        own = None if weights is None else weights[first:last]
+        into[begin:end] = _add_up(rows, offsets[begin : end + 1] - first, picks[first:last], own)
+
+    lanes.run([partial(part, *bounds) for bounds in _cuts(offsets.numpy(), _BAG_WORK)])
+    return into
+
+
+def _add_up(rows: Tensor, offsets: Tensor, picks: Tensor, weights: Tensor | None) -> Tensor:
+    return embedding_bag(picks, rows, offsets, mode="sum", include_last_offset=True, per_sample_weights=weights)
+
+
+def _dots(values: Tensor, gradient: Tensor, block: Block, heads: int, lanes: Lanes | None) -> Tensor:
+    """Inner products [E, H] of each edge's source in `values` and its destination in `gradient`, head by head."""
+    if not _fits(values):
+        products = values[block.sources] * gradient[block.destinations]
+        return products.unflatten(1, (heads, -1)).sum(2)
+    into = torch.empty(block.num_edges, heads)
+    kernel = partial(kernels.dots, _array(values), _array(gradient))
+    _share_out(kernel, block.offsets, block.sources, lanes, into)
+    return into
+
+
+def _attend_kernels(sources, destinations, slope, block, lanes):
+    weights = torch.empty(block.num_edges, sources.shape[1])
+    kernel = partial(kernels.attend, _array(sources), _array(destinations), np.float32(slope))
+    _share_out(kernel, block.offsets, block.sources, lanes, weights)
+    return weights
+
+
+def _attend_torch(sources, destinations, slope, block, lanes):
+    scores = torch.nn.functional.leaky_relu(sources[block.sources] + destinations[block.destinations], slope)
+    places = block.destinations[:, None].expand_as(scores)
+    largest = torch.full_like(destinations, -torch.inf).scatter_reduce(0, places, scores, "amax")
+    parts = torch.exp(scores - largest[block.destinations])
+    return parts / _over_edges(parts, block)[block.destinations]
+
+
+def _attend_back_kernels(sources, destinations, weights, gradient, slope, block, lanes):
+    by_edge, by_destination = torch.empty_like(weights), torch.empty_like(destinations)
+    given = (_array(sources), _array(destinations), np.float32(slope))
+    arrays = (_array(weights), _array(gradient))
+
+    def kernel(offsets, picks, begin, end, scores, into):
+        kernels.attend_back(*given, offsets, picks, *arrays, begin, end, scores, into)
+
+    _share_out(kernel, block.offsets, block.sources, lanes, by_edge, by_destination)
+    return by_edge, by_destination
+
+
+def _attend_back_torch(sources, destinations, weights, gradient, slope, block, lanes):
+    scores = sources[block.sources] + destinations[block.destinations]
+    parts = weights * gradient
+    by_edge = parts - weights * _over_edges(parts, block)[block.destinations]
+    by_edge = torch.where(scores > 0, by_edge, slope * by_edge)
+    return by_edge, _over_edges(by_edge, block)
+
+
+def _over_edges(parts: Tensor, block: Block) -> Tensor:
+    """Sums [O, H] over each output's edges of numbers [E, H]."""
+    return _bags(parts, block.offsets, torch.arange(block.num_edges, device=parts.device), None)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().contiguous().numpy()
+
+
+def _share_out(kernel: Callable, offsets: Tensor, picks: Tensor, lanes: Lanes | None, *into: Tensor) -> None:
+    """Runs a kernel over all ranges of rows."""
+    ends, chosen, results = offsets.numpy(), picks.numpy(), [each.numpy() for each in into]
+    tasks = [partial(kernel, ends, chosen, *bounds, *results) for bounds in _cuts(ends, _KERNEL_WORK)]
+    if lanes is None:
+        for task in tasks:
+            task()
+    else:
+        lanes.run(tasks)
+
+
+def _cuts(offsets: np.ndarray, size: int) -> list[tuple[int, int]]:
+    """Ranges of rows with much the same work: some sources have many edges."""
+    count = len(offsets) - 1
+    work = offsets + np.arange(count + 1)
+    inner = np.searchsorted(work, np.arange(size, work[-1], size))
+    cuts = np.unique([0, *inner, count]).tolist()
+    return list(zip(cuts[:-1], cuts[1:], strict=True))
