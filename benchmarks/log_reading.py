@@ -1,10 +1,15 @@
 """Reading click logs: files to blocks of labels, numbers and keys, against pyarrow's own readers alone.
 
-    python benchmarks/log_reading.py                  # 400,000 examples shaped like Criteo's: 13 numbers, 26 keys
+    python -m benchmarks.log_reading                  # 400,000 examples shaped like Criteo's: 13 numbers, 26 keys
+    python -m benchmarks.log_reading --share 4 8      # also what one of 4 and of 8 trainers needs of every batch
 
-The logs are written first: Parquet with integer keys, Parquet with keys as text of 8 hexadecimal digits, and a TSV with
-the same text and empty fields. "pyarrow" reads the same columns as the same types batch by batch and throws them away;
-"counting" is the pass over a text by which its rows are known. MB are of the file: of Parquet, compressed bytes.
+The logs are written first: Parquet with integer keys, Parquet with keys as text of 8 hexadecimal digits, a TSV with
+the same text and empty fields, and libsvm with the integer keys. "pyarrow" reads the same columns as the same types
+batch by batch and throws them away; "counting" is the pass over a text by which its rows are known. MB are of the file,
+of Parquet compressed bytes. With `--share N` a trainer passes over the same log and has 1/N of every batch of `--batch`
+examples: block by block ("1/N"), of blocks whose examples are shuffled ("1/N shuffled"), and each batch by itself, as
+where batches are dealt ("1/N dealt"). Rows are those of the log, whoever needs them: N trainers read N times as fast as
+they train.
 The contestants take turns; figures are medians over `--repeats`, ratios medians of the ratios within a turn. Threads
 are Arrow's; conversion to keys is in the thread that asks for the block.
 """
@@ -16,6 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +32,8 @@ import pyarrow.parquet as pq
 from marius_oac.config_ctr import LogConfig
 from marius_oac.data.log_files import BlockReader, LogFiles
 from marius_oac.data.log_formats import BATCH_ROWS, TEXT_BYTES
+from marius_oac.data.permutation import Permutation
+from marius_oac.data.share import Share
 
 NUMBERS = [f"i{i}" for i in range(13)]
 KEYS = [f"c{i}" for i in range(26)]
@@ -47,6 +55,11 @@ def write_logs(folder: Path, rows: int) -> dict[str, tuple[Path, LogConfig]]:
     pq.write_table(integers, folder / "integers.parquet", row_group_size=1 << 17)
     table = pa.table(columns | texts)
     pq.write_table(table, folder / "texts.parquet", row_group_size=1 << 17)
+    given = np.stack([ids[name] for name in KEYS], axis=1).tolist()
+    lines = (
+        f"{label} {' '.join(f'{key}:1' for key in keys)}\n" for label, keys in zip(columns["label"], given, strict=True)
+    )
+    (folder / "log.libsvm").write_text("".join(lines))
     with pa_csv.CSVWriter(
         folder / "log.tsv",
         table.schema,
@@ -64,6 +77,7 @@ def write_logs(folder: Path, rows: int) -> dict[str, tuple[Path, LogConfig]]:
         "Parquet, texts": (folder / "texts.parquet", config("string")),
         "TSV, texts": (folder / "log.tsv", config("string", names)),
         "TSV, hex": (folder / "log.tsv", config("hex", names)),
+        "libsvm": (folder / "log.libsvm", LogConfig(train="x", categorical=[{"name": name} for name in KEYS])),
     }
 
 
@@ -85,21 +99,41 @@ def parsed_by_pyarrow(path: Path, config: LogConfig, rows: int) -> None:
     assert found == rows
 
 
-def contestants(path: Path, config: LogConfig, rows: int) -> dict[str, Callable[[], None]]:
+def contestants(path: Path, config: LogConfig, rows: int, shares: list[int], batch: int) -> dict[str, Callable]:
     """What is measured of one log; the first is the limit that the others are held against."""
     files = LogFiles.scan([str(path)], config).files
 
-    def blocks() -> None:
+    def read(wanted: Callable[[int], list[np.ndarray]]) -> int:
+        """Examples of those that are wanted, some at a time, of a block of so many."""
+        found = 0
         with BlockReader(files, config) as reader:
-            found = sum(reader.block(0, number, BLOCK_ROWS).size for number in range(-(-rows // BLOCK_ROWS)))
-        assert found == rows
+            for number in range(-(-rows // BLOCK_ROWS)):
+                block = reader.lazy_block(0, number, BLOCK_ROWS)
+                found += sum(block.examples(some).size for some in wanted(block.size))
+        return found
 
-    each: dict[str, Callable[[], None]] = {
-        "pyarrow": lambda: parsed_by_pyarrow(path, config, rows),
-        "ours": blocks,
-    }
+    def whole() -> None:
+        assert read(lambda size: [np.arange(size)]) == rows
+
+    def own(share: Share) -> None:
+        read(lambda size: [share.of_batches(size, batch)])
+
+    def shuffled(share: Share) -> None:
+        read(lambda size: [np.sort(Permutation(size, 1, 1).permute(share.of_batches(size, batch)))])
+
+    def dealt(share: Share) -> None:
+        read(lambda size: [share.of_batches(min(batch, size - at), batch) + at for at in range(0, size, batch)])
+
+    each: dict[str, Callable] = {"ours": whole}
+    if path.suffix != ".libsvm":
+        each = {"pyarrow": lambda: parsed_by_pyarrow(path, config, rows)} | each
     if path.suffix != ".parquet":
         each["counting"] = lambda: LogFiles.scan([str(path)], config) and None
+    for count in shares:
+        share = Share(count // 2, count)
+        each[f"1/{count}"] = partial(own, share)
+        each[f"1/{count} shuffled"] = partial(shuffled, share)
+        each[f"1/{count} dealt"] = partial(dealt, share)
     return each
 
 
@@ -120,23 +154,31 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--share", type=int, nargs="*", default=[], help="trainers of whom one reads")
+    parser.add_argument("--batch", type=int, default=4096, help="examples of a batch of all trainers")
     options = parser.parse_args()
     print(
         f"{datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}, pyarrow {pa.__version__}"
     )
     with tempfile.TemporaryDirectory() as folder:
         logs = write_logs(Path(folder), options.rows)
-        print(f"{'log':18} {'threads':>7} {'reader':>9} {'rows/s':>11} {'MB/s':>6} {'of pyarrow':>10}")
+        print(f"{'log':18} {'threads':>7} {'reader':>13} {'rows/s':>11} {'MB/s':>6} {'of pyarrow':>10} {'of ours':>8}")
         for name, (path, config) in logs.items():
             for threads in options.threads:
                 pa.set_cpu_count(threads)
-                seconds = measure(contestants(path, config, options.rows), options.repeats)
+                each = contestants(path, config, options.rows, options.share, options.batch)
+                seconds = measure(each, options.repeats)
                 for reader, taken in seconds.items():
                     middle = statistics.median(taken)
-                    ratio = statistics.median(a / b for a, b in zip(seconds["pyarrow"], taken, strict=True))
-                    megabytes = path.stat().st_size / middle / 1e6
-                    rate = options.rows / middle
-                    print(f"{name:18} {threads:7} {reader:>9} {rate:11,.0f} {megabytes:6.0f} {ratio:10.2f}")
+                    ratios = (ratio(seconds.get(limit), taken) for limit in ("pyarrow", "ours"))
+                    megabytes, rate = path.stat().st_size / middle / 1e6, options.rows / middle
+                    figures = "{:>10} {:>8}".format(*ratios)
+                    print(f"{name:18} {threads:7} {reader:>13} {rate:11,.0f} {megabytes:6.0f} {figures}", flush=True)
+
+
+def ratio(limit: list[float] | None, taken: list[float]) -> str:
+    """How fast something is beside something else, the median of all turns."""
+    return f"{statistics.median(a / b for a, b in zip(limit, taken, strict=True)):.2f}" if limit else "-"
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class NodeTask(Task):
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
         self.place = sum(each > 0 for each in weights[: group.rank]) if weights[group.rank] else None
         self.packed = Packed(even(self.carried))
-        self.pace = Pace(task.config.nodes, group.rank, len(weights))
+        self.pace = Pace(task.config.nodes, group.rank, len(weights), task.config.training.batch_size)
         self.dense: DenseSync | None = None
         self._source: NodeSource | None = None
         self.crew = NodeCrew(group)
@@ -221,10 +221,15 @@ class NodeTask(Task):
         return self._source.error if self._source else None
 
     def stands_still(self, batch: int) -> int | None:
-        return self.config.nodes.mode_ends(batch)
+        ends = [self.config.nodes.mode_ends(batch), self.pace.rests(batch)]
+        return min((each for each in ends if each is not None), default=None)
 
     def before_batches(self, first: int) -> None:
-        self.deal(self.config.nodes.mode_at(first))
+        self.pace.begin(first)
+        self.deal(self.pace.mode or self.config.nodes.mode_at(first))
+
+    def decided(self, reached: int) -> list[dict[str, Any]]:
+        return self.pace.end(reached, self.crew)
 
     def deal_to_guest(self) -> None:
         """This is a guest: batches are dealt to it whenever there are any."""
@@ -361,9 +366,9 @@ def dealt_metrics(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
 
 
 def with_share(planner: Planner, rank: int, count: int) -> Planner:
-    """A planner like this one, of other parts of the same batches."""
+    """A planner like this one, of other parts of the same batches, of which it is dealt some."""
     other = copy.copy(planner)
-    other.share = Share(rank, count)
+    other.share = Share(rank, count, dealt=True)
     return other
 
 

@@ -8,24 +8,25 @@ Guarantees:
 - What `settle` decides (numbers of new rows, admission) is a function of the plans before: rows are numbered in the
   order in which the log first names their keys, whatever the threads do.
 - Memory: the blocks of the log that are being cut into batches, one more than there are threads.
+- Of each block only the examples of the planner's share are parsed, as far as the format allows, and converted.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from marius_oac.config_ctr import CtrConfig
-from marius_oac.data.batches import relabel
 from marius_oac.data.log_columns import LogBlock
-from marius_oac.data.log_files import BlockReader, LogFile
+from marius_oac.data.log_files import BlockReader, LazyBlock, LogFile
 from marius_oac.data.log_tables import FeatureTable, TableKeys
 from marius_oac.data.permutation import Permutation
+from marius_oac.data.relabel import relabel
 from marius_oac.data.share import WHOLE
 from marius_oac.types import Plan, TableSpec
 
@@ -105,6 +106,7 @@ class LogPlanner:
         key_tables: Sequence[Any],
     ):
         self._config, self._road, self._feature_tables, self._key_tables = config, road, tables, key_tables
+        self._files = files
         self.share = WHOLE
         size, shuffle = config.training.batch_size, config.data.shuffle
         self._block_examples = -(-max(shuffle, _BLOCK_EXAMPLES if not shuffle else 0) // size) * size
@@ -117,19 +119,11 @@ class LogPlanner:
     def plan(self, sequence: int) -> LogPlan:
         number, file, first, end = self._road.place(sequence)
         skip, stop, part = self.share.of_batch(end - first)
-        block_number = first // self._block_examples
-        block = self._blocks.get(file, block_number)
-        first, end = (first + place - block_number * self._block_examples for place in (skip, stop))
-        if self._config.data.shuffle:
-            name = f"shuffle of file {file}, block {block_number}"
-            shuffle = Permutation(block.size, self._config.seed, number, name)
-            examples = block.take(shuffle.permute(np.arange(first, end)))
-        else:
-            examples = block.slice(first, end)
+        examples = self._examples(number, file, first + skip, first + stop)
         keys = [table_keys(table, examples) for table in self._feature_tables]
         ids = [table.find(*each.asked) for table, each in zip(self._key_tables, keys, strict=True)]
         arrays = _arrays(examples, number) | {"share": np.array([part])}
-        plan = LogPlan(sequence, (), arrays, end - first, keys, ids, file)
+        plan = LogPlan(sequence, (), arrays, stop - skip, keys, ids, file)
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 
     def settle(self, plan: LogPlan) -> Plan:
@@ -143,6 +137,32 @@ class LogPlanner:
     def close(self) -> None:
         """Closes the files."""
         self._blocks.close()
+
+    def _examples(self, number: int, file: int, first: int, end: int) -> LogBlock:
+        """Examples [first, end) of a file, which lie in one block, in the order of a pass."""
+        block = first // self._block_examples
+        start = block * self._block_examples
+        size = min(self._block_examples, self._files[file].rows - start)
+        shuffle = None
+        if self._config.data.shuffle:
+            name = f"shuffle of file {file}, block {block}"
+            shuffle = Permutation(size, self._config.seed, number, name)
+        places = np.arange(first - start, end - start)
+        wanted = shuffle.permute(places) if shuffle else places
+        if self.share.dealt:
+            read = _Read.of(self._blocks.get(file, block, None, lambda lazy: lazy), wanted)
+        else:
+            share, batch_size = self.share, self._config.training.batch_size
+            # What a share has of a block depends on the pass only where it is shuffled and not the whole.
+            kind = (share, number if shuffle and share != WHOLE else 0)
+
+            def own(lazy: LazyBlock) -> _Read:
+                places = share.of_batches(size, batch_size)
+                return _Read.of(lazy, shuffle.permute(places) if shuffle and share != WHOLE else places)
+
+            read = self._blocks.get(file, block, kind, own)
+        at = np.searchsorted(read.numbers, wanted)
+        return read.examples.take(at) if shuffle else read.examples.slice(at[0], at[-1] + 1)
 
     def _relabelled(self, plan: LogPlan) -> LogPlan:
         rows, arrays = [], dict(plan.arrays)
@@ -187,23 +207,40 @@ def local_arrays(table: FeatureTable, keys: TableKeys, local: np.ndarray) -> dic
     return arrays
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What was read of a block: the numbers of the examples, int64 [k] in ascending order, and the examples."""
+
+    numbers: np.ndarray
+    examples: LogBlock
+
+    @classmethod
+    def of(cls, block: LazyBlock, numbers: np.ndarray) -> _Read:
+        ordered = np.sort(numbers)
+        return cls(ordered, block.examples(ordered))
+
+
+_Made = TypeVar("_Made")
+
+
 class _Blocks:
-    """The blocks that batches are being cut from; the one that was used longest ago goes first."""
+    """What was made of the blocks that batches are being cut from; what was used longest ago goes first."""
 
     def __init__(self, reader: BlockReader, examples: int, held: int):
         self._reader, self._examples, self._held = reader, examples, held
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[tuple[int, int], LogBlock] = OrderedDict()
+        self._made: OrderedDict[tuple[int, int, Hashable], Any] = OrderedDict()
 
-    def get(self, file: int, number: int) -> LogBlock:
+    def get(self, file: int, number: int, kind: Hashable, make: Callable[[LazyBlock], _Made]) -> _Made:
+        """What `make` made of a block, the last time that this kind of it was asked for if it is still there."""
         with self._lock:
-            block = self._blocks.pop((file, number), None)
-            if block is None:
-                block = self._reader.block(file, number, self._examples)
-                while len(self._blocks) >= self._held:
-                    self._blocks.popitem(last=False)
-            self._blocks[file, number] = block
-            return block
+            made = self._made.pop((file, number, kind), None)
+            if made is None:
+                made = make(self._reader.lazy_block(file, number, self._examples))
+                while len(self._made) >= self._held:
+                    self._made.popitem(last=False)
+            self._made[file, number, kind] = made
+            return made
 
     def close(self) -> None:
         self._reader.close()

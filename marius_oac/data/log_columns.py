@@ -135,23 +135,23 @@ class _Place:
     """Where a batch lies, for what is wrong in it: its rows are counted from 1, a header line is none."""
 
     path: Path
-    first_row: int
+    rows: np.ndarray
 
     def wrong(self, index: int, message: str) -> InputError:
-        return InputError(f"row {self.first_row + int(index) + 1}: {message}", self.path)
+        return InputError(f"row {self.rows[index] + 1}: {message}", self.path)
 
 
-def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: Path, first_row: int) -> LogBlock:
+def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: Path, rows: np.ndarray) -> LogBlock:
     """A batch of Arrow columns, named as in the config, as a block.
 
     Args:
-        first_row: of the file, from 0, for messages.
+        path, rows: the file, and the number in it, from 0, of each row, int64 [n], for messages.
 
     Raises:
         InputError: a label is missing or neither 0 nor 1; a number is missing and `missing_numbers` refuses that; a
             value of an integer or hex feature is no such number, or is -2**63, which MISSING stands for.
     """
-    place = _Place(path, first_row)
+    place = _Place(path, rows)
     labels = _labels(batch.column(config.label), config.label, place) if with_labels else None
     keys: dict[str, np.ndarray] = {}
     checks: dict[str, np.ndarray | None] = {}
@@ -310,9 +310,5 @@ def _list_keys(
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(column) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    values = pc.list_flatten(column)
-    try:
-        keys, checks = _keys(values, feature, _Place(place.path, 0))
-    except InputError as error:
-        raise InputError(f"in the rows from {place.first_row + 1} on, a list's {error.message}", place.path) from None
+    keys, checks = _keys(pc.list_flatten(column), feature, _Place(place.path, np.repeat(place.rows, lengths)))
     return keys, checks, offsets

@@ -1,8 +1,8 @@
 """The files of a click log: which there are, and their examples block by block.
 
 Guarantees of `BlockReader`:
-- One thread at a time; parsing and conversion do not hold the GIL.
-- Memory: the blocks it has passed over and not given out, AHEAD at most, and what the format's reader holds.
+- One thread at a time; what it gives may be used by any number of them. Parsing and conversion do not hold the GIL.
+- Memory: the raw blocks it has passed over and not given out, AHEAD at most, and what the format's reader holds.
 - Blocks asked for in order, or up to AHEAD out of order, cost one pass over a file.
 """
 
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-import pyarrow as pa
+import numpy as np
 
 from marius_oac.config_ctr import LogConfig
 from marius_oac.data.log_columns import LogBlock, convert
-from marius_oac.data.log_formats import open_log
+from marius_oac.data.log_formats import RawBlock, open_log
 from marius_oac.data.readers import check_readable
 from marius_oac.errors import InputError
 
@@ -125,6 +125,30 @@ def _fingerprint(path: Path) -> str:
     return digest.hexdigest()[:32]
 
 
+@dataclass(frozen=True)
+class LazyBlock:
+    """A block of a file whose examples are parsed and converted when they are asked for."""
+
+    raw: RawBlock
+    config: LogConfig
+    with_labels: bool
+    path: Path
+
+    @property
+    def size(self) -> int:
+        """Examples, n."""
+        return len(self.raw)
+
+    def examples(self, numbers: np.ndarray) -> LogBlock:
+        """Those with these numbers, int64 [k] in [0, n), in ascending order, k >= 1.
+
+        Raises:
+            InputError: they hold what `convert` or the format's reader refuses.
+        """
+        parsed = self.raw.parse(numbers)
+        return LogBlock.join([convert(batch, self.config, self.with_labels, self.path, rows) for rows, batch in parsed])
+
+
 class BlockReader:
     """The examples of files in blocks. Use it as a context manager, or `close` it.
 
@@ -139,15 +163,19 @@ class BlockReader:
     def __init__(self, files: Sequence[LogFile], config: LogConfig, with_labels: bool = True):
         check_kinds(files)
         self._files, self._config, self._with_labels = files, config, with_labels
-        self._passed: dict[tuple[int, int, int], LogBlock] = {}  # by file, number, rows; in order of reading
+        self._passed: dict[tuple[int, int, int], LazyBlock] = {}  # by file, number, rows; in order of reading
         self._open: _OpenFile | None = None
 
     def block(self, file: int, number: int, block_rows: int) -> LogBlock:
+        """All of `lazy_block`'s examples. Raises InputError as `lazy_block` and `LazyBlock.examples` do."""
+        block = self.lazy_block(file, number, block_rows)
+        return block.examples(np.arange(block.size))
+
+    def lazy_block(self, file: int, number: int, block_rows: int) -> LazyBlock:
         """Rows [number * block_rows, (number + 1) * block_rows) of a file; its last block may be shorter.
 
         Raises:
-            InputError: the file is missing, damaged, has changed since it was scanned, or holds what `convert` or the
-                format's reader refuses.
+            InputError: the file is missing, damaged, or has changed since it was scanned.
         """
         if not 0 <= number * block_rows < self._files[file].rows:
             raise ValueError(f"file {file} has no block {number} of {block_rows} rows")
@@ -213,32 +241,24 @@ class _OpenFile:
         check_readable(found.path)
         self.file, self.next, self.block_rows = file, number, block_rows
         self._found, self._config, self._with_labels = found, config, with_labels
-        self._batches = open_log(found.path, config, with_labels).batches(number * block_rows)
-        self._rest: tuple[int, pa.RecordBatch] | None = None
+        log = open_log(found.path, config, with_labels)
+        self._blocks = log.blocks(number * block_rows, min(block_rows, found.rows))
 
-    def read(self) -> LogBlock:
-        row = self.next * self.block_rows
-        end = min(row + self.block_rows, self._found.rows)
-        parts = []
-        while row < end:
-            first, batch = self._rest or next(self._batches, None) or self._changed(row)
-            last = min(first + batch.num_rows, end)
-            part = batch.slice(row - first, last - row)
-            parts.append(convert(part, self._config, self._with_labels, self._found.path, row))
-            self._rest = None if last == first + batch.num_rows else (first, batch)
-            row = last
-        if row == self._found.rows and (self._rest or next(self._batches, None)):
-            self._changed(None)
+    def read(self) -> LazyBlock:
+        first, rows = self.next * self.block_rows, self._found.rows
+        end = min(first + self.block_rows, rows)
+        raw = next(self._blocks, None)
+        found = first + (len(raw) if raw else 0)
+        if found > end or (end == rows and found == end and next(self._blocks, None)):
+            raise self._changed("more")
+        if found < end:
+            raise self._changed(f"{found:,}")
         self.next += 1
-        return LogBlock.join(parts)
+        return LazyBlock(raw, self._config, self._with_labels, self._found.path)
 
-    def _changed(self, found: int | None) -> tuple[int, pa.RecordBatch]:
-        rows = "more" if found is None else f"{found:,}"
-        raise InputError(
-            f"{self._found.rows:,} examples were counted, {rows} are found: a quoted value spans lines, or the "
-            "file has changed",
-            self._found.path,
-        )
+    def _changed(self, found: str) -> InputError:
+        what = f"{self._found.rows:,} examples were counted, {found} are found: the file has changed"
+        return InputError(what, self._found.path)
 
     def close(self) -> None:
-        self._batches.close()
+        self._blocks.close()

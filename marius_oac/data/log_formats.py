@@ -1,12 +1,13 @@
-"""The formats of click logs: each reads a file in bounded memory into Arrow batches of the schema's columns.
+"""The formats of click logs: each reads a file in bounded memory, block by block, and parses the rows that are wanted.
 
     csv      a delimiter between columns; quotes only where it is a comma (RFC 4180), and no line breaks within them;
              names in the first line unless the config gives them; blank lines count for nothing
     parquet
     libsvm   `label id:1 id:1 ...`, also of libFM: the categorical features' ids by position, or all ids one bag
 
-Parsing is pyarrow's, but for libsvm's. What is wrong with a file is said with its row, counted from 1 without the
-header.
+Of a text no more than the wanted lines is parsed; of Parquet, whose values are packed column by column, whole row
+groups are. Parsing is pyarrow's, but for libsvm's. What is wrong with a file is said with its row, counted from 1
+without the header.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from __future__ import annotations
 import csv
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +26,12 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from marius_oac.config_ctr import LogConfig
-from marius_oac.data.fingerprints import count_lines
 from marius_oac.data.log_columns import key_type
-from marius_oac.data.progress import Progress
+from marius_oac.data.log_lines import BYTE_ORDER_MARK, TEXT_BYTES, Lines, blocks_of_lines, count_rows, read_first_line
 from marius_oac.data.svm import parse_svm
 from marius_oac.errors import InputError
 
 BATCH_ROWS = 1 << 16
-TEXT_BYTES = 4 << 20  # of text parsed at once
-_FIRST_LINE_BYTES = 1 << 20
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -43,6 +42,23 @@ _SUFFIXES = {
     ".svm": "libsvm",
     ".libfm": "libsvm",
 }
+
+Parsed = Iterator[tuple[np.ndarray, pa.RecordBatch]]
+"""Batches in order, and the number in the file, from 0, of each of their rows, int64 [n]."""
+
+
+class RawBlock(Protocol):
+    """Consecutive rows of a file, n in all, not parsed yet."""
+
+    def __len__(self) -> int: ...
+
+    def parse(self, rows: np.ndarray) -> Parsed:
+        """The rows with these numbers, int64 [k] in [0, n), ascending, k >= 1; may be called by several threads.
+
+        Raises:
+            InputError: what the format refuses.
+        """
+        ...
 
 
 def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | ParquetLog | SvmLog:
@@ -89,59 +105,68 @@ class TextLog:
 
     def rows(self) -> int:
         """Counts the lines that aren't blank, but for the header."""
-        return _count_rows(self.path) - (0 if self._config.columns else 1)
+        return count_rows(self.path) - self._header
 
-    def batches(self, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(row of the file, batch) of batches in order that hold all rows from `start` on; rows before are passed over.
+    def blocks(self, start: int, rows: int) -> Iterator[RawBlock]:
+        """Blocks of so many rows from row `start` on; the last one may be shorter.
 
         Raises:
-            InputError: ragged rows, what is no number in a numeric column, bytes that aren't UTF-8, a damaged archive.
+            InputError: a damaged archive; when a block is parsed, ragged rows, what is no number in a numeric column,
+                bytes that aren't UTF-8, a value that spans lines.
         """
+        for lines in blocks_of_lines(self.path, start + self._header, rows):
+            yield _RawLines(replace(lines, first=lines.first - self._header), self._parse)
+
+    @property
+    def _header(self) -> int:
+        return 0 if self._config.columns else 1
+
+    def _parse(self, lines: Lines, wanted: np.ndarray) -> Parsed:
+        text, rows, done = lines.pick(wanted), lines.first + wanted, 0
         try:
-            yield from self._parsed(start, threads=True)
+            table = self._table(text, threads=True)
         except pa.ArrowInvalid as error:
-            raise self._blamed(error) from None
-        except OSError as error:
-            raise read_error(error, self.path) from None
+            raise self._blamed(text, rows, error) from None
+        if table.num_rows != rows.size or self._open_quote(lines.pick(wanted[-1:])):
+            raise _not_as_counted(rows, table.num_rows, self.path)
+        for batch in table.to_batches():
+            yield rows[done : done + batch.num_rows], batch
+            done += batch.num_rows
 
-    def _parsed(self, start: int, threads: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
-        config, done = self._config, 0
+    def _table(self, text: np.ndarray, threads: bool) -> pa.Table:
+        config = self._config
         numbers = {config.label: pa.float64(), **dict.fromkeys(config.numeric, pa.float32())}
-        with (
-            open_text(self.path) as stream,
-            pa_csv.open_csv(
-                stream,
-                pa_csv.ReadOptions(
-                    use_threads=threads,
-                    block_size=TEXT_BYTES,
-                    column_names=self.names,
-                    skip_rows=0 if config.columns else 1,
-                ),
-                pa_csv.ParseOptions(delimiter=self._delimiter, quote_char='"' if self._delimiter == "," else False),
-                pa_csv.ConvertOptions(
-                    column_types={name: numbers.get(name, pa.string()) for name in self._wanted},
-                    include_columns=self._wanted,
-                    null_values=[""],
-                ),
-            ) as reader,
-        ):
-            for batch in reader:
-                if done + batch.num_rows > start:
-                    yield done, batch
-                done += batch.num_rows
+        if text[:3].tobytes() == BYTE_ORDER_MARK:  # within a file it belongs to a value
+            text = np.concatenate((np.frombuffer(b"\n", np.uint8), text))
+        return pa_csv.read_csv(
+            pa.BufferReader(pa.py_buffer(text)),
+            pa_csv.ReadOptions(use_threads=threads, block_size=TEXT_BYTES, column_names=self.names),
+            pa_csv.ParseOptions(delimiter=self._delimiter, quote_char='"' if self._delimiter == "," else False),
+            pa_csv.ConvertOptions(
+                column_types={name: numbers.get(name, pa.string()) for name in self._wanted},
+                include_columns=self._wanted,
+                null_values=[""],
+            ),
+        )
 
-    def _blamed(self, error: pa.ArrowInvalid) -> InputError:
+    def _open_quote(self, line: np.ndarray) -> bool:
+        """Whether a value of this line goes on in the next: at the end of a text Arrow takes it for closed."""
+        if self._delimiter != "," or np.count_nonzero(line == ord('"')) % 2 == 0:
+            return False
+        try:
+            return self._table(np.concatenate((line, line)), threads=False).num_rows != 2
+        except pa.ArrowInvalid:
+            return True
+
+    def _blamed(self, text: np.ndarray, rows: np.ndarray, error: pa.ArrowInvalid) -> InputError:
         """The error with its row, which Arrow knows only where it parses one piece after the other."""
         message = str(error)
         try:
-            for _ in self._parsed(0, threads=False):
-                pass
+            self._table(text, threads=False)
         except pa.ArrowInvalid as again:
             message = str(again)
-        except OSError as again:
-            return read_error(again, self.path)
         row, column = re.search(r"Row #(\d+): ", message), re.search(r"In CSV column #(\d+)", message)
-        place = f"row {int(row[1]) - (0 if self._config.columns else 1)}: " if row else ""
+        place = f"row {rows[int(row[1]) - 1] + 1}: " if row else ""
         name = f"column '{self.names[int(column[1])]}' has " if column else ""
         what = re.sub(r"^(In CSV column #\d+: |CSV parse error: )?(Row #\d+: )?", "", message)
         what = re.sub(r"^CSV conversion error to (float|double): (.*)", r"\2 (a number is needed)", what)
@@ -202,8 +227,21 @@ class ParquetLog:
         """By the file's metadata."""
         return sum(self._groups)
 
-    def batches(self, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """As `TextLog.batches`; begins with the row group that has row `start`."""
+    def blocks(self, start: int, rows: int) -> Iterator[RawBlock]:
+        """As `TextLog.blocks`, but parsed as they are read; begins with the row group that has row `start`."""
+        held, size = [], 0
+        for batch in self._batches(start):
+            while batch.num_rows:
+                part, batch = batch.slice(0, rows - size), batch.slice(rows - size)
+                held.append(part)
+                size += part.num_rows
+                if size == rows:
+                    yield _RawBatches(start, held)
+                    start, held, size = start + size, [], 0
+        if held:
+            yield _RawBatches(start, held)
+
+    def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
         group, done = 0, 0
         while group < len(self._groups) and done + self._groups[group] <= start:
             done += self._groups[group]
@@ -213,8 +251,7 @@ class ParquetLog:
             with pq.ParquetFile(self.path, pre_buffer=False) as parquet:
                 groups = list(range(group, len(self._groups)))
                 for batch in parquet.iter_batches(BATCH_ROWS, groups, self._wanted, use_threads=True):
-                    if done + batch.num_rows > start:
-                        yield done, batch
+                    yield batch.slice(max(start - done, 0))
                     done += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"not a Parquet file, or a damaged one: {error}", self.path) from None
@@ -240,22 +277,26 @@ class SvmLog:
 
     def rows(self) -> int:
         """Counts the lines that aren't blank."""
-        return _count_rows(self.path)
+        return count_rows(self.path)
 
-    def batches(self, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """As `TextLog.batches`.
+    def blocks(self, start: int, rows: int) -> Iterator[RawBlock]:
+        """As `TextLog.blocks`.
 
         Raises:
-            InputError: a syntax error; a value other than 1; ids of categorical features that aren't one each.
+            InputError: a damaged archive; when a block is parsed, a syntax error, a value other than 1, ids of
+                categorical features that aren't one each.
         """
-        done = 0
-        for block in _whole_lines(self.path):
-            labels, ids, offsets = parse_svm(block, self.path, done)
-            if done + len(labels) > start:
-                yield done, self._batch(labels, ids, offsets, done)
-            done += len(labels)
+        for lines in blocks_of_lines(self.path, start, rows):
+            yield _RawLines(lines, self._parse)
 
-    def _batch(self, labels: np.ndarray, ids: np.ndarray, offsets: np.ndarray, first_row: int) -> pa.RecordBatch:
+    def _parse(self, lines: Lines, wanted: np.ndarray) -> Parsed:
+        rows = lines.first + wanted
+        labels, ids, offsets = parse_svm(lines.pick(wanted), self.path, rows)
+        if labels.size != rows.size:
+            raise _not_as_counted(rows, labels.size, self.path)
+        yield rows, self._batch(labels, ids, offsets, rows)
+
+    def _batch(self, labels: np.ndarray, ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> pa.RecordBatch:
         features = self._config.categorical
         if not features:
             lists = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(ids))
@@ -264,11 +305,52 @@ class SvmLog:
         if len(wrong):
             found = int(np.diff(offsets)[wrong[0]])
             raise InputError(
-                f"row {first_row + int(wrong[0]) + 1}: {found} ids for {len(features)} categorical features", self.path
+                f"row {rows[wrong[0]] + 1}: {found} ids for {len(features)} categorical features", self.path
             )
         columns = ids.reshape(-1, len(features)).T
         arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
         return pa.RecordBatch.from_arrays([pa.array(labels), *arrays], names=self.names)
+
+
+@dataclass(frozen=True)
+class _RawLines:
+    lines: Lines
+    parser: Callable[[Lines, np.ndarray], Parsed]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def parse(self, rows: np.ndarray) -> Parsed:
+        return self.parser(self.lines, rows)
+
+
+@dataclass(frozen=True)
+class _RawBatches:
+    first: int
+    batches: Sequence[pa.RecordBatch]
+
+    def __len__(self) -> int:
+        return sum(batch.num_rows for batch in self.batches)
+
+    def parse(self, rows: np.ndarray) -> Parsed:
+        first = 0
+        for batch in self.batches:
+            here = rows[slice(*np.searchsorted(rows, (first, first + batch.num_rows)))]
+            if here.size:
+                yield self.first + here, _taken(batch, here - first)
+            first += batch.num_rows
+
+
+def _taken(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
+    """Some rows, ascending; copied only where there are gaps."""
+    if rows[-1] - rows[0] == rows.size - 1:
+        return batch.slice(rows[0], rows.size)
+    return batch.take(pa.array(rows))
+
+
+def _not_as_counted(rows: np.ndarray, found: int, path: Path) -> InputError:
+    what = f"{rows.size:,} examples were counted, {found:,} are found: a quoted value spans lines"
+    return InputError(f"rows {rows[0] + 1} to {rows[-1] + 1}: {what}, or the file has changed", path)
 
 
 def check_columns(names: list[str], config: LogConfig, with_labels: bool, path: Path) -> list[str]:
@@ -297,71 +379,3 @@ def check_columns(names: list[str], config: LogConfig, with_labels: bool, path: 
 def _is_number(kind: pa.DataType) -> bool:
     tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
     return any(test(kind) for test in tests)
-
-
-def open_text(path: Path) -> BinaryIO:
-    """A stream of the file's text, decompressed where the name ends in .gz."""
-    return pa.input_stream(str(path), compression="gzip" if path.suffix.lower() == ".gz" else None)
-
-
-def read_error(error: OSError, path: Path) -> InputError:
-    """What a reader says of a file it can't read on."""
-    if "Truncated compressed" in str(error):
-        return InputError("the compressed file is truncated", path)
-    if "inflate" in str(error):
-        return InputError(f"not a gzip file, or a damaged one: {error}", path)
-    return InputError(f"can't be read: {error.strerror or error}", path)
-
-
-def read_first_line(path: Path) -> bytes:
-    """The file's first line without its end or a byte order mark.
-
-    Raises:
-        InputError: it can't be read, is blank, or is compressed without saying so in its name.
-    """
-    try:
-        with open_text(path) as stream:
-            head = stream.read(_FIRST_LINE_BYTES)
-    except OSError as error:
-        raise read_error(error, path) from None
-    if head.startswith(b"\x1f\x8b"):
-        raise InputError("the file is compressed with gzip, but its name doesn't end in .gz", path)
-    if head.startswith(b"PAR1"):
-        raise InputError("this is a Parquet file, but its name or data.format says it is text", path)
-    line = re.split(rb"[\r\n]", head.removeprefix(b"\xef\xbb\xbf"), maxsplit=1)[0]
-    if not line:
-        raise InputError("the first line is blank" if head else "the file has no examples", path)
-    return line
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    try:
-        with open_text(path) as stream:
-            while piece := stream.read(TEXT_BYTES):
-                yield piece
-    except OSError as error:
-        raise read_error(error, path) from None
-
-
-def _count_rows(path: Path) -> int:
-    rows, inside = 0, False
-    with Progress(f"counting the examples of {path.name}", "B") as progress:
-        for piece in _pieces(path):
-            lines, inside = count_lines(np.frombuffer(piece, np.uint8), inside)
-            rows += lines
-            progress.add(len(piece))
-    return rows + inside
-
-
-def _whole_lines(path: Path) -> Iterator[np.ndarray]:
-    """Blocks of whole lines, uint8, the last line's end added where it is missing."""
-    rest = b""
-    for piece in _pieces(path):
-        end = piece.rfind(b"\n") + 1
-        if end:
-            yield np.frombuffer(rest + piece[:end], np.uint8)
-            rest = piece[end:]
-        else:
-            rest += piece
-    if rest:
-        yield np.frombuffer(rest + b"\n", np.uint8)

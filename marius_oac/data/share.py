@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Share:
-    """Trainer number `rank` of `count`: consecutive examples, as many as the others' give or take one."""
+    """Trainer number `rank` of `count`: consecutive examples, as many as the others' give or take one.
+
+    Attributes:
+        dealt: whether only some batches are asked for, whichever a trainer is dealt: each is then read by itself.
+    """
 
     rank: int = 0
     count: int = 1
+    dealt: bool = False
 
     def of_batch(self, size: int) -> tuple[int, int, float]:
         """First example, end, and what part of the batch that is.
@@ -23,6 +30,12 @@ class Share:
             first = min(first, size - 1)
             return first, first + 1, 0.0
         return first, end, (end - first) / size
+
+    def of_batches(self, examples: int, batch_size: int) -> np.ndarray:
+        """Which of so many examples are its own, int64 [k], where they are cut into batches: in ascending order."""
+        starts = range(0, examples, batch_size)
+        parts = [self.of_batch(min(batch_size, examples - start)) for start in starts]
+        return np.concatenate([np.arange(first, end) + at for at, (first, end, _) in zip(starts, parts, strict=True)])
 
 
 WHOLE = Share()

@@ -17,11 +17,11 @@ _WRONG = {
 }
 
 
-def parse_svm(block: np.ndarray, path: Path, first_row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def parse_svm(block: np.ndarray, path: Path, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The examples of whole lines, uint8, that end in a line break; blank lines are none.
 
     Args:
-        path, first_row: where the block lies, for messages.
+        path, rows: where the block lies, for messages: the number in the file, from 0, of each line that isn't blank.
 
     Returns:
         labels float64 [n], ids int64 [v] and offsets int64 [n + 1] of each example's ids.
@@ -32,11 +32,11 @@ def parse_svm(block: np.ndarray, path: Path, first_row: int) -> tuple[np.ndarray
     lines = int(np.count_nonzero((block == 10) | (block == 13)))
     labels, ids = np.empty(lines), np.empty(int(np.count_nonzero(block == 58)), np.int64)
     offsets = np.zeros(lines + 1, np.int64)
-    rows, values, wrong, first, last = _parse(block, labels, ids, offsets)
+    done, values, wrong, first, last = _parse(block, labels, ids, offsets)
     if wrong:
         found = block[first:last].tobytes().decode("utf-8", "replace")[:80]
-        raise InputError(f"row {first_row + rows + 1}: {_WRONG[wrong].format(found)}", path)
-    return labels[:rows], ids[:values], offsets[: rows + 1]
+        raise InputError(f"row {rows[done] + 1}: {_WRONG[wrong].format(found)}", path)
+    return labels[:done], ids[:values], offsets[: done + 1]
 
 
 @compiled
