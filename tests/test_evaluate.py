@@ -21,7 +21,6 @@ from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
 from marius_oac.types import Side
 from tests import naive_ranking
-from tests.without_jit import only_with_the_jit, pass_without_the_jit
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
 DECODERS = [("dot", 2), ("distmult", 2), ("complex", 2), ("transe", 1), ("transe", 2), ("rotate", 2)]
@@ -343,8 +342,3 @@ def test_columns(seed, low, size):
                 assert found.columns[found.offsets[i] : found.offsets[i + 1]].tolist() == expected
                 expected = [j for j, c in enumerate(candidates) if c == edges[query, asked]]
                 assert own.columns[own.offsets[i] : own.offsets[i + 1]].tolist() == expected
-
-
-@only_with_the_jit
-def test_the_kernels_agree_without_the_jit():
-    pass_without_the_jit("-k", "drawn or columns or torch_counts or real_numbers or tie_exactly", __file__)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from marius_oac.errors import InputError
 from marius_oac.storage import key_index
 from marius_oac.storage.key_index import KeyIndex, initial_keys
-from tests.without_jit import only_with_the_jit, pass_without_the_jit
 
 JIT = not numba.config.DISABLE_JIT
 EXTREMES = (-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 1)
@@ -271,8 +270,3 @@ def test_slots_that_were_replaced_live_as_long_as_the_call_that_may_see_them():
         epoch = epoch.following
     assert len(replaced) > 5 and replaced == sorted(replaced)
     assert not index._epoch.replaced, "nothing is held for calls to come"
-
-
-@only_with_the_jit
-def test_the_same_without_the_jit():
-    pass_without_the_jit(__file__)
