@@ -143,6 +143,8 @@ class _Here:
 
         source = NodeSource([line], dimensions, self._lockstep, ahead, begin, abort, factor, finish)
         fail = source.fail
+        if server:
+            source.counts = lambda: server.counts
         return stack.enter_context(source)
 
 

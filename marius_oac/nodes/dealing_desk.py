@@ -64,7 +64,7 @@ class DealingDesk:
             if peer in waiting:
                 waiting.remove(peer)
         worker = self._workers.pop(peer, None)
-        if worker is None:
+        if worker is None or self.coordinator.finished:  # the shards may be asked by the next desk already
             return []
         del self._peers[worker]
         self._entering.pop(worker, None)
@@ -123,6 +123,8 @@ class DealingDesk:
         return self._tokens(woken) + self._maybe_finished()
 
     def _answered(self, message: Message, settled: np.ndarray) -> list[Out]:
+        if not self.coordinator.expects(message.sequence):
+            raise Malformed(f"an answer about {message.sequence}, for whom nobody asked")
         verdict = self.coordinator.answered(message.table, message.sequence, settled.tolist(), message.step)
         out = []
         for rank, tokens in zip(self._carriers, verdict.fills, strict=True):

@@ -5,6 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marius_oac.nodes.coordinator import Coordinator
+from marius_oac.nodes.dealer import Dealer
+from marius_oac.nodes.dealing_desk import DealingDesk
 from marius_oac.nodes.dealt_shard import DealtShard
 from marius_oac.nodes.messages import Kind, Malformed, Message, parse
 from marius_oac.nodes.modes import Mode, make_mode
@@ -232,3 +235,40 @@ def test_who_waits_for_others_hears_that_nothing_more_is_dealt(kind):
     for seed in range(10):
         mode = make_mode(kind, 3, 2, 1, b1=0)
         World(mode, 2, 0, 20, 1, 1, 3, seed, stops_after=20 + 10 * seed, window=2).run()
+
+
+def desk_with_guest(batches):
+    """A desk of one trainer, rank 0, whose process has the shard; rank 1 is a guest."""
+    return DealingDesk(Coordinator(Dealer(make_mode("gba", 1, 1, 1), 0, batches), 1), [0], 1, 1)
+
+
+def ask(desk, rank):
+    """A trainer asks, pulls and pushes one batch; what was said then."""
+    (_, deal), *rest = desk.handle(rank, Message(Kind.RESERVE, 0), [])
+    if not deal.final:
+        desk.handle(rank, Message(Kind.ENTER, deal.sequence), [])
+        desk.handle(rank, Message(Kind.DONE, deal.sequence), [np.zeros(1, np.int64)])
+    return [(deal.kind, deal.final), *((to, message.kind) for to, message in rest)]
+
+
+def test_a_guest_that_leaves_when_all_is_done_troubles_nobody():
+    """Its roll call would reach the desk of the next stretch, and all would be told again that this one is finished."""
+    desk = desk_with_guest(2)
+    assert ask(desk, 0) == ask(desk, 1) == [(Kind.DEAL, False)]
+    assert ask(desk, 1) == [(Kind.DEAL, True), (1, Kind.FINISHED)]
+    assert ask(desk, 0) == [(Kind.DEAL, True), (0, Kind.FINISHED)]
+    assert desk.gone(1) == []
+
+
+def test_a_guest_that_leaves_before_is_missed_once_and_all_finish_then():
+    desk = desk_with_guest(2)
+    ask(desk, 0), desk.handle(1, Message(Kind.RESERVE, 0), [])
+    assert ask(desk, 0) == [(Kind.DEAL, True)]
+    ((to, call),) = desk.gone(1)
+    assert (to, call.kind, call.sequence) == (0, Kind.REFUSE, 1) and not call.arrays[0].size
+    with pytest.raises(Malformed, match="for whom nobody asked"):
+        desk.handle(0, Message(Kind.ANSWER, 5), [])
+    with pytest.raises(Malformed, match="which it does not have"):
+        desk.handle(1, Message(Kind.ANSWER, 1), [])
+    ((to, end),) = desk.handle(0, Message(Kind.ANSWER, 1), [])
+    assert (to, end.kind) == (0, Kind.FINISHED) and desk.metrics()["batches_lost"] == 1
