@@ -205,9 +205,7 @@ def _parser() -> Parser:
         _add_set(added)
         added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
         _add_nodes(added)
-    joining = command(
-        "join", _join, "Train in a run over nodes while it deals batches; leave with Ctrl-C."
-    )
+    joining = command("join", _join, "Train in a run over nodes while it deals batches; leave with Ctrl-C.")
     joining.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `guests`")
     _add_set(joining)
     evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; AUC, log loss.")

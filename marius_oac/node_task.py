@@ -353,8 +353,8 @@ def dealt_metrics(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
     """
     if not any(counts):
         return {}
-    found = {"dealt.tokens": sum(each.get("tokens", 0) for each in counts)}
-    found["dealt.batches_lost"] = sum(each.get("batches_lost", 0) for each in counts)
+    names = ("tokens", "examples", "batches_lost", "guests")
+    found = {f"dealt.{name}": sum(each.get(name, 0) for each in counts) for name in names}
     for what in ("dense", "rows"):
         gradients, dropped, total = (
             sum(each.get(f"{what}.{name}", 0) for each in counts) for name in ("gradients", "dropped", "staleness_sum")

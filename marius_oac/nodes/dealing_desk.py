@@ -39,7 +39,7 @@ class DealingDesk:
         self._entering: dict[int, int] = {}  # of each worker that waits for a token: the batch
         self._through: list[int] = []  # peers that have been told that there is none left
         self.lobby: list[int] = []  # guests that wait
-        self._open = False
+        self._open, self._examples = False, 0
         self._lives = trainers  # workers that there were: a guest that comes again is another one
         self._workers: dict[int, int] = {}
         self._peers: dict[int, int] = {}
@@ -72,9 +72,10 @@ class DealingDesk:
         return [(rank, Message(Kind.REFUSE, worker, [batches])) for rank in self._carriers]
 
     def metrics(self) -> dict[str, int]:
-        """Tokens dealt, batches that were lost with those who had them, and the most workers at a time."""
+        """Tokens dealt, examples of the batches that are done, batches that were lost with guests, and guests."""
         dealer = self.coordinator.dealer
-        return {"tokens": dealer.tokens, "batches_lost": dealer.batches_lost, "workers_max": self._lives}
+        counts = {"tokens": dealer.tokens, "examples": self._examples, "batches_lost": dealer.batches_lost}
+        return counts | {"guests": self._lives - self._trainers}
 
     def _asked(self, peer: int, message: Message) -> list[Out]:
         if peer in self._through and peer < self._trainers:
@@ -120,6 +121,7 @@ class DealingDesk:
             woken = self.coordinator.done(self._workers.get(peer, -1), message.sequence, steps.tolist())
         except ValueError as error:
             raise Malformed(str(error)) from None
+        self._examples += message.step
         return self._tokens(woken) + self._maybe_finished()
 
     def _answered(self, message: Message, settled: np.ndarray) -> list[Out]:

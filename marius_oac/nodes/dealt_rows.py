@@ -140,7 +140,7 @@ class DealtRows(NodeRows):
         self._wait(lambda: len(taken) == len(self._source.lines))
         del self._taken[number]
         steps = np.array([taken[node] for node in range(len(taken))], np.int64)
-        self._send(COORDINATOR, Message(Kind.DONE, number, [steps]))
+        self._send(COORDINATOR, Message(Kind.DONE, number, [steps], step=plan.examples))
 
     def end(self, timestamp: int) -> None:
         self._wait(lambda: self._next is not None)
