@@ -1,0 +1,197 @@
+"""Real training in dealt modes, by trainers that are threads of this process."""
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import trainers
+from benchmarks.trainers import train_together
+from marius_oac.config_ctr import CtrConfig
+from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.models.ctr import step
+from marius_oac.session import Session
+from tests.threads import PATIENCE
+
+BATCH, BATCHES = 60, 100
+LEFT_OVER = 17  # examples of the last batch
+MODES = ("gba", "async", "bsp", "hop-bs", "hop-bw")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A click log of 100 batches, and a network with dropout; Adagrad's first step is smooth."""
+    folder, spec = tmp_path_factory.mktemp("log"), LogSpec(categorical=4, numeric=3, keys=3000, skew=1.05)
+    write_day(folder / "day.parquet", 0, BATCH * (BATCHES - 1) + LEFT_OVER, spec)
+    write_day(folder / "next.parquet", 1, 1000, spec)
+    files = {"train": str(folder / "day.parquet"), "test": str(folder / "next.parquet")}
+    return {
+        "task": "ctr",
+        "threads": 1,
+        "device": "cpu",
+        "data": files | spec.schema(),
+        "keys": {"capacity": 4000},
+        "model": {"network": "deepfm", "dimension": 4, "hidden": [16], "dropout": 0.2},
+        "training": {
+            "batch_size": BATCH,
+            "optimizer": {"learning_rate": 0.05, "initial_accumulator": 0.1},
+            "dense_optimizer": {"kind": "adam", "learning_rate": 1e-3, "weight_decay": 1e-3},
+            "embedding_l2": 1e-4,
+        },
+    }
+
+
+@dataclass
+class Outcome:
+    """Of each trainer: results of its batches, dense parameters and their state; rows by key; what shards counted;
+    where each stretch ended."""
+
+    test: dict = field(default_factory=dict)
+    results: list = field(default_factory=list)
+    dense: list = field(default_factory=list)
+    rows: dict = field(default_factory=dict)
+    counts: dict = field(default_factory=dict)
+    reached: list = field(default_factory=list)
+
+    def examples(self):
+        return sum(result.examples for results in self.results for result in results)
+
+
+def rows_of(node):
+    found = {}
+    for keys in node._keys:
+        arrays = keys.arrays()
+        names = arrays["index.keys"], arrays["index.vocabularies"]
+        order = np.lexsort(names).astype(np.int64)
+        values, timestamps = np.empty((order.size, keys.store.layout.width), np.float32), np.empty(order.size, np.int64)
+        rows = np.arange(order.size)
+        keys.store.read(rows, values, timestamps)
+        found[keys.store.name] = [each[order] for each in (*names, values, timestamps)]
+    return found
+
+
+def one_at_a_time(seeded):
+    """torch's random numbers come from one source, which the trainers of a process share."""
+    drawing = threading.Lock()
+
+    @contextmanager
+    def alone(*about):
+        with drawing, seeded(*about):
+            yield
+
+    return alone
+
+
+@pytest.fixture
+def train(tree, monkeypatch):
+    """`train(trainers, **sections)` -> Outcome, as the training loop does it: it stands still where modes follow."""
+
+    def run(count, probe=None, at_batch=lambda session: None, **sections):
+        outcome = Outcome(results=[None] * count, dense=[None] * count)
+
+        def trained(node):
+            results, first, rank = [], 0, node.group.rank
+            with Session(node, probe=partial(probe, rank) if probe else None) as session:
+                session.report_to(lambda result: (results.append(result), at_batch(SimpleNamespace(**locals()))))
+                while first < node.road.last and (not outcome.reached or outcome.reached[-1] is not None):
+                    last = min(node.road.last, node.stands_still(first) or node.road.last)
+                    node.before_batches(first)
+                    reached = session.pipeline.run(first, last)
+                    node.after_batches(ended=reached == node.road.last)
+                    node.crew.wait()
+                    assert set(node.crew.gather(reached)) == {reached}
+                    first = reached
+                    if node.crew.leads:
+                        outcome.reached.append(reached)
+                    if node.crew.any(session.pipeline.stop_requested):
+                        break
+                outcome.results[rank] = results
+                state = session.step.dense_state()
+                outcome.dense[rank] = {name: tensor.numpy() for name, tensor in state.items()}
+                if node.crew.leads:
+                    outcome.rows, outcome.counts = rows_of(node), dict(node._source.counts())
+                found = session.evaluate("test"), node.dense.metrics(), results
+                node.crew.wait()
+            return found
+
+        monkeypatch.setattr(trainers, "_trained", trained)
+        monkeypatch.setattr(step, "_seeded", one_at_a_time(step._seeded))
+        monkeypatch.setattr(trainers, "PATIENCE", PATIENCE)
+        outcome.test = train_together(CtrConfig.build(tree | sections), count).test
+        return outcome
+
+    return run
+
+
+def apart(one, other):
+    """The largest difference between rows by key and dense parameters with their state."""
+    found = []
+    assert one.rows.keys() == other.rows.keys()
+    for name, mine in one.rows.items():
+        theirs = other.rows[name]
+        assert all(np.array_equal(mine[each], theirs[each]) for each in (0, 1, 3)), "keys and timestamps"
+        found.append(np.abs(mine[2] - theirs[2]).max())
+    for name, tensor in one.dense[0].items():
+        found.append(np.abs(tensor - other.dense[0][name]).max(initial=0))
+    return max(found)
+
+
+def check(outcome, examples=BATCH * (BATCHES - 1) + LEFT_OVER):
+    """What holds in every mode."""
+    assert outcome.examples() == examples
+    losses = [result.loss for results in outcome.results for result in results]
+    assert np.isfinite(losses).all() and np.mean(losses) < 0.7
+    first = outcome.dense[0]
+    for each in outcome.dense[1:]:
+        assert all(np.array_equal(first[name], tensor) for name, tensor in each.items())
+
+
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_one_trainer_that_has_all_parts_of_every_batch_is_lockstep(train, tree, parts):
+    """Masks of dropout, new keys, weights of unequal parts, the rates of rows and network: all as in lockstep."""
+    training = tree["training"] | {"epochs": 2}
+    training |= {name: training[name] | {"decay": 0.5} for name in ("optimizer", "dense_optimizer")}
+    lockstep = train(parts, training=training)
+    dealt = train(1, training=training, nodes={"mode": "gba", "modes": {"parts": parts}})
+    assert dealt.reached == [2 * BATCHES] == [200]
+    assert dealt.counts["tokens"] == dealt.counts["dense.gradients"] == len(dealt.results[0]) == parts * 200
+    assert dealt.counts["dense.staleness_max"] == 0 and dealt.examples() == lockstep.examples()
+    assert apart(lockstep, dealt) < 1e-5
+    assert dealt.test == pytest.approx(lockstep.test, abs=1e-5)
+
+
+THREADS = {"mode": "oac", "workers": {"read": 3, "write": 2}}
+
+
+@pytest.mark.parametrize(
+    ("mode", "window", "pipeline"),
+    [
+        *((mode, 2, THREADS) for mode in MODES),
+        *(pytest.param(mode, 1, {"mode": "sync"}, marks=pytest.mark.slow) for mode in MODES),
+        *(pytest.param(mode, 1, {"mode": "oac"}, marks=pytest.mark.slow) for mode in MODES),
+    ],
+)
+def test_every_batch_is_trained_in_every_mode(train, mode, window, pipeline):
+    modes = {"window": window, "parts": 3, "gradients": 5, "ahead": 1}
+    outcome = train(2, pipeline=pipeline, nodes={"mode": mode, "modes": modes})
+    check(outcome)
+    assert outcome.reached == [BATCHES] and outcome.counts["tokens"] == 3 * BATCHES
+    (rows,) = outcome.rows.values()
+    assert rows[3].max() == BATCHES - 1 if mode == "gba" else rows[3].max() < BATCHES
+    assert outcome.counts["dense.gradients"] + outcome.counts["dense.dropped"] >= 3 * BATCHES
+
+
+def test_modes_follow_each_other_at_global_batches(train, tree):
+    """gba, sync, gba with one trainer that has both parts: where it switches changes nothing."""
+    switch = [{"at": 30, "mode": "sync"}, {"at": 61, "mode": "gba"}, {"at": 90, "mode": "async"}]
+    outcome = train(2, nodes={"mode": "gba", "switch": switch, "modes": {"parts": 3}})
+    check(outcome)
+    assert outcome.reached == [30, 61, 90, BATCHES]
+    assert outcome.counts["tokens"] == 3 * (30 + 29 + 10)
+    mixed = train(1, nodes={"mode": "gba", "switch": switch[:2], "modes": {"parts": 1}})
+    whole = train(1)
+    assert mixed.reached == [30, 61, BATCHES] and apart(mixed, whole) < 1e-5
