@@ -1,4 +1,4 @@
-"""Processes that join a run over nodes and leave, or die: the run never stops, and what they had is all that is lost."""
+"""Processes that join a run over nodes and leave, or die: the run never stops, and only what they had is lost."""
 
 import os
 import secrets
