@@ -201,9 +201,10 @@ class DiskTier:
     def forget(self) -> None:
         """No page was ever written and none is in memory; nothing else may be using the tier."""
         self.directory.forget()
+        if self._slots.used:
+            written = np.flatnonzero(self.slot_of)
+            self.slot_of[written], self.checksum_of[written] = 0, 0
         self._slots.forget()
-        written = np.flatnonzero(self.slot_of)
-        self.slot_of[written], self.checksum_of[written] = 0, 0
 
     def restore(self, table: str, slots: np.ndarray, checksums: np.ndarray) -> None:
         """The table's pages are the ones of `saved`; after `forget`."""

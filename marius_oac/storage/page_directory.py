@@ -220,7 +220,7 @@ class Directory:
     """
 
     def __init__(self, pages: int, frames: int, entries: int, batches: int, slot_of: np.ndarray):
-        self._slot_of, self._batches = slot_of, batches + 1
+        self._slot_of, self._batches, self._pending = slot_of, batches + 1, 0
         lists = batches + 4
         self.arrays = Arrays(
             frame_of=zeros(pages, np.int32),
@@ -242,7 +242,8 @@ class Directory:
         frames, nodes = d.pins.size, d.before.size
         held = d.page_in[d.page_in >= 0]
         d.frame_of[held] = 0
-        d.entry_of[np.flatnonzero(d.entry_of)] = 0
+        if self._pending:  # else there is no entry, and of a large table nothing need be looked at
+            d.entry_of[np.flatnonzero(d.entry_of)] = 0
         self._pending = 0
         d.page_in[:], d.pins[:], d.dirty[:], d.next_use[:] = -1, 0, 0, UNUSED
         d.before[:] = d.after[:] = np.arange(nodes)
