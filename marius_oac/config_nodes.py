@@ -56,7 +56,10 @@ class LoadConfig(Section):
         description="Ranks, from 0, as nodes.yaml lists their processes."
     )
     factor: Annotated[Number, Field(ge=1)] = Field(
-        description="How many times as long they compute a batch; factors that meet are multiplied."
+        1.0, description="How many times as long they compute a batch; factors that meet are multiplied."
+    )
+    seconds: NonNegativeFloat = Field(
+        0.0, description="What a batch takes them at full speed, if it takes less here: emulates a machine of its own."
     )
     begin: NonNegativeFloat = Field(
         0.0, description="Seconds since this process began its first batch: those begun from then on are slowed."
@@ -73,6 +76,14 @@ class LoadConfig(Section):
         return self
 
 
+class AutoConfig(Section):
+    every: PositiveInt = Field(50, description="auto: global batches between two decisions; all trainers rest then.")
+    margin: NonNegativeFloat = Field(
+        0.03, description="auto: what gba must gain over sync, in global examples/s, to be used: 0.03 is 3 %."
+    )
+    patience: PositiveInt = Field(2, description="auto: decisions in a row that must speak for a switch.")
+
+
 class NodesConfig(Section):
     """What holds where a run has several nodes; one node alone does without."""
 
@@ -82,13 +93,15 @@ class NodesConfig(Section):
         "to do than others. even: by the hash of the key alone. Both by `shards` and within `memory` and `disk` of "
         "nodes.yaml.",
     )
-    mode: ModeName = Field(
+    mode: ModeName | Literal["auto"] = Field(
         "sync",
         description="sync: all trainers compute every global batch together, each its part (with `pipeline.mode: "
         "async` each at its own pace). The others deal local batches to whoever has time. gba: as many gradients as "
         "make a global batch make a step, and late ones decay, so that sync's rates hold. async: each makes one. "
-        "bsp: `gradients` make one. hop-bs: as async, with bounded lead. hop-bw: as sync, without the slowest.",
+        "bsp: `gradients` make one. hop-bs: as async, with bounded lead. hop-bw: as sync, without the slowest. "
+        "auto: sync or gba, whichever should train more examples per second by what was measured.",
     )
+    auto: AutoConfig = AutoConfig()
     switch: tuple[SwitchConfig, ...] = Field((), description="Modes that follow: `at` which global batch, `mode`.")
     modes: ModesConfig = ModesConfig()
     load: tuple[LoadConfig, ...] = Field(
@@ -96,8 +109,8 @@ class NodesConfig(Section):
     )
     dense: DenseConfig = DenseConfig()
 
-    def mode_at(self, batch: int) -> ModeName:
-        """The mode in which a global batch is trained."""
+    def mode_at(self, batch: int) -> ModeName | Literal["auto"]:
+        """The mode in which a global batch is trained, or that it is decided meanwhile."""
         begun = [each.mode for each in self.switch if each.at <= batch]
         return begun[-1] if begun else self.mode
 
@@ -114,6 +127,8 @@ class NodesConfig(Section):
     def _combinations(self) -> NodesConfig:
         if any(one.at >= other.at for one, other in pairwise(self.switch)):
             raise ValueError("switch: `at` must ascend")
+        if self.mode == "auto" and self.switch:
+            raise ValueError("switch: with mode auto the run itself decides when to switch")
         if self.deals and self.dense.kind != "allreduce":
             raise ValueError(
                 f"dense.kind: '{self.dense.kind}' is for mode sync; in the others dense parameters are served"

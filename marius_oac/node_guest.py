@@ -21,10 +21,12 @@ import numpy as np
 from marius_oac.config import Config
 from marius_oac.config_cluster import ClusterConfig, read_secret
 from marius_oac.config_errors import parse as parse_yaml
+from marius_oac.config_nodes import NodesConfig
 from marius_oac.ctr_task import CtrTask
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
+from marius_oac.node_pace import Pace
 from marius_oac.nodes.cluster import names
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.messages import Kind, Message, parse
@@ -143,7 +145,7 @@ class _Guest:
             return stack.enter_context(NodeSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
 
         guest = kind(task, group, weights, lambda servers: Served(group), connect)
-        guest.place = None
+        guest.place, guest.pace = None, Pace(NodesConfig(), rank, len(weights), task.config.training.batch_size)
         guest.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
         with Session(guest) as session, stop_on_interrupt(session.pipeline.request_stop):
             session.report_to(lambda result: self._trained())

@@ -44,7 +44,7 @@ _MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.earl
                "metrics", "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train",
                "data.valid", "data.test", "training.progressive", "keys.capacity", "storage.memory", "storage.io",
                "storage.depth", "storage.look_ahead", "nodes.packing", "nodes.load", "nodes.mode", "nodes.switch",
-               "nodes.modes")  # fmt: skip
+               "nodes.modes", "nodes.auto")  # fmt: skip
 
 
 class RunFolder:

@@ -142,6 +142,10 @@ class Task(ABC):
         """Said when the pipeline has run them; `ended`: they were the run's last."""
         return
 
+    def decided(self, reached: int) -> Sequence[Mapping[str, Any]]:
+        """What is decided while the pipeline rests before batch `reached`: lines of metrics, without kind and batch."""
+        return ()
+
     def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
         """Metrics that must be known before an epoch is trained, if any."""
         return None

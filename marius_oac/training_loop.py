@@ -196,6 +196,7 @@ class TrainingLoop:
         except DivergedError as error:
             raise self._diverged(error) from error
         report.flush()
+        self._decide(reached, epoch, progress)
         if reached == first:
             return  # stopped before the first batch
         self._advance(reached, report.totals)
@@ -205,6 +206,12 @@ class TrainingLoop:
             self._end_epoch(epoch, progress)
         if self._checkpoint_is_due(reached < last):
             self._save()
+
+    def _decide(self, reached: int, epoch: int, progress: TrainingProgress) -> None:
+        for line in self.session.task.decided(reached):
+            self.folder.log({"kind": "mode", "epoch": epoch, "batch": reached - 1} | line)
+            if line["switches"]:
+                progress.say(f"  {line['mode']} from batch {reached:,} on: {line['reason']}")
 
     def _diverged(self, error: DivergedError) -> DivergedError:
         """The error, with the checkpoint that is left."""

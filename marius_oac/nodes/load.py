@@ -30,27 +30,30 @@ _KEPT = 4096
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Batches begun in [begin, end) take `factor` times as long; in seconds, again after each `period`."""
+    """Batches begun in [begin, end) take `factor` times as long, and `least` at full speed if they would take less; in
+    seconds, again after each `period`."""
 
     factor: float
     begin: float = 0.0
     end: float = math.inf
     period: float = math.inf
+    least: float = 0.0
 
-    def at(self, now: float) -> float:
-        """The factor of a batch that begins now."""
-        return self.factor if self.begin <= now % self.period < self.end else 1.0
+    def at(self, now: float) -> bool:
+        """Whether it is on."""
+        return self.begin <= now % self.period < self.end
 
 
 @dataclass(frozen=True)
 class LoadProfile:
-    """The slowdowns of one trainer; those that meet are multiplied."""
+    """The slowdowns of one trainer; factors that meet are multiplied."""
 
     slowdowns: tuple[Slowdown, ...] = ()
 
-    def factor(self, now: float) -> float:
-        """How many times as long as without them a batch takes that begins now, in seconds since training began."""
-        return math.prod(each.at(now) for each in self.slowdowns)
+    def seconds(self, own: float, now: float) -> float:
+        """What a batch takes that begins now, in seconds since training began, and took `own` seconds."""
+        found = [each for each in self.slowdowns if each.at(now)]
+        return max([own, *(each.least for each in found)]) * math.prod(each.factor for each in found)
 
 
 class TimedStep:
@@ -89,12 +92,12 @@ class TimedStep:
         if isinstance(loss, torch.Tensor) and loss.is_cuda:
             torch.cuda.current_stream(loss.device).synchronize()  # else this would be the time of launching alone
         own = self._clock() - begin - (self._waited() - waited)
-        factor = self._profile.factor(begin - self._began)
-        if factor > 1:
-            self._linger((factor - 1) * own)
+        taken = self._profile.seconds(own, begin - self._began)
+        if taken > own:
+            self._linger(taken - own)
         share = float(arrays["share"].item())
         if share:
-            self._times.append((share, factor * own))
+            self._times.append((share, taken))
         return loss
 
     def take(self) -> list[tuple[float, float]]:

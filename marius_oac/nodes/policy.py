@@ -14,10 +14,10 @@ of gba; the first of each, in which caches fill and code is compiled, teaches no
 
 The *gain* of gba is what is expected of it by what is expected of sync, less 1. It should be used where it is more
 than `margin`, and left where it is less than that by 0.03. A switch follows when that by which it is more, or less, has
-added up to `evidence`, in logarithms and without falling to zero meanwhile, at `patience` decision points in a row or
+added up to 0.2, in logarithms and without falling to zero meanwhile, at `patience` decision points in a row or
 more. So a large gain is taken at once, a small one when it lasts, and noise between the two bounds changes nothing
 (Page, 1954: CUSUM). Where nothing but patience is lacking the next decision point should come soon: slow trainers cost
-most until the switch.
+most until the switch. Of what a mode costs so short a stretch says little, and teaches nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import numpy as np
 
 MODES = ("sync", "gba")
 TRIAL = ("sync", "sync", "gba", "gba")
+EVIDENCE = 0.2
 _BETWEEN = 0.03  # of the bounds, in logarithms
 _NEWEST = 0.5  # what the newest measurement counts
 
@@ -73,27 +74,28 @@ class Decision:
 
     def metrics(self) -> dict[str, Any]:
         """As a line of metrics.jsonl holds them."""
-        rates = {f"expected.{mode}": rate for mode, rate in self.expected.items()}
-        return {"mode": self.mode, "switches": self.switches} | rates | {"gain": self.gain, "reason": self.reason}
+        known = {f"expected.{mode}": rate for mode, rate in self.expected.items()}
+        known |= {"gain": self.gain} if known else {}
+        return {"mode": self.mode, "switches": self.switches} | known | {"reason": self.reason}
 
 
 class Policy:
     """Args:
     margin: what gba must gain over sync to be preferred.
     patience: decision points in a row that must speak for a switch.
-    evidence: what they must add up to.
 
     Attributes:
-        mode: of the next stretch.
+        mode: of the next stretch; at first sync.
     """
 
-    def __init__(self, margin: float, patience: int, evidence: float):
-        self.margin, self.patience, self.evidence = margin, patience, evidence
+    def __init__(self, margin: float, patience: int):
+        self.margin, self.patience = margin, patience
         self.mode = TRIAL[0]
         self._tried = 0
         self._ratios: dict[str, float] = {}
         self._times: dict[int, np.ndarray] = {}
         self._points, self._score = 0, 0.0
+        self._hurried = False
 
     def decide(self, stretch: Stretch) -> Decision:
         """To be told after each stretch, which was trained in `mode`; who is told the same decides alike."""
@@ -102,7 +104,8 @@ class Policy:
             return Decision(self.mode, False, {}, 0.0, "nothing was measured")
         ideal = ideal_rates(list(self._times.values()))
         self._tried += 1
-        if self._tried > len(TRIAL) or self.mode in TRIAL[: self._tried - 1]:
+        teaches = not self._hurried if self._tried > len(TRIAL) else self.mode in TRIAL[: self._tried - 1]
+        if teaches:
             self._learn(stretch.rate / ideal[self.mode])
         if self._tried < len(TRIAL):
             before, self.mode = self.mode, TRIAL[self._tried]
@@ -125,10 +128,11 @@ class Policy:
         self._score = max(0.0, self._score + speaks)
         self._points = self._points + 1 if speaks > 0 else 0
         why = f"gba would gain {gain:+.1%}" if self.mode == "sync" else f"gba gains {gain:+.1%}"
-        enough = speaks > 0 and self._score >= self.evidence
-        if not enough or self._points < self.patience:
+        enough = speaks > 0 and self._score >= EVIDENCE
+        self._hurried = enough and self._points < self.patience
+        if not enough or self._hurried:
             why += f", {self._points} in a row: not yet" if self._points else ""
-            return Decision(self.mode, False, expected, gain, why, hurry=enough)
+            return Decision(self.mode, False, expected, gain, why, hurry=self._hurried)
         self.mode = MODES[1 - MODES.index(self.mode)]
         why += f", {self._points} in a row"
         self._points, self._score = 0, 0.0

@@ -4,7 +4,6 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,9 @@ from benchmarks import trainers
 from benchmarks.trainers import train_together
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.errors import InputError, NodeLost
 from marius_oac.models.ctr import step
+from marius_oac.nodes.dealt_shard import DealtShard
 from marius_oac.session import Session
 from tests.threads import PATIENCE
 
@@ -90,13 +91,18 @@ def one_at_a_time(seeded):
 def train(tree, monkeypatch):
     """`train(trainers, **sections)` -> Outcome, as the training loop does it: it stands still where modes follow."""
 
-    def run(count, probe=None, at_batch=lambda session: None, **sections):
+    def run(count, probe=None, at_batch=lambda rank, session, result: None, **sections):
         outcome = Outcome(results=[None] * count, dense=[None] * count)
 
         def trained(node):
             results, first, rank = [], 0, node.group.rank
             with Session(node, probe=partial(probe, rank) if probe else None) as session:
-                session.report_to(lambda result: (results.append(result), at_batch(SimpleNamespace(**locals()))))
+
+                def report(result):
+                    results.append(result)
+                    at_batch(rank, session, result)
+
+                session.report_to(report)
                 while first < node.road.last and (not outcome.reached or outcome.reached[-1] is not None):
                     last = min(node.road.last, node.stands_still(first) or node.road.last)
                     node.before_batches(first)
@@ -140,11 +146,11 @@ def apart(one, other):
     return max(found)
 
 
-def check(outcome, examples=BATCH * (BATCHES - 1) + LEFT_OVER):
+def check(outcome, examples=BATCH * (BATCHES - 1) + LEFT_OVER, loss=0.7):
     """What holds in every mode."""
     assert outcome.examples() == examples
     losses = [result.loss for results in outcome.results for result in results]
-    assert np.isfinite(losses).all() and np.mean(losses) < 0.7
+    assert np.isfinite(losses).all() and np.mean(losses) < loss
     first = outcome.dense[0]
     for each in outcome.dense[1:]:
         assert all(np.array_equal(first[name], tensor) for name, tensor in each.items())
@@ -195,3 +201,54 @@ def test_modes_follow_each_other_at_global_batches(train, tree):
     mixed = train(1, nodes={"mode": "gba", "switch": switch[:2], "modes": {"parts": 1}})
     whole = train(1)
     assert mixed.reached == [30, 61, BATCHES] and apart(mixed, whole) < 1e-5
+
+
+@pytest.mark.parametrize("stage", ["settle", "read", "validate", "compute", "write"])
+@pytest.mark.parametrize(("mode", "rank"), [("hop-bw", 0), ("hop-bs", 1)])
+def test_an_error_of_a_trainer_ends_all_whatever_they_wait_for(train, stage, mode, rank):
+    """Tokens, rows, acknowledgements, the end: nobody waits for ever for one who is gone."""
+    seen = []
+
+    def probe(who, where, sequence):
+        seen.append(who)
+        if (who, where) == (rank, stage) and sequence >= 7:
+            raise ZeroDivisionError("a defect")
+
+    with pytest.raises(ZeroDivisionError, match="a defect"):
+        train(3, probe=probe, nodes={"mode": mode, "modes": {"ahead": 0, "backups": 0}})
+    assert set(seen) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("where", ["_pull", "_push", "flush"])
+def test_an_error_of_a_shard_ends_all(train, where, monkeypatch):
+    real, calls = getattr(DealtShard, where), []
+
+    def failing(self, *about):
+        calls.append(1)
+        if len(calls) == (1 if where == "flush" else 20):
+            raise ZeroDivisionError("a defect")
+        return real(self, *about)
+
+    monkeypatch.setattr(DealtShard, where, failing)
+    with pytest.raises((ZeroDivisionError, NodeLost), match="a defect"):
+        train(2, nodes={"mode": "gba"})
+
+
+def test_a_table_that_is_full_ends_all_in_a_line(train):
+    with pytest.raises(InputError, match="keys.capacity"):
+        train(2, nodes={"mode": "gba"}, keys={"capacity": 500})
+
+
+@pytest.mark.parametrize("mode", ["gba", "hop-bw", "hop-bs"])
+def test_who_wants_to_stop_stops_all_at_one_global_batch(train, mode):
+    """The second trainer alone is asked, and must say so where it waits for others, too."""
+
+    def at_batch(rank, session, result):
+        if rank == 1 and result.sequence == 10:
+            session.pipeline.request_stop()
+
+    outcome = train(3, at_batch=at_batch, nodes={"mode": mode, "modes": {"ahead": 0}})
+    (reached,) = outcome.reached
+    assert 3 < reached < BATCHES
+    assert outcome.examples() == reached * BATCH and outcome.counts["tokens"] == 3 * reached
+    check(outcome, reached * BATCH, loss=1)

@@ -60,9 +60,20 @@ def test_a_batch_is_slowed_that_begins_while_the_load_is_on():
 
 def test_loads_that_meet_are_multiplied_and_come_again():
     slow = Slowdown(4.0, begin=10.0, end=20.0, period=100.0)
-    assert [slow.at(now) for now in (0, 9.9, 10, 19.9, 20, 109.9, 110, 120)] == [1, 1, 4, 4, 1, 1, 4, 1]
-    assert LoadProfile((slow, Slowdown(1.5))).factor(112.0) == 6
-    assert LoadProfile().factor(0.0) == 1
+    times = (0, 9.9, 10, 19.9, 20, 109.9, 110, 120)
+    assert [LoadProfile((slow,)).seconds(2.0, now) for now in times] == [2, 2, 8, 8, 2, 2, 8, 2]
+    assert LoadProfile((slow, Slowdown(1.5))).seconds(1.0, 112.0) == 6
+    assert LoadProfile().seconds(3.0, 0.0) == 3
+
+
+def test_a_slower_machine_is_emulated_by_what_a_batch_takes_at_least():
+    machine = LoadProfile((Slowdown(1.0, least=0.5), Slowdown(4.0, begin=10.0)))
+    assert [machine.seconds(0.1, now) for now in (0, 10)] == [0.5, 2]
+    assert [machine.seconds(0.8, now) for now in (0, 10)] == [0.8, 3.2]
+    world = World()
+    step = world.step(Slowdown(2.0, least=5.0))
+    compute(step)
+    assert world.waits == [9] and step.take() == [(0.5, 10)]
 
 
 def test_what_a_trainer_waits_for_others_is_not_made_longer():
@@ -119,27 +130,31 @@ def test_each_trainer_has_the_load_that_names_it():
     both = config({"trainers": [0, 2], "factor": 2, "end": 5}, {"trainers": [2], "factor": 3, "period": 9})
     assert profile_of(both, 1) == LoadProfile()
     assert profile_of(both, 0) == LoadProfile((Slowdown(2.0, 0.0, 5.0),))
+    slower = config({"trainers": [0], "seconds": 0.25})
+    assert profile_of(slower, 0) == LoadProfile((Slowdown(1.0, least=0.25),))
     assert profile_of(both, 2) == LoadProfile((Slowdown(2.0, 0.0, 5.0), Slowdown(3.0, 0.0, math.inf, 9.0)))
 
 
 def test_a_trainer_that_there_is_not_is_refused():
     load = config({"trainers": [0, 2], "factor": 2})
-    Pace(load, 0, 3).check()
+    Pace(load, 0, 3, 64).check()
     with pytest.raises(ConfigError, match=r"nodes\.load\.0: there is no trainer 2: there are 2, from 0"):
-        Pace(load, 0, 2).check()
+        Pace(load, 0, 2, 64).check()
 
 
 def test_an_emulated_load_is_told(capsys):
-    world, pace = World(), Pace(config({"trainers": [0], "factor": 2, "begin": 1, "end": 3, "period": 8}), 0, 1)
+    world, pace = World(), Pace(config({"trainers": [0], "factor": 2, "begin": 1, "end": 3, "period": 8}), 0, 1, 64)
     step = pace.watch(world, lambda: 0.0, world, Crew())
     said = "note: emulated load: trainer 0 takes 2 times as long, from 1 s to 3 s, again every 8 s\n"
     assert capsys.readouterr().err == said
     assert isinstance(step, TimedStep)
     assert pace.summary(Crew()) == {"load.emulated_batches": 0, "load.emulated_seconds": 0.0}
+    told_of = told(LoadConfig(trainers=(0,), seconds=0.5))
+    assert told_of == "trainer 0 takes 1 times as long (of 0.5 s at least), from 0 s on"
     assert told(LoadConfig(trainers=(0, 1), factor=1.5)) == "trainers 0, 1 take 1.5 times as long, from 0 s on"
 
 
 def test_without_a_load_the_step_is_left_alone(capsys):
-    world, pace = World(), Pace(config(), 0, 1)
+    world, pace = World(), Pace(config(), 0, 1, 64)
     assert pace.watch(world, lambda: 0.0, world, Crew()) is world
     assert pace.summary(Crew()) == {} and capsys.readouterr().err == ""

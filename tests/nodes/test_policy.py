@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.policy import TRIAL, Policy, Stretch, expected_slowest, ideal_rates
+from marius_oac.nodes.policy import EVIDENCE, TRIAL, Policy, Stretch, expected_slowest, ideal_rates
 from tests.nodes.load_days import day, run_auto, run_fixed
 
-MARGIN, PATIENCE, EVIDENCE = 0.03, 2, 0.2
+MARGIN, PATIENCE = 0.03, 2
 PARTS = {"sync": 0.9, "gba": 0.9}
 """Of what a mode should do without costs, what it does."""
 
@@ -24,7 +24,7 @@ def stretch(mode, times, parts=PARTS, batches=5):
 
 def tried(parts=PARTS, margin=MARGIN, patience=PATIENCE):
     """A policy that has its trial behind it, with two trainers as fast as each other."""
-    judge = Policy(margin, patience, EVIDENCE)
+    judge = Policy(margin, patience)
     follow(judge, [(1, 1)] * len(TRIAL), parts)
     return judge
 
@@ -51,7 +51,7 @@ def test_sync_goes_at_the_slowest_ones_pace_and_gba_at_everybodys():
 @pytest.mark.parametrize("gba, mode", [(0.8, "sync"), (0.92, "sync"), (0.94, "gba"), (1.2, "gba")])
 def test_both_modes_are_tried_and_the_better_one_stays(gba, mode):
     """The first stretch of each is slow, as caches fill, and counts for nothing."""
-    judge, found = Policy(MARGIN, PATIENCE, EVIDENCE), []
+    judge, found = Policy(MARGIN, PATIENCE), []
     for number in range(5):
         parts = {"sync": 0.9, "gba": gba}
         found.append(
@@ -67,7 +67,7 @@ def test_clear_gains_are_taken_when_patience_ends_and_losses_too():
     """Switches at the second decision point after trainers change, both ways; the first asks to hurry."""
     parts = {"sync": 0.9, "gba": 0.7}
     quiet, slow = [(1, 1, 1, 1)], [(1, 1, 1, 4)]
-    found = follow(Policy(MARGIN, PATIENCE, EVIDENCE), quiet * 8 + slow * 4 + quiet * 4, parts)[4:]
+    found = follow(Policy(MARGIN, PATIENCE), quiet * 8 + slow * 4 + quiet * 4, parts)[4:]
     assert [each.mode for each in found] == ["sync"] * 5 + ["gba"] * 4 + ["sync"] * 3
     assert [number for number, each in enumerate(found) if each.switches] == [5, 9]
     assert [number for number, each in enumerate(found) if each.hurry] == [4, 8]
@@ -100,6 +100,15 @@ def test_a_switch_has_reasons_in_a_row_that_add_up(slowness, patience):
             assert len(last) == patience and min(last) > 0 and sum(each for each in gains if each > 0) >= EVIDENCE
             return
     assert not (min(gains) > 0 and len(gains) >= patience and sum(gains) >= EVIDENCE)
+
+
+def test_a_stretch_in_a_hurry_teaches_nothing_of_costs():
+    judge = tried()
+    assert follow(judge, [(1, 4)])[0].hurry
+    follow(judge, [(1, 4)], {"sync": 0.1, "gba": 0.1})
+    assert judge.mode == "gba"
+    (after,) = follow(judge, [(1, 4)], {"gba": 0.9})
+    assert after.expected == pytest.approx({"sync": 0.9 * 0.5, "gba": 0.9 * 1.25})
 
 
 def test_one_bad_stretch_changes_nothing():
@@ -150,7 +159,7 @@ def test_of_nothing_nothing_follows():
     for nothing in (Stretch(0.0, [np.ones(2)] * 2), Stretch(math.nan, [np.ones(2)] * 2)):
         decision = judge.decide(nothing)
         assert (decision.mode, decision.switches, decision.expected) == ("sync", False, {})
-    assert Policy(MARGIN, PATIENCE, EVIDENCE).decide(Stretch(1.0, [np.zeros(0)])).reason == "nothing was measured"
+    assert Policy(MARGIN, PATIENCE).decide(Stretch(1.0, [np.zeros(0)])).reason == "nothing was measured"
 
 
 @pytest.mark.parametrize("costs", [(0.0, 0.0), (0.05, 0.1), (0.1, 0.0), (0.0, 0.3)])
@@ -162,6 +171,6 @@ def test_a_day_costs_little(workers, jitter, costs):
     """Four phases of 100 stretches: at least 0.96 of the better fixed mode in each, one switch in each at most."""
     loads = day(workers)
     better = np.maximum(*(run_fixed(mode, loads, jitter, 100, costs) for mode in ("sync", "gba")))
-    examples, switches = run_auto(Policy(MARGIN, PATIENCE, EVIDENCE), loads, jitter, 100, costs)
+    examples, switches = run_auto(Policy(MARGIN, PATIENCE), loads, jitter, 100, costs)
     assert (examples / better).min() >= 0.96, examples / better
     assert switches.max() <= 1

@@ -1,0 +1,103 @@
+"""Mode auto in a run: when it rests, what trainers tell each other, and that all decide alike."""
+
+import math
+
+import numpy as np
+import pytest
+
+from marius_oac.config import Config
+from marius_oac.config_nodes import NodesConfig
+from marius_oac.errors import ConfigError
+from marius_oac.node_pace import Pace
+from marius_oac.task import Crew
+
+EVERY, SIZE = 8, 10
+
+
+class World:
+    """A trainer of two: its step takes seconds of its own clock, and the other says what it is told to say."""
+
+    def __init__(self, **auto):
+        self.now, self.seconds, self.other, self.told = 0.0, 1.0, (0.0, []), []
+        config = NodesConfig(mode="auto", auto={"every": EVERY, **auto})
+        self.pace = Pace(config, 0, 2, SIZE, lambda: self.now)
+        self.crew, self.step = Crew(), self.pace.watch(self, lambda: 0.0, self, Crew())
+        self.step._clock = lambda: self.now
+        self.crew.gather = lambda value: self.told.append(value) or [value, list(self.other)]
+
+    def compute(self, rows, arrays, timestamp):
+        self.now += self.seconds
+        return 0.0
+
+    def train(self, first, end):
+        """Half of each batch, as long as the other needs."""
+        self.pace.begin(first)
+        for number in range(first, end):
+            self.step.compute([], {"share": np.array(0.5)}, number)
+        return self.pace.end(end, self.crew)
+
+
+def test_a_decision_is_due_after_so_many_batches_wherever_the_pipeline_rests_meanwhile():
+    world = World()
+    assert world.pace.mode == "sync" and world.pace.rests(0) == EVERY
+    assert world.train(0, 5) == [] and world.pace.rests(5) == EVERY
+    world.now += 100  # an evaluation is none of the modes' business
+    world.other = (16.0, [0.1] * 8)
+    (line,) = world.train(5, EVERY)
+    assert world.pace.rests(EVERY) == 2 * EVERY
+    assert world.told == [[8.0, [1 / (0.5 * SIZE)] * 8]]  # seconds, and seconds per example of each batch
+    assert (line["was"], line["mode"], line["examples_per_second"]) == ("sync", "sync", EVERY * SIZE / 16)
+    assert line["reason"].startswith("trial") and not line["switches"]
+
+
+def test_the_mode_that_was_decided_holds_for_the_next_batches():
+    world, modes, first, rests = World(), [], 0, []
+    for stretch in range(12):
+        slow = 4.0 if 6 <= stretch < 9 else 1.0
+        world.other = (EVERY * max(1.0, slow), [slow / (0.5 * SIZE)] * EVERY)
+        end = world.pace.rests(first)
+        (line,) = world.train(first, end)
+        assert line["was"] == (modes[-1] if modes else "sync") and line["mode"] == world.pace.mode
+        modes.append(line["mode"])
+        rests.append(end - first)
+        first = end
+    assert modes[:4] == ["sync", "gba", "gba", "sync"]  # the trial
+    assert "gba" in modes[6:9] and rests[7] == EVERY // 4  # in a hurry to know whether it is slow indeed
+    assert set(rests) == {EVERY, EVERY // 4}
+
+
+def test_many_batches_are_told_in_few_numbers():
+    world = World(every=1000)
+    assert world.pace.rests(0) == 1000
+    for number in range(1000):
+        world.seconds = 1.0 + number / 1000
+        world.train(number, number + 1)
+    ((seconds, times),) = world.told
+    assert len(times) == 100 and math.isclose(np.mean(times), seconds / 1000 / (0.5 * SIZE), rel_tol=1e-3)
+
+
+def test_other_modes_decide_nothing():
+    pace = Pace(NodesConfig(mode="gba"), 0, 2, SIZE)
+    assert (pace.mode, pace.rests(7)) == (None, None)
+    pace.begin(0)
+    assert pace.end(EVERY, Crew()) == []
+
+
+@pytest.mark.parametrize(
+    "nodes, message",
+    [
+        ({"mode": "auto", "switch": [{"at": 5, "mode": "gba"}]}, "nodes.switch: with mode auto the run itself"),
+        ({"switch": [{"at": 5, "mode": "auto"}]}, "'gba'"),
+        ({"mode": "auto", "dense": {"kind": "kstep"}}, "nodes.dense.kind: 'kstep' is for mode sync"),
+        ({"auto": {"margin": -0.1}}, "greater than or equal to 0"),
+        ({"auto": {"every": 0}}, "greater than 0"),
+        ({"load": [{"trainers": [0], "begin": 3, "end": 2}]}, "end: must be later than `begin`"),
+        ({"load": [{"trainers": [0], "end": 9, "period": 5}]}, "period: must not end before"),
+        ({"load": [{"trainers": [], "factor": 2}]}, "must name at least one"),
+        ({"load": [{"trainers": [0], "factor": 0.5}]}, "greater than or equal to 1"),
+    ],
+)
+def test_what_can_not_be_is_refused(nodes, message):
+    with pytest.raises(ConfigError) as caught:
+        Config.build({"data": {"path": "x"}, "nodes": nodes})
+    assert message in str(caught.value) and "\n" not in str(caught.value)
