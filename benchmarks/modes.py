@@ -54,7 +54,7 @@ def trained(options: argparse.Namespace, folder: Path, name: str, data: Path) ->
     path.write_text(yaml.safe_dump(config(options, data, SETTINGS[name])))
     command = [sys.executable, "-m", "marius_oac", "train", path, "--out", folder / name]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--local-nodes", str(options.trainers)], check=True, capture_output=True, env=environment)
+    subprocess.run([*command, "--local-nodes", str(options.trainers)], check=True, stdout=subprocess.PIPE, env=environment)
     run = RunFolder.open(folder / name)
     _, second = (line for line in run.metrics() if line["kind"] == "epoch")
     return run.summary() | {"rate": options.batches * options.local_batch * options.trainers / second["seconds"]}
