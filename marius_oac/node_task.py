@@ -20,8 +20,9 @@ import torch
 
 from marius_oac.data.progress import Progress
 from marius_oac.data.share import Share
-from marius_oac.errors import ConfigError, InputError
+from marius_oac.errors import ConfigError
 from marius_oac.memory import MemoryPlan
+from marius_oac.node_crew import NodeCrew
 from marius_oac.node_pace import Pace
 from marius_oac.node_saved import DENSE, PACKING, PLACE, PLACEMENT, NodesCheckpoint, layout_name
 from marius_oac.nodes.dealt_rows import Dealing
@@ -37,52 +38,11 @@ from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
 from marius_oac.storage.disk import SsdStore
-from marius_oac.task import Crew, Parts, Road, Task
+from marius_oac.task import Parts, Road, Task
 from marius_oac.types import DenseSync, Plan, Planner, Step
 
 Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float]], NodeSource]
 """Serves the tables of this process, if it has any, and connects to those of all."""
-
-
-class NodeCrew(Crew):
-    """The processes of a group."""
-
-    def __init__(self, group: Group):
-        self._group = group
-        self.leads = group.rank == 0
-
-    def any(self, flag: bool) -> bool:
-        return any(self._group.gather(flag))
-
-    def from_lead(self, make: Callable[[], Any]) -> Any:
-        return self._group.gather(make() if self.leads else None)[0]
-
-    def common(self, names: Sequence[str]) -> list[str]:
-        every = [set(each) for each in self._group.gather(list(names))]
-        return sorted(set.intersection(*every))
-
-    def wait(self) -> None:
-        self._group.barrier()
-
-    def each(self, value: Any) -> list[tuple[str, Any]]:
-        """What each of them has, by name."""
-        return list(zip(self._group.names, self._group.gather(value), strict=True))
-
-    def gather(self, value: Any) -> list[Any]:
-        """What each of them has, by rank."""
-        return self._group.gather(value)
-
-    def agreed(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives; raises InputError, the same on all, where it does so on one of them."""
-        problem, made = None, None
-        try:
-            made = make()
-        except InputError as error:
-            problem = str(error)
-        for name, said in self.each(problem):
-            if said is not None:
-                raise InputError(said, f"node {name}")
-        return made
 
 
 class NodeTask(Task):

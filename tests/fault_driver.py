@@ -9,12 +9,14 @@ Run as `python -m tests.fault_driver`.
 
 import faulthandler
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -82,15 +84,19 @@ def run(start: dict, log: Path) -> dict:
     return {"code": code, "said": log.read_text("utf-8"), "seconds": time.monotonic() - began}
 
 
+def play(script: dict) -> dict:
+    """All starts of a script, one after the other."""
+    folder = Path(script["folder"])
+    ended = [run(start, folder.with_suffix(f".{number}.log")) for number, start in enumerate(script["starts"])]
+    summary = folder / "summary.json"
+    return {"ended": ended, "summary": json.loads(summary.read_text()) if summary.exists() else None}
+
+
 def serve(scripts: list[dict]) -> list[dict]:
     torch.set_num_threads(1)
-    outcomes = []
-    for script in scripts:
-        folder = Path(script["folder"])
-        ended = [run(start, folder.with_suffix(f".{number}.log")) for number, start in enumerate(script["starts"])]
-        summary = folder / "summary.json"
-        outcomes.append({"ended": ended, "summary": json.loads(summary.read_text()) if summary.exists() else None})
-    return outcomes
+    lanes = min(len(os.sched_getaffinity(0)), len(scripts))
+    with ProcessPoolExecutor(lanes, multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(play, scripts))
 
 
 if __name__ == "__main__":

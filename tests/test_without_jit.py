@@ -12,6 +12,7 @@ HALVES = [
         "data/test_batches.py",
         "data/test_filters.py",
         "data/test_log_columns.py",
+        "data/test_log_lines.py",
         "data/test_orderings.py",
         "data/test_buckets.py",
         "data/test_bucket_batches.py",

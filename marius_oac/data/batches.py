@@ -127,7 +127,7 @@ class GraphPlanner(ABC):
         heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :].reshape(shape)
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
         self._gather(at, first, heads, relations, tails)
-        negatives[:] = self._negatives(at, len(bounds) - 1)[:, chunks]
+        self._draw(at, len(bounds) - 1, chunks.start, negatives)
         arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([at.epoch])}
         arrays["share"] = np.array([part])
         arrays["chunk_offsets"] = np.clip(bounds[chunks.start : chunks.stop + 1], first, end) - first
@@ -151,15 +151,15 @@ class GraphPlanner(ABC):
             )  # fmt: skip
             self._resident.touched(len(heads[part]))
 
-    def _negatives(self, at: Place, chunks: int) -> np.ndarray:
-        """Those of the whole batch, int64 [sides, chunks, K]."""
-        drawn = np.empty((len(self._sides), chunks, self._count), dtype=np.int64)
-        if self._count:
-            key = np.uint64(fold(np.uint64(fold(self._negatives_key, at.epoch)), at.batch))
-            groups = drawn.reshape(-1, self._count)
-            fill_negatives(key, self._edges, at.among, at.nodes, self._by_degree, groups)
+    def _draw(self, at: Place, chunks: int, first: int, negatives: np.ndarray) -> None:
+        """Fills in those of chunk `first` and the following ones of a batch of so many, int64 [sides, c, K]."""
+        if not self._count:
+            return
+        key = np.uint64(fold(np.uint64(fold(self._negatives_key, at.epoch)), at.batch))
+        for side, groups in enumerate(negatives):
+            number = side * chunks + first
+            fill_negatives(key, self._edges, at.among, at.nodes, self._by_degree, number, groups)
             self._resident.touched(self._by_degree * len(groups))
-        return drawn
 
     def settle(self, plan: Plan) -> Plan:
         """A graph's rows are known beforehand: the plan as it is."""

@@ -31,7 +31,7 @@ def draw_nodes(key: np.uint64, edges: np.ndarray, num_nodes: int, count: int, de
         raise ValueError("nodes are drawn by degree, but there is no edge")
     out = np.empty((1, count), dtype=np.int64)
     plain = as_kernel_input(edges)
-    fill_negatives(np.uint64(key), plain, span_up_to(len(plain)), span_up_to(num_nodes), by_degree, out)
+    fill_negatives(np.uint64(key), plain, span_up_to(len(plain)), span_up_to(num_nodes), by_degree, 0, out)
     return out[0]
 
 
@@ -51,9 +51,10 @@ def as_kernel_input(edges: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def fill_negatives(key, edges, among, nodes, by_degree, out):
+def fill_negatives(key, edges, among, nodes, by_degree, first, out):
     """Fills out, int64 [groups, K]: of each group the first `by_degree` by degree; number i uses bits i of `key`.
 
+    `first` is the number of the first group, from 0.
     `among` and `nodes` are spans: of the edges whose ends are drawn by degree, and of the nodes drawn uniformly.
     """
     groups, count = out.shape
@@ -61,8 +62,9 @@ def fill_negatives(key, edges, among, nodes, by_degree, out):
     ends = 2 * among[1, -1]
     num_nodes = nodes[1, -1]
     for group in range(groups):
+        start = (first + group) * count
         for k in range(by_degree):
-            end = below(bits_at(key, group * count + k), ends)
+            end = below(bits_at(key, start + k), ends)
             out[group, k] = edges[located(among, end >> 1), last if end & 1 else 0]
         for k in range(by_degree, count):
-            out[group, k] = located(nodes, below(bits_at(key, group * count + k), num_nodes))
+            out[group, k] = located(nodes, below(bits_at(key, start + k), num_nodes))

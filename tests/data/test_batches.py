@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config import Config
+from marius_oac.data import batches
 from marius_oac.data.batches import EdgePlanner, ReorderedPlanner
 from marius_oac.data.share import Share
 from marius_oac.errors import InputError
@@ -303,6 +304,25 @@ def test_the_shares_of_several_trainers_are_the_batch(case, count):
         first, end, _ = Share(rank, count).of_batch(whole.examples)
         assert negatives_by_edge(plan) == negatives_by_edge(whole)[first:end]
         assert np.diff(plan.arrays["chunk_offsets"]).min() >= 1
+
+
+def test_a_trainer_reads_the_edges_and_draws_the_negatives_of_its_share_alone(monkeypatch):
+    edges, overrides = np.arange(1500).reshape(-1, 3) % [1500, 3, 1500], ["training.batch_size=64"]
+    overrides += ["training.negatives.chunks=8", "training.negatives.count=5"]
+    fill, drawn = batches.fill_negatives, []
+    monkeypatch.setattr(batches, "fill_negatives", lambda *args: drawn.append(args[-1].size) or fill(*args))
+    for rank in range(4):
+        drawn.clear()
+        poisoned = edges.copy()
+        planners = [EdgePlanner(each, 1500, 3, config(*overrides)) for each in (edges, poisoned)]
+        for planner in planners:
+            planner.share = Share(rank, 4)
+        plans = [planners[0].plan(sequence) for sequence in range(planners[0].batches_per_epoch)]
+        heads = np.concatenate([plan.rows[0][plan.arrays["heads"]] for plan in plans])
+        assert heads.size == 500 // 4 and sum(drawn) == 2 * 5 * (8 // 4) * len(plans)
+        poisoned[np.isin(poisoned[:, 0], heads, invert=True)] = 1 << 40
+        for plan in plans:
+            assert_same(planners[1].plan(plan.sequence), plan)
 
 
 def negatives_by_edge(plan):

@@ -124,7 +124,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(log_batches, "_BLOCK_EXAMPLES", 5 * BATCH)
 
 
-@pytest.mark.parametrize("shuffle", [0, 90])
+@pytest.mark.parametrize("shuffle", [0, 90, 1000])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_batch_has_consecutive_examples_of_a_shuffled_stretch(logs, name, shuffle):
     planner, last = planner_of(name, logs[name], shuffle)
@@ -134,7 +134,7 @@ def test_a_batch_has_consecutive_examples_of_a_shuffled_stretch(logs, name, shuf
 
 
 @EXAMPLES
-@given(st.sampled_from(FORMATS), st.sampled_from([0, 90]), st.integers(2, 20), st.booleans(), st.data())
+@given(st.sampled_from(FORMATS), st.sampled_from([0, 90, 1000]), st.integers(2, 20), st.booleans(), st.data())
 def test_shares_are_parts_of_the_batches_in_whatever_order_they_are_asked_for(logs, name, shuffle, count, dealt, data):
     planner, last = planner_of(name, logs[name], shuffle)
     ranks = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3))
@@ -178,7 +178,7 @@ def counts(monkeypatch):
 
 
 @pytest.mark.parametrize("dealt", [False, True])
-@pytest.mark.parametrize("shuffle", [0, 90])
+@pytest.mark.parametrize("shuffle", [0, 90, 1000])
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_more_is_parsed_and_converted_than_the_share(logs, name, shuffle, dealt, counts):
     def cost(share):

@@ -9,8 +9,8 @@ import pytest
 from marius_oac.checkpoint import Checkpoints
 from marius_oac.compare import _difference
 from marius_oac.errors import CheckpointError, ConfigError, InputError
+from marius_oac.node_crew import NodeCrew
 from marius_oac.node_saved import Joined, Layout, drop_after, layout_name, open_whole
-from marius_oac.node_task import NodeCrew
 from marius_oac.node_training import _before, name_of
 from marius_oac.nodes.shards import Placement
 from marius_oac.nodes.thread_group import ThreadGroup

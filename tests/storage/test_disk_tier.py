@@ -335,6 +335,7 @@ def saved_and_forgotten(tier, names=("rows",)):
     tier.flush(sync=True)
     saved = {name: tier.saved(name, ROWS) for name in names}
     tier.forget()
+    assert not tier.slot_of.any() and not tier.checksum_of.any()
     for name in names:
         tier.restore(name, saved[name]["slots"], saved[name]["checksums"])
     return saved

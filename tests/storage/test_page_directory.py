@@ -271,6 +271,7 @@ def test_after_forgetting_it_is_as_new(fetched):
     if fetched:
         both.fetch()
     both.directory.forget()
+    assert not both.directory.arrays.entry_of.any()
     fresh = Both()
     fresh.directory, fresh.slot_of = both.directory, both.slot_of
     fresh.written()
