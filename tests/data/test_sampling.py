@@ -104,7 +104,8 @@ def alike(degree: int, num_nodes: int) -> Neighbors:
     """Nodes with so many entries each; entry number n is the (n % degree)-th of its node."""
     numbers = np.arange(num_nodes * degree)
     entries = np.stack([numbers % num_nodes, numbers], axis=1)
-    return Neighbors(np.arange(0, numbers.size + 1, degree), entries, 0)
+    edges = np.stack([numbers % num_nodes, numbers // degree], axis=1)
+    return Neighbors(np.arange(0, numbers.size + 1, degree), entries, edges, 0)
 
 
 @pytest.mark.parametrize(
