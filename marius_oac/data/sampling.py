@@ -94,6 +94,13 @@ class NeighborSampler:
         self._edges = as_kernel_input(neighbors.edges)
         self._resident = Resident(neighbors.entries, most_bytes)
 
+    def most_rows(self, seeds: int) -> int:
+        """No blocks of so many seeds have more rows."""
+        rows = seeds
+        for fanout in self._fanouts:
+            rows = self._num_nodes if fanout == ANY else rows * (1 + fanout)
+        return min(self._num_nodes, rows)
+
     @wrapping
     def sample(self, seeds: np.ndarray, epoch: int, batch: int, excluded: np.ndarray = _NONE) -> Blocks:
         """The blocks of a batch.

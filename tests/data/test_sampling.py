@@ -186,6 +186,17 @@ def test_threads_and_order_do_not_matter(tmp_path):
     assert [got[batch] for batch in range(batches)] == expected
 
 
+def test_the_most_rows_of_a_batch():
+    def most(fanouts, seeds, num_nodes):
+        return NeighborSampler(alike(1, num_nodes), fanouts, 0).most_rows(seeds)
+
+    assert most([2, 3], 5, 100) == 5 * 4 * 3
+    assert most([2, 3], 5, 59) == 59
+    assert most([-1, 3], 1, 100) == most([3, -1], 1, 100) == 100
+    sampler = NeighborSampler(alike(1, 8), [2], 0)
+    assert sampler.most_rows(0) == len(sampler.sample(np.arange(0), 0, 0).rows) == 0
+
+
 @pytest.mark.parametrize("fanouts", [[], [0], [3, -2], [1 << 31]])
 def test_fanouts_that_are_none(fanouts):
     with pytest.raises(ValueError, match="fan-outs are -1 or at least 1"):
