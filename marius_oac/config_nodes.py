@@ -119,9 +119,14 @@ class NodesConfig(Section):
         return min((each.at for each in self.switch if each.at > batch), default=None)
 
     @property
+    def used(self) -> set[str]:
+        """All modes that there may be."""
+        return {self.mode, *(each.mode for each in self.switch)}
+
+    @property
     def deals(self) -> bool:
         """Whether any mode but sync is used."""
-        return {self.mode, *(each.mode for each in self.switch)} != {"sync"}
+        return self.used != {"sync"}
 
     @model_validator(mode="after")
     def _combinations(self) -> NodesConfig:

@@ -101,7 +101,7 @@ class NodeTask(Task):
 
     def check(self) -> None:
         self.task.check()
-        check_config(self.config)
+        check_config(self.config, len(self.weights))
         self.pace.check()
         self._check()
 
@@ -353,13 +353,20 @@ def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.nda
     return digest.hexdigest()
 
 
-def check_config(config: Any) -> None:
-    """Raises ConfigError for what several nodes can't do."""
+def check_config(config: Any, trainers: int) -> None:
+    """Raises ConfigError for what several nodes, or so many trainers, can't do."""
     if config.pipeline.mode == "async-delta":
         raise ConfigError("'async-delta' is for one node; over several ones use oac, sync or async", "pipeline.mode")
     if config.pipeline.order != "plan":
         raise ConfigError("over several nodes batches are computed in plan order", "pipeline.order")
-    dense = config.nodes.dense
+    nodes, dense = config.nodes, config.nodes.dense
+    if config.pipeline.mode == "async" and nodes.deals:
+        raise ConfigError("'async' is for nodes.mode sync; where batches are dealt use oac or sync", "pipeline.mode")
     if config.pipeline.mode == "async" and dense.lockstep:
         what = f"'{dense.kind}' needs trainers in lockstep, and the mode is 'async'; use easgd, ma or bmuf"
         raise ConfigError(what, "nodes.dense.kind")
+    if nodes.deals and (nodes.modes.parts or 1) > config.training.batch_size:
+        what = f"{nodes.modes.parts} parts of a batch of {config.training.batch_size} examples"
+        raise ConfigError(what, "nodes.modes.parts")
+    if "hop-bw" in nodes.used and nodes.modes.backups >= trainers:
+        raise ConfigError(f"hop-bw would wait for none of {trainers} trainers", "nodes.modes.backups")

@@ -21,6 +21,7 @@ SHARED = {
     "config_encoder",
     "types",
     "errors",
+    "prefetch",
     "__init__",
 }
 ROOMS = {

@@ -9,4 +9,8 @@ With `NUMBA_DISABLE_JIT=1` the kernels run as the Python functions they are.
 
 from numba import njit
 
-compiled = njit(nogil=True, cache=True, fastmath=False)
+_OPTIONS = {"nogil": True, "cache": True, "fastmath": False}
+
+compiled = njit(**_OPTIONS)
+pasted = njit(**_OPTIONS, inline="always")
+"""For a few lines with an array in a kernel's inner loop: a call would count references to it, with locks."""

@@ -158,9 +158,9 @@ def _row_starts(data, inside, starts):
     while i < size and found < starts.size:
         if inside:
             while i + _STRIDE <= size:
-                ends = False
-                for j in range(_STRIDE):
-                    ends |= (data[i + j] == 10) | (data[i + j] == 13)
+                ends = 0
+                for byte in data[i : i + _STRIDE]:  # without a branch, so that it becomes vector instructions
+                    ends += (byte == 10) | (byte == 13)
                 if ends:
                     break
                 i += _STRIDE

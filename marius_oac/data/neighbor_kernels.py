@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from marius_oac.data.compiled import compiled
+from marius_oac.data.compiled import compiled, pasted
 from marius_oac.data.random import below, bits_at, fold, mix
+from marius_oac.prefetch import prefetch
 
 ANY = -1
 """The fan-out that takes all neighbours."""
 
 _FREE = -1
+_AHEAD = 96  # entries between asking for one and reading it
 
 
 @compiled
@@ -101,106 +103,82 @@ def fill_set(members, slots):
         slots[slot] = members[i]
 
 
-@compiled
+@pasted
 def _holds(slots, member):
     mask = slots.size - 1
     slot = np.int64(mix(np.uint64(member)) & np.uint64(mask))
-    while slots[slot] != _FREE:
-        if slots[slot] == member:
-            return True
+    while slots[slot] != _FREE and slots[slot] != member:
         slot = (slot + 1) & mask
-    return False
+    return slots[slot] == member
 
 
 @compiled
-def draw_neighbors(key, entries, nodes, starts, degrees, fanout, excluded, offsets, neighbors, relations, numbers):
+def draw_neighbors(
+    key, entries, nodes, starts, degrees, fanout, ends, excluded, offsets, neighbors, relations, numbers
+):
     """Draws from each node's entries but for the excluded ones: all, if there are no more than `fanout`, else so many,
     every set of them with the same probability. Depends on the key, the node and its entries alone.
+
+    First it draws places, which of most nodes reads no entry; then it reads the entries, asked for in time. It calls
+    nothing that takes an array: Numba would count references to it, at half the speed.
 
     Args:
         key: uint64.
         entries: int32 or int64 [M, 2 or 3]. nodes, starts, degrees: of `find_neighborhoods`.
-        excluded: numbers of edges as `fill_set` makes it, or int64 [0].
+        ends, excluded: nodes with excluded edges, and the numbers of these, as `fill_set` makes them.
         offsets: int64 [n + 1], filled in from offsets[0] on: node i has [offsets[i], offsets[i + 1]) of what follows.
         neighbors, relations, numbers: int64 [at least as many as are drawn], relations [0] where there are none.
     """
-    size = 2
+    last, size = entries.shape[1] - 1, 2
     while size < 2 * fanout:
         size *= 2
     drawn = np.empty(size, dtype=np.int64)
     at = offsets[0]
     for i in range(nodes.size):
         start, degree = starts[i], degrees[i]
+        checked = _holds(ends, nodes[i])
         if fanout == ANY or degree <= fanout:
-            at = _take(entries, start, degree, excluded, at, neighbors, relations, numbers)
-        else:
-            node_key, taken = fold(key, nodes[i]), -1
-            if degree > 2 * fanout:
-                taken = _draw(
-                    node_key, entries, start, degree, fanout, excluded, drawn, at, neighbors, relations, numbers
-                )
-            if taken < 0:
-                # A key of its own: bits that were looked at would not be independent of having come here.
-                reservoir_key = fold(node_key, 0)
-                taken = _pass(
-                    reservoir_key, entries, start, degree, fanout, excluded, at, neighbors, relations, numbers
-                )
-            at = taken
+            for entry in range(start, start + degree):
+                if not checked or not _holds(excluded, entries[entry, last]):
+                    numbers[at] = entry
+                    at += 1
+            offsets[i + 1] = at
+            continue
+        node_key, found = fold(key, nodes[i]), 0
+        if degree > 2 * fanout:
+            # Draws until enough different ones are found. Every order of the entries that aren't excluded is as
+            # probable as any other, however many draws are in vain; after too many it is given up.
+            drawn[:] = _FREE
+            for draw in range(4 * fanout + 16):
+                place = below(bits_at(node_key, draw), degree)
+                slot = place & (size - 1)
+                while drawn[slot] != _FREE and drawn[slot] != place:
+                    slot = (slot + 1) & (size - 1)
+                if drawn[slot] == place or (checked and _holds(excluded, entries[start + place, last])):
+                    continue
+                drawn[slot] = place
+                numbers[at + found] = start + place
+                found += 1
+                if found == fanout:
+                    break
+        if found < fanout:
+            # One pass over all of them with a reservoir (Knuth, The Art of Computer Programming 2, 3.4.2, Algorithm R),
+            # with a key of its own: bits that were looked at would not be independent of having come here.
+            pass_key, seen = fold(node_key, 0), 0
+            for entry in range(start, start + degree):
+                if checked and _holds(excluded, entries[entry, last]):
+                    continue
+                place = seen if seen < fanout else below(bits_at(pass_key, seen), seen + 1)
+                seen += 1
+                if place < fanout:
+                    numbers[at + place] = entry
+            found = min(seen, fanout)
+        at += found
         offsets[i + 1] = at
-
-
-@compiled
-def _put(entries, entry, at, neighbors, relations, numbers):
-    neighbors[at] = entries[entry, 0]
-    if relations.size:
-        relations[at] = entries[entry, 1]
-    numbers[at] = entries[entry, entries.shape[1] - 1]
-
-
-@compiled
-def _take(entries, start, degree, excluded, at, neighbors, relations, numbers):
-    """All of them; returns where the next node's begin."""
-    last = entries.shape[1] - 1
-    for entry in range(start, start + degree):
-        if excluded.size == 0 or not _holds(excluded, entries[entry, last]):
-            _put(entries, entry, at, neighbors, relations, numbers)
-            at += 1
-    return at
-
-
-@compiled
-def _draw(key, entries, start, degree, fanout, excluded, drawn, at, neighbors, relations, numbers):
-    """Draws places until `fanout` different ones that aren't excluded are found; -1: too many draws were in vain.
-
-    Every order of the entries that aren't excluded is as probable as any other, however many draws it took.
-    """
-    last, mask = entries.shape[1] - 1, drawn.size - 1
-    drawn[:] = _FREE
-    found = 0
-    for draw in range(4 * fanout + 16):
-        place = below(bits_at(key, draw), degree)
-        slot = place & mask
-        while drawn[slot] != _FREE and drawn[slot] != place:
-            slot = (slot + 1) & mask
-        if drawn[slot] == place or (excluded.size and _holds(excluded, entries[start + place, last])):
-            continue
-        drawn[slot] = place
-        _put(entries, start + place, at + found, neighbors, relations, numbers)
-        found += 1
-        if found == fanout:
-            return at + found
-    return -1
-
-
-@compiled
-def _pass(key, entries, start, degree, fanout, excluded, at, neighbors, relations, numbers):
-    """One pass over all of them with a reservoir (Knuth, The Art of Computer Programming 2, 3.4.2, Algorithm R)."""
-    last, seen = entries.shape[1] - 1, 0
-    for entry in range(start, start + degree):
-        if excluded.size and _holds(excluded, entries[entry, last]):
-            continue
-        place = seen if seen < fanout else below(bits_at(key, seen), seen + 1)
-        seen += 1
-        if place < fanout:
-            _put(entries, entry, at + place, neighbors, relations, numbers)
-    return at + min(seen, fanout)
+    for i in range(offsets[0], at):
+        prefetch(entries, numbers[min(i + _AHEAD, at - 1)], 0)
+        entry = numbers[i]
+        neighbors[i] = entries[entry, 0]
+        if relations.size:
+            relations[i] = entries[entry, 1]
+        numbers[i] = entries[entry, last]

@@ -6,8 +6,8 @@ own. Memory is bounded whatever the size of the graph.
                      in the order of these numbers
     neighbors.json   format, direction, the graph's fingerprint and sizes, size and SHA-256 of the arrays
 
-An entry's numbers lie side by side, so that drawing one misses the cache once. The folder is made and checked as
-`derived` says.
+An entry's numbers lie side by side, int32 where they fit, so that drawing one misses the cache once. The folder is made
+and checked as `derived` says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from marius_oac.data.resident import Resident
 Direction = Literal["in", "out", "both"]
 FORMAT, VERSION = "marius_oac.neighbors", 1
 OFFSETS, ENTRIES, MANIFEST = "offsets.npy", "entries.npy", "neighbors.json"
-_RECORDS = "records.npy"
+_RECORDS, _NARROW = "records.npy", 1 << 31
 CHUNK_BYTES = 32 << 20
 """Records that are sorted at once; about three times as much memory is held."""
 
@@ -41,11 +41,13 @@ class Neighbors:
     Attributes:
         offsets: int64 [N + 1].
         entries: int32 or int64 [M, 2 or 3], see above. M is E, or 2 E of direction `both`.
+        edges: the graph's, as they were given.
         num_relations: that entries tell apart: R, or 2 R of direction `both`; 0: none.
     """
 
     offsets: np.ndarray
     entries: np.ndarray
+    edges: np.ndarray
     num_relations: int
 
     @property
@@ -75,9 +77,9 @@ class _Source:
 
     @property
     def dtype(self) -> np.dtype:
-        """The edges', if every number of an entry fits."""
+        """int32 if every number of an entry fits: what is read at random is half as large."""
         largest = max(self.num_nodes, len(self.edges), self.num_relations * sum(self.ways))
-        return np.dtype(np.int32 if self.edges.dtype == np.int32 and largest <= 1 << 31 else np.int64)
+        return np.dtype(np.int32 if largest <= _NARROW else np.int64)
 
     @property
     def num_entries(self) -> int:
@@ -129,7 +131,7 @@ def open_neighbors(
 
     names, again = [OFFSETS, ENTRIES], "the neighbours are gathered again"
     offsets, entries = open_derived(folder, MANIFEST, wanted, names, make, again)
-    return Neighbors(offsets, entries, num_relations * sum(source.ways))
+    return Neighbors(offsets, entries, edges, num_relations * sum(source.ways))
 
 
 def _sort(folder: Path, source: _Source) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from marius_oac.data.negatives import as_kernel_input
 from marius_oac.data.neighbor_kernels import ANY, draw_neighbors, fill_set, find_neighborhoods
 from marius_oac.data.neighbors import Neighbors
 from marius_oac.data.permutation import bit_length
@@ -90,7 +91,15 @@ class NeighborSampler:
         self._fanouts, self._num_nodes = tuple(fanouts), neighbors.num_nodes
         self._key = stream_key(seed, "neighbors")
         self._offsets, self._entries = _plain(neighbors.offsets), _plain(neighbors.entries)
+        self._edges = as_kernel_input(neighbors.edges)
         self._resident = Resident(neighbors.entries, most_bytes)
+
+    def most_rows(self, seeds: int) -> int:
+        """No blocks of so many seeds have more rows."""
+        rows = seeds
+        for fanout in self._fanouts:
+            rows = self._num_nodes if fanout == ANY else rows * (1 + fanout)
+        return min(self._num_nodes, rows)
 
     @wrapping
     def sample(self, seeds: np.ndarray, epoch: int, batch: int, excluded: np.ndarray = _NONE) -> Blocks:
@@ -107,7 +116,7 @@ class NeighborSampler:
             raise ValueError(f"seeds must be int64 [n], not {seeds.dtype} {list(seeds.shape)}")
         if seeds.size and not 0 <= seeds.min() <= seeds.max() < self._num_nodes:
             raise ValueError(f"seeds must lie in 0 to {self._num_nodes - 1}")
-        key, hidden = np.uint64(fold(np.uint64(fold(self._key, epoch)), batch)), as_set(excluded)
+        key, hidden = np.uint64(fold(np.uint64(fold(self._key, epoch)), batch)), self._hidden(excluded)
         nodes, layers, rows, places = seeds, [], seeds, seeds
         for layer in reversed(range(len(self._fanouts))):
             layer_key = np.uint64(fold(key, layer))
@@ -119,9 +128,16 @@ class NeighborSampler:
     @wrapping
     def draw(self, nodes: np.ndarray, fanout: int, key: np.uint64, excluded: np.ndarray = _NONE) -> Drawn:
         """One layer's neighbours of nodes, int64 [n], which are not checked, with a key of `random.stream_key`."""
-        return self._draw(np.uint64(key), nodes, fanout, as_set(excluded))[1]
+        return self._draw(np.uint64(key), nodes, fanout, self._hidden(excluded))[1]
 
-    def _draw(self, key: np.uint64, nodes: np.ndarray, fanout: int, hidden: np.ndarray) -> tuple[np.ndarray, Drawn]:
+    def _hidden(self, excluded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of excluded edges and their numbers, as sets. Of the nodes of a batch most are no such end."""
+        ends = self._edges[excluded][:, :: self._edges.shape[1] - 1].ravel()
+        return as_set(ends.astype(np.int64, copy=False)), as_set(excluded)
+
+    def _draw(
+        self, key: np.uint64, nodes: np.ndarray, fanout: int, hidden: tuple[np.ndarray, np.ndarray]
+    ) -> tuple[np.ndarray, Drawn]:
         """The ids of the nodes and behind them of their neighbours, int64 [n + m], and the neighbours, their end."""
         count = len(nodes)
         starts, degrees = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
@@ -134,7 +150,7 @@ class NeighborSampler:
         for first in range(0, count, per_part):
             part = slice(first, first + per_part)
             draw_neighbors(
-                key, self._entries, nodes[part], starts[part], degrees[part], fanout, hidden,
+                key, self._entries, nodes[part], starts[part], degrees[part], fanout, *hidden,
                 offsets[first : first + per_part + 1], neighbors, relations, edges,
             )  # fmt: skip
             self._resident.touched(per_part * max(1, fanout))
@@ -143,12 +159,10 @@ class NeighborSampler:
 
 
 @wrapping
-def as_set(edges: np.ndarray) -> np.ndarray:
-    """Numbers of edges, int64 [B], as an open-addressed set, int64 [a power of two >= 2 B], or [0] of none."""
-    if not edges.size:
-        return _NONE
-    slots = np.full(1 << bit_length(2 * edges.size - 1), -1, dtype=np.int64)
-    fill_set(edges, slots)
+def as_set(members: np.ndarray) -> np.ndarray:
+    """Integers >= 0, int64 [n], as an open-addressed set: int64 [a power of two, at least 2 n and 2]."""
+    slots = np.full(1 << bit_length(max(1, 2 * members.size - 1)), -1, dtype=np.int64)
+    fill_set(members, slots)
     return slots
 
 

@@ -21,8 +21,9 @@ With `NUMBA_DISABLE_JIT=1` the kernels run as the Python functions they are.
 import numpy as np
 from llvmlite import ir
 from numba import config, njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
+
+from marius_oac.prefetch import prefetch as prefetch
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
 
@@ -45,9 +46,6 @@ if config.DISABLE_JIT:
     def float_of(bits):
         return np.int32(bits).view(np.float32)
 
-    def prefetch(matrix, row, column):
-        pass
-
 else:
 
     @intrinsic
@@ -67,20 +65,3 @@ else:
             return builder.bitcast(arguments[0], ir.FloatType())
 
         return types.float32(types.int32), generate
-
-    @intrinsic
-    def prefetch(typing_context, matrix, row, column):
-        """Asks for the cache line of an element of a matrix, to be read."""
-
-        def generate(context, builder, signature, arguments):
-            array = context.make_array(matrix)(context, builder, arguments[0])
-            indices = list(arguments[1:])
-            pointer = cgutils.get_item_pointer(context, builder, matrix, array, indices, wraparound=False)
-            byte_pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-            kind = ir.FunctionType(ir.VoidType(), [byte_pointer, number, number, number])
-            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-            to_read, all_caches, data = number(0), number(3), number(1)
-            builder.call(function, [builder.bitcast(pointer, byte_pointer), to_read, all_caches, data])
-            return context.get_dummy_value()
-
-        return types.void(matrix, types.intp, types.intp), generate

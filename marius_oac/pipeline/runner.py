@@ -277,7 +277,7 @@ class _Run:
                 batch.timestamp, self.next_timestamp = self.next_timestamp, self.next_timestamp + 1
                 batch.loss = step.compute(values, batch.arrays, batch.timestamp)
                 if isinstance(batch.loss, float) and not math.isfinite(batch.loss):
-                    raise DivergedError(batch.sequence, batch.loss)
+                    raise DivergedError(self.rows.position(batch.sequence), batch.loss)
                 device.computed(batch)
                 for new, old in zip(values, before or (), strict=False):
                     new -= old
@@ -295,7 +295,7 @@ class _Run:
         with self._begin("write", batch.sequence):
             batch.loss = float(batch.loss)
             if not math.isfinite(batch.loss):
-                raise DivergedError(batch.sequence, batch.loss)
+                raise DivergedError(self.rows.position(batch.sequence), batch.loss)
             self.rows.write(batch)
             if batch.claim:
                 self.pipeline.tier.release(batch.claim)

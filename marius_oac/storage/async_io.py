@@ -6,6 +6,7 @@ core: training on two cores lost a tenth of its speed to that. Where the system 
 """
 
 import ctypes
+import functools
 import os
 import platform
 
@@ -41,6 +42,7 @@ class Context:
         self._libc.syscall(ctypes.c_long(_DESTROY), ctypes.c_ulong(self.handle))
 
 
+@functools.cache  # the kernel takes its time to give a queue back
 def supported() -> bool:
     """Whether there are such queues on this machine."""
     if _SETUP < 0 or config.DISABLE_JIT:

@@ -37,9 +37,10 @@ def test_every_node_has_its_edges_in_order(tmp_path_factory, data):
     edges = random_edges(num_nodes, relations, data.draw(st.integers(1, 60)), dtype, data.draw(st.integers(0, 9)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbors, "CHUNK_BYTES", data.draw(st.sampled_from([1, 100, 1000, 1 << 20])))
+        patch.setattr(neighbors, "_NARROW", narrow := data.draw(st.sampled_from([0, 1 << 31])))
         found = opened(tmp_path_factory.mktemp("sorted") / "neighbors", edges, num_nodes, relations, direction)
     assert entries_of(found) == naive.entries(edges.tolist(), num_nodes, relations, direction)
-    assert found.offsets.dtype == np.int64 and found.entries.dtype == dtype
+    assert found.offsets.dtype == np.int64 and found.entries.dtype == (np.int32 if narrow else np.int64)
     assert found.num_nodes == num_nodes
     assert found.num_relations == relations * (2 if direction == "both" else 1)
 

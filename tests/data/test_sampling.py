@@ -104,7 +104,8 @@ def alike(degree: int, num_nodes: int) -> Neighbors:
     """Nodes with so many entries each; entry number n is the (n % degree)-th of its node."""
     numbers = np.arange(num_nodes * degree)
     entries = np.stack([numbers % num_nodes, numbers], axis=1)
-    return Neighbors(np.arange(0, numbers.size + 1, degree), entries, 0)
+    edges = np.stack([numbers % num_nodes, numbers // degree], axis=1)
+    return Neighbors(np.arange(0, numbers.size + 1, degree), entries, edges, 0)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,17 @@ def test_threads_and_order_do_not_matter(tmp_path):
     for thread in threads:
         thread.join()
     assert [got[batch] for batch in range(batches)] == expected
+
+
+def test_the_most_rows_of_a_batch():
+    def most(fanouts, seeds, num_nodes):
+        return NeighborSampler(alike(1, num_nodes), fanouts, 0).most_rows(seeds)
+
+    assert most([2, 3], 5, 100) == 5 * 4 * 3
+    assert most([2, 3], 5, 59) == 59
+    assert most([-1, 3], 1, 100) == most([3, -1], 1, 100) == 100
+    sampler = NeighborSampler(alike(1, 8), [2], 0)
+    assert sampler.most_rows(0) == len(sampler.sample(np.arange(0), 0, 0).rows) == 0
 
 
 @pytest.mark.parametrize("fanouts", [[], [0], [3, -2], [1 << 31]])

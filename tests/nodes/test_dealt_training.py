@@ -12,7 +12,7 @@ from benchmarks import trainers
 from benchmarks.trainers import train_together
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.errors import InputError, NodeLost
+from marius_oac.errors import DivergedError, InputError, NodeLost
 from marius_oac.models.ctr import step
 from marius_oac.nodes.dealt_shard import DealtShard
 from marius_oac.session import Session
@@ -252,3 +252,16 @@ def test_who_wants_to_stop_stops_all_at_one_global_batch(train, mode):
     assert 3 < reached < BATCHES
     assert outcome.examples() == reached * BATCH and outcome.counts["tokens"] == 3 * reached
     check(outcome, reached * BATCH, loss=1)
+
+
+def test_a_loss_that_is_no_number_is_told_with_its_global_batch(train, monkeypatch):
+    compute = step.CtrStep.compute
+
+    def diverging(self, rows, arrays, timestamp):
+        loss = compute(self, rows, arrays, timestamp)
+        return float("nan") if arrays["part"].tolist() == [40, 2] else loss
+
+    monkeypatch.setattr(step.CtrStep, "compute", diverging)
+    with pytest.raises(DivergedError) as raised:
+        train(1, nodes={"mode": "gba", "modes": {"parts": 3}})
+    assert raised.value.sequence in (40, 41)  # as far as batches were dealt

@@ -1,0 +1,119 @@
+"""What a trainer says that is dealt batches, whatever its threads do first."""
+
+import queue
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from marius_oac.nodes.dealt_rows import Dealing, DealtRows
+from marius_oac.nodes.messages import Kind, Malformed, Message, parse
+from marius_oac.nodes.modes import make_mode
+from marius_oac.nodes.routed import DealtPlan
+from marius_oac.pipeline.batch import Batch, Buffers
+from marius_oac.runtime.channel import Closed
+from tests.threads import PATIENCE, Watched, in_thread, joined
+
+
+class Line:
+    """To one node; what is sent is looked at by the test."""
+
+    def __init__(self):
+        self._sent = queue.SimpleQueue()
+
+    def send(self, frames):
+        message, rest = parse([bytes(frame) for frame in frames])
+        self._sent.put((message, rest))
+
+    def said(self):
+        message, _ = self._sent.get(timeout=PATIENCE)
+        return message.kind, message.sequence
+
+    def silent(self):
+        return self._sent.empty()
+
+
+def make_rows(window, stop=lambda: False):
+    lines = [Line(), Line()]
+    dealing = Dealing(
+        make_mode("gba", 1, 2, 1), 2, [0, 0, 0], [0, 1], SimpleNamespace(handed=lambda: None), None, window
+    )
+    source = SimpleNamespace(lines=lines, layouts=[], bytes_sent=0, factor=lambda plan: 1.0, finish=lambda: None)
+    rows = DealtRows(source, 10, stop, dealing)
+    rows._changed = Watched()
+    return rows, lines
+
+
+def batch(place, number):
+    plan = DealtPlan(10 + place, (), {"share": np.array([0.5])}, 1, number=number)
+    return Batch(plan, staging=Buffers((), (), ()))
+
+
+def test_batches_of_a_window_ask_one_after_the_other():
+    rows, (line, other) = make_rows(window=2)
+    second = in_thread(lambda: rows.read(batch(1, 27)))
+    rows._changed.parked()
+    first = in_thread(lambda: rows.read(batch(0, 23)))
+    assert line.said() == (Kind.ENTER, 23)
+    rows.take(0, Message(Kind.TOKEN, 23, step=4), [])
+    assert {line.said(), line.said()} == {(Kind.PULL, 23), (Kind.ENTER, 27)}
+    assert other.said() == (Kind.PULL, 23)
+    rows.fail(Closed("the test"))
+    assert all(isinstance(joined(*each), Closed) for each in (first, second))
+
+
+def test_no_more_batches_than_the_window_has_are_between_pull_and_push():
+    rows, (line, other) = make_rows(window=1)
+    rows._tokens[23] = 4  # it has come already
+    first = in_thread(lambda: rows.read(batch(0, 23)))
+    assert [line.said(), line.said(), other.said()] == [(Kind.ENTER, 23), (Kind.PULL, 23), (Kind.PULL, 23)]
+    for node in (0, 1):
+        rows.take(node, Message(Kind.ROWS, 23, final=True), [])
+    assert joined(*first) is None
+    while rows._changed._waits.acquire(blocking=False):
+        pass
+    second = in_thread(lambda: rows.read(batch(1, 27)))
+    rows._changed.parked()
+    assert line.silent()
+    writing = in_thread(lambda: rows.write(batch(0, 23)))
+    assert {line.said(), line.said()} == {(Kind.PUSH, 23), (Kind.ENTER, 27)}, "it waits for no acknowledgement"
+    assert other.said() == (Kind.PUSH, 23)
+    rows.take(0, Message(Kind.APPLIED, 23, step=3), [])
+    rows.take(1, Message(Kind.APPLIED, 23, step=4), [])
+    assert line.said() == (Kind.DONE, 23) and joined(*writing) is None
+    assert not (rows._taken or rows._pending or rows._tokens or rows._handed), "nothing is kept of it"
+    rows.fail(Closed("the test"))
+    assert isinstance(joined(*second), Closed)
+
+
+def test_a_wish_to_stop_is_told_with_the_next_question():
+    wishes = [False, True]
+    rows, (line, _) = make_rows(1, lambda: wishes.pop(0))
+    for number, final in ((20, False), (20, True)):
+        asking = in_thread(rows.reserve)
+        message, _ = line._sent.get(timeout=PATIENCE)
+        assert (message.kind, message.final) == (Kind.RESERVE, final)
+        rows.take(0, Message(Kind.DEAL, number, final=final), [])
+        assert joined(*asking) == (None if final else number)
+    assert rows.reserve() is None and rows.stops_before(99) and line.silent()
+    rows.take(0, Message(Kind.FINISHED, 22), [])
+    rows.end(0)
+    assert rows.reached(99) == 11
+
+
+@pytest.mark.parametrize("kind", [Kind.PATCH, Kind.WELCOME, Kind.RESERVE, Kind.ROWS])
+def test_what_no_shard_says_is_refused(kind):
+    rows, _ = make_rows(1)
+    with pytest.raises(Malformed):
+        rows.take(0, Message(kind, 5), [])
+
+
+def test_after_an_error_nobody_waits():
+    rows, (line, _) = make_rows(1)
+    waiting = in_thread(rows.reserve)
+    assert line.said() == (Kind.RESERVE, 0)
+    rows.fail(ValueError("a defect"))
+    assert isinstance(joined(*waiting), ValueError)
+    for call in (rows.reserve, lambda: rows.read(batch(0, 3)), lambda: rows.end(0)):
+        with pytest.raises(ValueError, match="a defect"):
+            call()
