@@ -260,12 +260,17 @@ def agreed_task(
     except InputError as error:
         problem = str(error)
     group.barrier()
-    digest = hashlib.sha256(config.dump().encode() + (task.fingerprint if task else "").encode()).hexdigest()
-    said = agree.statement(place, "" if task is None else digest, problem=problem)
+    digest = hashlib.sha256(config.dump().encode()).hexdigest()
+    said = agree.statement(place, digest, problem=problem, data_digest="" if task is None else data_digest(task))
     agree.compare(group.gather(said))
     task.packed = agreed_packing(task, config, place.cluster, run, checkpoint)
     task.crew.agreed(lambda: check_task(task, Path()))
     return task
+
+
+def data_digest(task: Task) -> str:
+    """Of what is trained on: a graph, or a log's schema and files, these by their sizes and samples of their bytes."""
+    return hashlib.sha256(json.dumps([task.fingerprint, *sorted(task.run_files().items())]).encode()).hexdigest()
 
 
 def node_task(task: Task, place: Place, group: Group) -> NodeTask:

@@ -17,12 +17,15 @@ from marius_oac.nodes.cluster import Machine, Place, size_text, this_machine
 CLOCKS_APART = 5.0  # seconds: more is a clock that nobody sets, less may be a busy machine
 
 
-def statement(place: Place, config_digest: str, machine: Machine | None = None, problem: str | None = None) -> dict:
+def statement(
+    place: Place, config_digest: str, machine: Machine | None = None, problem: str | None = None, data_digest: str = ""
+) -> dict:
     """What a process says of itself before training: plain JSON values, for `Group.gather`, just after a barrier.
 
     Args:
         config_digest: of everything in the config that must be the same on every node.
         problem: what keeps this node from training, in one line, such as data that it lacks.
+        data_digest: of what is trained on.
     """
     machine = machine or this_machine()
     disks = {}
@@ -35,6 +38,7 @@ def statement(place: Place, config_digest: str, machine: Machine | None = None, 
         "rank": place.rank,
         "versions": {"marius_oac": __version__, "torch": version("torch").partition("+")[0]},
         "config": config_digest,
+        "data": data_digest,
         "nodes": place.cluster.digest(),
         "clock": time.time(),
         "machine": f"{machine.host} {machine.boot}",
@@ -50,8 +54,8 @@ def compare(said: Sequence[Mapping[str, Any]]) -> None:
     """Compares what all processes said, by torch's rank or ours; every node finds the same and refuses alike.
 
     Raises:
-        InputError: a node has a problem, or differs from the first in versions, config or nodes.yaml; clocks are
-            apart; two processes take themselves for the same; nodes on one machine want more than it has.
+        InputError: a node has a problem, or differs from the first in versions, config, nodes.yaml or data; clocks
+            are apart; two processes take themselves for the same; nodes on one machine want more than it has.
     """
     said = sorted(said, key=lambda one: (one["rank"], one["node"]))
     first = said[0]
@@ -63,7 +67,7 @@ def compare(said: Sequence[Mapping[str, Any]]) -> None:
         for name, number in one["versions"].items():
             if number != first["versions"][name]:
                 raise InputError(f"has {name} {number}, node {first['node']} has {first['versions'][name]}", who)
-        for key, what in (("nodes", "nodes.yaml"), ("config", "config")):
+        for key, what in (("nodes", "nodes.yaml"), ("config", "config"), ("data", "data")):
             if one[key] != first[key]:
                 raise InputError(f"its {what} is not the one of node {first['node']}", who)
     for before, one in zip(said, said[1:], strict=False):

@@ -7,7 +7,7 @@ Guarantees:
 - A slowed batch has the bits of one that is not: its thread waits when the batch is computed, nothing else.
 - What a trainer waits for others in the middle of a batch is no time of its own, and is not made longer. (Two slow
   trainers would else wait for each other's waits, longer with each batch.)
-- A wait ends when `stopped` is set, with `Closed`.
+- A wait ends when `stopped` is set. The batch then goes on as any other does, and ends as they do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from marius_oac.runtime.channel import Closed
 from marius_oac.types import Step
 
 _KEPT = 4096
@@ -85,7 +84,7 @@ class TimedStep:
         self.slowed, self.added = 0, 0.0
 
     def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
-        """See `Step.compute`. Raises Closed where the run is stopped while it waits."""
+        """See `Step.compute`."""
         begin, waited = self._clock(), self._waited()
         self._began = begin if self._began is None else self._began
         loss = self._step.compute(rows, arrays, timestamp)
@@ -109,8 +108,7 @@ class TimedStep:
     def _linger(self, seconds: float) -> None:
         self.slowed += 1
         self.added += seconds
-        if self._stopped.wait(seconds):
-            raise Closed("emulated load")
+        self._stopped.wait(seconds)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._step, name)

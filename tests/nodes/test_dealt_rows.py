@@ -33,7 +33,21 @@ class Line:
         return self._sent.empty()
 
 
-def make_rows(window, stop=lambda: False):
+@pytest.fixture
+def make_rows():
+    """`make_rows(window)` -> the rows of a trainer, and its lines to two nodes; at the end nobody waits any more."""
+    made = []
+
+    def make(*about):
+        made.append(rows_over(*about))
+        return made[-1]
+
+    yield make
+    for rows, _ in made:
+        rows.fail(Closed("the test"))
+
+
+def rows_over(window, stop=lambda: False):
     lines = [Line(), Line()]
     dealing = Dealing(
         make_mode("gba", 1, 2, 1), 2, [0, 0, 0], [0, 1], SimpleNamespace(handed=lambda: None), None, window
@@ -49,8 +63,8 @@ def batch(place, number):
     return Batch(plan, staging=Buffers((), (), ()))
 
 
-def test_batches_of_a_window_ask_one_after_the_other():
-    rows, (line, other) = make_rows(window=2)
+def test_batches_of_a_window_ask_one_after_the_other(make_rows):
+    rows, (line, other) = make_rows(2)
     second = in_thread(lambda: rows.read(batch(1, 27)))
     rows._changed.parked()
     first = in_thread(lambda: rows.read(batch(0, 23)))
@@ -62,8 +76,8 @@ def test_batches_of_a_window_ask_one_after_the_other():
     assert all(isinstance(joined(*each), Closed) for each in (first, second))
 
 
-def test_no_more_batches_than_the_window_has_are_between_pull_and_push():
-    rows, (line, other) = make_rows(window=1)
+def test_no_more_batches_than_the_window_has_are_between_pull_and_push(make_rows):
+    rows, (line, other) = make_rows(1)
     rows._tokens[23] = 4  # it has come already
     first = in_thread(lambda: rows.read(batch(0, 23)))
     assert [line.said(), line.said(), other.said()] == [(Kind.ENTER, 23), (Kind.PULL, 23), (Kind.PULL, 23)]
@@ -86,7 +100,7 @@ def test_no_more_batches_than_the_window_has_are_between_pull_and_push():
     assert isinstance(joined(*second), Closed)
 
 
-def test_a_wish_to_stop_is_told_with_the_next_question():
+def test_a_wish_to_stop_is_told_with_the_next_question(make_rows):
     wishes = [False, True]
     rows, (line, _) = make_rows(1, lambda: wishes.pop(0))
     for number, final in ((20, False), (20, True)):
@@ -102,13 +116,13 @@ def test_a_wish_to_stop_is_told_with_the_next_question():
 
 
 @pytest.mark.parametrize("kind", [Kind.PATCH, Kind.WELCOME, Kind.RESERVE, Kind.ROWS])
-def test_what_no_shard_says_is_refused(kind):
+def test_what_no_shard_says_is_refused(make_rows, kind):
     rows, _ = make_rows(1)
     with pytest.raises(Malformed):
         rows.take(0, Message(kind, 5), [])
 
 
-def test_after_an_error_nobody_waits():
+def test_after_an_error_nobody_waits(make_rows):
     rows, (line, _) = make_rows(1)
     waiting = in_thread(rows.reserve)
     assert line.said() == (Kind.RESERVE, 0)

@@ -4,9 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from marius_oac.ctr_task import CtrTask
 from marius_oac.errors import ConfigError
 from marius_oac.node_ctr import CtrNodes
+from marius_oac.node_training import data_digest
 from marius_oac.nodes.shards import Placement
+from marius_oac.run_log import RunLog
+from tests.click_logs import ctr_config, small_log
 
 
 def check(num_nodes, **keys):
@@ -25,3 +29,11 @@ def test_rare_keys_share_a_row_on_one_node_alone():
 def test_dropping_keys_is_refused():
     with pytest.raises(ConfigError, match="keys.drop_after"):
         check(1, drop_after=1)
+
+
+def test_nodes_with_other_files_under_the_same_names_are_told_apart(tmp_path):
+    def digest(**changed):
+        config = ctr_config(small_log(tmp_path / "day.parquet", **changed))
+        return data_digest(CtrTask(config, RunLog.start(config)))
+
+    assert digest() == digest() and len({digest(), digest(rows=301), digest(seed=1)}) == 3
