@@ -90,9 +90,9 @@ class Crew:
         noise = np.random.default_rng((self.seed, worker, batch)).standard_normal() * self.profile.jitter
         return self.local_batch / RATE * self.profile.factor(worker, self.workers, now) * math.exp(noise)
 
-    def run(self, dealer: Dealer, server: Server) -> float:
-        """Works until no data are left. Returns the virtual time at which the last gradient arrives."""
-        now, order = 0.0, itertools.count()
+    def run(self, dealer: Dealer, server: Server, now: float = 0.0) -> float:
+        """Works from `now` until no data are left. Returns the virtual time at which the last gradient arrives."""
+        order = itertools.count()
         arrivals: list[tuple] = []
 
         def ask(worker: int) -> None:

@@ -112,6 +112,7 @@ class Recipe:
     Attributes:
         folder: of Frappe's files; None: a generated log.
         base, after: days of the base model, days after the switch.
+        warm: those of the base model that sync trains, whatever mode trains it then.
         size: examples of a day.
         rates: learning rates of rows and network.
     """
@@ -124,6 +125,7 @@ class Recipe:
     rates: tuple[float, float]
     rows_over: RowsOver
     seed: int
+    warm: int = 0
 
     def days(self) -> Days:
         count = self.base + self.after + 1

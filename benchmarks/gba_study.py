@@ -3,6 +3,7 @@
     python -m benchmarks.gba_study switch                     # Figure 6, Tables 6.1 to 6.8 of Su et al.
     python -m benchmarks.gba_study switch --frappe DIR        # on Frappe: train.csv.gz, valid.csv.gz, test.csv.gz
     python -m benchmarks.gba_study speed                      # Table 5.2
+    python -m benchmarks.gba_study auto                       # sync, gba and auto over a day in four phases
     python -m benchmarks.gba_study load --base 3 --after 2    # Table 5.3
     python -m benchmarks.gba_study batches --base 3 --after 2 # Figures 7 and 8
     python -m benchmarks.gba_study switch --seeds 1 --size 16384 --base 2 --after 2     # a quick look
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.gba_auto import auto_table
 from benchmarks.gba_runs import MODES, Recipe
 from benchmarks.gba_switch import switch_tables, switching
 from benchmarks.gba_tables import batch_tables, batching, load_table, loading, speed_table
@@ -37,17 +39,18 @@ BATCHES = 3_000  # of a run without a model
 def recipe(options: argparse.Namespace, seed: int) -> Recipe:
     preset = FRAPPE if options.frappe else GENERATED
     size, total = options.size or preset["size"], options.global_batch or preset["global_batch"]
-    days = options.base, options.after
-    return Recipe(options.frappe, *days, size, total, preset["rates"], options.rows_over, seed)
+    days = options.warm + options.base, options.after
+    return Recipe(options.frappe, *days, size, total, preset["rates"], options.rows_over, seed, options.warm)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", choices=("switch", "speed", "load", "batches"))
+    parser.add_argument("experiment", choices=("switch", "speed", "auto", "load", "batches"))
     parser.add_argument("--frappe", type=Path, metavar="DIR", help="Frappe's three files in place of a generated log")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=1, help="of one thread each, for seeds and modes")
     parser.add_argument("--base", type=int, default=5, help="days of the base model")
+    parser.add_argument("--warm", type=int, default=0, help="days that sync trains before those of the base model")
     parser.add_argument("--after", type=int, default=5, help="days after the switch")
     parser.add_argument("--size", type=int, default=0, help="examples of a day, whole global batches")
     parser.add_argument("--global-batch", type=int, default=0, help="of sync and gba")
@@ -57,6 +60,9 @@ def main() -> None:
     print(f"{machine()}; virtual time, real gradients\n", flush=True)
     if options.experiment == "speed":
         speed_table(BATCHES, options.seeds)
+        return
+    if options.experiment == "auto":
+        auto_table(50, 100, options.seeds)
         return
     recipes = [recipe(options, seed) for seed in range(options.seeds)]
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes, which are not there yet

@@ -30,7 +30,8 @@ def switching(job: tuple[Recipe, Kind]) -> Curves:
     found = {}
     for direction, before, then in (("from", "sync", kind), ("to", kind, "sync")):
         model = Model(days, recipe.seed, recipe.rates)
-        go_on(model, before, 0, base, scored=False)
+        go_on(model, "sync", 0, recipe.warm, scored=False)
+        go_on(model, before, recipe.warm, base, scored=False)
         found[direction] = go_on(model, then, base, end)
         if kind == "sync":
             return {"from": found["from"], "to": found["from"]}
@@ -42,7 +43,8 @@ def switch_tables(recipe: Recipe, found: Sequence[dict[Kind, Curves]]) -> None:
     print(f"{name}: days of {recipe.size:,} examples, global batch {recipe.global_batch:,}, {len(found)} seeds")
     for direction, words in (("from", "sync, then each mode"), ("to", "each mode, then sync")):
         curves = {kind: [each[kind][direction] for each in found] for kind in MODES}
-        print(f"\n{recipe.base} days of {words}: AUC of the next day, means\n")
+        warm = f"{recipe.warm} days of sync, " if recipe.warm else ""
+        print(f"\n{warm}{recipe.base - recipe.warm} days of {words}: AUC of the next day, means\n")
         print(f"| trained to day | {' | '.join(MODES)} |\n|---|{'---|' * len(MODES)}")
         for day in range(recipe.after):
             means = (statistics.mean(run[day] for run in curves[kind]) for kind in MODES)

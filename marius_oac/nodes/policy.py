@@ -33,6 +33,7 @@ MODES = ("sync", "gba")
 TRIAL = ("sync", "sync", "gba", "gba")
 EVIDENCE = 0.2
 _BETWEEN = 0.03  # of the bounds, in logarithms
+_REST = 50
 _NEWEST = 0.5  # what the newest measurement counts
 
 
@@ -113,6 +114,16 @@ class Policy:
         expected = {mode: ideal[mode] * self._ratios[mode] for mode in MODES}
         gain = expected["gba"] / expected["sync"] - 1
         return self._judge(expected, gain) if self._tried > len(TRIAL) else self._end_trial(expected, gain)
+
+    def stretch(self, every: int, global_batch: int, local_batch: int) -> int:
+        """Global batches up to the next decision point: `every`, or more in gba, where all come to rest when the
+        slowest trainer has done its batch: so many that this is a fiftieth of their time.
+        """
+        if self.mode == "sync" or not self._times:
+            return every
+        slowest = max(float(each.mean()) for each in self._times.values()) * local_batch
+        batches = ideal_rates(list(self._times.values()))["gba"] / global_batch
+        return max(every, math.ceil(_REST * slowest * batches - 1e-6))
 
     def _learn(self, ratio: float) -> None:
         before = self._ratios.get(self.mode, ratio)

@@ -51,10 +51,11 @@ def test_a_decision_is_due_after_so_many_batches_wherever_the_pipeline_rests_mea
 
 
 def test_the_mode_that_was_decided_holds_for_the_next_batches():
-    world, modes, first, rests = World(), [], 0, []
+    every, modes, first, rests = 200, [], 0, []
+    world = World(every=every)
     for stretch in range(12):
         slow = 4.0 if 6 <= stretch < 9 else 1.0
-        world.other = (EVERY * max(1.0, slow), [slow / (0.5 * SIZE)] * EVERY)
+        world.other = (every * max(1.0, slow), [slow / (0.5 * SIZE)] * every)
         end = world.pace.rests(first)
         (line,) = world.train(first, end)
         assert line["was"] == (modes[-1] if modes else "sync") and line["mode"] == world.pace.mode
@@ -62,8 +63,20 @@ def test_the_mode_that_was_decided_holds_for_the_next_batches():
         rests.append(end - first)
         first = end
     assert modes[:4] == ["sync", "gba", "gba", "sync"]  # the trial
-    assert "gba" in modes[6:9] and rests[7] == EVERY // 4  # in a hurry to know whether it is slow indeed
-    assert set(rests) == {EVERY, EVERY // 4}
+    assert "gba" in modes[6:9] and rests[7] == every // 4  # in a hurry to know whether it is slow indeed
+    assert set(rests) == {every, every // 4}
+
+
+def test_in_gba_all_rest_for_a_fiftieth_of_their_time_at_most():
+    world, first, lengths = World(), 0, []
+    for _ in range(3):
+        end = world.pace.rests(first)
+        world.other = (2.0 * (end - first), [4.0 / (0.5 * SIZE)] * (end - first))
+        world.train(first, end)
+        lengths.append((world.pace.mode, world.pace.rests(end) - end))
+        first = end
+    # Others wait for 4 s, the slowest one's batch; in 200 s all of them do (1 + 1 / 4) * 200 parts of two.
+    assert lengths == [("sync", EVERY), ("gba", 125), ("gba", 125)]
 
 
 def test_many_batches_are_told_in_few_numbers():
