@@ -125,7 +125,8 @@ def test_nodes_train_as_one_box(trained, task, count):
     assert RunFolder.open(trained(task, count)).summary()["training.batches"] >= BATCHES
 
 
-@pytest.mark.parametrize("task", ["clicks", pytest.param("graph", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["clicks", "graph"])
 def test_pulling_ahead_has_the_bits_of_one_batch_at_a_time(configs, tmp_path, trained, task):
     run(
         "train", configs / f"{task}.yaml", "--local-nodes", 2, "--set", SMOOTH, "--set", "pipeline.mode=sync",
