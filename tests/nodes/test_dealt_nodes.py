@@ -11,7 +11,7 @@ from marius_oac.errors import ConfigError
 from marius_oac.node_task import check_config
 from marius_oac.run import RunFolder
 from tests.nodes import test_node_training as over_nodes
-from tests.nodes.test_node_training import LONG, SMOOTH, digests, furthest, kill_one, run, start, wait_for_batches
+from tests.nodes.test_node_training import LONG, SMOOTH, digests, furthest, kill, run, start, wait_for_batches
 
 configs = over_nodes.configs
 BATCHES = 200
@@ -120,10 +120,10 @@ def test_ctrl_c_stops_all_nodes_at_one_global_batch(configs, tmp_path, mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_node_that_is_killed_ends_the_run_which_goes_on(configs, tmp_path, victim, monkeypatch):
+def test_a_node_that_is_killed_ends_the_run_which_goes_on(configs, tmp_path, victim):
     path = tmp_path / "run"
-    monkeypatch.setattr(over_nodes, "LONG", [*LONG, *in_mode("gba")])
-    assert "node" in kill_one(configs, path, 100, victim)
+    process = start("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG, *in_mode("gba"))
+    assert "node" in kill(process, path, 100, victim)
     run("resume", path, "--local-nodes", 2)
     check_lines(path, 2 * BATCHES)
 
