@@ -4,8 +4,9 @@ At every decision point it is told how fast the run went since the last one, in 
 took for its batches. What a mode should do without any cost of its own follows from these times alone: with x_i the
 seconds per example of trainer i, of N,
 
-    sync   N / E[max x_i]       every part of a batch waits for the slowest one; the expectation takes the trainers'
-                                times as independent, so that jitter, too, which no mean shows, costs what it costs
+    sync   N / E[max x_i]       every part of a batch waits for the slowest one; the expectation takes times as
+                                independent that are near each other, so that jitter costs what it costs, which no
+                                mean shows, and trainers that grow slow together are taken to be slow together
     gba    sum of 1 / E[x_i]    everybody goes at his own pace
 
 What a mode does in truth is less: rows travel, trainers come to rest. That is learned, for the mode that runs, as the
@@ -33,7 +34,8 @@ MODES = ("sync", "gba")
 TRIAL = ("sync", "sync", "gba", "gba")
 EVIDENCE = 0.2
 _BETWEEN = 0.03  # of the bounds, in logarithms
-_REST = 50
+_PIECES = 8  # of a stretch, within which times are near each other
+_REST = 50  # times what coming to rest takes
 _NEWEST = 0.5  # what the newest measurement counts
 
 
@@ -43,8 +45,8 @@ class Stretch:
 
     Attributes:
         rate: global examples per second.
-        times: of each trainer, seconds per example of its batches, float64 [batches]; what it waited for others is no
-            part of them. None of a trainer that has computed nothing.
+        times: of each trainer, seconds per example of its batches in their order, float64 [batches]; what it waited for
+            others is no part of them. None of a trainer that has computed nothing.
     """
 
     rate: float
@@ -152,7 +154,10 @@ class Policy:
 
 def ideal_rates(times: Sequence[np.ndarray]) -> dict[str, float]:
     """Examples per second of each mode that costs nothing itself, of trainers whose seconds per example are these."""
-    return {"sync": len(times) / expected_slowest(times), "gba": sum(1 / float(each.mean()) for each in times)}
+    pieces = min(_PIECES, *(each.size for each in times))
+    cut = zip(*(np.array_split(each, pieces) for each in times), strict=True)
+    slowest = sum(expected_slowest(near) for near in cut) / pieces
+    return {"sync": len(times) / slowest, "gba": sum(1 / float(each.mean()) for each in times)}
 
 
 def expected_slowest(samples: Sequence[np.ndarray]) -> float:

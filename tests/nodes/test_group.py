@@ -114,8 +114,8 @@ def test_a_member_that_dies_is_named_at_once(kind, size):
 
 
 def test_a_member_that_freezes_is_named_when_it_has_been_silent():
-    world = ProcessWorld(3, timeout=3.0)
-    assert world.play("freezing", heard=2) == ["lost rank 2: has not been heard of for 3 s"] * 2
+    world = ProcessWorld(3, timeout=2.0)
+    assert world.play("freezing", heard=2) == ["lost rank 2: has not been heard of for 2 s"] * 2
     world.members[2].kill()
     world.close()
 
@@ -137,7 +137,7 @@ def test_a_member_that_lives_is_waited_for_however_long_it_takes():
 
 
 def test_a_member_that_dies_where_a_channel_is_made_is_named():
-    world = ProcessWorld(3, timeout=5.0)
+    world = ProcessWorld(3, timeout=3.0)
     begin = time.monotonic()
     *found, _ = world.play("death_at_a_channel")
     assert time.monotonic() - begin < 30

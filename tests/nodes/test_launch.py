@@ -179,7 +179,9 @@ def test_a_node_that_is_killed_is_started_again(launch):
     assert "node1: node node1: started again (1)" in err.splitlines()
 
 
-@pytest.mark.parametrize(("way", "number"), [("local", signal.SIGINT), ("ssh", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("way", "number"), [("local", signal.SIGINT), pytest.param("ssh", signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_stops_all_after_what_is_in_flight(launch, way, number):
     run = launch(way, "wait")
     run.both_ready()
@@ -205,7 +207,7 @@ def test_ctrl_c_of_a_terminal_reaches_each_process_once(launch, way):
     assert run.end(family)[0] == 130
 
 
-@pytest.mark.parametrize("way", ["local", "ssh"])
+@WAYS
 def test_nothing_outlives_a_launcher_that_is_killed(launch, way):
     run = launch(way, "wait" if way != "local" else "stubborn")
     run.both_ready()

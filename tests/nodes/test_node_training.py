@@ -15,8 +15,15 @@ import psutil
 import pytest
 import yaml
 
+from marius_oac import cli
 from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.errors import ConfigError
+from marius_oac.graph_task import GraphTask
+from marius_oac.node_graph import GraphNodes
+from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.run import RunFolder
+from tests.graphs import tiny_config
+from tests.runs import says
 
 SMOOTH = "training.optimizer.initial_accumulator=0.1"
 """Adagrad's first step is the gradient's sign, which rounding turns where it is near zero; this makes it smooth."""
@@ -94,8 +101,11 @@ def trained(configs, tmp_path_factory):
     def path_of(task, count):
         path = folder / f"{task}-{count}"
         if path not in there:
-            nodes = ["--local-nodes", count] if count else []
-            run("train", configs / f"{task}.yaml", "--set", SMOOTH, "--out", path, *nodes)
+            command = ["train", configs / f"{task}.yaml", "--set", SMOOTH, "--out", path]
+            if count:
+                run(*command, "--local-nodes", count)
+            else:
+                assert cli.main([str(word) for word in command]) == 0
             there.add(path)
         return path
 
@@ -115,7 +125,8 @@ def test_nodes_train_as_one_box(trained, task, count):
     assert RunFolder.open(trained(task, count)).summary()["training.batches"] >= BATCHES
 
 
-@pytest.mark.parametrize("task", ["clicks", pytest.param("graph", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["clicks", "graph"])
 def test_pulling_ahead_has_the_bits_of_one_batch_at_a_time(configs, tmp_path, trained, task):
     run(
         "train", configs / f"{task}.yaml", "--local-nodes", 2, "--set", SMOOTH, "--set", "pipeline.mode=sync",
@@ -182,13 +193,15 @@ def test_the_best_checkpoint_of_rows_on_disk_is_gone_back_to(configs, tmp_path):
     assert digests(tmp_path / "best") == digests(tmp_path / "one")
 
 
-def test_a_run_over_nodes_is_evaluated_exported_and_compared(tmp_path, trained):
+def test_a_run_over_nodes_is_evaluated_exported_and_compared(command, tmp_path, trained):
     box, one, two = (trained("graph", count) for count in (0, 1, 2))
-    assert "the same bits" in run("compare", box, one)
-    run("compare", box, two, code=1)
-    run("export", two, "--format", "npy", "--out", tmp_path / "exported")
+    code, out, _ = command("compare", box, one)
+    assert code == 0 and "the same bits" in "\n".join(out)
+    assert command("compare", box, two)[0] == 1
+    assert command("export", two, "--format", "npy", "--out", tmp_path / "exported")[0] == 0
     assert np.array_equal(np.load(tmp_path / "exported" / "entities.npy"), rows_of(two)["entities"][:, :16])
-    assert "filtered.mrr" in run("eval", two, "--split", "test")
+    code, out, _ = command("eval", two, "--split", "test")
+    assert code == 0 and "filtered.mrr" in "\n".join(out)
 
 
 def wait_for_batches(path, process, count):
@@ -202,32 +215,12 @@ def wait_for_batches(path, process, count):
     raise AssertionError(process.communicate()[0])
 
 
-LONG = ["--set", "metrics.every_batches=10", "--set", "checkpoint.every_batches=40", "--set", "training.epochs=2"]
+OFTEN = ["--set", "metrics.every_batches=10", "--set", "checkpoint.every_batches=40"]
+LONG = [*OFTEN, "--set", "training.epochs=2"]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(configs, tmp_path_factory):
-    path = tmp_path_factory.mktemp("uninterrupted") / "run"
-    run("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG)
-    return digests(path)
-
-
-def test_ctrl_c_stops_all_nodes_at_one_batch(configs, tmp_path, uninterrupted):
-    path = tmp_path / "run"
-    process = start("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG)
-    wait_for_batches(path, process, 50)
-    process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "go on with" in text, text
-    last = {part.parent.name: max(each.name for each in part.iterdir()) for part in path.glob("nodes/*/*/checkpoints")}
-    assert len(last) == 2 and len(set(last.values())) == 1
-    run("resume", path, "--local-nodes", 2)
-    assert digests(path) == uninterrupted
-
-
-def kill_one(configs, path, after, victim):
-    """Trains two nodes and kills one of them; returns what the command said."""
-    process = start("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG)
+def kill(process, path, after, victim):
+    """Kills one of two nodes that train; returns what the command said."""
     wait_for_batches(path, process, after)
     workers = [each for each in psutil.Process(process.pid).children(recursive=True) if "RANK" in each.environ()]
     chosen = sorted(workers, key=lambda each: int(each.environ()["RANK"]))[victim]
@@ -239,7 +232,35 @@ def kill_one(configs, path, after, victim):
     return text
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_after_ctrl_c_and_a_kill_a_run_goes_on_to_the_same_tables(configs, tmp_path, trained):
+    """Ctrl-C stops all nodes at one batch; the loss of one ends all."""
+    path, nodes = tmp_path / "run", ["--local-nodes", 2]
+    process = start("train", configs / "clicks.yaml", *nodes, "--out", path, "--set", SMOOTH, *OFTEN)
+    wait_for_batches(path, process, 50)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "go on with" in text, text
+    last = {part.parent.name: max(each.name for each in part.iterdir()) for part in path.glob("nodes/*/*/checkpoints")}
+    assert len(last) == 2 and len(set(last.values())) == 1
+    stopped = int(last["node0"])
+    assert "node" in kill(start("resume", path, *nodes), path, stopped + 20, 1)
+    run("resume", path, *nodes)
+    assert digests(path) == digests(trained("clicks", 2))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(configs, tmp_path_factory):
+    path = tmp_path_factory.mktemp("uninterrupted") / "run"
+    run("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG)
+    return digests(path)
+
+
+def kill_one(configs, path, after, victim):
+    return kill(start("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *LONG), path, after, victim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_node_that_is_killed_ends_the_run_which_goes_on_to_the_same_tables(configs, tmp_path, uninterrupted, victim):
     path = tmp_path / "run"
     assert "node" in kill_one(configs, path, 100, victim)
@@ -258,28 +279,39 @@ def test_kill_at_random_moments(configs, tmp_path, uninterrupted, number):
 
 
 BAD = {
-    "async-delta": (["--set", "pipeline.mode=async-delta"], "pipeline.mode"),
-    "negatives.all": (["--set", "training.negatives.all=true"], "training.negatives.all"),
-    "ordering": (["--set", "training.ordering={kind: beta, partitions: 8, buffer: 4}"], "training.ordering.kind"),
+    "async-delta": ("pipeline.mode=async-delta", "pipeline.mode"),
+    "negatives.all": ("training.negatives.all=true", "training.negatives.all"),
+    "ordering": ("training.ordering={kind: beta, partitions: 8, buffer: 4}", "training.ordering.kind"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_nodes_can_not_do_is_refused_before_anything_is_written(configs, tmp_path, name):
-    overrides, key = BAD[name]
-    text = run("train", configs / "graph.yaml", "--local-nodes", 2, "--out", tmp_path / "run", *overrides, code=2)
+def test_what_nodes_can_not_do_is_refused(graph, name):
+    override, key = BAD[name]
+    (group,) = ThreadGroup.members(1)
+    nodes = GraphNodes(GraphTask(tiny_config(graph, override), graph), group, [1.0], None, None)
+    with pytest.raises(ConfigError, match=f"^{key}: "):
+        nodes.check()
+
+
+@pytest.mark.parametrize("name", ["ordering", *(pytest.param(each, marks=pytest.mark.slow) for each in list(BAD)[:2])])
+def test_what_is_refused_is_said_before_anything_is_written(configs, tmp_path, name):
+    override, key = BAD[name]
+    out = ["--out", tmp_path / "run"]
+    text = run("train", configs / "graph.yaml", "--local-nodes", 2, *out, "--set", override, code=2)
     assert key in text and "Traceback" not in text
     assert not (tmp_path / "run").exists()
 
 
-def test_parts_that_are_not_at_hand_are_asked_for(tmp_path, trained):
+def test_parts_that_are_not_at_hand_are_asked_for(command, tmp_path, trained):
     path = tmp_path / "run"
     shutil.copytree(trained("clicks", 2), path)
     (layout,) = (path / "nodes").iterdir()
     (layout / "node1").rename(tmp_path / "elsewhere")
-    text = run("resume", path, "--local-nodes", 3, code=2)
+    text = run("resume", path, "--local-nodes", 1, code=2)
     assert "copy" in text and "Traceback" not in text
-    assert "must lie here" in run("eval", path, "--split", "valid", code=2)
+    code, _, err = command("eval", path, "--split", "valid")
+    assert code == 2 and says(err, "must lie here")
 
 
 @pytest.mark.slow

@@ -44,8 +44,14 @@ def test_the_expected_slowest_is_that_of_all_combinations(samples):
 def test_sync_goes_at_the_slowest_ones_pace_and_gba_at_everybodys():
     rates = ideal_rates([np.array([0.5, 0.5]), np.array([0.5]), np.array([2.0])])
     assert rates == {"sync": 3 / 2.0, "gba": 2 + 2 + 0.5}
-    jitter = ideal_rates([np.array([1.0, 3.0])] * 2)  # the slower of two takes 3 in three of four cases
-    assert jitter == {"sync": 2 / 2.5, "gba": 1.0}
+    jitter = ideal_rates([np.array([1.0, 3.0] * 80)] * 2)  # the slower of two takes 3 in three of four cases
+    assert jitter == pytest.approx({"sync": 2 / 2.5, "gba": 1.0})
+
+
+def test_trainers_that_grow_slow_together_cost_sync_no_jitter():
+    times = np.repeat([1.0, 3.0], 80)
+    assert ideal_rates([times] * 4) == pytest.approx({"sync": 4 / 2, "gba": 4 / 2})
+    assert ideal_rates([times[80:84], times])["sync"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("gba, mode", [(0.8, "sync"), (0.92, "sync"), (0.94, "gba"), (1.2, "gba")])
