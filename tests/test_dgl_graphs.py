@@ -4,6 +4,7 @@ import importlib.util
 import warnings
 
 import numpy as np
+import pyarrow.csv as pv
 import pytest
 import torch
 
@@ -50,6 +51,11 @@ def test_a_graph_goes_to_csv_and_comes_back(prepared, tmp_path):
     prepare_dgl_csv(tmp_path / "csv", tmp_path / "back")
     back = Graph.open(tmp_path / "back")
     assert triples(back) == by_ids(prepared)
+    columns = pv.read_csv(tmp_path / "csv" / "edges.csv")
+    assert columns.column("src_id").to_pylist() == [e[0] for split in SPLITS for e in prepared.edges(split).tolist()]
+    for split, mask in (("train", "train_mask"), ("valid", "val_mask"), ("test", "test_mask")):
+        marks = [int(each == split) for each in SPLITS for _ in range(prepared.num_edges[each])]
+        assert columns.column(mask).to_pylist() == marks
     assert (tmp_path / "csv" / "names.csv").read_text().splitlines()[1] == f'0,"{prepared.node_names([0])[0]}"'
     with pytest.raises(InputError, match="exists already"):
         write_dgl_csv(prepared, tmp_path / "csv")

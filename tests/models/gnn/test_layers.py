@@ -181,18 +181,22 @@ def test_same_bits_for_any_number_of_threads(stack):
     assert not torch.equal(encoder(moved, blocks), encoder(values, blocks))
 
 
-@pytest.mark.parametrize("stack", STACKS, ids=["sage", "gat"])
-def test_kernels_do_run_on_the_lanes(stack):
+@pytest.mark.parametrize("stack, runs", [(STACKS[0], 4), (STACKS[1], 12)], ids=["sage", "gat"])
+def test_kernels_do_run_on_the_lanes(stack, runs):
+    """GraphSAGE: sums and their gradient; GAT: attention and weighted sums, and their gradients by two things each."""
+
     class Counting(Lanes):
-        tasks = 0
+        runs = tasks = 0
 
         def run(self, tasks):
+            self.runs += 1
             self.tasks += len(tasks)
             super().run(tasks)
 
     blocks, lanes = large_blocks(), Counting(1)
     encoder, values = make(*stack).float(), draw_values(blocks[0].num_inputs).float()
     differentiated(encoder, values, blocks, lanes)
+    assert lanes.runs == runs
     edges = sum(block.num_edges for block in blocks)
     assert lanes.tasks >= 2 * edges / segments._BAG_WORK
 
