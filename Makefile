@@ -21,10 +21,10 @@ train: .venv/installed  ## train the embedded graph, CoDEx-S, into runs/codex-s 
 	else $(BIN)/marius-oac train examples/codex-s.yaml --out runs/codex-s; fi
 
 test: .venv/tested  ## the tests, some minutes on two cores
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-all: .venv/tested  ## the tests with the slow ones
-	$(BIN)/python -m pytest -q -m 'slow or not slow'
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'slow or not slow'
 
 lint: .venv/tested  ## style
 	$(BIN)/ruff check .

@@ -85,8 +85,8 @@ def test_progress(monkeypatch, terminal):
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(reporting.time, "monotonic", lambda: next(clock))
     with TrainingProgress(5, 50) as progress:
-        for _ in range(3):
-            progress.show(0, Totals(batches=10, examples=100, loss=50.0, seconds=1.0))
+        for position in (15, 25, 35):
+            progress.show(0, Totals(batches=10, examples=100, loss=50.0, seconds=1.0), position)
         progress.say("epoch 1 of 2")
     said = screen.getvalue()
     assert "epoch 1 of 2" in said and "loss 0.5000, 100 examples/s" in said

@@ -14,7 +14,7 @@ import threading
 
 import numpy as np
 
-BYTES_A_TOUCH = 1 << 16  # a fault brings in the pages around it, where the system has them (fault-around)
+BYTES_A_TOUCH = 1 << 21  # a fault brings in what the system keeps as one around the page: a huge page at most
 
 
 class Resident:
