@@ -129,7 +129,9 @@ def as_npy(path, ids):
 
 
 @pytest.mark.parametrize(
-    ("name", "write"), [("g.npy", as_npy), ("fortran.npy", as_npy), ("g.parquet", as_parquet)], ids=str
+    ("name", "write"),
+    [("g.npy", as_npy), ("fortran.npy", as_npy), ("g.parquet", as_parquet)],
+    ids=["npy", "fortran", "parquet"],
 )
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.uint8])
 def test_integer_ids_keep_their_order(tmp_path, name, write, dtype):
