@@ -36,7 +36,7 @@ from tests.data.written_logs import HEADER, ROWS, config, read, refused, write, 
         (HEADER + '1,2,"3\n1,2,3,4\n', "row 1: Expected 4 columns, got 3"),
         (HEADER + '1,2,3,"4\n1,2,3,4\n', "2 examples were counted, 1 are found: a quoted value spans lines"),
         (HEADER + '1,2,"a\nb",4\n1,2,3,4\n', "3 examples were counted, 2 are found: a quoted value spans lines"),
-        (gzip.compress(HEADER.encode()), "is compressed with gzip, but its name doesn't end in .gz"),
+        (gzip.compress(HEADER.encode(), mtime=0), "is compressed with gzip, but its name doesn't end in .gz"),
         (b"PAR1....", "this is a Parquet file"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_truncated_archive(tmp_path, cut):
     rng = np.random.default_rng(1)
     text = HEADER + "".join(f"1,2,{value},4\n" for value in rng.integers(0, 1 << 62, 2000))
     path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(text.encode())[:-cut])
+    path.write_bytes(gzip.compress(text.encode(), mtime=0)[:-cut])
     refused(path, config(), "the compressed file is truncated")
     path.write_bytes(text.encode())
     refused(path, config(), "not a gzip file, or a damaged one")
@@ -130,7 +130,7 @@ def test_damage_that_comes_after_the_scan(tmp_path):
     text = HEADER + ROWS * 1000
     path = Path(write(tmp_path / "a.csv.gz", text))
     files = LogFiles.scan([str(path)], config()).files
-    path.write_bytes(gzip.compress(text.encode())[:-10])
+    path.write_bytes(gzip.compress(text.encode(), mtime=0)[:-10])
     with BlockReader(files, config()) as reader, pytest.raises(InputError, match="the compressed file is truncated"):
         reader.block(0, 0, 3000)
 

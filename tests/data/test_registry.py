@@ -267,6 +267,7 @@ def test_prepare_downloads_a_known_data_set(server, tmp_path, monkeypatch):
         ("a.tgz", tarred({"x": b""}, [("deep/train.txt", "/etc/passwd")]), "the archive has no file 'deep/train.txt'"),
         ("a.tgz", tarred({"deep/train.txt": os.urandom(100_000)})[:50_000], "the archive is damaged"),
     ],
+    ids=["no zip", "no tar", "zip without it", "tar without it", "link", "torn"],
 )
 def test_bad_archives(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
