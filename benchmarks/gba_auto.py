@@ -7,17 +7,20 @@ any more, and the next one begins when the slowest worker is done.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.gba_clock import RATE, Crew, phases
-from benchmarks.gba_runs import WORKERS, EmptyServer, Setting
+from benchmarks.gba_clock import QUIET, RATE, Crew, phases
+from benchmarks.gba_model import Model
+from benchmarks.gba_runs import WORKERS, EmptyServer, ParameterServer, Recipe, Setting, train
 from marius_oac.config_nodes import AutoConfig
 from marius_oac.nodes.dealer import Dealer
 from marius_oac.nodes.policy import Policy, Stretch
 
 LOCAL = 64
+QUALITY_PHASE, QUALITY_EVERY = 0.8, 5  # virtual seconds, global batches: short, since these days have real gradients
 PHASES = ("nobody slower", "quarter 4 x slower", "half 2 x slower", "nobody slower, again")
 
 
@@ -73,6 +76,39 @@ def _count(found: Day, begin: float, end: float, batches: int, phase: float) -> 
         inside = max(0.0, min(end, (number + 1) * phase) - max(begin, number * phase))
         found.seconds[number] += inside
         found.batches[number] += batches * inside / (end - begin)
+
+
+def quality(job: tuple[Recipe, str]) -> float:
+    """AUC of the next day, after the base model's and those that a mode trains while days of load pass."""
+    recipe, mode = job
+    days, total = recipe.days(), WORKERS * LOCAL
+    model, profile = Model(days, recipe.seed, recipe.rates), phases(4 * QUALITY_PHASE)
+    for number in range(recipe.base):
+        train(model, days, number, recipe.setting("sync"), QUIET, recipe.seed)
+    policy, now, first = Policy(AutoConfig().margin, AutoConfig().patience), 0.0, recipe.base * days.size // total
+    last, length = (recipe.base + recipe.after) * days.size // total, QUALITY_EVERY
+    while first < last:
+        end = min(first + length, last)
+        chosen = Setting.of(policy.mode if mode == "auto" else mode, WORKERS, LOCAL, total, recipe.rows_over)
+        crew = TimedCrew(WORKERS, LOCAL, profile, recipe.seed, [[] for _ in range(WORKERS)])
+        server = ParameterServer(model, chosen, 0)
+        then = crew.run(Dealer(chosen.mode, first * WORKERS, end * WORKERS, model.step), server, now)
+        server.flush()
+        if mode == "auto":
+            rate = (end - first) * total / (then - now)
+            policy.decide(Stretch(rate, [np.array(each) for each in crew.times]))
+            length = policy.stretch(QUALITY_EVERY, total, LOCAL)
+        now, first = then, end
+    return model.auc(recipe.base + recipe.after)
+
+
+def quality_table(recipes: Sequence[Recipe], aucs: dict[tuple[Recipe, str], float]) -> None:
+    base, after, load = recipes[0].base, recipes[0].after, 4 * QUALITY_PHASE
+    print(f"\nAUC after {base} days of sync and {after} of each mode, while days of load pass, of {load:g} virtual s\n")
+    print("| seed | sync | gba | auto | auto less sync |\n|---|---|---|---|---|")
+    for recipe in recipes:
+        found = [aucs[recipe, mode] for mode in ("sync", "gba", "auto")]
+        print(f"| {recipe.seed} | {' | '.join(f'{auc:.4f}' for auc in found)} | {found[2] - found[0]:+.4f} |")
 
 
 def auto_table(every: int, length: int, seeds: int) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gba_auto import auto_table
+from benchmarks.gba_auto import auto_table, quality, quality_table
 from benchmarks.gba_runs import MODES, Recipe
 from benchmarks.gba_switch import switch_tables, switching
 from benchmarks.gba_tables import batch_tables, batching, load_table, loading, speed_table
@@ -63,7 +63,6 @@ def main() -> None:
         return
     if options.experiment == "auto":
         auto_table(50, 100, options.seeds)
-        return
     recipes = [recipe(options, seed) for seed in range(options.seeds)]
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes, which are not there yet
     spawned = multiprocessing.get_context("spawn")
@@ -72,6 +71,9 @@ def main() -> None:
             jobs = [(each, kind) for kind in reversed(MODES) for each in recipes]  # async takes longest
             found = dict(zip(jobs, pool.map(switching, jobs), strict=True))
             switch_tables(recipes[0], [{kind: found[each, kind] for kind in MODES} for each in recipes])
+        elif options.experiment == "auto":
+            jobs = [(each, mode) for each in recipes for mode in ("sync", "gba", "auto")]
+            quality_table(recipes, dict(zip(jobs, pool.map(quality, jobs), strict=True)))
         elif options.experiment == "load":
             load_table(recipes[0], list(pool.map(loading, recipes)))
         else:
