@@ -119,13 +119,13 @@ class Policy:
 
     def stretch(self, every: int, global_batch: int, local_batch: int) -> int:
         """Global batches up to the next decision point: `every`, or more in gba, where all come to rest when the
-        slowest trainer has done its batch: so many that this is a fiftieth of their time.
+        slowest trainer has done its batch: so many that this is a fiftieth of their time, or four times `every`.
         """
-        if self.mode == "sync" or not self._times:
+        if self.mode == "sync" or self._tried < len(TRIAL):
             return every
         slowest = max(float(each.mean()) for each in self._times.values()) * local_batch
         batches = ideal_rates(list(self._times.values()))["gba"] / global_batch
-        return max(every, math.ceil(_REST * slowest * batches - 1e-6))
+        return min(4 * every, max(every, math.ceil(_REST * slowest * batches - 1e-6)))
 
     def _learn(self, ratio: float) -> None:
         before = self._ratios.get(self.mode, ratio)

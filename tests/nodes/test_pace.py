@@ -67,16 +67,18 @@ def test_the_mode_that_was_decided_holds_for_the_next_batches():
     assert set(rests) == {every, every // 4}
 
 
-def test_in_gba_all_rest_for_a_fiftieth_of_their_time_at_most():
-    world, first, lengths = World(), 0, []
-    for _ in range(3):
+@pytest.mark.parametrize("every, length", [(8, 32), (100, 125)])
+def test_in_gba_all_rest_for_a_fiftieth_of_their_time_but_not_too_seldom(every, length):
+    world, first, lengths = World(every=every), 0, []
+    for _ in range(4):
         end = world.pace.rests(first)
-        world.other = (2.0 * (end - first), [4.0 / (0.5 * SIZE)] * (end - first))
+        seconds = 4.0 if world.pace.mode == "sync" else 1.6
+        world.other = (seconds * (end - first), [4.0 / (0.5 * SIZE)] * (end - first))
         world.train(first, end)
         lengths.append((world.pace.mode, world.pace.rests(end) - end))
         first = end
-    # Others wait for 4 s, the slowest one's batch; in 200 s all of them do (1 + 1 / 4) * 200 parts of two.
-    assert lengths == [("sync", EVERY), ("gba", 125), ("gba", 125)]
+    # The slowest one's batch takes 4 s, fifty of them 200 s; in these all do (1 + 1 / 4) * 200 parts of two.
+    assert lengths == [("sync", every), ("gba", every), ("gba", every), ("gba", length)]
 
 
 def test_many_batches_are_told_in_few_numbers():
