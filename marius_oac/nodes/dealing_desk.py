@@ -4,7 +4,7 @@
               is dealt, since a user wants to stop
     ENTER     it is about to pull: TOKEN, as soon as the mode lets it go on
     DONE      all shards have its gradients: who waited for that gets a TOKEN
-    FINISHED  to all, once no batch is left and none is out
+    FINISHED  to all, once no batch is left, none is out, and every place is filled
     REFUSE    a guest is gone: every shard takes its batches no more, and its trainer says what it has of them (ANSWER)
     FILL      where others have a batch that a shard lacks, it fills the place (FILLED)
 
@@ -40,6 +40,7 @@ class DealingDesk:
         self._through: list[int] = []  # peers that have been told that there is none left
         self.lobby: list[int] = []  # guests that wait
         self._open, self._examples = False, 0
+        self._filling: list[int] = []  # shards that have not said yet that they have filled their places
         self._lives = trainers  # workers that there were: a guest that comes again is another one
         self._workers: dict[int, int] = {}
         self._peers: dict[int, int] = {}
@@ -55,7 +56,7 @@ class DealingDesk:
         if self._carriers[message.table : message.table + 1] != [peer]:
             raise Malformed(f"an answer for shard {message.table}, which it does not have")
         if message.kind == Kind.FILLED:
-            return self._tokens(self.coordinator.stepped(message.table, message.step))
+            return self._filled(message)
         return self._answered(message, array(frames[0] if frames else b"", np.bool_, -1))
 
     def gone(self, peer: int) -> list[Out]:
@@ -99,7 +100,7 @@ class DealingDesk:
             return [(peer, Message(Kind.DEAL, batch)), *tokens]
         self._through.append(peer)
         out = [(peer, Message(Kind.DEAL, dealer.next, final=True)), *tokens]
-        return out + (self._finished([peer]) if self.coordinator.finished else [])
+        return out + self._maybe_finished([peer])
 
     def _worker(self, peer: int) -> int:
         if peer not in self._workers:
@@ -129,10 +130,18 @@ class DealingDesk:
             raise Malformed(f"an answer about {message.sequence}, for whom nobody asked")
         verdict = self.coordinator.answered(message.table, message.sequence, settled.tolist(), message.step)
         out = []
-        for rank, tokens in zip(self._carriers, verdict.fills, strict=True):
+        for shard, tokens in enumerate(verdict.fills):
             if tokens:
-                out.append((rank, Message(Kind.FILL, message.sequence, [np.array(tokens, np.int64)])))
+                self._filling.append(shard)
+                fill = Message(Kind.FILL, message.sequence, [np.array(tokens, np.int64)])
+                out.append((self._carriers[shard], fill))
         return out + self._tokens(verdict.woken) + self._maybe_finished()
+
+    def _filled(self, message: Message) -> list[Out]:
+        if message.table not in self._filling:
+            raise Malformed(f"shard {message.table} has filled what nobody asked for")
+        self._filling.remove(message.table)
+        return self._tokens(self.coordinator.stepped(message.table, message.step)) + self._maybe_finished()
 
     def _tokens(self, woken: Sequence[int]) -> list[Out]:
         out = []
@@ -143,8 +152,9 @@ class DealingDesk:
                 out.append((self._peers[worker], Message(Kind.TOKEN, deal.batch, step=deal.token)))
         return out
 
-    def _maybe_finished(self) -> list[Out]:
-        return self._finished(self._through) if self.coordinator.finished else []
-
-    def _finished(self, peers: Sequence[int]) -> list[Out]:
-        return [(each, Message(Kind.FINISHED, self.coordinator.dealer.next)) for each in peers]
+    def _maybe_finished(self, peers: Sequence[int] | None = None) -> list[Out]:
+        """Tells these, or all who are through, if it is so."""
+        if not self.coordinator.finished or self._filling:
+            return []
+        told = self._through if peers is None else peers
+        return [(each, Message(Kind.FINISHED, self.coordinator.dealer.next)) for each in told]

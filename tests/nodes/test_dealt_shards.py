@@ -272,3 +272,25 @@ def test_a_guest_that_leaves_before_is_missed_once_and_all_finish_then():
         desk.handle(1, Message(Kind.ANSWER, 1), [])
     ((to, end),) = desk.handle(0, Message(Kind.ANSWER, 1), [])
     assert (to, end.kind) == (0, Kind.FINISHED) and desk.metrics()["batches_lost"] == 1
+
+
+def test_nothing_is_finished_before_every_shard_has_filled_its_places():
+    """Else a shard's answer would reach the desk of the next stretch."""
+    desk = DealingDesk(Coordinator(Dealer(make_mode("gba", 2, 2, 1), 0, 2), 2), [0, 1], 2, 2)
+    for rank, steps in ((0, [0, 0]), (2, None)):
+        (_, deal), *_ = desk.handle(rank, Message(Kind.RESERVE, 0), [])
+        desk.handle(rank, Message(Kind.ENTER, deal.sequence), [])
+        if steps:
+            desk.handle(rank, Message(Kind.DONE, deal.sequence), [np.array(steps)])
+    for rank in (0, 1):
+        assert [message.kind for _, message in desk.handle(rank, Message(Kind.RESERVE, 0), [])] == [Kind.DEAL]
+    assert [(to, message.kind) for to, message in desk.gone(2)] == [(0, Kind.REFUSE), (1, Kind.REFUSE)]
+    assert (
+        desk.handle(0, Message(Kind.ANSWER, 2, table=0, step=1), [np.array([True])]) == []
+    )  # it has the guest's batch
+    ((to, fill),) = desk.handle(1, Message(Kind.ANSWER, 2, table=1), [np.array([False])])
+    assert (to, fill.kind) == (1, Kind.FILL) and fill.arrays[0].tolist() == [0]
+    with pytest.raises(Malformed, match="what nobody asked for"):
+        desk.handle(0, Message(Kind.FILLED, 2, table=0, step=1), [])
+    told = desk.handle(1, Message(Kind.FILLED, 2, table=1, step=1), [])
+    assert [(to, message.kind) for to, message in told] == [(0, Kind.FINISHED), (1, Kind.FINISHED)]
