@@ -44,7 +44,7 @@ class ShardServer:
         self.shard, self._on_failure = shard, on_failure
         self._trainers = trainers
         self._welcome: np.ndarray | None = None
-        self._joining: list[int] = []  # guests that want to know the run
+        self._joining: list[int] = []  # guests that want to know the run, before anybody does
         self._lobby: list[int] = []  # guests that want batches, while none are dealt
         self._doors, self._door_of = [door for door, _ in doors], {}
         for door, ranks in doors:
@@ -82,6 +82,7 @@ class ShardServer:
             self._welcome = np.frombuffer(run, np.uint8)
             for peer in self._joining:
                 self._send(peer, Message(Kind.WELCOME, 0, [self._welcome]))
+            self._joining.clear()
 
     def miss(self, message: Message, frames: Sequence) -> Message:
         """Takes the batches of who is gone no more, or fills places, as the coordinator says; what to answer."""
@@ -125,8 +126,10 @@ class ShardServer:
         if self._is_guest(peer):
             kind = parse(frames)[0].kind
             if kind == Kind.JOIN:
+                if self._welcome is not None:
+                    return [(peer, Message(Kind.WELCOME, 0, [self._welcome]))]
                 self._joining.append(peer)
-                return [] if self._welcome is None else [(peer, Message(Kind.WELCOME, 0, [self._welcome]))]
+                return []
             if kind == Kind.RESERVE and self.shard.desk is None:
                 self._lobby.append(peer)
                 return []

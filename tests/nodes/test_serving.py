@@ -10,7 +10,7 @@ import pytest
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.connections import Connections
-from marius_oac.nodes.messages import Kind, Message
+from marius_oac.nodes.messages import Kind, Message, parse
 from marius_oac.nodes.serving import ShardServer
 from marius_oac.nodes.shard import Shard
 from marius_oac.nodes.shard_table import NumberedTable
@@ -105,3 +105,29 @@ def test_rows_that_no_message_holds_are_a_line():
         with pytest.raises(NodeLost, match="node a: it can't go on: training.batch_size: batch 0: .* make batches"):
             client.receive()
         assert failed.wait(PATIENCE) and isinstance(failures[0], InputError)
+
+
+def test_a_guest_is_told_of_the_run_once():
+    network = Network()
+    door = network.server("a", {0: "a", 1: "guest 1", 2: "guest 2"})
+    early, late = network.client("a", 1), network.client("a", 2)
+
+    def hears(guest):
+        message, frames = parse(guest.receive())
+        return message.kind, bytes(frames[0]) if message.kind == Kind.WELCOME else None
+
+    def fail(error):
+        server.fail(error)
+
+    with ShardServer(Shard([NumberedTable(store(0), OPTIMIZER)], 1), [(door, [0, 1, 2])], fail, 1) as server:
+        early.send(Message(Kind.JOIN, 0).frames())
+        early.send(LOOK_UP)
+        assert hears(early) == (Kind.FOUND, None)  # it has been heard, and must wait
+        server.welcome(b"a run")
+        assert hears(early) == (Kind.WELCOME, b"a run")
+        late.send(Message(Kind.JOIN, 0).frames())
+        assert hears(late) == (Kind.WELCOME, b"a run")
+        server.welcome(b"the run, again")
+        for guest in (early, late):
+            guest.send(LOOK_UP)
+            assert hears(guest) == (Kind.FOUND, None)
