@@ -25,6 +25,7 @@ import importlib.util
 import os
 import statistics
 import tempfile
+from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +78,9 @@ class Batches(Contestant):
         self._workers = ThreadPoolExecutor(workers)
         self._share, self._done = workers, 0
 
+    @abstractmethod
     def sample(self, batch: int) -> int:
         """Returns how many edges it sampled."""
-        raise NotImplementedError
 
     def run(self, batches: int) -> None:
         numbers = range(self._done, self._done + batches)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,16 +17,18 @@ from typing import Any
 _SETTLE = 0.05  # seconds in which the last contestant's threads stop spinning
 
 
-class Contestant:
+class Contestant(ABC):
     """What runs in the process. Made there by the factory that `take_turns` is given."""
 
-    def run(self, batches: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, batches: int) -> None: ...
 
     def report(self) -> Any:
         """Whatever the parent should know at the end."""
+        return None
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027  (not every contestant holds something)
+        """Gives back what it holds."""
 
 
 @dataclass

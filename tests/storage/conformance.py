@@ -1,5 +1,6 @@
 """What every parameter store must do. A store's test module derives from these classes and defines `make_store`."""
 
+from abc import ABC, abstractmethod
 from itertools import permutations
 
 import numba
@@ -53,13 +54,13 @@ def read_all(store):
     return read(store, np.arange(store.num_rows))
 
 
-class Making:
+class Making(ABC):
     """Hands out stores; a subclass says which."""
 
+    @abstractmethod
     def make_store(
         self, num_rows: int, layout: RowLayout, initial: RowInitial, capacity: int | None = None
-    ) -> ParameterStore:
-        raise NotImplementedError
+    ) -> ParameterStore: ...
 
     def zeros(self, num_rows, dimension=4, state_width=2, value_dtype="float32"):
         layout = RowLayout(dimension, state_width, value_dtype)
