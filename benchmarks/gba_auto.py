@@ -17,7 +17,7 @@ from benchmarks.gba_model import Model
 from benchmarks.gba_runs import WORKERS, EmptyServer, ParameterServer, Recipe, Setting, train
 from marius_oac.config_nodes import AutoConfig
 from marius_oac.nodes.dealer import Dealer
-from marius_oac.nodes.policy import Policy, Stretch
+from marius_oac.nodes.policy import Measured, Policy
 
 LOCAL = 64
 QUALITY_PHASE, QUALITY_EVERY = 0.8, 5  # virtual seconds, global batches: short, since these days have real gradients
@@ -64,7 +64,7 @@ def day(mode: str, phase: float, every: int, seed: int) -> Day:
         rate = length * WORKERS * LOCAL / (end - now)
         now, first = end, first + length
         if mode == "auto":
-            decision = policy.decide(Stretch(rate, [np.array(each) for each in crew.times]))
+            decision = policy.decide(Measured(rate, [np.array(each) for each in crew.times]))
             length = policy.stretch(every, WORKERS * LOCAL, LOCAL) if not decision.hurry else max(1, every // 4)
             if decision.switches and not decision.trial and 0 <= now < 4 * phase:
                 found.switches[int(now // phase)] += 1
@@ -96,7 +96,7 @@ def quality(job: tuple[Recipe, str]) -> float:
         server.flush()
         if mode == "auto":
             rate = (end - first) * total / (then - now)
-            policy.decide(Stretch(rate, [np.array(each) for each in crew.times]))
+            policy.decide(Measured(rate, [np.array(each) for each in crew.times]))
             length = policy.stretch(QUALITY_EVERY, total, LOCAL)
         now, first = then, end
     return model.auc(recipe.base + recipe.after)

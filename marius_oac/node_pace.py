@@ -18,7 +18,7 @@ import numpy as np
 from marius_oac.config_nodes import LoadConfig, NodesConfig
 from marius_oac.errors import ConfigError
 from marius_oac.nodes.load import LoadProfile, Slowdown, TimedStep
-from marius_oac.nodes.policy import Policy, Stretch
+from marius_oac.nodes.policy import Measured, Policy
 from marius_oac.task import Crew
 from marius_oac.types import Step
 
@@ -95,7 +95,7 @@ class Pace:
             return []
         told = crew.gather([self._seconds, self._times()])
         rate = self._batches * self._batch_size / max(seconds for seconds, _ in told)
-        before, decision = self._policy.mode, self._policy.decide(Stretch(rate, [np.array(each) for _, each in told]))
+        before, decision = self._policy.mode, self._policy.decide(Measured(rate, [np.array(each) for _, each in told]))
         every, parts = self._config.auto.every, self._config.modes.parts or self._trainers
         length = self._policy.stretch(every, self._batch_size, -(-self._batch_size // parts))
         self._rests = reached + (max(1, every // _HURRY) if decision.hurry else length)

@@ -40,7 +40,7 @@ _NEWEST = 0.5  # what the newest measurement counts
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Measured:
     """What was measured between two decision points.
 
     Attributes:
@@ -100,16 +100,16 @@ class Policy:
         self._points, self._score = 0, 0.0
         self._hurried = False
 
-    def decide(self, stretch: Stretch) -> Decision:
+    def decide(self, measured: Measured) -> Decision:
         """To be told after each stretch, which was trained in `mode`; who is told the same decides alike."""
-        self._times |= {trainer: each for trainer, each in enumerate(stretch.times) if each.size}
-        if not self._times or not stretch.rate > 0:
+        self._times |= {trainer: each for trainer, each in enumerate(measured.times) if each.size}
+        if not self._times or not measured.rate > 0:
             return Decision(self.mode, False, {}, 0.0, "nothing was measured")
         ideal = ideal_rates(list(self._times.values()))
         self._tried += 1
         teaches = not self._hurried if self._tried > len(TRIAL) else self.mode in TRIAL[: self._tried - 1]
         if teaches:
-            self._learn(stretch.rate / ideal[self.mode])
+            self._learn(measured.rate / ideal[self.mode])
         if self._tried < len(TRIAL):
             before, self.mode = self.mode, TRIAL[self._tried]
             return Decision(self.mode, self.mode != before, {}, 0.0, "trial: how fast each mode goes", trial=True)

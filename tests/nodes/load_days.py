@@ -8,7 +8,7 @@ import heapq
 
 import numpy as np
 
-from marius_oac.nodes.policy import Stretch
+from marius_oac.nodes.policy import Measured
 
 EVERY = 40
 
@@ -56,7 +56,7 @@ class Day:
             row *= self.loads[self.phase]
             self.now += row.max() + self.costs[0]
             self._done(self.now, self.workers)
-        return Stretch(batches * self.workers / (self.now - begin), list(times.T))
+        return Measured(batches * self.workers / (self.now - begin), list(times.T))
 
     def gba(self, batches):
         count, begin = batches * self.workers, self.now
@@ -68,7 +68,7 @@ class Day:
             self._done(end, 1)
             self.now = max(self.now, end)
             heapq.heappush(free, (end, worker))
-        return Stretch(count / (self.now - begin), [np.array(each) for each in times])
+        return Measured(count / (self.now - begin), [np.array(each) for each in times])
 
 
 def run_fixed(mode, *about, **more):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.policy import EVIDENCE, TRIAL, Policy, Stretch, expected_slowest, ideal_rates
+from marius_oac.nodes.policy import EVIDENCE, TRIAL, Measured, Policy, expected_slowest, ideal_rates
 from tests.nodes.load_days import day, run_auto, run_fixed
 
 MARGIN, PATIENCE = 0.03, 2
@@ -19,7 +19,7 @@ PARTS = {"sync": 0.9, "gba": 0.9}
 def stretch(mode, times, parts=PARTS, batches=5):
     """Trainers that take so long for an example, each time."""
     every = [np.full(batches, each) for each in times]
-    return Stretch(parts[mode] * ideal_rates(every)[mode], every)
+    return Measured(parts[mode] * ideal_rates(every)[mode], every)
 
 
 def tried(parts=PARTS, margin=MARGIN, patience=PATIENCE):
@@ -150,22 +150,22 @@ def test_noise_flips_nothing(seed):
     draw, judge = np.random.default_rng(seed), tried()
     for _ in range(1000):
         times = [np.exp(0.04 * draw.standard_normal(20)) for _ in range(2)]
-        assert not judge.decide(Stretch(1.76 * math.exp(0.02 * draw.standard_normal()), times)).switches
+        assert not judge.decide(Measured(1.76 * math.exp(0.02 * draw.standard_normal()), times)).switches
 
 
 def test_a_trainer_without_a_batch_is_taken_to_be_as_it_was():
     judge = tried({"sync": 0.9, "gba": 1.0})
     follow(judge, [(1, 4)], {"gba": 1.0})
-    decision = judge.decide(Stretch(1.25, [np.ones(3), np.zeros(0)]))
+    decision = judge.decide(Measured(1.25, [np.ones(3), np.zeros(0)]))
     assert decision.expected == pytest.approx({"sync": 0.9 * 2 / 4, "gba": 1.25})
 
 
 def test_of_nothing_nothing_follows():
     judge = tried()
-    for nothing in (Stretch(0.0, [np.ones(2)] * 2), Stretch(math.nan, [np.ones(2)] * 2)):
+    for nothing in (Measured(0.0, [np.ones(2)] * 2), Measured(math.nan, [np.ones(2)] * 2)):
         decision = judge.decide(nothing)
         assert (decision.mode, decision.switches, decision.expected) == ("sync", False, {})
-    assert Policy(MARGIN, PATIENCE).decide(Stretch(1.0, [np.zeros(0)])).reason == "nothing was measured"
+    assert Policy(MARGIN, PATIENCE).decide(Measured(1.0, [np.zeros(0)])).reason == "nothing was measured"
 
 
 @pytest.mark.parametrize("costs", [(0.0, 0.0), (0.05, 0.1), (0.1, 0.0), (0.0, 0.3)])
