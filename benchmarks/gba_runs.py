@@ -11,6 +11,7 @@ from benchmarks.gba_clock import Crew, LoadProfile
 from benchmarks.gba_data import Days, frappe, generated
 from benchmarks.gba_model import WIDTH, Gradient, Model
 from marius_oac.nodes.aggregator import DenseAggregator, RowAggregator
+from marius_oac.nodes.counts import add_counts
 from marius_oac.nodes.dealer import Dealer
 from marius_oac.nodes.modes import Kind, Mode, RowsOver, make_mode
 
@@ -60,12 +61,8 @@ class Outcome:
     rows: dict[str, int]
 
     def __add__(self, other: Outcome) -> Outcome:
-        dense, rows = _added(self.dense, other.dense), _added(self.rows, other.rows)
+        dense, rows = add_counts(self.dense, other.dense), add_counts(self.rows, other.rows)
         return Outcome(self.seconds + other.seconds, self.examples + other.examples, dense, rows)
-
-
-def _added(mine: dict[str, int], theirs: dict[str, int]) -> dict[str, int]:
-    return {name: max(mine[name], n) if name.endswith("_max") else mine[name] + n for name, n in theirs.items()}
 
 
 class ParameterServer:

@@ -25,6 +25,7 @@ from marius_oac.memory import MemoryPlan
 from marius_oac.node_crew import NodeCrew
 from marius_oac.node_pace import Pace
 from marius_oac.node_saved import DENSE, PACKING, PLACE, PLACEMENT, NodesCheckpoint, layout_name
+from marius_oac.nodes.counts import dealt_metrics
 from marius_oac.nodes.dealt_rows import Dealing
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.group import Group
@@ -305,24 +306,6 @@ class NodeTask(Task):
 
     @abstractmethod
     def plan_memory(self, folder: Path) -> MemoryPlan: ...
-
-
-def dealt_metrics(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """Metrics of the batches that were dealt, from what each process's shard has counted: tokens, lost batches, and of
-    dense parameters and rows: gradients, those dropped, average and largest staleness in global steps.
-    """
-    if not any(counts):
-        return {}
-    names = ("tokens", "examples", "batches_lost", "guests")
-    found = {f"dealt.{name}": sum(each.get(name, 0) for each in counts) for name in names}
-    for what in ("dense", "rows"):
-        gradients, dropped, total = (
-            sum(each.get(f"{what}.{name}", 0) for each in counts) for name in ("gradients", "dropped", "staleness_sum")
-        )
-        most = max(each.get(f"{what}.staleness_max", 0) for each in counts)
-        found |= {f"dealt.{what}_gradients": gradients, f"dealt.{what}_dropped": dropped}
-        found |= {f"dealt.{what}_staleness": total / max(gradients, 1), f"dealt.{what}_staleness_max": most}
-    return found
 
 
 def with_share(planner: Planner, rank: int, count: int) -> Planner:

@@ -21,6 +21,7 @@ import numpy as np
 
 from marius_oac.nodes.aggregator import DenseAggregator, RowAggregator
 from marius_oac.nodes.coordinator import Coordinator
+from marius_oac.nodes.counts import add_counts
 from marius_oac.nodes.dealer import Dealer
 from marius_oac.nodes.dealing_desk import KINDS, DealingDesk
 from marius_oac.nodes.dealt_rows import COORDINATOR, Dealing
@@ -130,14 +131,12 @@ class DealtShard(Shard):
 
     def metrics(self) -> dict[str, int]:
         """Of `Aggregator.metrics`: `dense.*`, and `rows.*` of all tables; of the coordinator `tokens` and others."""
-        found = {f"dense.{name}": value for name, value in self._dense.metrics().items()}
-        for each in self._rows:
-            for name, value in each.metrics().items():
-                both = value, found.get(f"rows.{name}", 0)
-                found[f"rows.{name}"] = max(both) if name.endswith("max") else sum(both)
+        rows = add_counts(*(each.metrics() for each in self._rows))
+        found = {f"rows.{name}": value for name, value in rows.items()}
         if self.desk is None:
-            return {name: value for name, value in found.items() if name.startswith("rows.")}
-        return found | self.desk.metrics()
+            return found
+        dense = {f"dense.{name}": value for name, value in self._dense.metrics().items()}
+        return dense | found | self.desk.metrics()
 
     def _tags(self, table: ShardTable):
         return lambda rows: self._clock.steps(table.timestamps(rows))

@@ -19,6 +19,7 @@ from contextlib import suppress
 import numpy as np
 
 from marius_oac.errors import InputError, MariusOacError, NodeLost
+from marius_oac.nodes.counts import add_counts
 from marius_oac.nodes.messages import Kind, Malformed, Message, array, parse
 from marius_oac.nodes.shard import Out, Shard
 from marius_oac.nodes.transport.contract import Server, nonsense
@@ -72,9 +73,7 @@ class ShardServer:
         """No push is on its way any more: what waits for others is applied."""
         with self._lock:
             self.shard.flush()
-            for name, value in self.shard.metrics().items():
-                both = value, self.counts.get(name, 0)
-                self.counts[name] = max(both) if name.endswith("max") else sum(both)
+            self.counts = add_counts(self.counts, self.shard.metrics())
 
     def welcome(self, run: bytes) -> None:
         """What guests are told of the run."""

@@ -1,0 +1,34 @@
+"""What shards count of the batches that are dealt, added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def add_counts(*counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts of the same things by several: of names that end in `max` the largest, of others the sum."""
+    found: dict[str, int] = {}
+    for each in counts:
+        for name, value in each.items():
+            if name not in found:
+                found[name] = value
+            else:
+                found[name] = max(found[name], value) if name.endswith("max") else found[name] + value
+    return found
+
+
+def dealt_metrics(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """Metrics of the batches that were dealt, from what each process's shard has counted: tokens, lost batches, and of
+    dense parameters and rows: gradients, those dropped, average and largest staleness in global steps.
+    """
+    if not any(counts):
+        return {}
+    every = add_counts(*counts)
+    found = {f"dealt.{name}": every.get(name, 0) for name in ("tokens", "examples", "batches_lost", "guests")}
+    for what in ("dense", "rows"):
+        gradients, dropped, total, most = (
+            every.get(f"{what}.{name}", 0) for name in ("gradients", "dropped", "staleness_sum", "staleness_max")
+        )
+        found |= {f"dealt.{what}_gradients": gradients, f"dealt.{what}_dropped": dropped}
+        found |= {f"dealt.{what}_staleness": total / max(gradients, 1), f"dealt.{what}_staleness_max": most}
+    return found
