@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marius_oac.config import Config
+from marius_oac.data.log_generate import LogSpec, write_day
 
 USERS, ITEMS, TAGS = 40, 30, 12
 HISTORY = {"name": "history", "vocabulary": "item", "max_values": 4}
@@ -38,6 +39,22 @@ def small_log(path: Path, rows: int = 300, seed: int = 0, new: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path, row_group_size=100)
     return path
+
+
+def generated_days(folder: Path, examples: int) -> dict:
+    """Writes a day of so many examples and 1,000 of the next; returns a tree to train on the one and test on the other."""
+    spec = LogSpec(categorical=4, numeric=3, keys=3000, skew=1.05)
+    write_day(folder / "day.parquet", 0, examples, spec)
+    write_day(folder / "next.parquet", 1, 1000, spec)
+    files = {"train": str(folder / "day.parquet"), "test": str(folder / "next.parquet")}
+    return {
+        "task": "ctr",
+        "threads": 1,
+        "device": "cpu",
+        "data": files | spec.schema(),
+        "keys": {"capacity": 4000},
+        "model": {"network": "deepfm", "dimension": 4, "hidden": [16]},
+    }
 
 
 def ctr_config(train, *overrides: str, network: str = "deepfm", **splits) -> Config:

@@ -1,8 +1,9 @@
-"""A small graph, a short run and recorded machines that many tests look at, and the command line in this process."""
+"""A small graph, a short run and recorded machines that many tests look at, and this process as a test wants it."""
 
 import functools
 
 import pytest
+import torch
 
 from marius_oac import cli, training
 from tests.graphs import tiny_config, tiny_graph
@@ -26,6 +27,15 @@ def finished(graph, tmp_path_factory):
 def machine_tree(tmp_path_factory):
     """`machine_tree("desktop")` -> a folder like that machine's /sys, written once; not to be changed."""
     return functools.cache(lambda name: build(name, tmp_path_factory.mktemp("machines") / name))
+
+
+@pytest.fixture
+def one_thread():
+    """PyTorch computes with one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

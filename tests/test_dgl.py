@@ -37,7 +37,7 @@ def copied(parameters):
             theirs.copy_(mine.view_as(theirs))
 
 
-def sage_pair(dgl, aggregator, inputs, outputs):
+def sage_pair(dgl, inputs, outputs, aggregator):
     ours, theirs = SageLayer(inputs, outputs, aggregator), dgl.nn.SAGEConv(inputs, outputs, aggregator)
     pairs = [(ours.neighbours, theirs.fc_neigh.weight)]
     if aggregator == "gcn":
@@ -89,25 +89,23 @@ block_of = st.builds(
 )
 
 
-@pytest.mark.parametrize("aggregator", ["mean", "gcn"])
-@pytest.mark.parametrize("inputs, outputs", [(6, 5), (3, 8)])  # dgl multiplies before the sum, or after it
-def test_sage_is_dgls(dgl, aggregator, inputs, outputs):
+@pytest.mark.parametrize(
+    "pair, inputs, outputs, kind",
+    [
+        (sage_pair, 6, 5, "mean"),  # here dgl multiplies before the sum
+        (sage_pair, 3, 8, "mean"),  # and here after it
+        (sage_pair, 6, 5, "gcn"),
+        (sage_pair, 3, 8, "gcn"),
+        (gat_pair, INPUTS, OUTPUTS, 1),
+        (gat_pair, INPUTS, OUTPUTS, HEADS),
+    ],
+)
+def test_a_layer_is_dgls(dgl, pair, inputs, outputs, kind):
     @settings(deadline=None, max_examples=25)
     @given(block=block_of, seed=st.integers(0, 99))
     def check(block, seed):
         block = tensors(block)
-        compare(*sage_pair(dgl, aggregator, inputs, outputs), block, draw_values(block.num_inputs, seed, inputs))
-
-    check()
-
-
-@pytest.mark.parametrize("heads", [1, HEADS])
-def test_gat_is_dgls(dgl, heads):
-    @settings(deadline=None, max_examples=25)
-    @given(block=block_of, seed=st.integers(0, 99))
-    def check(block, seed):
-        block = tensors(block)
-        compare(*gat_pair(dgl, INPUTS, OUTPUTS, heads), block, draw_values(block.num_inputs, seed, INPUTS))
+        compare(*pair(dgl, inputs, outputs, kind), block, draw_values(block.num_inputs, seed, inputs))
 
     check()
 
@@ -130,7 +128,7 @@ def test_on_a_sampled_graph_of_two_layers(dgl):
     )
     seeds = torch.randperm(300, generator=generator)[:40]
     nodes, blocks = bridge.sample_blocks(graph, seeds, [5, 4], seed=7)
-    first, second = sage_pair(dgl, "mean", INPUTS, 8), gat_pair(dgl, 8, OUTPUTS, HEADS)
+    first, second = sage_pair(dgl, INPUTS, 8, "mean"), gat_pair(dgl, 8, OUTPUTS, HEADS)
     pairs = first[2] + second[2]
     for mine, _ in pairs:
         mine.data = torch.randn(mine.shape, generator=generator) / 2

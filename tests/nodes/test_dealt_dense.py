@@ -16,6 +16,8 @@ from marius_oac.nodes.allreduce import AllReduce
 from marius_oac.nodes.served import bounds_of
 from marius_oac.nodes.thread_group import ThreadGroup
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DENSE = ("sgd", "adagrad", "adam")
 ROWS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 RELATIONS, WIDTH = 5, 3
@@ -77,14 +79,6 @@ class Relations:
 
     def state(self):
         return {"table": self.table.numpy().copy()}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def gradients(model, seed, count):

@@ -11,11 +11,11 @@ import pytest
 from benchmarks import trainers
 from benchmarks.trainers import train_together
 from marius_oac.config_ctr import CtrConfig
-from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.errors import DivergedError, InputError, NodeLost
 from marius_oac.models.ctr import step
 from marius_oac.nodes.dealt_shard import DealtShard
 from marius_oac.session import Session
+from tests.click_logs import generated_days
 from tests.threads import PATIENCE
 
 BATCH, BATCHES = 60, 100
@@ -26,17 +26,9 @@ MODES = ("gba", "async", "bsp", "hop-bs", "hop-bw")
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A click log of 100 batches, and a network with dropout; Adagrad's first step is smooth."""
-    folder, spec = tmp_path_factory.mktemp("log"), LogSpec(categorical=4, numeric=3, keys=3000, skew=1.05)
-    write_day(folder / "day.parquet", 0, BATCH * (BATCHES - 1) + LEFT_OVER, spec)
-    write_day(folder / "next.parquet", 1, 1000, spec)
-    files = {"train": str(folder / "day.parquet"), "test": str(folder / "next.parquet")}
-    return {
-        "task": "ctr",
-        "threads": 1,
-        "device": "cpu",
-        "data": files | spec.schema(),
-        "keys": {"capacity": 4000},
-        "model": {"network": "deepfm", "dimension": 4, "hidden": [16], "dropout": 0.2},
+    days = generated_days(tmp_path_factory.mktemp("log"), BATCH * (BATCHES - 1) + LEFT_OVER)
+    return days | {
+        "model": days["model"] | {"dropout": 0.2},
         "training": {
             "batch_size": BATCH,
             "optimizer": {"learning_rate": 0.05, "initial_accumulator": 0.1},

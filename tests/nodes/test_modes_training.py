@@ -10,6 +10,8 @@ from marius_oac.nodes.aggregator import DenseAggregator, RowAggregator
 from marius_oac.nodes.dealer import WAIT, Dealer
 from marius_oac.nodes.modes import make_mode
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS, DIMENSION, FIELDS, HIDDEN = 60, 4, 3, 8
 WORKERS, LOCAL, STEPS, RATE = 4, 8, 200, 0.05
 GLOBAL = WORKERS * LOCAL
@@ -52,14 +54,6 @@ class Model:
         self.dense -= RATE * dense / np.sqrt(self.squares[0])
         self.squares[1][rows] += gradients**2
         self.rows[rows] -= RATE * gradients / np.sqrt(self.squares[1][rows])
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

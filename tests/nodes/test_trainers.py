@@ -9,25 +9,17 @@ import yaml
 from benchmarks import trainers
 from benchmarks.trainers import Trained, train_together
 from marius_oac.config_ctr import CtrConfig
-from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.run import RunFolder
+from tests.click_logs import generated_days
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    folder, spec = tmp_path_factory.mktemp("log"), LogSpec(categorical=4, numeric=3, keys=3000, skew=1.05)
-    write_day(folder / "day.parquet", 0, 3000, spec)
-    write_day(folder / "next.parquet", 1, 1000, spec)
-    files = {"train": str(folder / "day.parquet"), "test": str(folder / "next.parquet")}
-    return {
-        "task": "ctr",
-        "threads": 1,
-        "device": "cpu",
-        "data": files | {"shuffle": 3000} | spec.schema(),
+    days = generated_days(tmp_path_factory.mktemp("log"), 3000)
+    return days | {
+        "data": days["data"] | {"shuffle": 3000},
         "pipeline": {"mode": "sync"},
-        "keys": {"capacity": 4000},
-        "model": {"network": "deepfm", "dimension": 4, "hidden": [16]},
         "training": {"batch_size": 64, "epochs": 2},
         "nodes": {"dense": {"kind": "kstep", "k": 7, "warm_up": 20}},
     }
