@@ -42,7 +42,7 @@ def small_log(path: Path, rows: int = 300, seed: int = 0, new: int = 0) -> Path:
 
 
 def generated_days(folder: Path, examples: int) -> dict:
-    """Writes a day of so many examples and 1,000 of the next; returns a tree to train on the one and test on the other."""
+    """Writes a day of so many examples and 1,000 of the next; returns a tree to train on one and test on the other."""
     spec = LogSpec(categorical=4, numeric=3, keys=3000, skew=1.05)
     write_day(folder / "day.parquet", 0, examples, spec)
     write_day(folder / "next.parquet", 1, 1000, spec)
