@@ -134,10 +134,8 @@ class NodeTask(Task):
         stack.callback(step.close)
         step = self.pace.watch(step, self.dense.waited, source.stopped, self.crew)
         routed = self._planned = RoutedPlanner(planner, self._routed)
-        self._served, self._parts = (
-            step.served,
-            [with_share(planner, each, self._num_parts) for each in range(self._num_parts)],
-        )
+        self._served = step.served
+        self._parts = [with_share(planner, each, self._num_parts) for each in range(self._num_parts)]
         stores = [table.store for table in tables]
         tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
         return Parts(routed, stores, step, device, tier, source)

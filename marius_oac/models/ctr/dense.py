@@ -88,17 +88,16 @@ class DenseOptimizer:
     def take(self, states: Sequence[np.ndarray], bounds: Sequence[int]) -> None:
         """See `ServedDense.take`."""
         parameters = list(self._parameters.values())
-        places = [0] * len(states)
-        for key in ("", *sorted(self._optimizer.state[parameters[0]])):
-            mine = parameters if not key else [self._optimizer.state[each][key] for each in parameters]
-            single = key == _STEP
-            sizes = [1] * len(states) if single else np.diff(bounds).tolist()
-            parts = [state[at : at + size] for state, at, size in zip(states, places, sizes, strict=True)]
-            places = [at + size for at, size in zip(places, sizes, strict=True)]
-            whole = torch.from_numpy(np.concatenate(parts))
-            with torch.no_grad():
-                each_size = [tensor.numel() for tensor in mine]
-                found = [whole[0]] * len(mine) if single else whole.split(each_size)
+        keys = ("", *sorted(self._optimizer.state[parameters[0]]))  # of the planes of `NetworkSlice.state`
+        parts = [
+            np.split(state, np.cumsum([1 if key == _STEP else size for key in keys])[:-1])
+            for state, size in zip(states, np.diff(bounds), strict=True)
+        ]
+        with torch.no_grad():
+            for key, plane in zip(keys, zip(*parts, strict=True), strict=True):
+                mine = [self._optimizer.state[each][key] if key else each for each in parameters]
+                whole = torch.from_numpy(np.concatenate(plane))
+                found = [whole[:1]] * len(mine) if key == _STEP else whole.split([each.numel() for each in mine])
                 for tensor, values in zip(mine, found, strict=True):
                     tensor.copy_(values.view(tensor.shape))
 
