@@ -26,6 +26,8 @@ HALVES = [
         "storage/test_initial.py",
         "storage/test_key_index.py",
         "storage/test_memory.py",
+        "storage/test_page_checksums.py",
+        "storage/test_page_copies.py",
         "storage/test_page_directory.py",
         "storage/test_page_kernels.py",
         "nodes/test_pooling.py::test_a_batch_has_the_sums_of_its_bags_and_its_keys_their_gradients",
