@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -46,6 +47,17 @@ class NpyWriter:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np.ndarray:
+    """A .npy file of zeros, mapped to be written. Its place on the disk is taken: a full disk is an error here, where
+    later it would be the end of the process."""
+    dtype = np.dtype(dtype)
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+        file.flush()
+        os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(shape) * dtype.itemsize)
+    return np.load(path, mmap_mode="r+", allow_pickle=False)
 
 
 def unfinished(path: Path) -> Path:

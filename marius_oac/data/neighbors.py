@@ -12,8 +12,6 @@ and checked as `derived` says.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from marius_oac.data.derived import open_derived
 from marius_oac.data.negatives import as_kernel_input
 from marius_oac.data.neighbor_kernels import count_groups, count_nodes, group_records, make_records, scatter_entries
 from marius_oac.data.resident import Resident
+from marius_oac.files import mapped_npy
 
 Direction = Literal["in", "out", "both"]
 FORMAT, VERSION = "marius_oac.neighbors", 1
@@ -136,10 +135,10 @@ def open_neighbors(
 
 def _sort(folder: Path, source: _Source) -> None:
     """Counting sort in two passes: edges to records, group by group; then each group's records to entries."""
-    records = _create(folder / _RECORDS, (source.num_entries, source.columns + 1), source.dtype)
+    records = mapped_npy(folder / _RECORDS, (source.num_entries, source.columns + 1), source.dtype)
     starts = _write_records(source, records)
-    offsets = _create(folder / OFFSETS, (source.num_nodes + 1,), np.dtype(np.int64))
-    entries = _create(folder / ENTRIES, (source.num_entries, source.columns), source.dtype)
+    offsets = mapped_npy(folder / OFFSETS, (source.num_nodes + 1,), np.int64)
+    entries = mapped_npy(folder / ENTRIES, (source.num_entries, source.columns), source.dtype)
     for group, first_node in enumerate(range(0, source.num_nodes, source.group_nodes)):
         end_node = min(first_node + source.group_nodes, source.num_nodes)
         found = _sort_group(records, starts[group], starts[group + 1], first_node, end_node, entries)
@@ -147,16 +146,6 @@ def _sort(folder: Path, source: _Source) -> None:
     offsets.flush()
     entries.flush()
     (folder / _RECORDS).unlink()
-
-
-def _create(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A .npy file of zeros, mapped to be written. Its place on the disk is taken: a full disk is an error here, where
-    later it would be the end of the process."""
-    with open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": shape})
-        file.flush()
-        os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(shape) * dtype.itemsize)
-    return np.load(path, mmap_mode="r+", allow_pickle=False)
 
 
 def _write_records(source: _Source, out: np.ndarray) -> np.ndarray:
