@@ -1,7 +1,7 @@
 """The bridge to dgl, an extra of this package (`pip install 'marius-oac[dgl]'`): nothing else here needs it.
 
-- Blocks to dgl's and back; a `dgl.nn` module as a layer of an `Encoder`.
-- dgl's neighbour sampler, which makes our blocks.
+Blocks to dgl's and back, and a `dgl.nn` module as a layer of an `Encoder`. See `dgl_sampling` for its sampler, and
+`dgl_graphs` for its graphs.
 
 A module of dgl adds up in an order that may depend on dgl's version and number of threads: what is promised of bits
 holds for our own layers.
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, Literal
 
@@ -24,9 +26,12 @@ from marius_oac.errors import InputError
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.lanes import Lanes
 
+_LOCK = threading.Lock()
+_FIRST: list[ThreadPoolExecutor] = []
+
 
 def load() -> ModuleType:
-    """The module dgl.
+    """The module dgl, whose first stream of random numbers `first_thread` has, unless dgl has drawn some already.
 
     Raises:
         InputError: it is not installed, or does not work here; says what to install.
@@ -35,11 +40,30 @@ def load() -> ModuleType:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # dgl 1.1 uses what its dependencies have since deprecated
-            return importlib.import_module("dgl")
+            dgl = importlib.import_module("dgl")
     except ImportError as error:
         raise InputError(
             f"can't be imported ({error}); on Python up to 3.11: pip install 'marius-oac[dgl]'", "dgl"
         ) from None
+    with _LOCK:
+        if not _FIRST:
+            _FIRST.append(ThreadPoolExecutor(1, "dgl", initializer=_claim, initargs=(dgl,)))
+            _FIRST[0].submit(int).result()
+    return dgl
+
+
+def first_thread() -> ThreadPoolExecutor:
+    """The thread whose random numbers from dgl are a function of the seed alone; dgl has no other thread there.
+
+    dgl numbers the threads of a process as they first draw or are seeded, and a thread's number is part of its seed.
+    """
+    load()
+    return _FIRST[0]
+
+
+def _claim(dgl: ModuleType) -> None:
+    dgl.utils.set_num_threads(1)  # of this thread alone
+    dgl.seed(0)
 
 
 def to_dgl(block: Block) -> Any:
@@ -98,26 +122,3 @@ class DglLayer(nn.Module):
         if self.merge is None:
             return found
         return found.flatten(1) if self.merge == "concat" else found.mean(1)
-
-
-def sample_blocks(graph: Any, seeds: Tensor, fan_outs: Sequence[int], seed: int) -> tuple[Tensor, list[Block]]:
-    """Blocks around nodes, drawn by `dgl.sampling.sample_neighbors` without replacement.
-
-    The draw is a function of `seed` and of dgl's version and number of threads, and leaves dgl's generator seeded.
-
-    Args:
-        graph: a homogeneous `DGLGraph`; sampled along edges that lead to a node. Its ids are taken as int64: dgl 1.1
-            returns invalid blocks for others.
-        seeds: int64 [O], the innermost nodes, each once.
-        fan_outs: neighbours per node, from the outermost layer to the innermost; -1: all.
-    Returns:
-        The nodes that are the first block's inputs, int64, and the blocks, from the outermost.
-    """
-    dgl = load()
-    dgl.seed(seed)
-    graph, nodes, blocks = graph.long(), seeds, []
-    for fan_out in reversed(fan_outs):
-        drawn = dgl.to_block(dgl.sampling.sample_neighbors(graph, nodes, fan_out), nodes)
-        blocks.insert(0, from_dgl(drawn))
-        nodes = drawn.srcdata[dgl.NID]
-    return nodes, blocks

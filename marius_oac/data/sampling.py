@@ -86,9 +86,7 @@ class NeighborSampler:
     """
 
     def __init__(self, neighbors: Neighbors, fanouts: Sequence[int], seed: int, most_bytes: int | None = None) -> None:
-        if not fanouts or not all(fanout == ANY or 1 <= fanout < 1 << 31 for fanout in fanouts):
-            raise ValueError(f"fan-outs are -1 or at least 1, one per layer, not {list(fanouts)}")
-        self._fanouts, self._num_nodes = tuple(fanouts), neighbors.num_nodes
+        self._fanouts, self._num_nodes = checked_fanouts(fanouts), neighbors.num_nodes
         self._key = stream_key(seed, "neighbors")
         self._offsets, self._entries = _plain(neighbors.offsets), _plain(neighbors.entries)
         self._edges = as_kernel_input(neighbors.edges)
@@ -96,10 +94,7 @@ class NeighborSampler:
 
     def most_rows(self, seeds: int) -> int:
         """No blocks of so many seeds have more rows."""
-        rows = seeds
-        for fanout in self._fanouts:
-            rows = self._num_nodes if fanout == ANY else rows * (1 + fanout)
-        return min(self._num_nodes, rows)
+        return most_rows(self._fanouts, self._num_nodes, seeds)
 
     @wrapping
     def sample(self, seeds: np.ndarray, epoch: int, batch: int, excluded: np.ndarray = _NONE) -> Blocks:
@@ -112,10 +107,7 @@ class NeighborSampler:
         Raises:
             ValueError: seeds that are none, or not all different.
         """
-        if seeds.dtype != np.int64 or seeds.ndim != 1:
-            raise ValueError(f"seeds must be int64 [n], not {seeds.dtype} {list(seeds.shape)}")
-        if seeds.size and not 0 <= seeds.min() <= seeds.max() < self._num_nodes:
-            raise ValueError(f"seeds must lie in 0 to {self._num_nodes - 1}")
+        check_seeds(seeds, self._num_nodes)
         key, hidden = np.uint64(fold(np.uint64(fold(self._key, epoch)), batch)), self._hidden(excluded)
         nodes, layers, rows, places = seeds, [], seeds, seeds
         for layer in reversed(range(len(self._fanouts))):
@@ -156,6 +148,29 @@ class NeighborSampler:
             self._resident.touched(per_part * max(1, fanout))
         size = int(offsets[-1])
         return ids[: count + size], Drawn(offsets, neighbors[:size], relations[:size], edges[:size])
+
+
+def checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+    """Raises ValueError: no layers, or a fan-out that is neither -1 nor at least 1."""
+    if not fanouts or not all(fanout == ANY or 1 <= fanout < 1 << 31 for fanout in fanouts):
+        raise ValueError(f"fan-outs are -1 or at least 1, one per layer, not {list(fanouts)}")
+    return tuple(fanouts)
+
+
+def check_seeds(seeds: np.ndarray, num_nodes: int) -> None:
+    """Raises ValueError where they are no ids of nodes, int64 [n]."""
+    if seeds.dtype != np.int64 or seeds.ndim != 1:
+        raise ValueError(f"seeds must be int64 [n], not {seeds.dtype} {list(seeds.shape)}")
+    if seeds.size and not 0 <= seeds.min() <= seeds.max() < num_nodes:
+        raise ValueError(f"seeds must lie in 0 to {num_nodes - 1}")
+
+
+def most_rows(fanouts: Sequence[int], num_nodes: int, seeds: int) -> int:
+    """No blocks of so many seeds have more rows."""
+    rows = seeds
+    for fanout in fanouts:
+        rows = num_nodes if fanout == ANY else rows * (1 + fanout)
+    return min(num_nodes, rows)
 
 
 @wrapping
