@@ -54,7 +54,7 @@ Port = Annotated[int, Field(ge=1024, le=65535, strict=True)]
 class NodeConfig(Section):
     """One entry of `nodes`."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")] = Field(
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field(
         "", description="What messages call it; default: its address. Under Slurm: the name that Slurm knows it by.",
         validate_default=False,
     )  # fmt: skip

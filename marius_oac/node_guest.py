@@ -27,7 +27,7 @@ from marius_oac.errors import InputError, NodeLost
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_pace import Pace
-from marius_oac.nodes.cluster import names
+from marius_oac.nodes.cluster import listening_at, names
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.messages import Kind, Message, parse
 from marius_oac.nodes.packing import Packed
@@ -117,7 +117,11 @@ class _Guest:
     def _enter(self, stack: ExitStack) -> tuple[ZmqClient, int]:
         """The line to the coordinator, by the first rank of a guest that is free."""
         node = next(each for each in self._cluster.nodes if each.shards)
-        size, address = self._cluster.size, f"{node.address}:{self._cluster.node_port(node)}"
+        size = self._cluster.size
+        try:
+            address = listening_at(node.address, self._cluster.node_port(node))
+        except OSError as error:
+            raise NodeLost(node.name, f"its address {node.address} is not known: {error.strerror}") from None
         for rank in range(size, size + self._cluster.guests):
             try:
                 line = self._client(address, names(self._cluster)[self._cluster.first_rank(node)], rank)

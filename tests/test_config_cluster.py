@@ -30,6 +30,11 @@ def test_two_addresses_are_enough(tmp_path):
     assert all(node.trainers == 1 and node.shards == 1.0 and node.processes == 1 for node in cluster.nodes)
 
 
+def test_an_ipv6_address_needs_no_name(tmp_path):
+    found = load("nodes: [{address: '::1'}, {address: '::1', name: b, port: 2000}]", tmp_path)
+    assert [node.name for node in found.nodes] == ["::1", "b"]
+
+
 def test_one_entry_more_is_one_node_more(tmp_path):
     before = load("nodes: [{address: a}, {address: b}]", tmp_path)
     after = load("nodes: [{address: a}, {address: b}, {address: c}]", tmp_path)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from marius_oac.errors import InputError, MariusOacError, NodeLost
+from marius_oac.nodes.cluster import endpoint
 
 MEETING = 600  # seconds that nodes wait for each other to be started
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch 2.11: 30)
@@ -175,7 +176,7 @@ def listen(host: str, port: int, patience: float) -> Any:
             seconds, descriptor = timedelta(seconds=patience), os.dup(listening.fileno())
             return TCPStore(host, port, None, True, seconds, wait_for_workers=False, master_listen_fd=descriptor)
     except OSError as error:
-        raise InputError(f"can't listen there: {os.strerror(error.errno).lower()}", f"{host}:{port}") from None
+        raise InputError(f"can't listen there: {os.strerror(error.errno).lower()}", endpoint(host, port)) from None
 
 
 def _explain(crew: Crew, failures: Mapping[int, Any], logs: Path) -> int:

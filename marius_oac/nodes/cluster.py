@@ -114,6 +114,19 @@ def names(cluster: ClusterConfig) -> list[str]:
     return [f"{node.name}/{local}" if local else node.name for node in cluster.nodes for local in range(node.processes)]
 
 
+def endpoint(host: str, port: int) -> str:
+    """HOST:PORT; an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listening_at(host: str, port: int) -> str:
+    """IP:PORT where the servers of a node listen that is called `host`: at its first address, and at no other of the
+    machine's. Raises OSError where the name has none.
+    """
+    found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+    return endpoint(str(found[0][4][0]), port)
+
+
 def guest_name(number: int) -> str:
     """What guest number `number` is called."""
     return f"guest {number + 1}"

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from marius_oac.config_cluster import read_secret
 from marius_oac.errors import InputError
-from marius_oac.nodes.cluster import Place, guest_name, names
+from marius_oac.nodes.cluster import Place, guest_name, listening_at, names
 from marius_oac.nodes.dealt_rows import COORDINATOR
 from marius_oac.nodes.dealt_shard import make_dealt_shard
 from marius_oac.nodes.exchange import NodeSource
@@ -65,7 +65,8 @@ class Connections:
             door, own = inside.server(mine, {rank: mine}, _LIMITS), inside.client(mine, rank)
             guests = {group.size + number: guest_name(number) for number in range(cluster.guests)}
             every |= guests
-            outer = ZmqServer(self._address(), mine, every, security, _LIMITS, cluster.timeout, _log, guests)
+            here = listening_at(self._place.node.address, self._place.port)
+            outer = ZmqServer(here, mine, every, security, _LIMITS, cluster.timeout, _log, guests)
             sync = None if self._alpha is None else SyncServer(self._alpha)
             shard = Shard(tables, group.size, self._lockstep, sync, self._ahead)
             # It serves before anybody connects: a server makes connections while it receives.
@@ -118,12 +119,6 @@ class Connections:
             self._source.fail(error)
         self._server.fail(error)
         self._group.abort(error)
-
-    def _address(self) -> str:
-        """Where this process's server listens: at the node's own address, not at any other of the machine's."""
-        found = socket.getaddrinfo(self._place.node.address, None, proto=socket.IPPROTO_TCP)
-        host = str(found[0][4][0])
-        return f"[{host}]:{self._place.port}" if ":" in host else f"{host}:{self._place.port}"
 
     def _security(self) -> Security:
         cluster = self._place.cluster

@@ -23,7 +23,7 @@ from typing import Any
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig, read_secret
 from marius_oac.errors import InputError
 from marius_oac.nodes.agent import NO_SHARED_STORE, Crew, end_with_agent, listen, run, told_to_end
-from marius_oac.nodes.cluster import Place, check_machine, find_place, names, node_named, this_machine
+from marius_oac.nodes.cluster import Place, check_machine, endpoint, find_place, names, node_named, this_machine
 from marius_oac.nodes.remote import commands, start
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -125,12 +125,11 @@ def start_node(request: Request, cluster: ClusterConfig) -> int:
     command = [*request.program, *request.argv]
     before = sum(other.processes for other in cluster.nodes[:index])
     own = names(cluster)[before : before + node.processes]
-    host = cluster.nodes[0].address
     return run(
         Crew(
             command,
             own,
-            endpoint=f"[{host}]:{cluster.port}" if ":" in host else f"{host}:{cluster.port}",
+            endpoint=endpoint(cluster.nodes[0].address, cluster.port),
             nodes=len(cluster.nodes),
             host=index == 0,
             environment={SECRET_VARIABLE: read_secret(cluster)},

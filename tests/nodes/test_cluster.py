@@ -5,7 +5,7 @@ import pytest
 
 from marius_oac.config_cluster import ClusterConfig
 from marius_oac.errors import InputError
-from marius_oac.nodes.cluster import Machine, check_machine, find_place, names, this_machine
+from marius_oac.nodes.cluster import Machine, check_machine, endpoint, find_place, listening_at, names, this_machine
 
 HERE = Machine(
     "hostb", "boot", {"lo": ("127.0.0.1", "::1"), "eth0": ("10.0.0.2", "fe80::1"), "ib0": ("10.9.0.2",)}, 8, 1 << 34
@@ -120,3 +120,10 @@ def test_this_machine():
     assert set(machine.addresses) == set(psutil.net_if_addrs()) and "127.0.0.1" in machine.addresses["lo"]
     assert machine.cores >= 1 and machine.memory == psutil.virtual_memory().total
     assert not machine.is_at("203.0.113.7")
+
+
+def test_an_ipv6_address_stands_in_brackets_before_a_port():
+    assert [endpoint(host, 7) for host in ("10.0.0.2", "hostb", "fe80::1")] == ["10.0.0.2:7", "hostb:7", "[fe80::1]:7"]
+    assert listening_at("::1", 7) == "[::1]:7" and listening_at("127.0.0.1", 0) == "127.0.0.1:0"
+    with pytest.raises(OSError):
+        listening_at("no-such-host.invalid", 7)

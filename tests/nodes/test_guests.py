@@ -7,12 +7,19 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.node_guest import _Guest
+from marius_oac.nodes.connections import Connections
+from marius_oac.nodes.shard_table import NumberedTable
+from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.run import RunFolder
+from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 
 EXAMPLES, BATCH = 64 * 1500, 64
 PATIENCE = 240
@@ -47,9 +54,12 @@ class Command:
         return "".join(self.said) + text
 
 
-def free_ports(count):
+def free_ports(count, address="127.0.0.1"):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with ExitStack() as stack:
-        sockets = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(count)]
+        sockets = [
+            stack.enter_context(closing(socket.create_server((address, 0), family=family))) for _ in range(count)
+        ]
         return [each.getsockname()[1] for each in sockets]
 
 
@@ -127,3 +137,28 @@ def test_nobody_joins_where_none_may(tmp_path):
     path.write_text("nodes: [{address: 127.0.0.1}]")
     found = subprocess.run([sys.executable, "-m", "marius_oac", "join", path], capture_output=True, text=True)
     assert found.returncode == 2 and found.stderr == "marius-oac: nodes.yaml: nobody may join: `guests` is 0\n"
+
+
+@pytest.fixture
+def one_node(monkeypatch):
+    """`one_node(told)`: the nodes.yaml of a run on one node, which tells guests that and has no batches for them."""
+    monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
+    with ExitStack() as stack:
+
+        def start(told, address="127.0.0.1", **keys):
+            (port,) = free_ports(1, address)
+            node = {"name": "a", "address": address, "port": port}
+            cluster = ClusterConfig.model_validate({"guests": 2, "timeout": 5, "nodes": [node]} | keys)
+            place = SimpleNamespace(cluster=cluster, rank=0, node=cluster.nodes[0], port=port)
+            (group,) = ThreadGroup.members(1)
+            tables = [NumberedTable(store(0), OPTIMIZER)]
+            Connections(place, group, True, 4)(stack, tables, [DIMENSION], lambda plan: 1.0).announce(told)
+            return cluster
+
+        yield start
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_guest_reaches_a_run_at_an_address_of_either_kind(one_node, address):
+    with _Guest(one_node({"a": 1}, address), ()).connected() as (lines, rank, run):
+        assert (len(lines), rank, run["a"]) == (1, 1, 1)

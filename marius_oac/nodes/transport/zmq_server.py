@@ -244,9 +244,10 @@ class ZmqServer(ZmqEndpoint, Server):
 
 def _endpoint(address: str, name: str) -> str:
     host, _, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
     try:
-        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-        if not 0 <= int(port) < 1 << 16:
+        written = f"[{bare}]" if ipaddress.ip_address(bare).version == 6 else bare
+        if host != written or not 0 <= int(port) < 1 << 16:
             raise ValueError
     except ValueError:
         raise InputError(f"{address!r} is no address of an interface and port (IP:PORT)", f"node {name}") from None

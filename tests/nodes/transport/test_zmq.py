@@ -77,7 +77,10 @@ def test_ipv6(wires):
     assert content(client.receive()) == [b"six"]
 
 
-@pytest.mark.parametrize("address", ["localhost:0", "*:0", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "eth0:1", ""])
+NO_ADDRESSES = ["localhost:0", "*:0", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "eth0:1", "", "::1", "::1:0"]
+
+
+@pytest.mark.parametrize("address", [*NO_ADDRESSES, "[127.0.0.1]:0"])
 def test_a_server_takes_nothing_but_the_address_of_an_interface(wires, address):
     with pytest.raises(InputError, match=f"node {SERVER}: .* is no address"):
         wires.server(address=address)
