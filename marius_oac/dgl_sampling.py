@@ -1,284 +1,182 @@
-"""`nodes.yaml`: the nodes of a run that are several, one entry each. Imports neither torch nor numba.
+"""Neighbourhoods drawn by dgl, with the contract of `data.sampling`.
 
-One entry more is one node more; nothing else changes.
+Guarantees: a sample is a function of (edges, direction, fan-outs, seed, epoch, batch, seeds, excluded edges) and of
+dgl's version, whatever thread asks for it, how many do, and how many threads dgl is given. For that all samples are
+drawn on one thread, one after the other: dgl gives each thread of a process a stream of random numbers of its own,
+numbered in the order in which threads first draw, and seeding changes the place in it alone. `marius_oac.dgl.load`
+makes this thread the first; a process in which another one had drawn before is refused. An excluded edge is in no
+block, in no direction.
 """
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
-import json
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
-from pydantic_core import PydanticKnownError
+import numpy as np
+import torch
 
-from marius_oac.config_errors import described, explain, read_mapping, reason
-from marius_oac.config_sections import (
-    Bytes,
-    Folders,
-    Name,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Section,
-    Switch,
-)
-from marius_oac.errors import ConfigError
+from marius_oac.data.neighbor_kernels import ANY
+from marius_oac.data.neighbors import Direction
+from marius_oac.data.random import stream_key
+from marius_oac.data.relabel import relabel_behind
+from marius_oac.data.sampling import Block, Blocks, check_seeds, checked_fanouts, most_rows
+from marius_oac.dgl import first_thread, load
+from marius_oac.errors import InputError
 
-SECRET_VARIABLE = "MARIUS_OAC_SECRET"
-MIN_SECRET = 32  # characters: 16 random bytes as hexadecimal digits
-_LOOPBACK = "127.0.0.1"
+_ALLOWED = "allowed"
+_FIRST_STREAM = [310998791, 516133182, 537507488]
+_NONE = np.empty(0, dtype=np.int64)
 
 
-def _weight(value: Any) -> Any:
-    if isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str):
-        raise PydanticKnownError("float_type")
-    return value
+class DglSampler:
+    """Draws neighbours uniformly without replacement, by `dgl.sampling.sample_neighbors`.
 
+    dgl needs the graph in memory as int64: 17 bytes for each entry (an edge in a direction) and 16 for each node, up to
+    three times that while it is made. Relations are read from `edges`, at the places drawn.
 
-def _numbers(value: Any) -> Any:
-    """`gpus: 2` is short for `gpus: [0, 1]`."""
-    short = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1024
-    return list(range(value)) if short else value
-
-
-Port = Annotated[int, Field(ge=1024, le=65535, strict=True)]
-
-
-class NodeConfig(Section):
-    """One entry of `nodes`."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field(
-        "", description="What messages call it; default: its address. Under Slurm: the name that Slurm knows it by.",
-        validate_default=False,
-    )  # fmt: skip
-    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field(
-        description="Host name or IP address that the other nodes reach it at."
-    )
-    port: Port | None = Field(
-        None,
-        description="First port of its shard servers, one for each of its processes; default: the one after the "
-        "rendezvous' port.",
-    )
-    interface: Name | None = Field(None, description="Network interface; default: the one that has the address.")
-    cores: PositiveInt | None = Field(None, description="Cores for all its trainers; default: all it may use.")
-    memory: Bytes | None = Field(
-        None, description="Memory for rows, such as 64GiB, in place of the config's storage.memory."
-    )
-    disk: Bytes | None = Field(
-        None, description="Space for rows on disk, with their copies in checkpoints; default: what is free."
-    )
-    path: Folders = Field((), description="Folders for rows on disk, in place of the config's storage.path.")
-    gpus: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers)] | None = Field(
-        None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device."
-    )
-    trainers: PositiveInt = Field(1, description="Processes that train.")
-    shards: Annotated[float, BeforeValidator(_weight), Field(ge=0, allow_inf_nan=False)] = Field(
-        True, validate_default=True,
-        description="Whether it carries rows: true, false, or how much of them beside others, such as 2.",
-    )  # fmt: skip
-    python: Name | None = Field(None, description="Python there, where it is started from here; default: as here.")
-    directory: Name | None = Field(None, description="Folder to start in there; default: as here.")
-
-    @property
-    def processes(self) -> int:
-        """Processes that run on it."""
-        return self.trainers
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        return is_loopback(self.address)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, tree: Any) -> Any:
-        if isinstance(tree, Mapping) and tree.get("name") is None and isinstance(tree.get("address"), str):
-            return {**tree, "name": tree["address"]}
-        return tree
-
-    @model_validator(mode="after")
-    def _adds_up(self) -> NodeConfig:
-        if self.cores is not None and self.cores < self.trainers:
-            raise ValueError(f"cores: {self.cores} for {self.trainers} trainers; each needs one")
-        if self.gpus and len(self.gpus) != self.trainers:
-            raise ValueError(f"gpus: {len(self.gpus)} for {self.trainers} trainers; each computes on one")
-        if self.gpus and len(set(self.gpus)) < len(self.gpus):
-            raise ValueError("gpus: a number stands here twice")
-        for key in ("disk", "path"):
-            if getattr(self, key) and self.memory is None:
-                raise ValueError(f"{key}: needs `memory`, else all rows are in memory")
-            if getattr(self, key) and not self.shards:
-                raise ValueError(f"{key}: set, but it carries no shards")
-        return self
-
-
-class ClusterConfig(Section):
-    """All of `nodes.yaml`. `load` reads it; `local` makes the one of `--local-nodes`."""
-
-    secret: Name | None = Field(
-        None,
-        description="File with the secret that only these nodes know, beside nodes.yaml: 64 hexadecimal digits, of "
-        "mode 600. Default: MARIUS_OAC_SECRET; where one command starts all nodes, a new one for each run.",
-    )
-    port: Port = Field(29400, description="Port of the rendezvous, on the first node.")
-    encryption: Switch = Field(
-        False,
-        description="Encrypt rows and their gradients between trainers and shards; what gloo and NCCL carry is not.",
-    )
-    timeout: PositiveFloat = Field(60.0, description="Seconds until a node that says nothing is given up.")
-    restarts: NonNegativeInt = Field(
-        0, description="How often torchrun starts the trainers again, from the last checkpoint, after one was lost."
-    )
-    guests: Annotated[NonNegativeInt, Field(le=1024)] = Field(
-        0, description="So many processes may join a run in its dealt modes with `marius-oac join`, and leave it."
-    )
-    nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1)] = Field(description="One entry for each node.")
-
-    @property
-    def size(self) -> int:
-        """Processes of all nodes: torch.distributed's world size."""
-        return sum(node.processes for node in self.nodes)
-
-    def first_rank(self, node: NodeConfig) -> int:
-        """Rank of a node's first process."""
-        return sum(each.processes for each in self.nodes[: self.nodes.index(node)])
-
-    @property
-    def free_ports(self) -> bool:
-        """Whether servers take any free port and tell the others: where all nodes are on this machine, unnamed."""
-        return all(node.loopback and node.port is None for node in self.nodes)
-
-    def node_port(self, node: NodeConfig) -> int:
-        """First port of a node's shard servers; 0: free ones."""
-        return 0 if self.free_ports else node.port or self.port + 1
-
-    def digest(self) -> str:
-        """SHA-256 of everything that must be the same on every node; secret and Python may lie elsewhere."""
-        tree = self.model_dump(mode="json", exclude={"secret": True, "nodes": {"__all__": {"python", "directory"}}})
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-    @classmethod
-    def describe(cls) -> str:
-        """Every key with its default and meaning, as a Markdown table."""
-        return described(cls)
-
-    @classmethod
-    def local(cls, count: int, cores: int) -> ClusterConfig:
-        """`count` nodes on this machine, with one trainer each and an equal share of its cores."""
-        each = max(1, cores // count)
-        nodes = tuple(NodeConfig(name=f"node{k}", address=_LOOPBACK, cores=each) for k in range(count))
-        return cls(nodes=nodes)
-
-    @classmethod
-    def load(cls, path: str | Path) -> ClusterConfig:
-        """Reads a `nodes.yaml`.
-
-        Raises:
-            ConfigError: missing or broken file, unknown key, wrong type, a name or a port given twice, budgets that do
-                not add up, no trainers, no shards. Names file, line and node.
-        """
-        path = Path(path)
-        tree, lines = read_mapping(path, "nodes: [{address: a}, {address: b}]")
-        tree = {str(key): value for key, value in tree.items()}
-        try:
-            cluster = cls.model_validate(tree)
-        except ValidationError as error:
-            raise _located(error.errors()[0], tree, path, lines) from None
-        _check_together(cluster, path, lines)
-        if cluster.secret is not None:
-            cluster = cluster.model_copy(update={"secret": str(path.parent / cluster.secret)})
-        return cluster
-
-
-def read_secret(cluster: ClusterConfig, environment: Mapping[str, str] = os.environ) -> str:
-    """The run's secret: of the environment variable MARIUS_OAC_SECRET, else of the file that nodes.yaml names.
+    Args:
+        edges: int32 or int64 [E, 2 or 3], may be mapped: heads, relations where there are any, tails.
+        num_relations: R, of the edges; 0: none. In direction `both` r + R is the relation r away from a node.
+        direction: as `data.neighbors.open_neighbors`.
+        fanouts: neighbours per node and layer, -1 for all of them, the layer next to the rows first.
+        seed: of the run.
 
     Raises:
-        ConfigError: there is none, others may read the file, or it is too short.
+        InputError: dgl is missing, or has drawn in this process before this package loaded it.
+        ValueError: as `data.sampling.NeighborSampler` and `data.neighbors.open_neighbors`.
     """
-    if SECRET_VARIABLE in environment:
-        return _long_enough(environment[SECRET_VARIABLE].strip(), SECRET_VARIABLE)
-    if cluster.secret is None:
-        raise ConfigError(
-            f"the nodes need a secret: set {SECRET_VARIABLE}, or name a file made by "
-            "`(umask 077; openssl rand -hex 32 > secret)`",
-            "secret",
+
+    def __init__(
+        self,
+        edges: np.ndarray,
+        num_nodes: int,
+        num_relations: int,
+        direction: Direction,
+        fanouts: Sequence[int],
+        seed: int,
+    ) -> None:
+        if direction not in get_args(Direction):
+            raise ValueError(f"direction must be one of {', '.join(get_args(Direction))}, not {direction!r}")
+        if edges.shape[1] != (3 if num_relations else 2):
+            raise ValueError(f"edges have {edges.shape[1]} columns, the graph {num_relations} relations")
+        self._fanouts, self._num_nodes, self._seed = checked_fanouts(fanouts), num_nodes, seed
+        self._edges, self._num_relations, self._direction = edges, num_relations, direction
+        self._dgl = load()
+        self._thread = first_thread()
+        self._graph = self._thread.submit(self._make_graph).result()
+        self._degrees = np.diff(self._graph.adj_tensors("csc")[0].numpy())
+        self._allowed = self._graph.edata[_ALLOWED].numpy()  # the same memory
+
+    def most_rows(self, seeds: int) -> int:
+        """No blocks of so many seeds have more rows."""
+        return most_rows(self._fanouts, self._num_nodes, seeds)
+
+    def sample(self, seeds: np.ndarray, epoch: int, batch: int, excluded: np.ndarray = _NONE) -> Blocks:
+        """The blocks of a batch.
+
+        Args:
+            seeds: int64 [n], different nodes in any order: those that are encoded.
+            excluded: int64 [B], numbers of edges that must not be seen: the batch's own.
+
+        Raises:
+            ValueError: seeds that are none, or not all different.
+        """
+        check_seeds(seeds, self._num_nodes)
+        key = stream_key(self._seed, "neighbors by dgl", epoch, batch)
+        seed = int(key) >> 33  # dgl's have 31 bits
+        return self._thread.submit(self._sample, seeds.copy(), seed, excluded).result()
+
+    def _make_graph(self) -> Any:
+        """In-edges are what is sampled, and no thread but this one has a say in their order."""
+        _check_stream(self._dgl)
+        heads, tails = (torch.from_numpy(self._edges[:, end].astype(np.int64)) for end in (0, -1))
+        if self._direction == "both":
+            heads, tails = torch.cat((heads, tails)), torch.cat((tails, heads))
+        ends = (tails, heads) if self._direction == "out" else (heads, tails)
+        graph = self._dgl.graph(ends, num_nodes=self._num_nodes).formats("csc")
+        graph.edata[_ALLOWED] = torch.ones(len(heads), dtype=torch.bool)
+        return graph
+
+    def _sample(self, seeds: np.ndarray, seed: int, excluded: np.ndarray) -> Blocks:
+        self._dgl.seed(seed)
+        hidden = excluded
+        if self._direction == "both":
+            hidden = np.concatenate((excluded, excluded + len(self._edges)))
+        self._allowed[hidden] = False
+        try:
+            nodes, layers, rows, places = seeds, [], seeds, seeds
+            for fanout in reversed(self._fanouts):
+                sources, entries, counts = self._draw(nodes, fanout, hidden.size > 0)
+                ids = np.concatenate((nodes, sources))
+                outputs = len(nodes)
+                nodes, rows, places = relabel_behind(ids, outputs, self._num_nodes)
+                layers.append(self._block(ids[outputs:], entries, counts))
+            return Blocks(tuple(reversed(layers)), rows, places)
+        finally:
+            self._allowed[hidden] = True
+
+    def _draw(self, nodes: np.ndarray, fanout: int, some_hidden: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Neighbours, the entries that they come by, and how many each node has: int64 [m], [m], [n].
+
+        dgl's `exclude_edges` would take edges from what was drawn, and leave fewer. Its masks are exact, but for them
+        it reads all entries of a node. So nodes are drawn for without a mask, and those that got a hidden entry once
+        more with it. A sample without hidden entries is uniform among these, whichever way it came.
+        """
+        sources, entries = self._ask(nodes, fanout)
+        degrees = self._degrees[nodes]
+        counts = degrees if fanout == ANY else np.minimum(degrees, fanout)
+        good = self._allowed[entries] if some_hidden else np.ones(0, dtype=bool)
+        if good.all():
+            return sources, entries, counts
+        owners = np.repeat(np.arange(len(nodes)), counts)
+        if fanout != ANY:
+            again = np.unique(owners[~good])
+            more, places = self._ask(nodes[again], fanout, prob=_ALLOWED)
+            good = ~np.isin(owners, again)
+            sources, entries = np.append(sources[good], more), np.append(entries[good], places)
+            owners = np.append(owners[good], again[self._rows(nodes[again], places)])
+            good = np.argsort(owners, kind="stable")
+        return sources[good], entries[good], np.bincount(owners[good], minlength=len(nodes))
+
+    def _ask(self, nodes: np.ndarray, fanout: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Neighbours and their entries, int64 [m]; those of one node together, nodes in their order."""
+        drawn = self._dgl.sampling.sample_neighbors(
+            self._graph, torch.from_numpy(nodes), fanout, copy_ndata=False, **options
         )
-    path = Path(cluster.secret)
-    try:
-        mode = path.stat().st_mode & 0o777
-        text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(reason(error), f"secret: {path}") from None
-    if mode & 0o077:
-        raise ConfigError(f"others than its owner may use it (mode {mode:o}): chmod 600 {path}", f"secret: {path}")
-    return _long_enough(text, f"secret: {path}")
+        return drawn.edges()[0].numpy(), drawn.edata[self._dgl.EID].numpy()
+
+    def _rows(self, nodes: np.ndarray, entries: np.ndarray) -> np.ndarray:
+        """The place in `nodes` of each entry's node."""
+        numbers, away = self._numbers(entries)
+        ends = np.where(away, self._edges[numbers, 0], self._edges[numbers, -1])
+        order = np.argsort(nodes)
+        return order[np.searchsorted(nodes, ends, sorter=order)]
+
+    def _numbers(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The edge of each entry, int64, and whether it leads away from the node; bool."""
+        if self._direction != "both":
+            return entries, np.full(len(entries), self._direction == "out")
+        away = entries >= len(self._edges)
+        return entries - away * len(self._edges), away
+
+    def _block(self, sources: np.ndarray, entries: np.ndarray, counts: np.ndarray) -> Block:
+        numbers, away = self._numbers(entries)
+        relations = _NONE
+        if self._num_relations:
+            relations = self._edges[numbers, 1].astype(np.int64)
+            if self._direction == "both":
+                relations += away * self._num_relations
+        offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        return Block(offsets, sources, relations, numbers)
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address is this machine's own and no other's."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
-
-
-def _long_enough(secret: str, where: str) -> str:
-    if len(secret) < MIN_SECRET:
-        raise ConfigError(f"has {len(secret)} characters; {MIN_SECRET} or more are needed, of random ones", where)
-    return secret
-
-
-def _located(error: Mapping[str, Any], tree: Mapping[str, Any], path: Path, lines: Mapping[tuple, int]) -> ConfigError:
-    """A validation error with file, line, node and key."""
-    loc = [str(part) for part in error["loc"]]
-    message = explain(error, ClusterConfig)
-    if error["type"] == "value_error":  # "key: what is wrong", the key relative to the section
-        key, _, message = message.partition(": ")
-        loc.append(key)
-    elif error["type"] == "string_pattern_mismatch":
-        message = f"must be a name of letters, digits and . _ : - , not {error['input']!r}"
-    elif error["type"] == "tuple_type":
-        message = "must be a list" if loc[-1] != "gpus" else "must be a number of GPUs, or a list of theirs"
-    said = next((tuple(loc[:n]) for n in range(len(loc), 0, -1) if tuple(loc[:n]) in lines), None)
-    place = str(path) if said is None else f"{path}:{lines[said]}"
-    if loc[0] == "nodes" and len(loc) > 1:
-        entry = tree["nodes"][int(loc[1])]
-        name = (entry.get("name") or entry.get("address")) if isinstance(entry, Mapping) else None
-        who = f"node {name}" if isinstance(name, str) else f"nodes.{loc[1]}"
-        loc = [who, *loc[2:3]]
-    return ConfigError(message, ": ".join([place, *(loc if loc[0].startswith("node") else [".".join(loc)])]))
-
-
-def _check_together(cluster: ClusterConfig, path: Path, lines: Mapping[tuple, int]) -> None:
-    """What entries must not share, and what one of them must have."""
-
-    def wrong(index: int, key: str, message: str) -> ConfigError:
-        line = lines.get(("nodes", str(index), key), lines["nodes", str(index)])
-        return ConfigError(message, f"{path}:{line}: node {cluster.nodes[index].name}: {key}")
-
-    names: dict[str, int] = {}
-    ports = {} if cluster.free_ports else {(cluster.nodes[0].address, cluster.port): "the rendezvous"}
-    for index, node in enumerate(cluster.nodes):
-        if node.name in names:
-            raise wrong(index, "name", f"is the name of the entry in line {lines['nodes', str(names[node.name])]}, too")
-        names[node.name] = index
-        first = cluster.node_port(node)
-        for port in range(first, first + node.processes) if first else ():
-            if port > 65535:
-                raise wrong(index, "port", f"its {node.processes} servers would need port {port}; 65535 is the last")
-            other = ports.setdefault((node.address, port), f"node {node.name}")
-            if other != f"node {node.name}":
-                raise wrong(index, "port", f"port {port} of {node.address} is taken by {other}; give it one of its own")
-    if not any(node.shards for node in cluster.nodes):
-        raise ConfigError("no node has shards: nobody would keep the rows", path)
-    mixed = [node.loopback for node in cluster.nodes]
-    if any(mixed) and not all(mixed):
-        raise wrong(mixed.index(True), "address", "means each machine itself; other nodes can't reach it there")
+def _check_stream(dgl: Any) -> None:
+    """Raises InputError unless this thread has the stream that it would have in any other process."""
+    dgl.seed(0)
+    if dgl.random.choice(1 << 30, len(_FIRST_STREAM)).tolist() != _FIRST_STREAM:
+        raise InputError(
+            "has drawn random numbers in this process before marius_oac loaded it: neighbours would be others in the "
+            "next run; load marius_oac.dgl first, or take the other sampler",
+            "dgl",
+        )
