@@ -1,7 +1,7 @@
 """Trainers on a virtual clock whose speed changes in phases of a day, in sync, in gba, or as a policy says.
 
 A local batch is one example and takes a trainer at full speed one second, times its load, times lognormal jitter, and
-what the mode costs. A stretch is EVERY global batches; at its end all come to rest.
+what the mode costs. A stretch is EVERY global batches, or what the policy says; at its end all come to rest.
 """
 
 import heapq
@@ -86,5 +86,5 @@ def run_auto(policy, *about, **more):
     while not run.over:
         decision = policy.decide(getattr(run, mode)(batches))
         switches[run.phase] += decision.switches and not decision.trial
-        mode, batches = decision.mode, EVERY // 4 if decision.hurry else EVERY
+        mode, batches = decision.mode, EVERY // 4 if decision.hurry else policy.stretch(EVERY, run.workers, 1)
     return run.examples, switches
