@@ -36,15 +36,7 @@ class Encoder:
     """
 
     def __init__(self, work: Path) -> None:
-        settings = {
-            "memory_limit": f"{MEMORY_LIMIT_BYTES >> 20}MiB",
-            "temp_directory": str(work / "spill"),
-            "threads": min(MAX_THREADS, os.cpu_count() or 1),
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-        }
-        self._connection = duckdb.connect(str(work / "encode.duckdb"), config=settings)
-        self._connection.execute("SET enable_progress_bar = false")  # it would write to our output
+        self._connection = connect(work)
         self._pending: list[pa.RecordBatch] = []
         self._schema: pa.Schema | None = None
         self._inserted = 0
@@ -138,6 +130,20 @@ class Encoder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._connection.close()
+
+
+def connect(work: Path) -> duckdb.DuckDBPyConnection:
+    """A data base in the existing folder `work`, where it spills what is beyond `MEMORY_LIMIT_BYTES`."""
+    settings = {
+        "memory_limit": f"{MEMORY_LIMIT_BYTES >> 20}MiB",
+        "temp_directory": str(work / "spill"),
+        "threads": min(MAX_THREADS, os.cpu_count() or 1),
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    connection = duckdb.connect(str(work / "encode.duckdb"), config=settings)
+    connection.execute("SET enable_progress_bar = false")  # it would write to our output
+    return connection
 
 
 def _sql_type(kind: pa.DataType) -> str:

@@ -66,11 +66,15 @@ class ReadOptions:
 
 @dataclass
 class EdgeFile:
-    """One file of edges; `batches` reads it once, `comment_lines` is then the number of lines it skipped."""
+    """One file of edges; `batches` reads it once, `comment_lines` is then the number of lines it skipped.
+
+    `holds` is what an error calls the rows: other files of two or three columns of names are read the same way.
+    """
 
     path: Path
     options: ReadOptions
     comment_lines: int = 0
+    holds: str = "edges"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields the edges in file order.
@@ -161,18 +165,18 @@ def _read_parquet(file: EdgeFile) -> Iterator[pa.RecordBatch]:
             names = list(parquet.schema_arrow.names)
             chosen = [names[index] for index in file.select(len(names), names)]
             if parquet.metadata.num_rows == 0:
-                raise InputError("the file has no edges", file.path)
+                raise InputError(f"the file has no {file.holds}", file.path)
             row = 1
             for batch in parquet.iter_batches(batch_size=BATCH_ROWS, columns=chosen):
-                columns = [_checked(batch.column(name), name, row, file.path) for name in chosen]
+                columns = [checked_names(batch.column(name), name, row, file.path) for name in chosen]
                 yield pa.RecordBatch.from_arrays(columns, names=column_names(len(chosen)))
                 row += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"not a Parquet file, or a damaged one: {error}", file.path) from None
 
 
-def _checked(column: pa.Array, name: str, first_row: int, path: Path) -> pa.Array:
-    """The column as strings or int64; refuses nulls, empty names and what isn't an id."""
+def checked_names(column: pa.Array, name: str, first_row: int, path: Path) -> pa.Array:
+    """A Parquet column as strings or int64; refuses nulls, empty names and what isn't an id."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if column.null_count:
@@ -220,7 +224,7 @@ def _read_npy(file: EdgeFile) -> Iterator[pa.RecordBatch]:
     if not isinstance(ids, np.ndarray) or ids.ndim != 2:
         raise InputError(f"an array [edges, 2 or 3] is needed, not one of shape {np.shape(ids)}", file.path)
     if len(ids) == 0:
-        raise InputError("the file has no edges", file.path)
+        raise InputError(f"the file has no {file.holds}", file.path)
     chosen = file.select(ids.shape[1], None)
     if ids.dtype.kind == "f":
         _refuse_floats(ids[:BATCH_ROWS], 1, file.path)

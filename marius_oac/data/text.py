@@ -32,7 +32,7 @@ def read_text(file: EdgeFile, delimiter: str) -> Iterator[pa.RecordBatch]:
     for first_line, block in _blocks(file.path):
         yield from parser.parse(first_line, block)
     if not parser.rows:
-        raise InputError("the file has no edges", file.path)
+        raise InputError(f"the file has no {file.holds}", file.path)
 
 
 def open_maybe_compressed(path: Path) -> BinaryIO:
@@ -58,6 +58,17 @@ def read_pieces(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
         raise InputError(f"not a gzip file, or a damaged one: {error}", path) from None
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror or error}", path) from None
+
+
+def line_of_row(path: Path, row: int) -> int:
+    """The line of row number `row`, from 0, of a file with a header and no comments."""
+    for first_line, block in _blocks(path):
+        for number, line in enumerate(block.split(b"\n"), first_line):
+            if line.removesuffix(b"\r"):
+                row -= 1
+            if row < -1:
+                return number
+    raise InputError("was changed while it was read", path)
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -90,6 +101,7 @@ class _Parser:
         self.quoted = delimiter == ","
         self.width: int | None = None
         self.chosen: list[int] = []
+        self.titles: list[str] = []  # what an error calls each column
 
     def parse(self, first_line: int, block: bytes) -> Iterator[pa.RecordBatch]:
         if b"\0" in block:
@@ -144,6 +156,8 @@ class _Parser:
             self.width = len(fields)
             names = fields if self.file.options.header else None
             self.chosen = self.file.select(self.width, names)
+            numbered = [f"{index} (counted from 0)" for index in range(self.width)]
+            self.titles = numbered if names is None else [repr(name) for name in names]
             break
         if self.file.options.header and self.width is not None:
             start = len(body) - len(body.lstrip(b"\r\n"))
@@ -183,4 +197,4 @@ class _Parser:
                 raise InputError(f"{self.width} columns are expected, {len(fields)} found", where)
             for index in self.chosen:
                 if not fields[index]:
-                    raise InputError(f"the name in column {index} (counted from 0) is empty", where)
+                    raise InputError(f"the name in column {self.titles[index]} is empty", where)
