@@ -7,10 +7,6 @@ optimizer, batches and checkpoints are looked after; the class says what becomes
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
-import traceback
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +14,7 @@ from torch import Tensor, nn
 from marius_oac.config_ctr import NetworkConfig
 from marius_oac.errors import ConfigError
 from marius_oac.models.ctr.schema import Inputs, Schema
+from marius_oac.models.own_code import load_own, own_file
 
 KEY = "model.network"
 NETWORKS = {
@@ -88,30 +85,13 @@ def network_class(name: str) -> type[Network]:
     if name in NETWORKS:
         module, _, attribute = NETWORKS[name].partition(":")
         return getattr(importlib.import_module(f"marius_oac.models.ctr.{module}"), attribute)
-    path, colon, attribute = name.rpartition(":")
-    if not colon or not path.endswith(".py"):
+    own = own_file(name)
+    if own is None:
         raise ConfigError(f"there is no network {name!r}; known: {', '.join(NETWORKS)}, or FILE.py:CLASS", KEY)
-    found = getattr(_module(Path(path)), attribute, None)
+    path, attribute = own
+    found = load_own(path, attribute, KEY)
     if not (isinstance(found, type) and issubclass(found, Network)):
         raise ConfigError(f"{path} has no class {attribute!r} derived from marius_oac.Network", KEY)
     if found.forward is Network.forward:
         raise ConfigError(f"{path}: class {attribute!r} has no forward", KEY)
     return found
-
-
-def _module(path: Path):
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}", KEY)
-    name = f"marius_oac_network_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise ConfigError(f"{error.filename}:{error.lineno}: {error.msg}", KEY) from error
-    except Exception as error:
-        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        place = f"{path}:{own[-1]}" if own else path
-        raise ConfigError(f"{place}: {type(error).__name__}: {error}", KEY) from error
-    return module

@@ -14,6 +14,7 @@ from torch.nn.functional import dropout
 from marius_oac.config_encoder import EncoderConfig, GatConfig, SageConfig
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.layers import GatLayer, SageLayer
+from marius_oac.models.gnn.own_layer import load_layer
 from marius_oac.models.lanes import Lanes
 
 
@@ -64,10 +65,21 @@ def make_encoder(config: EncoderConfig, inputs: int, seed: int) -> Encoder:
     """
     layers: list[nn.Module] = []
     for number, one in enumerate(config.layers):
-        layers.append(_make_layer(one, inputs, last=number + 1 == len(config.layers)))
-        _draw_parameters(layers[-1], number, seed)
+        if one.kind == "module":
+            layers.append(_own_layer(one.module, inputs, number, seed))
+        else:
+            layers.append(_make_layer(one, inputs, last=number + 1 == len(config.layers)))
+            _draw_parameters(layers[-1], number, seed)
         inputs = layers[-1].width
     return Encoder(layers, config.dropout)
+
+
+def _own_layer(name: str, inputs: int, number: int, seed: int) -> nn.Module:
+    """Torch's generator is seeded around its making, and is as before afterwards."""
+    with torch.random.fork_rng(devices=()):
+        own_seed = int.from_bytes(_digest(seed, number, "module")[:8], "little")
+        torch.default_generator.manual_seed(own_seed)  # torch.manual_seed would reseed CUDA's generators too
+        return load_layer(name, inputs, f"encoder.layers.{number}.module")
 
 
 def _make_layer(config: SageConfig | GatConfig, inputs: int, last: bool) -> nn.Module:
@@ -88,7 +100,11 @@ def _draw_parameters(layer: nn.Module, number: int, seed: int) -> None:
             if parameter.dim() == 1:
                 parameter.zero_()
                 continue
-            digest = hashlib.sha256(f"{seed} encoder {number} {name}".encode()).digest()
-            generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+            key = int.from_bytes(_digest(seed, number, name)[:16], "little")
+            generator = np.random.Generator(np.random.Philox(key=key))
             bound = math.sqrt(2) * math.sqrt(6 / sum(parameter.shape))
             parameter.copy_(torch.from_numpy(generator.uniform(-bound, bound, tuple(parameter.shape))))
+
+
+def _digest(seed: int, number: int, name: str) -> bytes:
+    return hashlib.sha256(f"{seed} encoder {number} {name}".encode()).digest()
