@@ -39,7 +39,7 @@ from marius_oac.session import torch_threads
 Read = Callable[[np.ndarray], np.ndarray]
 """Values, float32 [n, D], of nodes, int64 [n], ascending and unique. Called by one thread."""
 
-MEMORY = 1 << 29
+MEMORY = 1 << 29  # bytes
 _PART_BYTES = 1 << 22  # rows that are read or copied at once
 
 
@@ -56,13 +56,14 @@ def encode_nodes(
     """The values of all nodes, float32 [N, encoder.width], mapped read-only from the .npy file `out`.
 
     They are those of `Encoder.forward` on blocks of all neighbours, without dropout; the encoder's mode stays as it
-    was. While this runs there is, beside the file, at most one more of N values of a layer in between.
+    was. While this runs there is, beside the file, at most one more of N values of a layer in between. Nodes that are
+    the same in every respect get the same values up to rounding: BLAS rounds by a row's place in a product.
 
     Args:
         encoder: on the device; its layers one after another.
         read: gives the first layer's inputs.
         width: D, floats of such an input.
-        out: replaced if it is there.
+        out: replaced if it is there; its folder exists.
         lanes: that share the work on the CPU.
         memory: bytes that are held at most; see `encoding_bytes`.
 
@@ -72,14 +73,14 @@ def encode_nodes(
     layers, num_nodes = list(encoder.layers), neighbors.num_nodes
     temporary = [unfinished(out.with_name(f"{out.name}.{number}")) for number in range(1, len(layers))]
     temporary.append(unfinished(out))
-    crew, fill, mapped = _Crew(neighbors, lanes, device, memory), partial(_fill, read), None
+    layer_pass, fill, mapped = _LayerPass(neighbors, lanes, device, memory), partial(_fill, read), None
     try:
         with _ready(encoder, device), Progress("encoding", "nodes", num_nodes * len(layers)) as progress:
             for number, (layer, inputs) in enumerate(zip(layers, _widths(encoder, width), strict=True)):
                 with disk_errors(out):
                     mapped = mapped_npy(temporary[number], (num_nodes, layer.width), np.float32)
                 activation = layer.activation if number + 1 < len(layers) else nn.Identity()
-                crew.encode(layer, activation, inputs, fill, mapped, progress)
+                layer_pass.encode(layer, activation, inputs, fill, mapped, progress)
                 fill = _Filler(mapped, lanes, memory)
                 if number:
                     temporary[number - 1].unlink()
@@ -94,7 +95,8 @@ def encode_nodes(
 
 
 def encoding_bytes(encoder: Encoder, width: int, num_nodes: int, most_neighbors: int, memory: int = MEMORY) -> int:
-    """Bytes that `encode_nodes` holds at most: `memory`, or more if the values around one node alone need more.
+    """Bytes that `encode_nodes` holds at most: `memory`, or more where what is around one node needs more than half of
+    that, and a few MiB. On CUDA likewise of the device's memory.
 
     Holds for layers of our own; a module of dgl's may make more of an edge than a value of the layer's width.
 
@@ -104,7 +106,7 @@ def encoding_bytes(encoder: Encoder, width: int, num_nodes: int, most_neighbors:
     """
     layers = zip(encoder.layers, _widths(encoder, width), strict=True)
     hub = max(_Cost.of(layer, inputs, num_nodes).bytes(1, most_neighbors) for layer, inputs in layers)
-    return max(memory, 4 * _pages(memory) + hub)
+    return max(memory, 4 * _pages(memory) + hub) + 4 * _PART_BYTES
 
 
 def _widths(encoder: Encoder, width: int) -> list[int]:
@@ -147,7 +149,7 @@ class _Cost:
     def of(cls, layer: nn.Module, inputs: int, num_nodes: int) -> _Cost:
         heads = projected = 0
         if not isinstance(layer, SageLayer):
-            projected = max(layer.width, *(parameter.shape[0] for parameter in layer.parameters()))
+            projected = max([layer.width, *(each.shape[0] for each in layer.parameters() if each.dim())])
             heads = layer.heads if isinstance(layer, GatLayer) else projected
         # Eight int64 while nodes get their local numbers, later the block's numbers and weights of edges.
         return cls(
@@ -205,7 +207,7 @@ class _Filler:
         np.take(self._values, nodes[begin:end], axis=0, out=into[begin:end], mode="clip")
 
 
-class _Crew:
+class _LayerPass:
     """What all layers are computed with."""
 
     def __init__(self, neighbors: Neighbors, lanes: Lanes, device: torch.device, memory: int) -> None:
@@ -244,10 +246,8 @@ class _Crew:
         first, last, count = int(offsets[0]), int(offsets[-1]), end - begin
         ids = np.empty(count + last - first, dtype=np.int64)
         ids[:count], ids[count:] = np.arange(begin, end), self._entries[first:last, 0]
-        nodes = (
-            ids[:count]
-            if count == self._neighbors.num_nodes
-            else relabel_behind(ids, count, self._neighbors.num_nodes)[0]
-        )
+        nodes, num_nodes = ids[:count], self._neighbors.num_nodes
+        if count < num_nodes:
+            nodes, _, _ = relabel_behind(ids, count, num_nodes)
         tensors = (torch.from_numpy(each).to(self._device) for each in (offsets - first, ids[count:]))
         return Block(*tensors, len(nodes)), nodes[count:]
