@@ -62,6 +62,12 @@ class NodeLost(MariusOacError):
         super().__init__(f"node {node}: {why}")
 
 
+class NodeRefused(NodeLost):
+    """Another node does not let this one in, and will not as long as both are what they are."""
+
+    exit_code = 2
+
+
 class Interrupted(MariusOacError):
     """The user asked to stop; the batches in flight were finished and a checkpoint was written."""
 

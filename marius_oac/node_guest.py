@@ -23,7 +23,7 @@ from marius_oac.config_cluster import ClusterConfig, read_secret
 from marius_oac.config_errors import parse as parse_yaml
 from marius_oac.config_nodes import NodesConfig
 from marius_oac.ctr_task import CtrTask
-from marius_oac.errors import InputError, NodeLost
+from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_pace import Pace
@@ -34,7 +34,7 @@ from marius_oac.nodes.packing import Packed
 from marius_oac.nodes.served import Served
 from marius_oac.nodes.shards import Placement
 from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.nodes.transport.contract import Limits, Security
+from marius_oac.nodes.transport.contract import TAKEN, Limits, Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.reporting import LINE_SECONDS
@@ -46,7 +46,6 @@ from marius_oac.training import start_task
 
 PATIENCE = 600.0  # seconds that a run may take to be started, or started again
 _PAUSE = 1.0  # seconds between attempts to reach it
-_TAKEN = "a rank that is connected already"
 
 
 def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
@@ -57,6 +56,7 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
     Raises:
         InputError: nobody may join, or the data here are others.
         NodeLost: the run can't be reached, or has ended otherwise than in peace.
+        NodeRefused: it lets nobody in who has this secret and this nodes.yaml.
     """
     if not cluster.guests:
         raise InputError("nobody may join: `guests` is 0", "nodes.yaml")
@@ -71,6 +71,8 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
         except NodeLost as error:
             if error.why == LEFT and guest.joined:
                 return guest.batches
+            if isinstance(error, NodeRefused) and not guest.known:
+                raise
             if guest.joined:
                 deadline, guest.joined = time.monotonic() + PATIENCE, False
                 sys.stderr.write(f"{error}; waiting for the run to go on\n")
@@ -82,7 +84,7 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
 class _Guest:
     """Attributes:
     batches: trained so far.
-    joined: whether it has been told of the run since it was last connected.
+    joined: whether it has been told of the run since it was last connected; `known`: whether it ever was.
     """
 
     def __init__(self, cluster: ClusterConfig, overrides: Sequence[str]):
@@ -92,7 +94,7 @@ class _Guest:
             run=cluster.digest(),
             encrypted=cluster.encryption,
         )
-        self.batches, self.joined, self.stopped = 0, False, False
+        self.batches, self.joined, self.known, self.stopped = 0, False, False, False
         self._next_line = 0.0
 
     @contextmanager
@@ -126,7 +128,7 @@ class _Guest:
             try:
                 line = self._client(address, names(self._cluster)[self._cluster.first_rank(node)], rank)
             except NodeLost as error:
-                if not error.why.endswith(_TAKEN):
+                if not error.why.endswith(TAKEN):
                     raise
                 continue
             return stack.enter_context(closing(line)), rank
@@ -154,7 +156,7 @@ class _Guest:
         with Session(guest) as session, stop_on_interrupt(session.pipeline.request_stop):
             session.report_to(lambda result: self._trained())
             guest.deal_to_guest()
-            self.joined = True
+            self.joined = self.known = True
             sys.stderr.write(f"joined the run of {self._cluster.nodes[0].name} as number {rank}\n")
             while not session.pipeline.stop_requested:
                 session.pipeline.run(self.batches, self.batches + 1)

@@ -14,10 +14,12 @@ import yaml
 
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.node_guest import _Guest
+from marius_oac.errors import NodeLost, NodeRefused
+from marius_oac.node_guest import _Guest, join
 from marius_oac.nodes.connections import Connections
 from marius_oac.nodes.shard_table import NumberedTable
 from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.run import RunFolder
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 
@@ -156,6 +158,45 @@ def one_node(monkeypatch):
             return cluster
 
         yield start
+
+
+@pytest.mark.parametrize("encryption", [False, True])
+@pytest.mark.parametrize("other", ["secret", "nodes.yaml"])
+def test_who_is_refused_does_not_wait(one_node, monkeypatch, encryption, other):
+    cluster = one_node({}, encryption=encryption)
+    if other == "secret":
+        monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
+    else:
+        cluster = cluster.model_copy(update={"restarts": 1})
+    monkeypatch.setattr(_Guest, "pause", lambda self: pytest.fail("it waits"))
+    with pytest.raises(NodeRefused, match="node a: .* secret") as refused:
+        join(cluster)
+    assert refused.value.exit_code == 2 and "\n" not in str(refused.value)
+
+
+def test_who_has_trained_once_waits_whatever_it_hears(monkeypatch):
+    """A run that is started again is not there at once, nor is every node."""
+    found = iter([(NodeLost("a", "gone"), True), (NodeRefused("a", "refused"), False), (NodeLost("a", LEFT), True)])
+
+    def connected(guest):
+        error, guest.joined = next(found)
+        guest.known = guest.known or guest.joined
+        guest.batches += guest.joined
+        raise error
+
+    monkeypatch.setattr(_Guest, "connected", connected)
+    monkeypatch.setattr(_Guest, "pause", lambda self: None)
+    monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
+    assert join(ClusterConfig.local(1, 1).model_copy(update={"guests": 1})) == 2
+
+
+def test_a_guest_takes_the_next_place_and_waits_where_there_is_none(one_node):
+    cluster = one_node({})
+    with _Guest(cluster, ()).connected() as first, _Guest(cluster, ()).connected() as second:
+        assert (first[1], second[1]) == (1, 2)
+        with pytest.raises(NodeLost, match="node a: it has 2 guests already") as full, _Guest(cluster, ()).connected():
+            pass
+        assert type(full.value) is NodeLost
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])

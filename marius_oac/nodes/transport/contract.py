@@ -28,6 +28,10 @@ import numpy as np
 from marius_oac.errors import InputError
 
 SECRET_BYTES = 32
+TAKEN = "a rank that is connected already"
+"""Why a trainer is refused: another one has its rank."""
+BUSY = "too many handshakes at once"
+_FAILED = "it can't go on: "
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray
 
 
@@ -125,7 +129,8 @@ class Client(Endpoint):
     """This trainer's connection to one server.
 
     Raises:
-        NodeLost: the server is lost, has closed or failed, or refuses this trainer.
+        NodeLost: the server is lost, has closed or failed; or refuses this trainer now: `passes`.
+        NodeRefused: it refuses this trainer, or is none of this run.
         Closed: after `close` or `abort`.
     """
 
@@ -151,7 +156,12 @@ class Client(Endpoint):
 
 def failed(why: str) -> str:
     """What is wrong with a server that has said why it can't go on, in one line."""
-    return " ".join(f"it can't go on: {why}".split())
+    return " ".join(f"{_FAILED}{why}".split())
+
+
+def passes(reason: str) -> bool:
+    """Whether who is refused for this reason may be let in later."""
+    return reason in (TAKEN, BUSY) or reason.startswith(_FAILED)
 
 
 def nonsense(what: object) -> str:

@@ -17,8 +17,8 @@ from enum import Enum
 
 import numpy as np
 
-from marius_oac.errors import NodeLost
-from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Request, Server, failed, views
+from marius_oac.errors import NodeLost, NodeRefused
+from marius_oac.nodes.transport.contract import TAKEN, Buffer, Client, Limits, Request, Server, failed, views
 from marius_oac.nodes.transport.windows import SendWindow
 from marius_oac.runtime.channel import Closed
 
@@ -67,9 +67,9 @@ class _Hub:
         with self.changed:
             why = self.over
             if rank not in self.names:
-                why = "refused: unknown rank"
-            elif rank in self.lines and self.lines[rank].client_over != _LEFT:
-                why = "refused: a rank that is connected already"
+                raise NodeRefused(self.name, "refused: unknown rank")
+            if rank in self.lines and self.lines[rank].client_over != _LEFT:
+                why = f"refused: {TAKEN}"
             if why is not None:
                 raise NodeLost(self.name, why)
             line = self.lines[rank] = _Line(rank, self.names[rank], self.limits)
@@ -228,7 +228,7 @@ class Network:
         """Connects that rank to the server of that name, for which it waits.
 
         Raises:
-            NodeLost: there is none in `timeout` seconds, or it refuses.
+            NodeLost: there is none in `timeout` seconds, or it refuses: see `Client`.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._hubs, timeout):

@@ -15,8 +15,8 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from marius_oac.errors import NodeLost
-from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Security, failed, nonsense
+from marius_oac.errors import NodeLost, NodeRefused
+from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Security, failed, nonsense, passes
 from marius_oac.nodes.transport.handshake import ClientSide, Keys
 from marius_oac.nodes.transport.wire import Kind, Malformed, parse
 from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLOUT, Line, ZmqEndpoint
@@ -36,7 +36,8 @@ class ZmqClient(ZmqEndpoint, Client):
         timeout: seconds after which a silent server is lost.
 
     Raises:
-        NodeLost: it can't be reached, or one end refuses the other.
+        NodeLost: it can't be reached, or refuses this trainer now: see `Client`.
+        NodeRefused: one end refuses the other.
     """
 
     def __init__(
@@ -116,8 +117,8 @@ class ZmqClient(ZmqEndpoint, Client):
 
     def _broken_off(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise NodeLost(self.name, f"refused at {self._address}: another secret, or another run")
-        raise NodeLost(
+            raise NodeRefused(self.name, f"refused at {self._address}: another secret, or another run")
+        raise NodeRefused(
             self.name,
             f"broke off at {self._address}: another program or version, secret or run, or encrypted at one end only",
         )
@@ -127,14 +128,15 @@ class ZmqClient(ZmqEndpoint, Client):
         try:
             kind = parse(message[0]).kind
         except Malformed as reason:
-            raise NodeLost(self.name, f"at {self._address}: {reason}") from None
+            raise NodeRefused(self.name, f"at {self._address}: {reason}") from None
         if kind is Kind.WELCOME and side.proved:
             return True
         if kind is Kind.REFUSED:
-            raise NodeLost(self.name, f"refused at {self._address}: {message[-1].decode('ascii', 'replace')}")
+            reason = message[-1].decode("ascii", "replace")
+            raise (NodeLost if passes(reason) else NodeRefused)(self.name, f"refused at {self._address}: {reason}")
         proof = side.answer(message[-1]) if kind is Kind.CHALLENGE else None
         if proof is None:
-            raise NodeLost(self.name, f"whoever answers at {self._address} doesn't have the run's secret")
+            raise NodeRefused(self.name, f"whoever answers at {self._address} doesn't have the run's secret")
         self._put(self._line, Kind.PROOF, [proof])
         return False
 

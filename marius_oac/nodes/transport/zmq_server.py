@@ -22,7 +22,17 @@ import zmq
 from zmq.utils import z85
 
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.transport.contract import Buffer, Limits, Request, Security, Server, failed, nonsense
+from marius_oac.nodes.transport.contract import (
+    BUSY,
+    TAKEN,
+    Buffer,
+    Limits,
+    Request,
+    Security,
+    Server,
+    failed,
+    nonsense,
+)
 from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES, Hello, Keys, ServerSide, Tokens
 from marius_oac.nodes.transport.refusals import Refusals
 from marius_oac.nodes.transport.wire import Head, Kind, Malformed, parse
@@ -178,7 +188,7 @@ class ZmqServer(ZmqEndpoint, Server):
             self._turn_away(route, "other limits of messages")
         self._check_rank(route, hello.rank)
         if len(self._pending) >= MOST_PENDING:
-            self._turn_away(route, "too many handshakes at once")
+            self._turn_away(route, BUSY)
         side = ServerSide(self._keys, hello)
         self._pending[route] = time.monotonic() + self.timeout, side
         self._say(route, Kind.CHALLENGE, side.challenge())
@@ -196,7 +206,7 @@ class ZmqServer(ZmqEndpoint, Server):
         if rank not in self.names:
             self._turn_away(route, "unknown rank")
         if rank in self._by_rank and (rank in self._guests or self._by_rank[rank].over != LEFT):
-            self._turn_away(route, "a rank that is connected already")
+            self._turn_away(route, TAKEN)
 
     def _turn_away(self, route: bytes, reason: str) -> None:
         self._say(route, Kind.REFUSED, reason.encode())

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from marius_oac.errors import NodeLost
-from marius_oac.nodes.transport.contract import Limits, Request
+from marius_oac.errors import NodeLost, NodeRefused
+from marius_oac.nodes.transport.contract import TAKEN, Limits, Request
 from marius_oac.runtime.channel import Closed
 from tests.threads import PATIENCE
 
@@ -65,10 +65,11 @@ class Wires:
         assert server.receive() == Request(rank, [b"here"])
         return client
 
-    def refused(self, server, rank, limits=Limits()):  # noqa: B008
-        """What a client is told that may not connect."""
+    def refused(self, server, rank, limits=Limits(), error=NodeRefused):  # noqa: B008
+        """What a client is told that may not connect: for good, or now, which is NodeLost."""
         with pytest.raises(NodeLost) as lost:
             self.client(server, rank, limits)
+        assert type(lost.value) is error
         return str(lost.value)
 
     def _kept(self, end):
@@ -327,7 +328,7 @@ class Conformance:
         for call in (first.receive, lambda: first.send([b"x"])):
             with pytest.raises(NodeLost, match=why):
                 call()
-        assert "a reason of two lines" in wires.refused(server, 2, limits)
+        assert "a reason of two lines" in wires.refused(server, 2, limits, NodeLost)
         server.fail("another one")
 
     # --- who may connect, what may be sent ---------------------------------------------------------------------------
@@ -337,7 +338,7 @@ class Conformance:
 
     def test_a_rank_connects_once(self, wires):
         server, client = wires.pair(0)
-        assert "connected already" in wires.refused(server, 0)
+        assert TAKEN in wires.refused(server, 0, error=NodeLost)
 
     def test_a_reply_to_nobody(self, wires):
         server = wires.server()

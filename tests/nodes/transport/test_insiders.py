@@ -3,6 +3,7 @@
 import pytest
 
 from marius_oac.errors import NodeLost
+from marius_oac.nodes.transport.contract import TAKEN, failed, passes
 from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES
 from marius_oac.nodes.transport.wire import Kind, head
 from marius_oac.nodes.transport.zmq_server import MOST_PENDING
@@ -62,6 +63,11 @@ def test_handshakes_in_progress_are_bounded(plain):
     late.say(head(Kind.HELLO), late.side.hello)
     assert late.hear() == (Kind.REFUSED, b"too many handshakes at once")
     plain.counted("too many handshakes at once")
+
+
+def test_what_passes_is_no_refusal_for_good():
+    assert all(passes(reason) for reason in ("too many handshakes at once", TAKEN, failed("a reason")))
+    assert not any(passes(reason) for reason in ("unknown rank", "other limits of messages", ""))
 
 
 def test_handshakes_in_progress_expire(request):

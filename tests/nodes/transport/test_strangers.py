@@ -6,7 +6,7 @@ import threading
 import pytest
 import zmq
 
-from marius_oac.errors import InputError, NodeLost
+from marius_oac.errors import InputError, NodeRefused
 from marius_oac.nodes.transport.contract import Security
 from marius_oac.nodes.transport.handshake import MAC_BYTES, NONCE_BYTES
 from marius_oac.nodes.transport.wire import Kind, head
@@ -40,21 +40,21 @@ def other(security, **changes):
 
 @pytest.mark.parametrize("changes", [{"secret": bytes(32)}, {"run": "another"}], ids=["secret", "run"])
 def test_another_secret_or_run(guarded, changes):
-    with pytest.raises(NodeLost, match=f"node {SERVER}: .* another secret, or another run|secret or run"):
+    with pytest.raises(NodeRefused, match=f"node {SERVER}: .* another secret, or another run|secret or run"):
         ZmqClient(guarded.address, SERVER, 1, other(guarded.security, **changes), LIMITS)
     guarded.counted(FOREIGN if guarded.security.encrypted else "wrong secret")
     assert len(guarded.wires.lines) == 1 and guarded.wires.lines[0].startswith("refused a connection")
 
 
 def test_the_secret_of_this_run_for_another_server(guarded):
-    with pytest.raises(NodeLost):
+    with pytest.raises(NodeRefused):
         ZmqClient(guarded.address, "shard-1", 1, guarded.security, LIMITS)
     guarded.counted(FOREIGN if guarded.security.encrypted else "wrong secret")
 
 
 def test_encrypted_at_one_end_only(guarded):
     changed = other(guarded.security, encrypted=not guarded.security.encrypted)
-    with pytest.raises(NodeLost, match="encrypted at one end only"):
+    with pytest.raises(NodeRefused, match="encrypted at one end only"):
         ZmqClient(guarded.address, SERVER, 1, changed, LIMITS)
     guarded.counted(FOREIGN)
 
@@ -156,6 +156,6 @@ def test_a_client_talks_to_no_false_server(answer, said):
 
         thread = threading.Thread(target=lie)
         thread.start()
-        with pytest.raises(NodeLost, match=said):
+        with pytest.raises(NodeRefused, match=said):
             ZmqClient(f"127.0.0.1:{port}", SERVER, 0, Security(secret=SECRET, run="run"), timeout=10)
         thread.join()
