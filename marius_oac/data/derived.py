@@ -68,7 +68,7 @@ def _fault(folder: Path, manifest: str, wanted: dict[str, Any], names: Sequence[
     try:
         content = json.loads((folder / manifest).read_text("utf-8"))
         if {key: content[key] for key in wanted} != wanted:
-            return "belongs to another graph, or is of another version"
+            return "belongs to another graph or file, or is of another version"
         for name in names:
             if _digest(folder / name) != content[name]:
                 return f"{name} is damaged"

@@ -70,6 +70,10 @@ class GeneratedGraph:
         """All edges at once, int64 [num_edges, 3 or 2]: for graphs that fit."""
         return np.concatenate(list(self.chunks()))
 
+    def clusters(self, nodes: np.ndarray) -> np.ndarray:
+        """The cluster of each node, int64 [n] in [0, num_clusters); nodes are int64 [n], as edges have them."""
+        return _Law(self).ranks(nodes) % self.num_clusters
+
 
 class _Law:
     """The distribution that a `GeneratedGraph` describes, with what is drawn once per graph."""
@@ -111,6 +115,13 @@ class _Law:
         if self.spec.num_nodes < 1 << 31:  # the product fits 63 bits
             return (rank * self.multiplier + self.offset) % self.spec.num_nodes
         return (rank + self.offset) % self.spec.num_nodes
+
+    def ranks(self, nodes: np.ndarray) -> np.ndarray:
+        """What `_scatter` made these nodes of."""
+        ranks = (nodes - self.offset) % self.spec.num_nodes
+        if self.spec.num_nodes < 1 << 31:
+            return ranks * pow(self.multiplier, -1, self.spec.num_nodes) % self.spec.num_nodes
+        return ranks
 
 
 def write_graph(spec: GeneratedGraph, path: Path) -> None:
