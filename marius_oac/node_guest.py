@@ -62,7 +62,8 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
         raise InputError("nobody may join: `guests` is 0", "nodes.yaml")
     read_secret(cluster)
     guest = _Guest(cluster, tuple(overrides))
-    deadline = time.monotonic() + PATIENCE
+    deadline, said = time.monotonic() + PATIENCE, set[str]()
+    sys.stderr.write(f"waiting for the run of {cluster.nodes[0].name}, {PATIENCE:g} s at most\n")
     while True:
         try:
             with guest.connected() as (lines, rank, run):
@@ -74,10 +75,12 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
             if isinstance(error, NodeRefused) and not guest.known:
                 raise
             if guest.joined:
-                deadline, guest.joined = time.monotonic() + PATIENCE, False
-                sys.stderr.write(f"{error}; waiting for the run to go on\n")
+                deadline, guest.joined, said = time.monotonic() + PATIENCE, False, set()
             if guest.stopped or time.monotonic() > deadline:
                 raise
+            if str(error) not in said:
+                said.add(str(error))
+                sys.stderr.write(f"{error}; waiting for the run{' to go on' if guest.known else ''}\n")
             guest.pause()
 
 

@@ -174,20 +174,44 @@ def test_who_is_refused_does_not_wait(one_node, monkeypatch, encryption, other):
     assert refused.value.exit_code == 2 and "\n" not in str(refused.value)
 
 
-def test_who_has_trained_once_waits_whatever_it_hears(monkeypatch):
+@pytest.fixture
+def joining(monkeypatch):
+    """`joining(*attempts)`: joins a run where each attempt ends so: why, and whether a batch was trained before."""
+
+    def start(*attempts):
+        left = iter(attempts)
+
+        def connected(guest):
+            error, guest.joined = next(left)
+            guest.known = guest.known or guest.joined
+            guest.batches += guest.joined
+            raise error
+
+        monkeypatch.setattr(_Guest, "connected", connected)
+        monkeypatch.setattr(_Guest, "pause", lambda self: None)
+        monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
+        return join(ClusterConfig.model_validate({"guests": 1, "nodes": [{"address": "127.0.0.1", "name": "a"}]}))
+
+    return start
+
+
+def test_who_has_trained_once_waits_whatever_it_hears(joining):
     """A run that is started again is not there at once, nor is every node."""
-    found = iter([(NodeLost("a", "gone"), True), (NodeRefused("a", "refused"), False), (NodeLost("a", LEFT), True)])
+    gone, refused, left = NodeLost("a", "gone"), NodeRefused("a", "refused"), NodeLost("a", LEFT)
+    assert joining((gone, True), (refused, False), (left, True)) == 2
 
-    def connected(guest):
-        error, guest.joined = next(found)
-        guest.known = guest.known or guest.joined
-        guest.batches += guest.joined
-        raise error
 
-    monkeypatch.setattr(_Guest, "connected", connected)
-    monkeypatch.setattr(_Guest, "pause", lambda self: None)
-    monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
-    assert join(ClusterConfig.local(1, 1).model_copy(update={"guests": 1})) == 2
+def test_why_a_guest_waits_is_said_once(joining, capsys):
+    silent, full, left = (NodeLost("a", why) for why in ("silent", "full", LEFT))
+    before, after = [(silent, False), (full, False), (silent, False)], [(silent, True), (silent, False), (full, False)]
+    joining(*before, *after, (left, True))
+    assert capsys.readouterr().err.splitlines() == [
+        "waiting for the run of a, 600 s at most",
+        "node a: silent; waiting for the run",
+        "node a: full; waiting for the run",
+        "node a: silent; waiting for the run to go on",
+        "node a: full; waiting for the run to go on",
+    ]
 
 
 def test_a_guest_takes_the_next_place_and_waits_where_there_is_none(one_node):
