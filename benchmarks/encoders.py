@@ -1,7 +1,7 @@
 """Speed of an encoder's layer, forward and backward, in edges/s: ours, dgl's, and plain torch.
 
-    python -m benchmarks.encoders                       # one core; dgl takes part where it is installed
-    python -m benchmarks.encoders --cores 2 --rounds 9
+    python -m benchmarks.encoders                       # one core and two; dgl takes part where it is installed
+    python -m benchmarks.encoders --cores 2 --kinds gat
 
 Blocks of some outputs with ten neighbours each, drawn from 100,000 nodes; rows of D floats become rows of D floats:
 GraphSAGE (mean), and GAT of 5 heads of D / 5. Each turn gets the block's offsets and sources and makes of them what it
