@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from marius_oac.config import Config
+from marius_oac.config_base import BaseConfig
 from marius_oac.config_cluster import ClusterConfig, read_secret
 from marius_oac.config_errors import parse as parse_yaml
 from marius_oac.config_nodes import NodesConfig
@@ -46,22 +47,24 @@ from marius_oac.training import start_task
 
 PATIENCE = 600.0  # seconds that a run may take to be started, or started again
 _PAUSE = 1.0  # seconds between attempts to reach it
+_OWN = ("threads", "device", "binding", "data.path", "pipeline.workers")
+"""Keys of the configuration that are this machine's; all others are the run's."""
 
 
 def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
     """Trains in the run of these nodes until it ends, or the user stops; returns how many batches.
 
     Args:
-        overrides: of the run's configuration, for what is this machine's own: threads, device.
+        overrides: of the run's configuration, for what is this machine's own.
     Raises:
-        InputError: nobody may join, or the data here are others.
+        InputError: nobody may join, the data here are others, or an override is none of this machine's.
         NodeLost: the run can't be reached, or has ended otherwise than in peace.
         NodeRefused: it lets nobody in who has this secret and this nodes.yaml.
     """
     if not cluster.guests:
         raise InputError("nobody may join: `guests` is 0", "nodes.yaml")
     read_secret(cluster)
-    guest = _Guest(cluster, tuple(overrides))
+    guest = _Guest(cluster, _own(overrides))
     deadline, said = time.monotonic() + PATIENCE, set[str]()
     sys.stderr.write(f"waiting for the run of {cluster.nodes[0].name}, {PATIENCE:g} s at most\n")
     while True:
@@ -82,6 +85,17 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
                 said.add(str(error))
                 sys.stderr.write(f"{error}; waiting for the run{' to go on' if guest.known else ''}\n")
             guest.pause()
+
+
+def _own(overrides: Iterable[str]) -> tuple[str, ...]:
+    """The overrides. Raises InputError where the run decides, or for a value that can't be."""
+    found = tuple(overrides)
+    for item in found:
+        key = item.partition("=")[0]
+        if not any(key == own or key.startswith(f"{own}.") for own in _OWN):
+            raise InputError(f"the run decides it; a guest may set {', '.join(_OWN)}", f"--set {key}")
+    BaseConfig.build({}, [item for item in found if not item.startswith("data.path=")])
+    return found
 
 
 class _Guest:
@@ -168,6 +182,8 @@ class _Guest:
     def _task(self, run: dict[str, Any]) -> Task:
         """The run's task, with the data that are here. Raises InputError where they are others."""
         tree, _ = parse_yaml(run["config"], "the run")
+        for key in ("device", "threads"):  # those of the process that told of the run, on another machine
+            tree.pop(key, None)
         config = Config.build(tree).replace(*self._overrides)
         log = run["files"].get(LOG)
         task = CtrTask(config, RunLog.parse(log, Path(LOG))) if log else start_task(config)

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from marius_oac.config import Config
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.errors import NodeLost, NodeRefused
+from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.node_guest import _Guest, join
 from marius_oac.nodes.connections import Connections
 from marius_oac.nodes.shard_table import NumberedTable
@@ -141,6 +142,38 @@ def test_nobody_joins_where_none_may(tmp_path):
     assert found.returncode == 2 and found.stderr == "marius-oac: nodes.yaml: nobody may join: `guests` is 0\n"
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("nodes.mode=sync", "--set nodes.mode: the run decides it; a guest may set threads, device, "),
+        ("pipeline.in_flight=1", "--set pipeline.in_flight: the run decides it; "),
+        ("pipeline={workers: {plan: 2}}", "--set pipeline: the run decides it; "),
+        ("threadsx=1", "--set threadsx: the run decides it; "),
+        ("threads", "--set threads: must look like key.path=value"),
+        ("threads=-1", "--set threads: must be"),
+        ("pipeline.workers.plann=1", "--set pipeline.workers.plann: "),
+    ],
+)
+def test_a_guest_changes_nothing_that_is_the_runs(joining, override, said):
+    with pytest.raises(InputError) as refused:
+        joining(overrides=["device=cpu", "data.path=codex-s", override])
+    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+
+
+def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, monkeypatch):
+    """Those that it is told are the lead's, on another machine."""
+    monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
+    lead = Config.build({"data": {"path": "nowhere"}, "threads": 99, "device": "cuda:7", "seed": 5})
+    run = {"config": lead.dump(), "files": {}, "fingerprint": graph.fingerprint}
+    cluster, path = ClusterConfig.local(1, 1), str(graph.path)
+    config = _Guest(cluster, [f"data.path={path}"])._task(run).config
+    assert (config.threads, config.device, config.seed, config.data.path) == (0, "auto", 5, path)
+    config = _Guest(cluster, [f"data.path={path}", "threads=2", "device=cpu"])._task(run).config
+    assert (config.threads, config.device) == (2, "cpu")
+    with pytest.raises(InputError, match="the data here are not those of the run"):
+        _Guest(cluster, [f"data.path={path}"])._task(run | {"fingerprint": "another"})
+
+
 @pytest.fixture
 def one_node(monkeypatch):
     """`one_node(told)`: the nodes.yaml of a run on one node, which tells guests that and has no batches for them."""
@@ -178,7 +211,7 @@ def test_who_is_refused_does_not_wait(one_node, monkeypatch, encryption, other):
 def joining(monkeypatch):
     """`joining(*attempts)`: joins a run where each attempt ends so: why, and whether a batch was trained before."""
 
-    def start(*attempts):
+    def start(*attempts, overrides=()):
         left = iter(attempts)
 
         def connected(guest):
@@ -190,7 +223,8 @@ def joining(monkeypatch):
         monkeypatch.setattr(_Guest, "connected", connected)
         monkeypatch.setattr(_Guest, "pause", lambda self: None)
         monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
-        return join(ClusterConfig.model_validate({"guests": 1, "nodes": [{"address": "127.0.0.1", "name": "a"}]}))
+        cluster = {"guests": 1, "nodes": [{"address": "127.0.0.1", "name": "a"}]}
+        return join(ClusterConfig.model_validate(cluster), overrides)
 
     return start
 
