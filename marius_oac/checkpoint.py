@@ -71,6 +71,11 @@ class Checkpoint:
     def name(self) -> str:
         return self.path.name
 
+    @property
+    def digest(self) -> str:
+        """Equal for equal files."""
+        return _digest(self.files)
+
     def tables(self) -> list[str]:
         """Names of the tables."""
         whole = {name.removesuffix(".values.npy") for name in self.files if name.endswith(".values.npy")}

@@ -118,13 +118,18 @@ def _eval(args: argparse.Namespace) -> None:
 
 def _predict(args: argparse.Namespace) -> None:
     from marius_oac.trained import TrainedModel
+    from marius_oac.trained_classes import TrainedClassifier
     from marius_oac.trained_ctr import predict_run
 
     if args.data:
         print(predict_run(args.run, args.data, args.out, args.checkpoint))
         return
-    model = TrainedModel.open(args.run, checkpoint=args.checkpoint)
-    for name, score in model.predict(args.head, args.relation, args.tail, top=args.top, filtered=args.filtered):
+    if args.node:
+        found = TrainedClassifier.open(args.run, checkpoint=args.checkpoint).predict(args.node, top=args.top)
+    else:
+        model = TrainedModel.open(args.run, checkpoint=args.checkpoint)
+        found = model.predict(args.head, args.relation, args.tail, top=args.top, filtered=args.filtered)
+    for name, score in found:
         print(f"{score:.6g}\t{name}")
 
 
@@ -146,7 +151,7 @@ def _config(args: argparse.Namespace) -> None:
     from marius_oac.config import Config
     from marius_oac.config_cluster import ClusterConfig
 
-    for task in ("graph", "ctr"):
+    for task in ("graph", "node_classification", "ctr"):
         print(f"task: {task}\n\n{Config.of_task(task).describe()}\n")
     print(f"nodes.yaml\n\n{ClusterConfig.describe()}\n")
 
@@ -192,7 +197,9 @@ def _parser() -> Parser:
     described = checking.add_mutually_exclusive_group(required=True)
     described.add_argument("file", type=Path, nargs="?", help="a nodes.yaml, one entry for each node")
     described.add_argument("--local-nodes", type=int, metavar="N", help="N nodes on this machine")
-    training = command("train", _train, "Train a graph's embeddings, or a model of clicks, and evaluate.")
+    training = command(
+        "train", _train, "Train a graph's embeddings, classes of its nodes, or a model of clicks; evaluate."
+    )
     training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
     training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")
     resuming = command("resume", _resume, "Go on after Ctrl-C or a crash, or for more epochs.")
@@ -217,7 +224,8 @@ def _parser() -> Parser:
         command(
             "predict",
             _predict,
-            "The likeliest tails of (head, relation, ?) or heads of (?, relation, tail); of clicks, probabilities.",
+            "The likeliest tails of (head, relation, ?), heads of (?, relation, tail), classes of a node; of clicks, "
+            "probabilities.",
         )
     )
     exporting = command("export", _export, "Write the embeddings with their names.")
@@ -295,6 +303,7 @@ def _add_predict(parser: Parser) -> None:
     parser.add_argument("--head", help="name of the head, to rank tails")
     parser.add_argument("--relation", help="name of the relation")
     parser.add_argument("--tail", help="name of the tail, to rank heads")
+    parser.add_argument("--node", help="name of a node, to rank its classes")
     parser.add_argument("--top", type=int, default=10, help="answers (default: 10)")
     parser.add_argument("--filtered", action="store_true", help="leave known answers out")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from marius_oac.config_base import BaseConfig
+from marius_oac.config_encoder import EncoderConfig
 from marius_oac.config_sections import (
     EarlyStoppingConfig,
     Fraction,
@@ -32,7 +33,10 @@ class ModelConfig(Section):
     decoder: Literal["distmult", "complex", "transe", "rotate", "dot"] = Field(
         "complex", description="Score function of an edge; dot needs no relations."
     )
-    dimension: PositiveInt = Field(100, description="Floats per entity; complex and rotate use two floats a number.")
+    dimension: PositiveInt = Field(
+        100,
+        description="Floats per entity, as the score function sees it; complex and rotate use two floats a number.",
+    )
     norm: Annotated[Literal[1, 2], BeforeValidator(no_bool)] = Field(2, description="TransE's distance: L1 or L2.")
     reciprocal: Switch = Field(
         False, description="Add every edge reversed under a relation of its own; replace tails only."
@@ -145,11 +149,17 @@ class EvaluationConfig(Section):
 
 
 class Config(BaseConfig):
-    """Training a graph's embeddings. `Config.load` and `Config.build` make a `CtrConfig` where `task` is `ctr`."""
+    """Training a graph's embeddings. `Config.load` and `Config.build` make a configuration of another task's class
+    where `task` says so."""
 
-    task: Literal["graph"] = Field("graph", description="graph: link prediction; ctr: click-through rates.")
+    task: Literal["graph"] = Field(
+        "graph", description="graph: link prediction; node_classification; ctr: click-through rates."
+    )
     data: DataConfig
     model: ModelConfig = ModelConfig()
+    encoder: EncoderConfig | None = Field(
+        None, description="Layers between the nodes' rows and the score function; default: none."
+    )
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
@@ -163,11 +173,30 @@ class Config(BaseConfig):
                 f"training.ordering.kind: '{self.training.ordering.kind}' draws negatives from the partitions in the "
                 "buffer, but training.negatives.all takes every entity"
             )
+        if self.encoder:
+            self._check_encoder(self.encoder.resolved(self.model.dimension))
         if self.training.early_stopping and not self.evaluation.every:
             raise ValueError("training.early_stopping: needs evaluation.every >= 1")
         if self.training.regularization.kind == "none" and self.training.regularization.weight:
             raise ValueError("training.regularization.weight: set, but regularization.kind is 'none'")
         return self
+
+    def _check_encoder(self, encoder: EncoderConfig) -> None:
+        if encoder.width not in (None, self.model.dimension):
+            raise ValueError(
+                f"encoder.layers: the last one makes {encoder.width} floats of a node, but model.dimension is "
+                f"{self.model.dimension}"
+            )
+        if self.training.ordering.kind != "shuffle":
+            raise ValueError(
+                f"training.ordering.kind: '{self.training.ordering.kind}' has partitions of nodes at hand, but an "
+                "encoder draws neighbours from all"
+            )
+
+    @property
+    def row_dimension(self) -> int:
+        """Floats of value in an entity's row; 0: entities have none."""
+        return self.encoder.resolved(self.model.dimension).embeddings if self.encoder else self.model.dimension
 
     @classmethod
     def of_task(cls, task: object) -> type[BaseConfig]:
@@ -175,4 +204,8 @@ class Config(BaseConfig):
             from marius_oac.config_ctr import CtrConfig
 
             return CtrConfig
+        if task == "node_classification":
+            from marius_oac.config_classes import ClassesConfig
+
+            return ClassesConfig
         return cls

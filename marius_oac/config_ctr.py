@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_sections import (
+    DenseOptimizerConfig,
     EarlyStoppingConfig,
     Fraction,
-    Moment,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -113,16 +113,6 @@ class NetworkConfig(Section):
     dropout: Fraction = Field(0.0, description="Share of hidden units that a training batch leaves out.")
     target: Name | None = Field(None, description="DIEN, YouTubeDNN: the feature that the sequences lead up to.")
     init_scale: PositiveFloat = Field(1e-2, description="Standard deviation of the rows' initial values.")
-
-
-class DenseOptimizerConfig(Section):
-    kind: Literal["sgd", "adagrad", "adam"] = Field("adam", description="Optimizer of the network.")
-    learning_rate: PositiveFloat = Field(1e-3, description="Step size of the network.")
-    epsilon: PositiveFloat = Field(1e-8, description="Added to the denominator (Adagrad, Adam).")
-    beta1: Moment = Field(0.9, description="Adam's decay of the first moment.")
-    beta2: Moment = Field(0.999, description="Adam's decay of the second moment.")
-    weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the network's weights, half its factor.")
-    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
 
 
 class KeysConfig(Section):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import date
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -20,7 +20,7 @@ def flat(tree: Any, loc: tuple) -> set:
     """The parts of a pydantic location that are keys (it also names union branches)."""
     keys, here = set(), tree
     for part in loc:
-        if isinstance(here, dict) and part in here:
+        if isinstance(here, dict) and part in here or isinstance(here, list | tuple) and isinstance(part, int):
             keys.add(part)
             here = here[part]
         elif part == loc[-1] and isinstance(here, dict):
@@ -120,13 +120,16 @@ def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
         return "this key is required"
     if error["type"] == "string_too_short":
         return "must not be empty"
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        known = error["ctx"].get("expected_tags", "sage, gat, module").replace("'", "")
+        return f"`kind` must be one of {known}, not {shown(error['input'].get('kind'))}"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     text = _PLAINER.get(error["type"]) or error["msg"].replace("Input should be", "must be")
-    if error["loc"][-2:-1] == ("candidates",):
+    if set(error["loc"][-3:]) & {"candidates", "neighbors"}:
         text = "must be 'all' or a number above 0"
     if error["loc"] == ("task",):
-        text = "must be graph or ctr"
+        text = "must be graph, node_classification or ctr"
     if error["type"] == "string_pattern_mismatch" and error["loc"] == ("device",):
         text = "must be auto, cpu, cuda or cuda:N"
     return f"{text}, not {shown(error['input'])}"
@@ -136,6 +139,8 @@ _PLAINER = {
     "too_short": "must name at least one",
     "model_type": "must be a section of keys",
     "dict_type": "must be a section of keys",
+    "model_attributes_type": "must be a section of keys",
+    "tuple_type": "must be a list",
     "string_pattern_mismatch": "must be text without null characters",
     "string_type": "must be text",
     "int_type": "must be an integer",
@@ -147,28 +152,38 @@ _PLAINER = {
 }
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
-    options = (annotation, *getattr(annotation, "__args__", ()))
-    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
+    """The sections that a key may hold, or a list of them: by their `kind`, where several may stand there."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        kind = annotation.model_fields.get("kind")
+        return {str(get_args(kind.annotation)[0]) if kind and kind.is_required() else "": annotation}
+    found: dict[str, type[BaseModel]] = {}
+    for item in get_args(annotation):
+        found |= _sections(item)
+    return found
 
 
 def _known(model: type[BaseModel], path: tuple) -> list[str]:
+    """The keys of the section at this place; a kind of section stands in the path behind its number in the list."""
+    sections: dict[str, type[BaseModel]] = {}
     for part in path:
         field = model.model_fields.get(str(part))
-        section = _section(field.annotation) if field else None
-        if section:
-            model = section
+        sections = _sections(field.annotation) if field else sections
+        if field and len(sections) == 1:
+            model = next(iter(sections.values()))
+        model = sections.get(str(part), model)
     return list(model.model_fields)
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key's path and field; a section that may be left out is a key too."""
+    """Every key's path and field; a section that may be left out is a key too. `a[]` is an item of the list `a`, and
+    `a[b]` one of kind b."""
     for name, field in model.model_fields.items():
-        section = _section(field.annotation)
         if field.description:
             yield f"{prefix}{name}", field
-        if section:
-            yield from fields(section, f"{prefix}{name}.")
+        listed = get_origin(field.annotation) is tuple
+        for kind, section in _sections(field.annotation).items():
+            yield from fields(section, f"{prefix}{name}[{kind}]." if listed else f"{prefix}{name}.")
 
 
 def described(model: type[BaseModel]) -> str:

@@ -56,6 +56,16 @@ class OptimizerConfig(Section):
     decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
 
 
+class DenseOptimizerConfig(Section):
+    kind: Literal["sgd", "adagrad", "adam"] = Field("adam", description="Optimizer of the network.")
+    learning_rate: PositiveFloat = Field(1e-3, description="Step size of the network.")
+    epsilon: PositiveFloat = Field(1e-8, description="Added to the denominator (Adagrad, Adam).")
+    beta1: Moment = Field(0.9, description="Adam's decay of the first moment.")
+    beta2: Moment = Field(0.999, description="Adam's decay of the second moment.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the network's weights, half its factor.")
+    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
+
+
 class LinkConfig(Section):
     bandwidth: PositiveFloat = Field(description="GB/s in each direction.")
     latency: NonNegativeFloat = Field(0.0, description="Microseconds per transfer.")

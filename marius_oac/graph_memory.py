@@ -11,38 +11,45 @@ from marius_oac.config import Config
 from marius_oac.data.graph import Graph
 from marius_oac.data.splits import SPLITS
 from marius_oac.disk_tables import ahead_bytes, check_batch, rows_place, table_needs
+from marius_oac.encoder_memory import encoder_needs, num_encoded
+from marius_oac.encoder_parts import GraphEncoder
 from marius_oac.evaluate import DRAW_EDGES
 from marius_oac.graph_parts import edges_in_memory, entity_layout, make_planner, num_model_relations
 from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
 from marius_oac.models.handwritten import _WAVE_SCORES
+from marius_oac.models.link_prediction import relation_width
+from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.scoring import Blocks, EntityReader, LinkScorer, rounded_up
 from marius_oac.session import pick_device
 from marius_oac.storage.contract import ROWS_PER_BLOCK
 from marius_oac.types import Plan
 
 
-def plan_memory(config: Config, graph: Graph, folder: Path, here: int | None = None) -> MemoryPlan:
+def plan_memory(
+    config: Config, graph: Graph, folder: Path, here: int | None = None, encoder: GraphEncoder | None = None
+) -> MemoryPlan:
     """The plan of a run that starts now and writes to `folder`; the first batch is made to see how many rows it has.
 
     `here`: how many of the entities' rows this process holds; None: all.
     """
     program = psutil.Process().memory_info().rss
-    device, planner, layout = pick_device(config.device), make_planner(config, graph), entity_layout(config)
-    (table,) = planner.tables
-    here = table.num_rows if here is None else here
-    plan = planner.plan(0)
-    check_batch(config.storage, layout, plan.rows[0])
-    ordering = config.training.ordering
-    rows, train_bytes = len(plan.rows[0]), graph.edges("train").nbytes
+    device, planner = pick_device(config.device), make_planner(config, graph, encoder)
+    plan, ordering = planner.plan(0), config.training.ordering
+    if plan.rows:
+        check_batch(config.storage, entity_layout(config), plan.rows[0])
+    rows, train_bytes = sum(map(len, plan.rows)), graph.edges("train").nbytes
     if ordering.kind != "shuffle":
-        rows = min(rows, ordering.buffer * -(-table.num_rows // ordering.partitions))
-    plan_bytes = plan.rows[0].nbytes * (not config.training.negatives.all)
+        rows = min(rows, ordering.buffer * -(-graph.num_nodes // ordering.partitions))
+    layouts = {table.name: entity_layout(config) for table in planner.tables}
+    width, here = sum(each.width for each in layouts.values()), graph.num_nodes if here is None else here
+    plan_bytes = 0 if config.training.negatives.all and not encoder else 8 * rows
     plan_bytes += sum(array.nbytes for array in plan.arrays.values())
     in_flight, held = batches_held(config.pipeline)
-    buffer_bytes = rows * (4 * layout.width + 8)
-    relations = num_model_relations(config, graph) * layout.width * 4
-    save = min(here, ROWS_PER_BLOCK) * layout.width * 4 * 2 + 2 * relations
+    buffer_bytes = rows * (4 * width + 8)
+    relations = num_model_relations(config, graph) * _relation_bytes(config)
+    save = min(here, ROWS_PER_BLOCK) * width * 4 * 2 + 2 * relations
     evaluation = _evaluation_bytes(config, graph, device)
+    nodes = num_encoded(plan, encoder.config) if encoder else rows
     edges = sum(graph.edges(split).nbytes for split in SPLITS if split != "train" and graph.num_edges[split])
     edges += edges_in_memory(graph.edges("train"))
     edges += train_bytes * (ordering.kind != "shuffle")  # the same, sorted
@@ -50,10 +57,12 @@ def plan_memory(config: Config, graph: Graph, folder: Path, here: int | None = N
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, "data.path"),
         Need("host", "edges", edges, "data.path", mapped=True),
-        *table_needs(config.storage, {table.name: layout}, {table.name: here}, "model.dimension"),
+        *table_needs(config.storage, layouts, dict.fromkeys(layouts, here), "model.dimension"),
     ]
+    if encoder:
+        needs += encoder_needs(encoder, plan, config.evaluation.memory << 20, device)
     if device.type == "cpu":
-        compute = _scratch_bytes(config, plan, table.num_rows) + 2 * relations
+        compute = _scratch_bytes(config, plan, nodes, graph.num_nodes) + 2 * relations
         needs += [
             Need("host", "batches", held * buffer_bytes + plans, "pipeline.in_flight"),
             Need("host", "compute", compute, "training.batch_size"),
@@ -63,26 +72,32 @@ def plan_memory(config: Config, graph: Graph, folder: Path, here: int | None = N
             Need("host", "known answers", _known_bytes(config, graph), "evaluation.filtered"),
         ]
     else:
-        staged = rows * (4 * layout.width + 16)
+        staged = rows * (4 * width + 16)
         needs += [
             Need("host", "batches", in_flight * staged + plans, "pipeline.in_flight"),
             Need("host", "checkpoints", save, "model.dimension"),
             Need("host", "known answers", _known_bytes(config, graph), "evaluation.filtered"),
             Need("device", "batches", held * staged + in_flight * plan_bytes, "pipeline.in_flight"),
-            Need("device", "compute", _autograd_bytes(config, rows) + 2 * relations, "training.batch_size"),
+            Need("device", "compute", _autograd_bytes(config, nodes) + 2 * relations, "training.batch_size"),
             Need("device", "evaluation", evaluation, "evaluation.memory"),
         ]
-    disk = (config.checkpoint.keep + 2 - config.storage.paged) * (here * (4 * layout.width + 8) + relations)
+    disk = (config.checkpoint.keep + 2 - config.storage.paged) * (here * (4 * width + 8) + relations)
     needs.append(Need(rows_place(config.storage), "checkpoints", disk, "checkpoint.keep"))
     if ordering.kind != "shuffle":
         needs.append(Need("disk", "sorted edges", train_bytes, "training.ordering.kind"))
     return MemoryPlan(tuple(needs), available(device, folder, program, config.storage.path))
 
 
-def _scratch_bytes(config: Config, plan: Plan, num_rows: int) -> int:
-    """What the step keeps from batch to batch on the CPU; see `models.handwritten`."""
+def _relation_bytes(config: Config) -> int:
+    """Of a relation with its optimizer's state."""
+    width = relation_width(config)
+    return 4 * (width + RowOptimizer(config.training.optimizer).state_width(width))
+
+
+def _scratch_bytes(config: Config, plan: Plan, rows: int, num_rows: int) -> int:
+    """What the step keeps from batch to batch of `rows` entities on the CPU; see `models.handwritten`."""
     training, dimension = config.training, config.model.dimension
-    rows, edges, sides = len(plan.rows[0]), plan.examples, len(plan.arrays["sides"])
+    edges, sides = plan.examples, len(plan.arrays["sides"])
     relations = len(plan.arrays.get("relation_rows", ()))
     drawn = 0 if training.negatives.all else plan.arrays["negatives"].size
     candidates = num_rows if training.negatives.all else plan.arrays["negatives"].shape[2]
@@ -107,7 +122,7 @@ def _autograd_bytes(config: Config, rows: int) -> int:
 
 def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int:
     """Blocks of scores and candidates, the last ones still held while the next are made; see `evaluate`."""
-    width = entity_layout(config).width
+    width = entity_layout(config).width if config.encoder is None else config.model.dimension
     scorer = LinkScorer(
         config.model, EntityReader(graph.num_nodes, config.model.dimension, lambda rows: rows), None, device
     )

@@ -14,7 +14,9 @@ from marius_oac.data.batches import EdgePlanner, GraphPlanner, ReorderedPlanner
 from marius_oac.data.bucket_batches import BucketPlanner, BucketSchedule
 from marius_oac.data.buckets import count_buckets, open_buckets
 from marius_oac.data.graph import Graph
+from marius_oac.encoder_parts import GraphEncoder
 from marius_oac.errors import InputError
+from marius_oac.models.encoded import EncodedStep
 from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.storage.contract import RowLayout
@@ -25,7 +27,8 @@ _LEAST_EDGE_BYTES = 64 << 20
 
 
 def entity_layout(config: Config) -> RowLayout:
-    dimension = config.model.dimension
+    """Of the entities' table; they have one unless `config.row_dimension` is 0."""
+    dimension = config.row_dimension
     state = RowOptimizer(config.training.optimizer).state_width(dimension)
     return RowLayout(dimension, state, config.storage.dtype)
 
@@ -35,10 +38,19 @@ def num_model_relations(config: Config, graph: Graph) -> int:
     return graph.num_relations * (2 if config.model.reciprocal else 1)
 
 
-def make_planner(config: Config, graph: Graph) -> EdgePlanner:
+def make_graph_encoder(config: Config, graph: Graph) -> GraphEncoder | None:
+    """None where there is no encoder."""
+    if config.encoder is None:
+        return None
+    dimension = config.model.dimension
+    return GraphEncoder(config.encoder.resolved(dimension), graph, config.seed, dimension, edges_in_memory)
+
+
+def make_planner(config: Config, graph: Graph, encoder: GraphEncoder | None = None) -> EdgePlanner:
     """The planner of shuffled training edges."""
     edges = graph.edges("train")
-    return EdgePlanner(edges, graph.num_nodes, graph.num_relations, config, edges_in_memory(edges))
+    around = encoder.neighborhoods if encoder else None
+    return EdgePlanner(edges, graph.num_nodes, graph.num_relations, config, edges_in_memory(edges), around)
 
 
 def edges_in_memory(edges: np.ndarray) -> int:
@@ -87,8 +99,24 @@ def entity_initial(config: Config, name: str) -> RowInitial:
     return RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)
 
 
+def make_encoded_step(
+    config: Config, graph: Graph, encoder: GraphEncoder, device: torch.device, threads: int
+) -> EncodedStep:
+    """The step over encoded entities, with encoder and relations at their initial values."""
+    head = make_step(config, graph, device, threads, encoded=True)
+    training, section = config.training, encoder.config
+    return EncodedStep(
+        encoder.make(), head, section.embeddings, training.optimizer, section.optimizer, config.seed, device
+    )
+
+
 def make_step(
-    config: Config, graph: Graph, device: torch.device, threads: int, dense: DenseSync | None = None
+    config: Config,
+    graph: Graph,
+    device: torch.device,
+    threads: int,
+    dense: DenseSync | None = None,
+    encoded: bool = False,
 ) -> LinkPredictionStep:
     """The step with the relations at their initial values; `dense` if there are several nodes."""
     count, width = num_model_relations(config, graph), relation_width(config)
@@ -97,4 +125,4 @@ def make_step(
         relations = np.empty((count, width), np.float32)
         initial = RowInitial(config.model.init, config.model.init_scale, config.seed, RELATIONS)
         initial.fill(np.arange(count), relations, width)
-    return LinkPredictionStep(config, count, device, threads, relations, dense)
+    return LinkPredictionStep(config, count, device, threads, relations, dense, encoded)

@@ -17,6 +17,7 @@ from marius_oac.data.bucket_batches import BucketSchedule
 from marius_oac.data.graph import Graph
 from marius_oac.data.orderings import epoch_io
 from marius_oac.disk_tables import Tables
+from marius_oac.encoder_parts import GraphEncoder
 from marius_oac.errors import InputError
 from marius_oac.evaluator import Evaluator, check_evaluation
 from marius_oac.graph_memory import plan_memory
@@ -25,6 +26,8 @@ from marius_oac.graph_parts import (
     entity_layout,
     in_order,
     make_bucket_planner,
+    make_encoded_step,
+    make_graph_encoder,
     make_planner,
     make_schedule,
     make_step,
@@ -56,9 +59,13 @@ class GraphTask(Task):
         return self.graph.fingerprint
 
     @cached_property
+    def encoder(self) -> GraphEncoder | None:
+        return make_graph_encoder(self.config, self.graph)
+
+    @cached_property
     def _shuffled(self) -> EdgePlanner:
         """Has checked edges and configuration; makes the batches where nothing else is asked for."""
-        return make_planner(self.config, self.graph)
+        return make_planner(self.config, self.graph, self.encoder)
 
     @property
     def planner(self) -> EdgePlanner:
@@ -82,7 +89,7 @@ class GraphTask(Task):
             raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", order)
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
-        return plan_memory(self.config, self.graph, folder)
+        return plan_memory(self.config, self.graph, folder, encoder=self.encoder)
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
         planner = self._shuffled
@@ -90,11 +97,15 @@ class GraphTask(Task):
             # Without a run, as in a measurement, the sorted edges go when the session ends.
             folder = self.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             planner = make_bucket_planner(self.config, self.graph, self._schedule, folder / BUCKETS)
-        tables, layout = planner.tables, entity_layout(self.config)
-        layouts, rows = {table.name: layout for table in tables}, {table.name: table.num_rows for table in tables}
+        rows = {table.name: table.num_rows for table in planner.tables}
+        layouts = {name: entity_layout(self.config) for name in rows}
         place = Tables(self.config.storage, self.folder, layouts, rows, stack, binding)
         stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
-        step = make_step(self.config, self.graph, device, threads)
+        step = (
+            make_encoded_step(self.config, self.graph, self.encoder, device, threads)
+            if self.encoder
+            else make_step(self.config, self.graph, device, threads)
+        )
         stack.callback(step.close)
         return Parts(in_order(self.config, planner), stores, step, device, place.tier)
 
@@ -103,7 +114,10 @@ class GraphTask(Task):
 
     def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
         """Ranks the edges of a split; validation may be limited to `evaluation.max_edges`."""
-        return self.evaluate_rows(EntityReader.of_store(parts.stores[0]), parts, split)
+        if self.encoder is None:
+            return self.evaluate_rows(EntityReader.of_store(parts.stores[0]), parts, split)
+        with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as entities:
+            return self.evaluate_rows(EntityReader.of_array(entities), parts, split)
 
     def evaluate_rows(self, entities: EntityReader, parts: Parts, split: str) -> dict[str, float]:
         """The same, with the entities' rows from anywhere."""

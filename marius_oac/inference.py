@@ -34,7 +34,7 @@ from marius_oac.models.gnn.encoder import Encoder
 from marius_oac.models.gnn.layers import GatLayer, SageLayer
 from marius_oac.models.lanes import Lanes
 from marius_oac.models.scratch import Scratch
-from marius_oac.session import torch_threads
+from marius_oac.models.torch_state import torch_threads
 
 Read = Callable[[np.ndarray], np.ndarray]
 """Values, float32 [n, D], of nodes, int64 [n], ascending and unique. Called by one thread."""

@@ -61,6 +61,8 @@ class GraphNodes(NodeTask):
             raise ConfigError(
                 "over several nodes every batch would move all rows; sample them", "training.negatives.all"
             )
+        if self.config.encoder:
+            raise ConfigError("an encoder is trained on one box; leave it out, or train without nodes", "encoder")
         if training.ordering.kind != "shuffle":
             raise ConfigError("a partition ordering is for one node's disk", "training.ordering.kind")
 

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from marius_oac.checkpoint import Checkpoints
+from marius_oac.classes_task import ClassesTask
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_cluster import read_secret
 from marius_oac.config_errors import parse
 from marius_oac.ctr_task import CtrTask
-from marius_oac.errors import InputError, NodeLost
+from marius_oac.errors import ConfigError, InputError, NodeLost
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_packing import agreed_packing
@@ -274,8 +275,10 @@ def data_digest(task: Task) -> str:
 
 
 def node_task(task: Task, place: Place, group: Group) -> NodeTask:
-    """The task as it is trained on nodes."""
+    """The task as it is trained on nodes. Raises ConfigError where that is not possible."""
     config, cluster = task.config, place.cluster
+    if isinstance(task, ClassesTask):
+        raise ConfigError("a node classification is trained on one box; train without nodes", "task")
     lockstep = config.pipeline.mode != "async"
     workers = config.pipeline.workers
     ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4

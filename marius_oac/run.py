@@ -42,9 +42,9 @@ ORDER = "order.npy"
 
 _MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
                "metrics", "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train",
-               "data.valid", "data.test", "training.progressive", "keys.capacity", "storage.memory", "storage.io",
-               "storage.depth", "storage.look_ahead", "nodes.packing", "nodes.load", "nodes.mode", "nodes.switch",
-               "nodes.modes", "nodes.auto")  # fmt: skip
+               "data.valid", "data.test", "data.labels", "training.progressive", "keys.capacity", "storage.memory",
+               "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing", "nodes.load", "nodes.mode",
+               "nodes.switch", "nodes.modes", "nodes.auto")  # fmt: skip
 
 
 class RunFolder:
@@ -127,7 +127,7 @@ class RunFolder:
         for key, old, new in _differences(self.config.model_dump(mode="json"), config.model_dump(mode="json")):
             if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE):
                 raise ConfigError(f"the run was trained with {old!r}; it can't go on with {new!r}", key)
-        if config.task == "graph":  # a click log has other files every day; `run_log` looks after them
+        if config.task != "ctr":  # a click log has other files every day; `run_log` looks after them
             self.check_graph(fingerprint, config.data.path)
         if self.kernels != blas.kernels():
             sys.stderr.write(
@@ -135,10 +135,15 @@ class RunFolder:
                 "the last bits may differ from those of an uninterrupted run\n"
             )
 
-    def check_graph(self, fingerprint: str, path: str | Path) -> None:
-        """Raises CheckpointError where the graph at `path` is not the one that the run was trained on."""
-        if fingerprint != self.fingerprint:
-            raise CheckpointError("this is another graph than the run was trained on", path)
+    def check_graph(self, fingerprint: str, path: str | Path, part: int | None = None) -> None:
+        """Raises CheckpointError where the graph at `path` is not the one that the run was trained on.
+
+        `part`: which part of the run's fingerprint is the graph's, where it has several with dashes in between.
+        """
+        mine = self.fingerprint if part is None else self.fingerprint.split("-")[part]
+        if fingerprint != mine:
+            other = "graph, or other labels," if "-" in fingerprint else "graph"
+            raise CheckpointError(f"this is another {other} than the run was trained on", path)
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""

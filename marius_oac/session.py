@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +15,7 @@ import torch
 from marius_oac.config_base import BaseConfig
 from marius_oac.errors import ConfigError
 from marius_oac.machine import run_binding
+from marius_oac.models.torch_state import torch_threads
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.runtime.telemetry import Telemetry
@@ -102,14 +103,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Within the block torch's own operations on the CPU use `count` threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,45 +11,61 @@ import torch
 from marius_oac.checkpoint import Checkpoint
 from marius_oac.compare import Comparison, compare
 from marius_oac.config import Config
+from marius_oac.data.batches import ENTITIES
 from marius_oac.data.graph import Graph, Split, open_or_prepare
 from marius_oac.errors import InputError
 from marius_oac.evaluator import Evaluator
 from marius_oac.export import Names, export
+from marius_oac.graph_parts import make_graph_encoder
 from marius_oac.models.link_prediction import RELATIONS, relation_width
+from marius_oac.models.torch_state import torch_threads
 from marius_oac.predict import Prediction, predict
 from marius_oac.run import RunFolder
 from marius_oac.scoring import EntityReader, LinkScorer
-from marius_oac.session import num_threads, pick_device, torch_threads
+from marius_oac.session import num_threads, pick_device
+from marius_oac.storage.saved_pages import PagedArray
+from marius_oac.trained_classes import TrainedClassifier
 from marius_oac.trained_ctr import ClickMetrics, TrainedClickModel, key_names
+from marius_oac.trained_metrics import Metrics
 
-ENTITIES = "entities"
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """An evaluation's numbers by name; prints as a table."""
-
-    title: str
-    values: dict[str, float]
-
-    def __str__(self) -> str:
-        lines = [f"  {name:<28}{value:,.4f}" for name, value in self.values.items() if ".heads." not in name]
-        return "\n".join([self.title, *(line for line in lines if ".tails." not in line)])
+SCORES = "scores"
+"""Of each node's classes, in an export."""
+EMBEDDINGS = "embeddings"
+"""The entities' own rows in an export, where an encoder makes the entities of them."""
 
 
 class TrainedModel:
-    """A checkpoint of a run with its graph. The entities' table stays on disk, mapped."""
+    """A checkpoint of a run with its graph.
+
+    Attributes:
+        entities: float32 [N, model.dimension], what scores are made of: the entities' rows, or what the encoder makes
+            of them. Stays on disk, mapped.
+    """
 
     def __init__(self, path: Path, config: Config, graph: Graph, checkpoint: Checkpoint):
         self.path, self.config, self.graph, self.checkpoint = path, config, graph, checkpoint
         device = pick_device(config.device)
         relations = checkpoint.dense().get(RELATIONS)
+        self.entities = self.embeddings() if config.encoder is None else self._encoded(device)
         self.scorer = LinkScorer(
             config.model,
-            EntityReader.of_array(checkpoint.array(ENTITIES, "values")),
+            EntityReader.of_array(self.entities),
             None if relations is None else relations[:, : relation_width(config)].to(device),
             device,
         )
+
+    def embeddings(self) -> np.ndarray | PagedArray | None:
+        """float32 [N, D], the entities' rows as they were trained; None where an encoder needs none."""
+        return self.checkpoint.array(ENTITIES, "values") if self.config.row_dimension else None
+
+    def _encoded(self, device: torch.device) -> np.ndarray:
+        """float32 [N, D], what the encoder makes of the entities: beside the checkpoint, made when first asked for."""
+        encoder = make_graph_encoder(self.config, self.graph)
+        rows = self.embeddings()
+        return encoder.encoded_beside(
+            self.checkpoint, None if rows is None else rows.__getitem__, num_threads(self.config), device,
+            self.config.evaluation.memory << 20,
+        )  # fmt: skip
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: str | None = None) -> TrainedModel:
@@ -61,8 +76,10 @@ class TrainedModel:
             CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
         """
         folder = RunFolder.open(path)
-        if folder.config.task != "graph":
+        if folder.config.task == "ctr":
             raise InputError("was trained on a click log: name the files to predict with --data", path)
+        if folder.config.task != "graph":
+            raise InputError("was trained to tell classes: name the node to predict with --node", path)
         graph = open_or_prepare(folder.config.data.path)
         folder.check_graph(graph.fingerprint, folder.config.data.path)
         return cls(folder.path, folder.config, graph, folder.checkpoint(checkpoint))
@@ -102,12 +119,14 @@ def evaluate_run(
     Raises:
         InputError: files for a run on a graph; see also the classes' `evaluate`.
     """
-    if RunFolder.open(path).config.task == "ctr":
+    task = RunFolder.open(path).config.task
+    if task == "ctr":
         with TrainedClickModel.open(path, checkpoint) as model:
             return model.evaluate(data, overrides)
     if not isinstance(data, str):
         raise InputError("the run was trained on a graph; it is evaluated on its splits", "--data")
-    return TrainedModel.open(path, checkpoint).evaluate(data, overrides)
+    opened = TrainedClassifier if task == "node_classification" else TrainedModel
+    return opened.open(path, checkpoint).evaluate(data, overrides)
 
 
 def export_run(path: str | Path, format: str, out: Path | None = None, checkpoint: str | None = None) -> Path:
@@ -123,9 +142,18 @@ def export_run(path: str | Path, format: str, out: Path | None = None, checkpoin
             folder,
         )
         return folder
+    if run.config.task == "node_classification":
+        classifier = TrainedClassifier.open(path, checkpoint)
+        tables = {SCORES: classifier.scores}
+        if classifier.config.row_dimension:
+            tables[EMBEDDINGS] = classifier.embeddings()
+        export(tables, dict.fromkeys(tables, classifier.graph.node_names), format, folder)
+        return folder
     model = TrainedModel.open(path, checkpoint)
     names = _row_names(model.config, model.graph)
-    tables = {ENTITIES: model.checkpoint.array(ENTITIES, "values")}
+    tables = {ENTITIES: model.entities}
+    if model.config.encoder and model.config.row_dimension:
+        tables[EMBEDDINGS] = model.embeddings()
     relations = model.relation_values()
     if relations is not None:
         tables[RELATIONS] = relations.numpy()
@@ -141,7 +169,12 @@ def _row_names(config: Config, graph: Graph) -> dict[str, Names]:
         plain = graph.relation_names(ids % count)
         return [f"{name}^-1" if row >= count else name for row, name in zip(ids, plain, strict=True)]
 
-    return {ENTITIES: graph.node_names, RELATIONS: reciprocal if config.model.reciprocal else graph.relation_names}
+    nodes = graph.node_names
+    return {
+        ENTITIES: nodes,
+        EMBEDDINGS: nodes,
+        RELATIONS: reciprocal if config.model.reciprocal else graph.relation_names,
+    }
 
 
 def compare_runs(first: str | Path, second: str | Path) -> Comparison:
@@ -152,8 +185,12 @@ def compare_runs(first: str | Path, second: str | Path) -> Comparison:
         return compare(chosen, other.checkpoint(), key_names(folder.config, chosen))
     try:
         graph = open_or_prepare(folder.config.data.path)
-        folder.check_graph(graph.fingerprint, folder.config.data.path)
-        names = _row_names(folder.config, graph)
+        if folder.config.task == "graph":
+            folder.check_graph(graph.fingerprint, folder.config.data.path)
+            names = _row_names(folder.config, graph)
+        else:
+            folder.check_graph(graph.fingerprint, folder.config.data.path, part=0)
+            names = {ENTITIES: graph.node_names}
     except InputError:  # the bits are there without it
         names = {}
     return compare(folder.checkpoint(), other.checkpoint(), names)

@@ -22,9 +22,10 @@ from marius_oac.data.log_tables import vocabulary_names
 from marius_oac.errors import InputError
 from marius_oac.export import Names
 from marius_oac.files import disk_errors, make_folder, sync, unfinished
+from marius_oac.models.torch_state import torch_threads
 from marius_oac.run import RunFolder
 from marius_oac.run_log import RunLog
-from marius_oac.session import num_threads, pick_device, torch_threads
+from marius_oac.session import num_threads, pick_device
 
 _SCHEMA = pa.schema(
     [("file", pa.dictionary(pa.int32(), pa.string())), ("row", pa.int64()), ("probability", pa.float32())]

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marius_oac.classes_task import ClassesTask
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
+from marius_oac.config_classes import ClassesConfig
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.ctr_task import CtrTask
 from marius_oac.data.graph import open_or_prepare
@@ -36,7 +38,8 @@ class Run:
     def __str__(self) -> str:
         keys = ("valid.filtered.mrr", "test.filtered.mrr", "test.filtered.hits@1", "test.filtered.hits@3",
                 "test.filtered.hits@10", "training.epochs", "training.seconds", "training.examples_per_second",
-                "test.auc", "test.log_loss", "valid.auc", "training.lost_updates", "ordering.bytes_read_per_epoch",
+                "test.accuracy", "valid.accuracy", "test.auc", "test.log_loss",
+                "valid.auc", "training.lost_updates", "ordering.bytes_read_per_epoch",
                 "disk.bytes_read", "disk.bytes_written", "packing.heaviest_by_hash", "packing.heaviest",
                 "memory.peak_rss_bytes")  # fmt: skip
         lines = [f"{self.path}: done"]
@@ -128,7 +131,8 @@ def start_task(config: BaseConfig) -> Task:
     """The task of a new run, with its data."""
     if isinstance(config, CtrConfig):
         return CtrTask(config, RunLog.start(config))
-    return GraphTask(config, open_or_prepare(config.data.path))
+    graph = open_or_prepare(config.data.path)
+    return ClassesTask(config, graph) if isinstance(config, ClassesConfig) else GraphTask(config, graph)
 
 
 def resume_task(config: BaseConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:

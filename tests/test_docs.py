@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_table_of_keys_is_the_configs_own():
-    for task in ("graph", "ctr"):
+    for task in ("graph", "node_classification", "ctr"):
         assert Config.of_task(task).describe() in (ROOT / "docs" / "config.md").read_text("utf-8")
 
 

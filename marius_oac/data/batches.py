@@ -17,6 +17,7 @@ import numpy as np
 from marius_oac.config import Config
 from marius_oac.data.compiled import compiled
 from marius_oac.data.negatives import as_kernel_input, count_by_degree, fill_negatives
+from marius_oac.data.neighborhoods import Neighborhoods
 from marius_oac.data.permutation import MAX_SIZE, bit_length, permuted, round_keys
 from marius_oac.data.random import fold, stream_key, wrapping
 from marius_oac.data.relabel import relabel
@@ -26,6 +27,8 @@ from marius_oac.data.spans import located, span_up_to
 from marius_oac.errors import InputError
 from marius_oac.types import Plan, Side, TableSpec
 
+ENTITIES = "entities"
+"""The table of the nodes' rows."""
 _EDGES_AT_ONCE = 1 << 20  # in a pass over all of them
 
 
@@ -65,9 +68,10 @@ class GraphPlanner(ABC):
         num_relations: relation ids lie in [0, num_relations); 0: the edges have none.
         config: `seed`, `model` and `training` are used.
         most_bytes: of edges in a mapped file that may be in memory at a time; None: all of them.
+        around: what an encoder needs of every batch, without the batch's own edges; None: there is no encoder.
 
     Attributes:
-        tables: the one table, with the most rows that a batch can have.
+        tables: the one table, with the most rows that a batch can have; none where nodes have no rows.
         share: the part of each batch that is planned; may be set before the first `plan`.
 
     Raises:
@@ -76,8 +80,15 @@ class GraphPlanner(ABC):
     """
 
     def __init__(
-        self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config, most_bytes: int | None = None
+        self,
+        edges: np.ndarray,
+        num_nodes: int,
+        num_relations: int,
+        config: Config,
+        most_bytes: int | None = None,
+        around: Neighborhoods | None = None,
     ) -> None:
+        self._around = around
         self._edges, self._resident = as_kernel_input(edges), Resident(edges, most_bytes)
         self._num_nodes, self.share = num_nodes, WHOLE
         if edges.shape[1] != (3 if num_relations else 2):
@@ -101,7 +112,8 @@ class GraphPlanner(ABC):
         if bit_length(max(num_nodes, self._num_relations) - 1) + bit_length(most_ids - 1) > 63:
             raise InputError(f"{most_ids:,} ids in a batch are too many for {num_nodes:,} nodes", "training.batch_size")
         most_rows = num_nodes if negatives.all else min(num_nodes, most_ids)
-        self.tables: Sequence[TableSpec] = (TableSpec("entities", num_nodes, most_rows),)
+        table = TableSpec(ENTITIES, num_nodes, most_rows)
+        self.tables: Sequence[TableSpec] = around.tables(table) if around else (table,)
 
     @abstractmethod
     def epoch_ends(self, epochs: int) -> Sequence[int]:
@@ -126,7 +138,8 @@ class GraphPlanner(ABC):
         ids = np.empty(2 * size + math.prod(shape), dtype=np.int64)
         heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :].reshape(shape)
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
-        self._gather(at, first, heads, relations, tails)
+        numbers = np.empty(size if self._around else 0, dtype=np.int64)
+        self._gather(at, first, heads, relations, tails, numbers)
         self._draw(at, len(bounds) - 1, chunks.start, negatives)
         arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([at.epoch])}
         arrays["share"] = np.array([part])
@@ -134,20 +147,30 @@ class GraphPlanner(ABC):
         if self._num_relations:
             arrays["relation_rows"] = relabel(relations, self._num_relations)
             arrays["relations"] = relations
-        if self._all_rows is not None:
-            return Plan(sequence, (self._all_rows,), arrays, size)
-        rows = relabel(ids, self._num_nodes)
-        arrays["negatives"] = negatives
+        rows = self._all_rows
+        if rows is None:
+            rows = relabel(ids, self._num_nodes)
+            arrays["negatives"] = negatives
+        if self._around:
+            return self._around.plan(sequence, (at.epoch, at.batch), rows, arrays, size, numbers)
         return Plan(sequence, (rows,), arrays, size)
 
-    def _gather(self, at: Place, skip: int, heads: np.ndarray, relations: np.ndarray, tails: np.ndarray) -> None:
-        """The batch's edges from number `skip` on."""
+    def _gather(
+        self,
+        at: Place,
+        skip: int,
+        heads: np.ndarray,
+        relations: np.ndarray,
+        tails: np.ndarray,
+        numbers: np.ndarray,
+    ) -> None:
+        """The batch's edges from number `skip` on; `numbers`, which may be empty: where they stand in the graph."""
         examples = int(at.edges[1, -1]) * self._sides_of_edge
         for first in range(0, heads.size, self._resident.at_once):
             part = slice(first, first + self._resident.at_once)
             _gather_edges(
                 self._edges, at.edges, examples, self._num_relations, at.shuffle_key, at.start + skip + first,
-                heads[part], relations[part], tails[part],
+                heads[part], relations[part], tails[part], numbers[part],
             )  # fmt: skip
             self._resident.touched(len(heads[part]))
 
@@ -175,9 +198,15 @@ class EdgePlanner(GraphPlanner):
     """
 
     def __init__(
-        self, edges: np.ndarray, num_nodes: int, num_relations: int, config: Config, most_bytes: int | None = None
+        self,
+        edges: np.ndarray,
+        num_nodes: int,
+        num_relations: int,
+        config: Config,
+        most_bytes: int | None = None,
+        around: Neighborhoods | None = None,
     ) -> None:
-        super().__init__(edges, num_nodes, num_relations, config, most_bytes)
+        super().__init__(edges, num_nodes, num_relations, config, most_bytes, around)
         self.batches_per_epoch = -(-self._num_examples // self._batch_size)
         self._edge_span, self._node_span = span_up_to(len(edges)), span_up_to(num_nodes)
 
@@ -233,7 +262,7 @@ class ReorderedPlanner:
 
 
 @compiled
-def _gather_edges(edges, spans, num_examples, num_relations, key, start, heads, relations, tails):
+def _gather_edges(edges, spans, num_examples, num_relations, key, start, heads, relations, tails, numbers):
     num_edges, last = spans[1, -1], edges.shape[1] - 1
     keys, bits = round_keys(key), bit_length(num_examples - 1)
     # First all numbers, then all edges: the loads of the second loop miss the cache side by side.
@@ -246,6 +275,8 @@ def _gather_edges(edges, spans, num_examples, num_relations, key, start, heads, 
         backward = edge < 0
         if backward:
             edge = ~edge
+        if numbers.size:
+            numbers[i] = edge
         if relations.size:
             relations[i] = edges[edge, 1] + (num_relations // 2 if backward else 0)
         heads[i] = edges[edge, last if backward else 0]

@@ -34,7 +34,7 @@ RELATIONS = "relations"
 
 def entity_width(config: Config) -> tuple[int, int]:
     """Floats of value and of optimizer state in an entity's row."""
-    dimension = config.model.dimension
+    dimension = config.row_dimension
     return dimension, RowOptimizer(config.training.optimizer).state_width(dimension)
 
 
@@ -64,6 +64,7 @@ class LinkPredictionStep:
             is 0.
         dense: how the relations agree with those of other nodes; entities' rows then come without state, and leave
             with their gradients in the place of their values. None: there is one node.
+        encoded: entities' rows are encoded ones, and leave like those of other nodes; see `encoded.Head`.
     Raises:
         ConfigError: the decoder needs relations and the graph has none.
         ValueError: `relations` has another shape or type.
@@ -77,6 +78,7 @@ class LinkPredictionStep:
         threads: int,
         relations: np.ndarray | None = None,
         dense: DenseSync | None = None,
+        encoded: bool = False,
     ) -> None:
         width = relation_width(config)
         if width and not num_relations:
@@ -85,7 +87,7 @@ class LinkPredictionStep:
             )
         optimizer = config.training.optimizer
         self._dimension, self._decay, self._device = config.model.dimension, optimizer.decay, device
-        self._entity_optimizer = HandOver() if dense else RowOptimizer(optimizer)
+        self._entity_optimizer = HandOver() if dense or encoded else RowOptimizer(optimizer)
         self._relation_optimizer = RowOptimizer(optimizer, optimizer.relation_learning_rate)
         self._width = self._dimension + self._entity_optimizer.state_width(self._dimension)
         self._relation_width, self._relations = width, None
@@ -94,9 +96,9 @@ class LinkPredictionStep:
         self._agreed = AgreedRelations(self._relations, width, self._relation_optimizer, dense) if dense else None
         self._autograd = AutogradGradient(config)
         with ExitStack() as stack:
-            lanes = Lanes(threads if device.type == "cpu" else 1)
-            stack.callback(lanes.close)
-            self._handwritten = HandwrittenGradient(config, lanes)
+            self.lanes = Lanes(threads if device.type == "cpu" else 1)
+            stack.callback(self.lanes.close)
+            self._handwritten = HandwrittenGradient(config, self.lanes)
             if device.type == "cpu":  # a process that only trains on a GPU keeps its own ways
                 stack.enter_context(blas.one_thread_per_product())
             self._stack = stack.pop_all()

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from marius_oac.config_ctr import DenseOptimizerConfig
-from marius_oac.config_sections import OptimizerConfig
+from marius_oac.config_sections import DenseOptimizerConfig, OptimizerConfig
 from marius_oac.models.ctr.dense import DenseOptimizer
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.nodes.dealt_rows import Dealing

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from marius_oac.config_ctr import DenseOptimizerConfig
-from marius_oac.config_sections import OptimizerConfig
+from marius_oac.config_sections import DenseOptimizerConfig, OptimizerConfig
 from marius_oac.models.agreed import AgreedRelations
 from marius_oac.models.ctr.dense import DenseOptimizer
 from marius_oac.models.optimizers import RowOptimizer

@@ -281,6 +281,7 @@ def test_kill_at_random_moments(configs, tmp_path, uninterrupted, number):
 BAD = {
     "async-delta": ("pipeline.mode=async-delta", "pipeline.mode"),
     "negatives.all": ("training.negatives.all=true", "training.negatives.all"),
+    "encoder": ("encoder.layers=[{kind: sage}]", "encoder"),
     "ordering": ("training.ordering={kind: beta, partitions: 8, buffer: 4}", "training.ordering.kind"),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from marius_oac.config_ctr import DenseOptimizerConfig
+from marius_oac.config_sections import DenseOptimizerConfig
 from marius_oac.types import DenseSync
 
 NETWORK, OPTIMIZER = "network.", "optimizer."

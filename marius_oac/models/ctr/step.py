@@ -12,8 +12,8 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from marius_oac.models.ctr.tensor_rows import TensorRows
 from marius_oac.models.lanes import Lanes
 from marius_oac.models.optimizers import HandOver, RowOptimizer
 from marius_oac.models.scratch import Scratch
+from marius_oac.models.torch_state import seeded, torch_threads
 from marius_oac.types import DenseSync
 
 
@@ -110,11 +111,11 @@ class CtrStep:
                 norm.eval()
         if tensors:
             return self._compute_tensors(rows, arrays, timestamp)
-        with _one_torch_thread(), self._products:
+        with torch_threads(1), self._products:
             gathered = self._array_rows.gather(rows, arrays)
             labels = torch.from_numpy(self._own("labels", arrays["labels"]))
             numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
-            with _seeded(self._masks(arrays, timestamp), self._device):
+            with seeded(self._masks(arrays, timestamp), self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
             self._dense.step(arrays, timestamp)
         rule = self._optimizer.rule(timestamp, self._factor(arrays))
@@ -124,7 +125,7 @@ class CtrStep:
 
     def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, arrays)
-        with _seeded(self._masks(arrays, timestamp), self._device):
+        with seeded(self._masks(arrays, timestamp), self._device):
             loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
         self._dense.step(arrays, timestamp)
         weight = self._penalty
@@ -145,7 +146,7 @@ class CtrStep:
             if tensors:
                 gathered = self._tensor_rows.gather(rows, arrays)
                 return torch.sigmoid(self._network(self._inputs(gathered, arrays["numbers"])))
-            with _one_torch_thread(), self._products_kept:
+            with torch_threads(1), self._products_kept:
                 gathered = _as_tensors(self._array_rows.gather(rows, arrays, listing=False))
                 numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
                 return torch.sigmoid(self._network(self._inputs(gathered, numbers))).numpy()
@@ -239,25 +240,3 @@ def _as_tensors(gathered: Gathered) -> Gathered:
 def _as_arrays(gradients: Gathered) -> Gathered:
     weights = None if gradients.weights is None else gradients.weights.numpy()
     return Gathered(gradients.values.numpy(), weights, tuple(sheet.numpy() for sheet in gradients.padded), ())
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _seeded(source: list[int], device: torch.device) -> Iterator[None]:
-    """torch's generators of the CPU and the device, seeded from some numbers; zeros at the end change nothing."""
-    seed = int(np.random.SeedSequence(source).generate_state(1, np.uint64)[0])
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed(seed)
-        yield

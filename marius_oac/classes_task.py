@@ -1,0 +1,108 @@
+"""Node classification, as a task of the training loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from marius_oac.classes_memory import plan_memory
+from marius_oac.config_classes import ClassesConfig
+from marius_oac.data.graph import Graph
+from marius_oac.data.node_batches import NodePlanner
+from marius_oac.data.node_labels import Labels, read_labels
+from marius_oac.disk_tables import Tables
+from marius_oac.encoder_parts import GraphEncoder
+from marius_oac.errors import CheckpointError, InputError
+from marius_oac.graph_parts import edges_in_memory, entity_initial, entity_layout, in_order, read_order
+from marius_oac.memory import MemoryPlan
+from marius_oac.models.classes import ClassesHead, class_metrics
+from marius_oac.models.encoded import EncodedStep
+from marius_oac.runtime.binding import UNBOUND, Binding
+from marius_oac.task import Parts, Road, Task
+
+CLASSES = "classes.json"
+"""The file of a run that names the classes, in the order of their scores."""
+
+
+def read_run_labels(config: ClassesConfig, graph: Graph, fingerprint: str) -> Labels:
+    """The labels of a run with this fingerprint. Raises CheckpointError where they are others."""
+    labels = read_labels(Path(config.data.labels), graph)
+    if labels.fingerprint != fingerprint.split("-")[1]:
+        raise CheckpointError("these are other labels than the run was trained on", config.data.labels)
+    return labels
+
+
+def make_classes_encoder(config: ClassesConfig, graph: Graph, classes: int) -> GraphEncoder:
+    """It makes a score of each class."""
+    section = config.encoder.resolved(config.model.dimension, classes)
+    return GraphEncoder(section, graph, config.seed, classes, edges_in_memory)
+
+
+class ClassesTask(Task):
+    """Training and evaluating an encoder that tells the classes of a graph's nodes."""
+
+    decisive_metric = "accuracy"
+
+    def __init__(self, config: ClassesConfig, graph: Graph):
+        self.config, self.graph = config, graph
+        self.labels: Labels = read_labels(Path(config.data.labels), graph)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the graph, and of its labels."""
+        return f"{self.graph.fingerprint}-{self.labels.fingerprint}"
+
+    def run_files(self) -> Mapping[str, str]:
+        return {CLASSES: json.dumps(self.labels.names, indent=1)}
+
+    @cached_property
+    def encoder(self) -> GraphEncoder:
+        return make_classes_encoder(self.config, self.graph, len(self.labels.names))
+
+    @cached_property
+    def planner(self) -> NodePlanner:
+        """Of shuffled nodes."""
+        nodes, classes = self.labels.nodes["train"], self.labels.classes["train"]
+        batch_size, seed = self.config.training.batch_size, self.config.seed
+        return NodePlanner(nodes, classes, self.graph.num_nodes, batch_size, seed, self.encoder.neighborhoods)
+
+    @cached_property
+    def road(self) -> Road:
+        return Road(self.planner.epoch_ends(self.config.training.epochs))
+
+    def check(self) -> None:
+        if self.config.training.early_stopping and not self.has("valid"):
+            raise InputError("needs nodes to validate on, and there are none", "training.early_stopping")
+        needed, order = self.road.last, self.config.pipeline.order
+        if order not in ("plan", "arrival") and (recorded := len(read_order(order))) < needed:
+            raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", order)
+
+    def plan_memory(self, folder: Path) -> MemoryPlan:
+        return plan_memory(self.config, self.graph, self.planner, self.encoder, folder)
+
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
+        rows = {table.name: table.num_rows for table in self.planner.tables}
+        layouts = {name: entity_layout(self.config) for name in rows}
+        place = Tables(self.config.storage, self.folder, layouts, rows, stack, binding)
+        stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
+        head = ClassesHead(device, threads)
+        stack.callback(head.close)
+        training, section = self.config.training, self.encoder.config
+        step = EncodedStep(
+            self.encoder.make(), head, section.embeddings, training.optimizer, section.optimizer, self.config.seed,
+            device,
+        )  # fmt: skip
+        return Parts(in_order(self.config, self.planner), stores, step, device, place.tier)
+
+    def has(self, split: str) -> bool:
+        return len(self.labels.nodes[split]) > 0
+
+    def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
+        """Metrics over a split's nodes; all nodes are encoded."""
+        with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as scores:
+            return class_metrics(scores[self.labels.nodes[split]], self.labels.classes[split])

@@ -1,0 +1,60 @@
+"""How much memory an encoder takes; see `memory`."""
+
+from __future__ import annotations
+
+import torch
+
+from marius_oac.config_encoder import EncoderConfig, GatConfig, ModuleConfig
+from marius_oac.encoder_parts import GraphEncoder
+from marius_oac.memory import Need
+from marius_oac.types import Plan
+
+
+def encoder_needs(encoder: GraphEncoder, plan: Plan, memory: int, device: torch.device) -> list[Need]:
+    """What the encoder needs beside what stands on top of it.
+
+    Args:
+        plan: of the first batch.
+        memory: bytes for encoding all nodes.
+    """
+    place = "device" if device.type == "cuda" else "host"
+    encoded, on_disk = encoder.encoding_needs(memory)
+    needs = [
+        Need("host", "neighbours", encoder.mapped_bytes, "encoder.direction", mapped=True),
+        Need(place, "encoder", encoder_bytes(plan, encoder.config, encoder.inputs, encoder.widths), "encoder.layers"),
+        Need(place, "encoding all nodes", encoded, "evaluation.memory"),
+        Need("disk", "encoded nodes", on_disk, "encoder.layers"),
+    ]
+    if encoder.features is not None:
+        needs.append(Need("host", "features", encoder.features.nbytes, "encoder.features", mapped=True))
+    return needs
+
+
+def num_encoded(plan: Plan, config: EncoderConfig) -> int:
+    """Nodes that a batch encodes."""
+    return len(plan.arrays[f"blocks.{len(config.layers) - 1}.offsets"]) - 1
+
+
+def encoder_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: list[int]) -> int:
+    """What the encoder's part of a step takes for a batch, forward and backward.
+
+    Args:
+        config: `resolved`.
+        inputs: floats of an input of the first layer.
+        widths: floats of each layer's outputs.
+    """
+    nodes = len(plan.arrays["inputs"])
+    floats = 3 * nodes * inputs  # beside the values that were read: gathered, their gradients, these by row
+    words = 0
+    for number, (layer, width) in enumerate(zip(config.layers, widths, strict=True)):
+        edges, outputs = len(plan.arrays[f"blocks.{number}.sources"]), len(plan.arrays[f"blocks.{number}.offsets"]) - 1
+        floats += 2 * nodes * inputs * (number > 0) + 4 * outputs * (inputs + width)
+        words += 3 * edges + nodes + outputs
+        if isinstance(layer, GatConfig):
+            every = edges + outputs * layer.attend_to_self
+            floats += 2 * nodes * layer.heads * (layer.dimension + 1) + 6 * every * layer.heads
+            words += 3 * every
+        if isinstance(layer, ModuleConfig):  # not known: as much as if it made a value of each edge
+            floats += 3 * edges * width
+        nodes, inputs = outputs, width
+    return 4 * floats + 8 * words

@@ -1,0 +1,148 @@
+"""What an encoder needs of a graph, whatever stands on top of it: neighbours, features, sampler, layers."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from marius_oac.checkpoint import Checkpoint
+from marius_oac.config_encoder import EncoderConfig
+from marius_oac.data.derived import open_derived
+from marius_oac.data.graph import Graph
+from marius_oac.data.neighborhoods import Neighborhoods, Sampler
+from marius_oac.data.neighbors import Neighbors, open_neighbors
+from marius_oac.data.node_features import open_features
+from marius_oac.data.sampling import NeighborSampler
+from marius_oac.dgl_sampling import DglSampler
+from marius_oac.errors import ConfigError
+from marius_oac.inference import encode_nodes, encoding_bytes
+from marius_oac.models.encoded import EncodedStep, load_encoder
+from marius_oac.models.gnn.encoder import Encoder, make_encoder
+from marius_oac.models.lanes import Lanes
+from marius_oac.scoring import EntityReader
+from marius_oac.task import Parts
+
+ENCODED = "entities.npy"
+"""The file of all encoded nodes."""
+_AT_ONCE = 1 << 20  # nodes whose neighbours are counted
+
+Read = Callable[[np.ndarray], np.ndarray]
+
+
+class GraphEncoder:
+    """The encoder of one graph, as the configuration has it, and what lies on disk for it.
+
+    Neighbours and features lie in the graph's folder, where every run on the graph finds them; they are made by the
+    first.
+
+    Args:
+        config: `resolved`.
+        width: floats of an encoded node that are asked for.
+        most_bytes: of an array in a mapped file that may be in memory at a time.
+    Raises:
+        InputError: the features don't fit the graph, the folder can't be written, or the last layer makes another
+            number of floats.
+    """
+
+    def __init__(
+        self, config: EncoderConfig, graph: Graph, seed: int, width: int, most_bytes: Callable[[np.ndarray], int]
+    ):
+        self.config, self._graph, self._seed = config, graph, seed
+        folder = graph.path / f"neighbors-{config.direction}"
+        self.neighbors: Neighbors = open_neighbors(
+            folder, graph.edges("train"), graph.num_nodes, graph.num_relations, config.direction, graph.fingerprint
+        )
+        self.features = _features(Path(config.features), graph) if config.features else None
+        self._most = most_bytes(self.neighbors.entries)
+        self.mapped_bytes = self._most + self.neighbors.offsets.nbytes
+        encoder = self.make()
+        self.widths: list[int] = [layer.width for layer in encoder.layers]
+        if encoder.width != width:
+            raise ConfigError(
+                f"the last one makes {encoder.width} floats of a node, {width} are needed", "encoder.layers"
+            )
+
+    @property
+    def inputs(self) -> int:
+        """Floats that go into the first layer."""
+        return self.config.embeddings + (0 if self.features is None else self.features.shape[1])
+
+    @property
+    def neighborhoods(self) -> Neighborhoods:
+        """What the planner needs."""
+        return Neighborhoods(self._sampler(), self.config.embeddings > 0, self.features)
+
+    def _sampler(self) -> Sampler:
+        fan_outs, graph = self.config.fan_outs, self._graph
+        if self.config.sampler == "own":
+            return NeighborSampler(self.neighbors, fan_outs, self._seed, self._most)
+        sizes = graph.num_nodes, graph.num_relations
+        return DglSampler(graph.edges("train"), *sizes, self.config.direction, fan_outs, self._seed)
+
+    def make(self) -> Encoder:
+        """The layers at their initial values."""
+        return make_encoder(self.config, self.inputs, self._seed)
+
+    def encode(
+        self, encoder: Encoder, rows: Read | None, out: Path, lanes: Lanes, device: torch.device, memory: int
+    ) -> np.ndarray:
+        """All nodes, layer by layer with all their neighbours, into the file `out`: float32 [N, W], mapped read-only.
+
+        Args:
+            rows: gives the values of the nodes' own rows, int64 [n] ascending; None where they have none.
+            memory: bytes for what is encoded at once.
+        """
+        read = self._inputs_of(rows)
+        return encode_nodes(encoder, read, self.inputs, self.neighbors, out, lanes, device, memory)
+
+    @contextmanager
+    def encoded(self, parts: Parts, folder: Path | None, memory: int) -> Iterator[np.ndarray]:
+        """What the present parameters make of all nodes, as `encode`, while the block lasts; it lies in `folder`."""
+        rows = EntityReader.of_store(parts.stores[0]).read if parts.stores else None
+        step: EncodedStep = parts.step
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".encoded-", suffix=".unfinished") as place:
+            yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.lanes, parts.device, memory)
+
+    def encoded_beside(
+        self, checkpoint: Checkpoint, rows: Read | None, threads: int, device: torch.device, memory: int
+    ) -> np.ndarray:
+        """What a checkpoint's encoder makes of all nodes, as `encode`; it lies in the checkpoint's folder, and is made
+        when first asked for."""
+
+        def make(folder: Path) -> None:
+            encoder = self.make().to(device)
+            load_encoder(encoder, checkpoint.dense())
+            with closing(Lanes(threads if device.type == "cpu" else 1)) as lanes:
+                self.encode(encoder, rows, folder / ENCODED, lanes, device, memory)
+
+        wanted = {"format": "marius_oac.encoded", "version": 1, "checkpoint": checkpoint.digest}
+        folder = checkpoint.path / "encoded"
+        return open_derived(folder, "encoded.json", wanted, [ENCODED], make, "the nodes are encoded again")[0]
+
+    def encoding_needs(self, memory: int) -> tuple[int, int]:
+        """Bytes that encoding all nodes takes at most: of memory, and on disk."""
+        offsets, encoder = self.neighbors.offsets, self.make()
+        cuts = range(0, len(offsets), _AT_ONCE)
+        most = max(int(np.diff(offsets[first : first + _AT_ONCE + 1]).max(initial=0)) for first in cuts)
+        widths = sorted(self.widths, reverse=True)[:2]
+        num_nodes = self.neighbors.num_nodes
+        return encoding_bytes(encoder, self.inputs, num_nodes, most, memory), 4 * num_nodes * sum(widths)
+
+    def _inputs_of(self, rows: Read | None) -> Read:
+        if self.features is None:
+            return rows
+        if rows is None:
+            return lambda ids: np.asarray(self.features[ids])
+        return lambda ids: np.concatenate((rows(ids), self.features[ids]), 1)
+
+
+def _features(path: Path, graph: Graph) -> np.ndarray:
+    """They lie in a folder of their own for each file that was given."""
+    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    return open_features(path, graph, graph.path / f"features-{name}")

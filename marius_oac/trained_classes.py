@@ -1,0 +1,89 @@
+"""A trained node classification, opened from its run: evaluate it, ask it for a node's class, export its scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from marius_oac.checkpoint import Checkpoint
+from marius_oac.classes_task import CLASSES, make_classes_encoder, read_run_labels
+from marius_oac.config_classes import ClassesConfig
+from marius_oac.data.batches import ENTITIES
+from marius_oac.data.graph import Graph, Split, open_or_prepare
+from marius_oac.errors import InputError
+from marius_oac.models.classes import class_metrics
+from marius_oac.predict import Prediction
+from marius_oac.run import RunFolder
+from marius_oac.session import num_threads, pick_device
+from marius_oac.storage.saved_pages import PagedArray
+from marius_oac.trained_metrics import Metrics
+
+
+class TrainedClassifier:
+    """A checkpoint of a run with its graph.
+
+    Attributes:
+        classes: their names, in the order of the scores.
+    """
+
+    def __init__(self, folder: RunFolder, config: ClassesConfig, graph: Graph, checkpoint: Checkpoint):
+        self.path, self.config, self.graph, self.checkpoint = folder.path, config, graph, checkpoint
+        self._fingerprint = folder.fingerprint
+        self.classes: list[str] = json.loads((folder.path / CLASSES).read_text("utf-8"))
+
+    @classmethod
+    def open(cls, path: str | Path, checkpoint: str | None = None) -> TrainedClassifier:
+        """Opens a run's result; `checkpoint` as in `TrainedModel.open`.
+
+        Raises:
+            CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
+        """
+        folder = RunFolder.open(path)
+        config = folder.config
+        if not isinstance(config, ClassesConfig):
+            raise InputError("was not trained to tell classes of nodes", path)
+        graph = open_or_prepare(config.data.path)
+        folder.check_graph(graph.fingerprint, config.data.path, part=0)
+        return cls(folder, config, graph, folder.checkpoint(checkpoint))
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """float32 [N, classes], before the softmax; mapped."""
+        encoder = make_classes_encoder(self.config, self.graph, len(self.classes))
+        rows, memory = self.embeddings(), self.config.evaluation.memory << 20
+        device, threads = pick_device(self.config.device), num_threads(self.config)
+        read = None if rows is None else rows.__getitem__
+        return encoder.encoded_beside(self.checkpoint, read, threads, device, memory)
+
+    def embeddings(self) -> np.ndarray | PagedArray | None:
+        """float32 [N, D], the nodes' own rows; None where they have none."""
+        return self.checkpoint.array(ENTITIES, "values") if self.config.row_dimension else None
+
+    def evaluate(self, split: Split = "test", overrides: Iterable[str] = ()) -> Metrics:
+        """Accuracy, log loss and macro F1 over a split's nodes; `overrides` are `key=value` changes of `threads`."""
+        for item in overrides:
+            if not item.startswith("threads="):
+                raise InputError("only `threads` may change here", f"--set {item}")
+        labels = read_run_labels(self.config, self.graph, self._fingerprint)
+        if not len(labels.nodes[split]):
+            raise InputError(f"no node is labelled for {split}", self.config.data.labels)
+        self.config = self.config.replace(*overrides)
+        values = class_metrics(self.scores[labels.nodes[split]], labels.classes[split])
+        return Metrics(f"{self.path}, checkpoint {self.checkpoint.name}, {split}", values)
+
+    def predict(self, node: str, top: int = 10) -> list[Prediction]:
+        """The likeliest classes of a node with their probabilities, best first.
+
+        Raises:
+            InputError: an unknown name, or `top` below 1.
+        """
+        if top < 1:
+            raise InputError(f"top must be at least 1, not {top}", "predict")
+        scores = np.array(self.scores[self.graph.node_ids([node])[0]], np.float64)
+        shares = np.exp(scores - scores.max())
+        order = np.argsort(-shares, kind="stable")[:top]
+        return [Prediction(self.classes[one], float(shares[one] / shares.sum())) for one in order]

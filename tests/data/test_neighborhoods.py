@@ -1,0 +1,124 @@
+"""What a batch holds for an encoder: blocks around its nodes, which never show the batch's own edges."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marius_oac.config import Config
+from marius_oac.data.batches import EdgePlanner
+from marius_oac.data.neighborhoods import Neighborhoods
+from marius_oac.data.neighbors import open_neighbors
+from marius_oac.data.node_batches import NodePlanner
+from marius_oac.data.sampling import NeighborSampler
+
+NODES, RELATIONS = 60, 3
+
+
+class Spy:
+    """A sampler that keeps what it was asked for, and its blocks."""
+
+    def __init__(self, sampler):
+        self.sampler, self.most_rows, self.seen = sampler, sampler.most_rows, []
+
+    def sample(self, seeds, epoch, batch, excluded):
+        blocks = self.sampler.sample(seeds, epoch, batch, excluded)
+        self.seen.append((seeds, epoch, batch, excluded, blocks))
+        return blocks
+
+
+def config(*overrides):
+    tree = {"data": {"path": "none"}, "model": {"decoder": "distmult", "dimension": 4}}
+    tree["training"] = {"batch_size": 16, "negatives": {"count": 3, "chunks": 2}}
+    return Config.build(tree, overrides)
+
+
+@pytest.fixture
+def world(tmp_path):
+    generator = np.random.default_rng(0)
+    columns = [generator.integers(NODES, size=100), generator.integers(RELATIONS, size=100)]
+    edges = np.stack([*columns, generator.integers(NODES, size=100)], 1).astype(np.int32)
+    neighbors = open_neighbors(tmp_path / "neighbors", edges, NODES, RELATIONS, "both", "test")
+    return edges, Spy(NeighborSampler(neighbors, [3, 2], 0))
+
+
+@pytest.mark.parametrize("reciprocal", [False, True])
+def test_the_edges_of_a_batch_are_hidden_from_it(world, reciprocal):
+    edges, spy = world
+    planner = EdgePlanner(
+        edges, NODES, RELATIONS, config(f"model.reciprocal={reciprocal}".lower()), None, Neighborhoods(spy, True)
+    )
+    for sequence in range(2 * planner.batches_per_epoch):
+        plan = planner.plan(sequence)
+        seeds, epoch, batch, hidden, blocks = spy.seen.pop()
+        assert (epoch, batch) == divmod(sequence, planner.batches_per_epoch)
+        found = np.stack([seeds[plan.arrays["heads"]], seeds[plan.arrays["tails"]]], 1)
+        wanted = edges[hidden][:, [0, 2]]
+        backward = plan.arrays["relation_rows"][plan.arrays["relations"]] >= RELATIONS
+        assert backward.any() == reciprocal
+        assert np.array_equal(found, np.where(backward[:, None], wanted[:, ::-1], wanted))
+        for block in blocks.layers:
+            assert not np.isin(block.edges, hidden).any()
+
+
+def test_plans_hold_the_blocks_and_the_features_of_their_rows(world):
+    edges, spy = world
+    features = np.random.default_rng(1).normal(size=(NODES, 5)).astype(np.float32)
+    planner = EdgePlanner(edges, NODES, RELATIONS, config(), None, Neighborhoods(spy, True, features))
+    plan, (seeds, *_, blocks) = planner.plan(3), spy.seen[0]
+    (rows,), arrays = plan.rows, plan.arrays
+    assert np.array_equal(rows, np.unique(rows)) and len(rows) <= planner.tables[0].max_batch_rows
+    assert np.array_equal(arrays["features"], features[rows])
+    nodes = rows[arrays["inputs"]]
+    for number, block in enumerate(blocks.layers):
+        assert np.array_equal(arrays[f"blocks.{number}.offsets"], block.offsets)
+        assert np.array_equal(arrays[f"blocks.{number}.sources"], block.sources)
+        nodes = nodes[: len(block.offsets) - 1] if number else nodes
+    assert np.array_equal(nodes[: len(seeds)], seeds) and np.array_equal(seeds, np.unique(seeds))
+    assert {"heads", "tails", "negatives", "relations"} <= set(arrays) and arrays["negatives"].max() < len(seeds)
+
+
+def test_a_plan_is_a_function_of_its_number(world):
+    edges, spy = world
+    first, second = (EdgePlanner(edges, NODES, RELATIONS, config(), None, Neighborhoods(spy, True)) for _ in range(2))
+    later = {number: second.plan(number) for number in (5, 1, 3)}
+    for number, plan in later.items():
+        again = first.plan(number)
+        assert np.array_equal(again.rows[0], plan.rows[0])
+        assert all(np.array_equal(again.arrays[name], plan.arrays[name]) for name in plan.arrays)
+
+
+def test_nodes_without_rows_make_no_table(world):
+    edges, spy = world
+    features = np.zeros((NODES, 2), np.float32)
+    planner = EdgePlanner(edges, NODES, RELATIONS, config(), None, Neighborhoods(spy, False, features))
+    assert planner.tables == [] and planner.plan(0).rows == ()
+
+
+def test_all_nodes_may_be_encoded(world):
+    edges, spy = world
+    overrides = ["training.negatives.all=true"]
+    planner = EdgePlanner(edges, NODES, RELATIONS, config(*overrides), None, Neighborhoods(spy, True))
+    planner.plan(0)
+    assert np.array_equal(spy.seen[0][0], np.arange(NODES))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 3))
+def test_an_epoch_has_every_labelled_node_once(tmp_path_factory, count, batch_size, epoch):
+    edges = np.array([[0, 1], [1, 2]], np.int32)
+    folder = tmp_path_factory.mktemp("labelled") / "neighbors"
+    spy = Spy(NeighborSampler(open_neighbors(folder, edges, NODES, 0, "in", "test"), [2], 0))
+    nodes, classes = np.arange(count) + 7, np.arange(count) % 4
+    planner = NodePlanner(nodes, classes, NODES, batch_size, 0, Neighborhoods(spy, True))
+    assert list(planner.epoch_ends(2)) == [planner.batches_per_epoch, 2 * planner.batches_per_epoch]
+    begin, seen = epoch * planner.batches_per_epoch, []
+    for sequence in range(begin, begin + planner.batches_per_epoch):
+        plan = planner.plan(sequence)
+        seeds = spy.seen[-1][0]
+        assert np.array_equal(plan.arrays["labels"], (seeds - 7) % 4) and plan.examples == len(seeds) <= batch_size
+        assert plan.arrays["epoch"].tolist() == [epoch] and len(plan.rows[0]) <= planner.tables[0].max_batch_rows
+        seen += seeds.tolist()
+    assert sorted(seen) == nodes.tolist()
+    if count > 20:
+        assert seen != nodes.tolist()

@@ -1,0 +1,191 @@
+"""The step of encoded nodes against autograd in float64 over the whole of it: encoder, score function, loss."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+from marius_oac.config import Config
+from marius_oac.models.autograd import AutogradGradient
+from marius_oac.models.classes import ClassesHead, class_metrics
+from marius_oac.models.encoded import EncodedStep, blocks_of
+from marius_oac.models.gnn.encoder import make_encoder
+from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
+from tests.models.naive_gnn import draw_blocks
+
+CPU, RATE, EMBEDDED, FEATURES, WIDTH, NODES = torch.device("cpu"), 0.25, 5, 3, 6, 9
+LAYERS = {
+    "sage": "[{kind: sage}]",
+    "gcn, two layers": "[{kind: sage, aggregator: gcn, dimension: 4}, {kind: sage}]",
+    "gat": "[{kind: gat, heads: 2, merge: mean}]",
+    "gat over sage": "[{kind: sage, dimension: 4}, {kind: gat, heads: 3, dimension: 2, merge: concat}]",
+}
+INPUTS = {"rows": (EMBEDDED, 0), "rows and features": (EMBEDDED, FEATURES), "features": (0, FEATURES)}
+
+
+def configure(layers: str, inputs: tuple[int, int], *overrides: str) -> Config:
+    tree = {
+        "data": {"path": "none"},
+        "model": {"decoder": "distmult", "dimension": WIDTH},
+        "encoder": {"layers": [], "embeddings": inputs[0], "features": "some" if inputs[1] else None},
+        "training": {"optimizer": {"kind": "sgd", "learning_rate": RATE}, "negatives": {"count": 4}},
+    }
+    optimizer = ["encoder.optimizer.kind=sgd", f"encoder.optimizer.learning_rate={RATE}"]
+    return Config.build(tree, [f"encoder.layers={layers}", *optimizer, *overrides])
+
+
+def draw(config: Config, seed: int = 0):
+    """Rows and arrays of a batch whose nodes are all used."""
+    encoder, generator = config.encoder.resolved(WIDTH), np.random.default_rng(seed)
+    arrays, blocks = {"epoch": np.array([0])}, draw_blocks(seed, len(encoder.layers), NODES, 4, 5)
+    for number, (offsets, sources, _) in enumerate(blocks):
+        arrays[f"blocks.{number}.offsets"] = np.array(offsets)
+        arrays[f"blocks.{number}.sources"] = np.array(sources, dtype=np.int64)
+    count = blocks[0][2]
+    arrays["inputs"] = generator.permutation(count)
+    if encoder.features:
+        arrays["features"] = generator.normal(size=(count, FEATURES)).astype(np.float32)
+    arrays |= {"heads": np.arange(NODES), "tails": generator.permutation(NODES), "sides": np.array([0, 1])}
+    arrays |= {"relations": np.arange(NODES) % 2, "relation_rows": np.array([0, 2])}
+    arrays |= {"negatives": generator.integers(NODES, size=(2, 1, 4)), "chunk_offsets": np.array([0, NODES])}
+    values = generator.normal(size=(count, encoder.embeddings)).astype(np.float32)
+    return [values] * (encoder.embeddings > 0), arrays
+
+
+def make(config: Config, threads: int = 1, head=None) -> EncodedStep:
+    encoder, training = config.encoder.resolved(WIDTH), config.training
+    relations = np.random.default_rng(5).normal(size=(3, relation_width(config))).astype(np.float32)
+    head = head or LinkPredictionStep(config, 3, CPU, threads, relations, encoded=True)
+    layers = make_encoder(encoder, encoder.embeddings + FEATURES * bool(encoder.features), 1)
+    return EncodedStep(layers, head, encoder.embeddings, training.optimizer, encoder.optimizer, config.seed, CPU)
+
+
+def expected(config: Config, step: EncodedStep, rows, arrays):
+    """Loss, rows, encoder's parameters and relations after a step of plain gradient descent, in float64."""
+    encoder = deepcopy(step.encoder).double()
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    values = [torch.from_numpy(each).double().requires_grad_() for each in rows]
+    relations = step.head.dense_state()[RELATIONS].double().requires_grad_()
+    inputs = [*values, *([tensors["features"].double()] if "features" in tensors else [])]
+    encoded = encoder(torch.cat(inputs, 1)[tensors["inputs"]], blocks_of(tensors, len(encoder.layers)))
+    loss = AutogradGradient(config).loss(encoded, relations[tensors["relation_rows"]], tensors)
+    leaves = [*values, relations, *encoder.parameters()]
+    after = [leaf - RATE * by for leaf, by in zip(leaves, torch.autograd.grad(loss, leaves), strict=True)]
+    return loss.item(), after[: len(rows)], after[len(rows)], after[len(rows) + 1 :]
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("layers", LAYERS)
+def test_a_step_is_gradient_descent_on_the_whole_model(layers, inputs):
+    config = configure(LAYERS[layers], INPUTS[inputs])
+    rows, arrays = draw(config)
+    step = make(config)
+    loss, values, relations, parameters = expected(config, step, rows, arrays)
+    assert step.compute(rows, arrays, 0) == pytest.approx(loss, rel=1e-5)
+    for found, wanted in zip(rows, values, strict=True):
+        np.testing.assert_allclose(found, wanted.detach().numpy(), atol=2e-6)
+    np.testing.assert_allclose(step.dense_state()[RELATIONS], relations.detach().numpy(), atol=2e-6)
+    for found, wanted in zip(step.encoder.parameters(), parameters, strict=True):
+        np.testing.assert_allclose(found.detach(), wanted.detach().numpy(), atol=2e-6)
+    step.close()
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_tensors_take_the_same_step(layers):
+    config = configure(LAYERS[layers], INPUTS["rows and features"], "training.optimizer.kind=adagrad")
+    rows, arrays = draw(config)
+    rows = [np.pad(rows[0], ((0, 0), (0, EMBEDDED)))]
+    tensors = [torch.from_numpy(rows[0].copy())]
+    first, second = make(config), make(config)
+    loss = first.compute(rows, arrays, 3)
+    found = second.compute(tensors, {name: torch.from_numpy(np.array(each)) for name, each in arrays.items()}, 3)
+    assert float(found) == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(tensors[0], rows[0], atol=1e-5)
+    for name, tensor in first.dense_state().items():
+        np.testing.assert_allclose(second.dense_state()[name], tensor, atol=1e-5)
+    second.close()
+    first.close()
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_the_bits_are_the_same_for_any_number_of_threads(layers):
+    found = []
+    for threads in (1, 2, 3):
+        config = configure(LAYERS[layers], INPUTS["rows and features"], "encoder.dropout=0.3")
+        step = make(config, threads)
+        rows, arrays = draw(config)
+        losses = [step.compute(rows, arrays, timestamp) for timestamp in range(3)]
+        found.append((losses, rows[0].tobytes(), [each.numpy().tobytes() for each in step.dense_state().values()]))
+        step.close()
+    assert found[0] == found[1] == found[2]
+
+
+def test_masks_hang_on_seed_and_timestamp_and_nothing_else():
+    def loss(timestamp: int, seed: int = 0) -> float:
+        config = configure(LAYERS["sage"], INPUTS["rows"], "encoder.dropout=0.5", f"seed={seed}")
+        step = make(config)
+        before = torch.random.get_rng_state()
+        found = step.compute(*draw(config), timestamp)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        step.close()
+        return found
+
+    assert loss(1) == loss(1)
+    assert len({loss(1), loss(2), loss(1, seed=7)}) == 3
+
+
+def test_learning_rates_decay_by_epoch():
+    decays = ["training.optimizer.decay=0.5", "encoder.optimizer.decay=0.25"]
+    config, plain = configure(LAYERS["sage"], INPUTS["rows"], *decays), configure(LAYERS["sage"], INPUTS["rows"])
+    moved = []
+    for each, epoch in ((plain, 0), (config, 2)):
+        rows, arrays = draw(each)
+        before, step = rows[0].copy(), make(each)
+        weights = step.encoder.layers[0].own.detach().clone()
+        step.compute(rows, {**arrays, "epoch": np.array([epoch])}, 0)
+        moved.append((rows[0] - before, (step.encoder.layers[0].own - weights).detach().numpy()))
+        step.close()
+    np.testing.assert_allclose(moved[1][0], 0.25 * moved[0][0], atol=1e-6)
+    np.testing.assert_allclose(moved[1][1], 0.0625 * moved[0][1], atol=1e-6)
+
+
+def test_what_a_checkpoint_keeps_is_taken_back_and_another_model_refused():
+    config = configure(LAYERS["gat"], INPUTS["rows"], "encoder.optimizer.kind=adam")
+    first, second = make(config), make(config)
+    batches = [draw(config, seed) for seed in (1, 2)]
+    first.compute(*batches[0], 0)
+    second.load_dense_state(first.dense_state())
+    again = [each.copy() for each in batches[1][0]]
+    assert first.compute(*batches[1], 1) == second.compute(again, batches[1][1], 1)
+    assert again[0].tobytes() == batches[1][0][0].tobytes()
+    other = make(configure(LAYERS["sage"], INPUTS["rows"]))
+    with pytest.raises(ValueError, match="dense state"):
+        other.load_dense_state(first.dense_state())
+    for step in (other, second, first):
+        step.close()
+
+
+def test_classes_are_told_by_cross_entropy():
+    scores = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    labels = np.array([0, 1, 2, 3, 3, 1, 0])
+    head, handed = ClassesHead(CPU, 2), scores.copy()
+    loss = head.compute([handed], {"labels": labels}, 0)
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    assert loss == pytest.approx(-np.log(shares[np.arange(7), labels]).mean(), rel=1e-6)
+    np.testing.assert_allclose(handed, (shares - np.eye(4)[labels]) / 7, atol=1e-7)
+    tensor = torch.from_numpy(scores.copy())
+    assert float(head.compute([tensor], {"labels": torch.from_numpy(labels)}, 0)) == pytest.approx(loss)
+    np.testing.assert_allclose(tensor, handed, atol=1e-7)
+    with pytest.raises(ValueError, match="relations"):
+        head.load_dense_state({"relations": tensor})
+    head.close()
+
+
+def test_metrics_of_classes():
+    scores = np.array([[2, 1, 0], [0, 1, 0], [1, 1, 0], [0, 3, 1]], np.float32)
+    found = class_metrics(scores, np.array([0, 1, 1, 0]))
+    # Of equal scores the first counts: predicted 0, 1, 0, 1. F1 of both classes 1/2; the third has none.
+    assert found["accuracy"] == 0.5 and found["macro_f1"] == pytest.approx(0.5)
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    assert found["log_loss"] == pytest.approx(-np.log(shares[np.arange(4), [0, 1, 1, 0]]).mean())

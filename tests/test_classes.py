@@ -1,0 +1,158 @@
+"""Node classification: what it learns, the bits of `sync`, stopping, going on, evaluating, asking, exporting."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from marius_oac import open_run, resume, train
+from marius_oac.classes_task import ClassesTask
+from marius_oac.config import Config
+from marius_oac.data.generate import GeneratedGraph, write_graph
+from marius_oac.data.generate_nodes import write_features, write_labels
+from marius_oac.data.graph import Graph
+from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.data.readers import ReadOptions
+from marius_oac.errors import CheckpointError, ConfigError, InputError
+from marius_oac.models.classes import class_metrics
+from marius_oac.node_training import node_task
+from marius_oac.session import Session
+from marius_oac.trained import compare_runs, evaluate_run, export_run
+from marius_oac.trained_classes import TrainedClassifier
+from tests.graphs import jitter, workers
+from tests.runs import contents, outcome, stop_at, story
+
+CLUSTERS, BATCHES = 5, 24
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """A graph of 300 nodes whose edges stay in their cluster but for a tenth, its labels and three poor features."""
+    folder = tmp_path_factory.mktemp("labelled")
+    spec = GeneratedGraph(num_nodes=300, num_edges=2400, num_clusters=CLUSTERS, seed=2)
+    write_graph(spec, folder / "edges.npy")
+    source = PrepareRequest(source=str(folder / "edges.npy"), out=folder / "graph", read=ReadOptions(relations=False))
+    prepare(source)
+    graph = Graph.open(folder / "graph")
+    write_labels(spec, graph, folder / "labels.tsv")
+    write_features(spec, graph, folder / "features.parquet", 3, noise=1.0)
+    return folder
+
+
+def configure(folder, *overrides) -> Config:
+    tree = {
+        "task": "node_classification",
+        "device": "cpu",
+        "threads": 1,
+        "data": {"path": str(folder / "graph"), "labels": str(folder / "labels.tsv")},
+        "model": {"dimension": 8},
+        "encoder": {"layers": [{"kind": "sage", "neighbors": 5}, {"kind": "sage", "neighbors": 5}],
+                    "optimizer": {"learning_rate": 0.02}},
+        "training": {"batch_size": 40, "epochs": 6},
+    }  # fmt: skip
+    return Config.build(tree, overrides)
+
+
+def open_log(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def run_batches(config, folder, probe=None):
+    """Fingerprints and losses after some batches."""
+    losses = {}
+    with Session(ClassesTask(config, Graph.open(folder / "graph")), probe=probe) as session:
+        session.report_to(lambda result: losses.update({result.sequence: result.loss}))
+        session.pipeline.run(0, BATCHES)
+        return [store.fingerprint() for store in session.stores], session.dense_fingerprint(), losses
+
+
+def test_communities_are_told_apart(labelled, tmp_path):
+    features = f"encoder.features={labelled / 'features.parquet'}"
+    found = {}
+    for name, overrides in {"rows": [], "features": [features], "both": [features, "encoder.embeddings=8"]}.items():
+        run = train(configure(labelled, "training.epochs=20", *overrides), tmp_path / name)
+        found[name] = run.summary["test.accuracy"]
+        assert ("tables.entities.sha256" in run.summary) == (name != "features")
+    assert min(found.values()) > 0.8, found  # one of five by chance
+
+
+@pytest.mark.parametrize("layers", ["[{kind: sage}, {kind: sage, neighbors: 3}]", "[{kind: gat, neighbors: all}]"])
+def test_oac_has_the_bits_of_sync(labelled, layers):
+    overrides = [f"encoder.layers={layers}", "encoder.dropout=0.2", "training.optimizer.decay=0.9"]
+    expected = run_batches(configure(labelled, *overrides, "pipeline.mode=sync"), labelled)
+    assert len(set(expected[2].values())) == BATCHES
+    for several, count in ((16, 1), (16, 4), (4, 2)):
+        config = configure(labelled, *overrides, f"pipeline.in_flight={several}", *workers(count))
+        assert run_batches(config, labelled, jitter(count)) == expected
+
+
+@pytest.mark.parametrize("more", [[], ["training.early_stopping.patience=1"], ["storage.memory=64KiB"]])
+def test_a_resumed_run_tells_the_story_of_one_that_never_stopped(labelled, tmp_path, more):
+    config = configure(labelled, *more)
+    train(config, tmp_path / "whole")
+    with pytest.raises(Crash):
+        train(config, tmp_path / "again", probe=stop_at("compute", 7, Crash()))
+    resume(tmp_path / "again")
+    assert story(tmp_path / "again") == story(tmp_path / "whole")
+    assert outcome(tmp_path / "again") == outcome(tmp_path / "whole")
+    assert compare_runs(tmp_path / "whole", tmp_path / "again").same
+    if not more:
+        assert sorted(contents(tmp_path / "again")) == sorted(contents(tmp_path / "whole"))
+
+
+def test_a_trained_model_is_evaluated_asked_and_exported(labelled, tmp_path, command):
+    summary = train(configure(labelled), tmp_path / "run").summary
+    model = TrainedClassifier.open(tmp_path / "run")
+    found = evaluate_run(tmp_path / "run").values
+    assert found == {key.removeprefix("test."): value for key, value in summary.items() if key.startswith("test.")}
+    (last,) = [line for line in open_log(tmp_path / "run") if line["kind"] == "evaluation" and line["epoch"] == 5]
+    assert model.evaluate("valid").values["accuracy"] == last["accuracy"]
+    labels = ClassesTask(model.config, model.graph).labels
+    assert model.classes == list(labels.names) and len(model.classes) == CLUSTERS
+    nodes, classes = labels.nodes["test"], labels.classes["test"]
+    assert class_metrics(model.scores[nodes], classes)["accuracy"] == found["accuracy"]
+    name = model.graph.node_names([nodes[0]])[0]
+    answers = model.predict(name)
+    assert sum(one.score for one in answers) == pytest.approx(1) and len(answers) == CLUSTERS
+    assert answers[0].name == model.classes[int(model.scores[nodes[0]].argmax())]
+    code, out, _ = command("predict", tmp_path / "run", "--node", name, "--top", "2")
+    assert code == 0 and [line.split("\t")[1] for line in out] == [one.name for one in answers[:2]]
+    out = export_run(tmp_path / "run", "npy")
+    assert np.array_equal(np.load(out / "scores.npy"), model.scores)
+    assert np.array_equal(np.load(out / "embeddings.npy"), model.embeddings())
+    assert pq.read_table(out / "scores.names.parquet").num_rows == model.graph.num_nodes
+    assert open_run(tmp_path / "run").summary == summary
+
+
+def test_mistakes_are_one_line(labelled, tmp_path, command):
+    train(configure(labelled), tmp_path / "run")
+    for words, said in [
+        (["predict", tmp_path / "run", "--head", "1"], "name the node to predict with --node"),
+        (["predict", tmp_path / "run", "--node", "nobody"], "unknown node 'nobody'"),
+        (["predict", tmp_path / "run", "--node", "1", "--top", "0"], "top must be at least 1"),
+        (["eval", tmp_path / "run", "--set", "seed=3"], "only `threads` may change here"),
+        (["resume", tmp_path / "run", "--set", "encoder.dropout=0.5"], "encoder.dropout: the run was trained with"),
+    ]:
+        code, _, error = command(*words)
+        assert code == 2 and len(error) == 1 and said in error[0], error
+    others = (labelled / "labels.tsv").read_text().splitlines()
+    (tmp_path / "others.tsv").write_text("\n".join(others[:-1]))
+    with pytest.raises(CheckpointError, match="other labels"):
+        resume(tmp_path / "run", [f"data.labels={tmp_path / 'others.tsv'}", "training.epochs=9"])
+    config = json.loads(json.dumps(configure(labelled).model_dump(mode="json")))
+    config["data"]["labels"] = str(tmp_path / "none.tsv")
+    with pytest.raises(InputError, match="none.tsv"):
+        train(Config.build(config), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_several_nodes_refuse_it(labelled):
+    task = ClassesTask(configure(labelled), Graph.open(labelled / "graph"))
+    with pytest.raises(ConfigError, match="^task: a node classification is trained on one box"):
+        node_task(task, SimpleNamespace(cluster=None), None)

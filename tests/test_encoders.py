@@ -1,0 +1,192 @@
+"""Encoders in training: the bits of `sync` whatever the threads do, stopping, going on, evaluating, exporting."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from marius_oac import TrainedModel, open_run, resume, train
+from marius_oac.data.sampling import NeighborSampler
+from marius_oac.errors import ConfigError
+from marius_oac.graph_task import GraphTask
+from marius_oac.models.encoded import blocks_of
+from marius_oac.trained import compare_runs, export_run
+from tests.graphs import NODES, jitter, run_batches, tiny_config, workers
+from tests.runs import contents, outcome, stop_at, story
+
+BATCHES = 30
+ENCODERS = {
+    "sage": ["encoder.layers=[{kind: sage, neighbors: 4}]"],
+    "gcn": ["encoder.layers=[{kind: sage, neighbors: all, aggregator: gcn}]", "encoder.direction=in"],
+    "gat": ["encoder.layers=[{kind: gat, neighbors: 3, heads: 2}]", "model.reciprocal=true"],
+    "two layers": ["encoder.layers=[{kind: sage, neighbors: 3, dimension: 12}, {kind: gat, neighbors: 2}]",
+                   "encoder.dropout=0.2", "encoder.embeddings=5"],
+    "bfloat16": ["encoder.layers=[{kind: sage}]", "storage.dtype=bfloat16", "training.optimizer.kind=adam"],
+    "decay": ["encoder.layers=[{kind: sage}]", "encoder.optimizer.decay=0.5", "training.optimizer.decay=0.5"],
+    "all nodes": ["encoder.layers=[{kind: sage, neighbors: 2}]", "training.negatives.all=true"],
+    "disk": ["encoder.layers=[{kind: sage, neighbors: 2}]", "storage.memory=20KiB", "storage.look_ahead=2"],
+}  # fmt: skip
+THREADS = [(1, 1), (16, 1), (16, 2), (16, 4), (4, 3)]
+"""Batches in flight and workers per stage."""
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def features(graph, tmp_path_factory):
+    """A file of three floats for each node."""
+    path = tmp_path_factory.mktemp("features") / "features.parquet"
+    values = np.random.default_rng(3).normal(size=(NODES, 3)).astype(np.float32)
+    names = graph.node_names(range(graph.num_nodes))
+    pq.write_table(pa.table({"name": names, "features": values[: len(names)].tolist()}), path)
+    return path
+
+
+@pytest.fixture
+def encoded(graph):
+    """A configuration of two epochs with an encoder."""
+    return tiny_config(graph, *ENCODERS["two layers"])
+
+
+def in_flight(graph, overrides, several, count, mode="oac"):
+    config = tiny_config(graph, *overrides, f"pipeline.mode={mode}", f"pipeline.in_flight={several}", *workers(count))
+    return run_batches(config, graph, BATCHES, jitter(100 * several + count))
+
+
+def assert_same_bits(graph, overrides, rows=True):
+    expected = run_batches(tiny_config(graph, *overrides, "pipeline.mode=sync"), graph, BATCHES)
+    for several, count in THREADS:
+        found = in_flight(graph, overrides, several, count)
+        assert found.bits == expected.bits, f"{several} batches in flight, {count} workers per stage"
+        assert [result.loss for result in found.results] == [result.loss for result in expected.results]
+        assert (found.replaced > 0) == (rows and several > 1)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_oac_has_the_bits_of_sync(graph, encoder):
+    assert_same_bits(graph, ENCODERS[encoder])
+
+
+@pytest.mark.parametrize("embeddings", [0, 4])
+def test_oac_has_the_bits_of_sync_with_features(graph, features, embeddings):
+    overrides = [*ENCODERS["gcn"], f"encoder.features={features}", f"encoder.embeddings={embeddings}"]
+    assert_same_bits(graph, overrides, rows=embeddings > 0)
+
+
+def test_async_has_not(graph):
+    """Else the equal bits above would show nothing."""
+    expected = run_batches(tiny_config(graph, *ENCODERS["sage"], "pipeline.mode=sync"), graph, BATCHES)
+    assert in_flight(graph, ENCODERS["sage"], 16, 4, "async").bits != expected.bits
+
+
+def test_the_order_of_arrival_is_replayed_with_the_same_bits(graph, tmp_path):
+    overrides = [*ENCODERS["sage"], "pipeline.in_flight=8", *workers(2)]
+    arrival = run_batches(tiny_config(graph, *overrides, "pipeline.order=arrival"), graph, BATCHES, jitter(5))
+    np.save(tmp_path / "order.npy", arrival.order)
+    replay = tiny_config(graph, *overrides, f"pipeline.order={tmp_path / 'order.npy'}", "pipeline.mode=sync")
+    assert run_batches(replay, graph, BATCHES).bits == arrival.bits
+
+
+@pytest.mark.parametrize("at", [("compute", 33), ("write", 45), ("plan", 27)])
+def test_a_resumed_run_tells_the_story_of_one_that_never_stopped(encoded, tmp_path, at):
+    train(encoded, tmp_path / "whole")
+    with pytest.raises(Crash):
+        train(encoded, tmp_path / "again", probe=stop_at(*at, Crash()))
+    resume(tmp_path / "again")
+    assert story(tmp_path / "again") == story(tmp_path / "whole")
+    assert outcome(tmp_path / "again") == outcome(tmp_path / "whole")
+    assert sorted(contents(tmp_path / "again")) == sorted(contents(tmp_path / "whole"))
+    assert compare_runs(tmp_path / "whole", tmp_path / "again").same
+
+
+def test_a_trained_model_is_evaluated_with_all_neighbours(encoded, graph, tmp_path):
+    """Against the encoder on one block of the whole graph."""
+    summary = train(encoded, tmp_path / "run").summary
+    model = TrainedModel.open(tmp_path / "run")
+    task = GraphTask(encoded, graph)
+    encoder = task.encoder.make().eval()
+    encoder.load_state_dict(
+        {name.removeprefix("network."): each for name, each in model.checkpoint.dense().items() if "network." in name}
+    )
+    blocks = NeighborSampler(task.encoder.neighbors, [-1, -1], 0).sample(np.arange(graph.num_nodes), 0, 0)
+    arrays = {"inputs": torch.from_numpy(blocks.inputs)}
+    for number, block in enumerate(blocks.layers):
+        arrays[f"blocks.{number}.offsets"] = torch.from_numpy(block.offsets)
+        arrays[f"blocks.{number}.sources"] = torch.from_numpy(block.sources)
+    rows = torch.from_numpy(np.array(model.embeddings()[blocks.rows[blocks.inputs]]))
+    with torch.no_grad():
+        expected = encoder(rows, blocks_of(arrays, 2)).numpy()
+    np.testing.assert_allclose(model.entities, expected, rtol=1e-4, atol=1e-5)
+    found = model.evaluate("test").values
+    assert all(summary[f"test.{key}"] == value for key, value in found.items() if key != "seconds")
+    head, relation, _ = graph.edges("test")[0]
+    names = graph.node_names([head])[0], graph.relation_names([relation])[0]
+    relations = model.relation_values().numpy()[relation]
+    scores = _complex(model.entities.astype(np.float64), model.entities[head], relations)
+    best = model.predict(*names, top=3)
+    assert [one.name for one in best] == graph.node_names(np.argsort(-scores)[:3])
+
+
+def _complex(candidates, head, relation):
+    """ComplEx's scores of all tails, the first half of the floats being real parts."""
+    real = np.split(np.stack([head, relation]).astype(np.float64), 2, axis=1)
+    query = (real[0] + 1j * real[1]).prod(0)
+    first, second = np.split(candidates, 2, axis=1)
+    return first @ query.real + second @ query.imag
+
+
+def test_what_is_encoded_is_kept_beside_the_checkpoint_and_made_again_if_damaged(encoded, tmp_path, capsys):
+    train(encoded, tmp_path / "run")
+    first = np.array(TrainedModel.open(tmp_path / "run").entities)
+    (path,) = (tmp_path / "run" / "checkpoints").glob("*/encoded/entities.npy")
+    path.write_bytes(path.read_bytes()[:-4] + b"oops")
+    capsys.readouterr()
+    assert np.array_equal(TrainedModel.open(tmp_path / "run").entities, first)
+    assert "the nodes are encoded again" in capsys.readouterr().err
+
+
+def test_exports_hold_what_was_encoded_and_the_rows(encoded, graph, tmp_path):
+    train(encoded, tmp_path / "run")
+    out = export_run(tmp_path / "run", "npy")
+    model = TrainedModel.open(tmp_path / "run")
+    assert np.array_equal(np.load(out / "entities.npy"), model.entities)
+    assert np.array_equal(np.load(out / "embeddings.npy"), model.embeddings())
+    names = pq.read_table(out / "embeddings.names.parquet").column("name").to_pylist()
+    assert names == graph.node_names(range(graph.num_nodes))
+
+
+def test_features_alone_train_without_a_table(graph, features, tmp_path):
+    config = tiny_config(graph, *ENCODERS["sage"], f"encoder.features={features}")
+    run = train(config, tmp_path / "run")
+    assert run.summary["test.filtered.mrr"] > 0 and "tables.entities.sha256" not in run.summary
+    out = export_run(tmp_path / "run", "npy")
+    assert sorted(path.name for path in out.glob("*.npy")) == ["entities.npy", "relations.npy"]
+    assert open_run(tmp_path / "run").summary == run.summary
+
+
+def test_training_needs_no_gradient_of_features(graph, features, tmp_path):
+    """What is known of nodes stays as it was given, whatever is trained on it."""
+    before = features.read_bytes()
+    train(tiny_config(graph, *ENCODERS["sage"], f"encoder.features={features}", "encoder.embeddings=4"), tmp_path / "r")
+    assert features.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["encoder.layers=[]"], "encoder.layers: must name at least one"),
+        (["encoder.layers=[{kind: sage, dimension: 5}]"], "encoder.layers: the last one makes 5 floats of a node"),
+        (["encoder.layers=[{kind: gat, merge: concat}]"], "32 floats of a node, but model.dimension"),
+        (["encoder.layers=[{kind: sage}]", "encoder.embeddings=0"], "encoder.embeddings: 0, and there are no "),
+        (["encoder.layers=[{kind: sage}]", "training.ordering={kind: beta, partitions: 4, buffer: 2}"],
+         "training.ordering.kind: 'beta' has partitions of nodes at hand"),
+        (["encoder.layers=[{kind: sage, neighbors: 0}]"], "encoder.layers"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_the_key(graph, overrides, message):
+    with pytest.raises(ConfigError) as error:
+        tiny_config(graph, *overrides)
+    assert message in str(error.value)
