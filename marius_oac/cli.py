@@ -46,6 +46,11 @@ def _prepare(args: argparse.Namespace) -> None:
         unseen=args.unseen,
         duplicates=args.duplicates,
     )
+    if args.source and (args.source.endswith(".bin") or Path(args.source, "meta.yaml").exists()):
+        from marius_oac.dgl_graphs import prepare_dgl_source
+
+        print(prepare_dgl_source(request))
+        return
     print(prepare(request))
 
 
@@ -258,7 +263,9 @@ def _add_nodes(parser: Parser) -> None:
 
 def _add_prepare(parser: Parser) -> None:
     parser.add_argument(
-        "source", nargs="?", help="a .tsv, .csv (also .gz), .parquet or .npy file, or a data set's name"
+        "source",
+        nargs="?",
+        help="a .tsv, .csv (also .gz), .parquet or .npy file, dgl's .bin file or CSV folder, or a data set's name",
     )
     parser.add_argument("--out", type=Path, required=True, help="graph folder to make")
     for split in ("train", "valid", "test"):

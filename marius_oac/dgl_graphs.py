@@ -6,14 +6,18 @@ dgl; the others need it (see `marius_oac.dgl`).
 What becomes of a graph: with one type of nodes, names are dgl's ids, else TYPE/ID. The relation of an edge is its type,
 or where there is but one type of edges the number that it has as `_TYPE` (dgl.ETYPE) or `relation`; without these edges
 have no relations. Boolean `train_mask`, `val_mask` and `test_mask` of edges are the splits; edges with none of them are
-left out. Nodes without edges are no part of a prepared graph, so dgl's ids are names and not its ids.
+left out. Nodes without edges are no part of a prepared graph, so dgl's ids are names and not its ids. Labels, masks and
+features of nodes become files in the graph's folder (see `dgl_nodes`). The edges of a graph with labels all train,
+unless they have masks or fractions are asked for.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +29,30 @@ import yaml
 
 from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PreparedGraph, PrepareRequest, new_folder, prepare
+from marius_oac.data.readers import ReadOptions
 from marius_oac.data.splits import SPLITS
 from marius_oac.dgl import load
+from marius_oac.dgl_nodes import MASKS, NodeData, csv_columns, node_arrays, of_dgl, of_table, write_node_files
 from marius_oac.errors import InputError
+from marius_oac.files import sync, unfinished
 
-_MASKS = dict(zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True))
 _RELATION = "relation"
 _PLAIN = ("_V", "_E", "_V")  # what dgl calls the only types of nodes and edges
 _WRITTEN_EDGES = 1 << 19  # at once
+
+
+def prepare_dgl_source(request: PrepareRequest) -> PreparedGraph:
+    """Makes a graph folder of the request's `source`: a file of `dgl.save_graphs`, or a folder in dgl's CSV format.
+
+    Raises:
+        InputError: the request says how to read other files; or as `prepare_dgl` and `prepare_dgl_csv`.
+    """
+    source = Path(str(request.source))
+    if request.from_dir is not None or request.read != ReadOptions(relations=request.read.relations):
+        raise InputError("dgl says itself what its columns are: --from, and how to read text, are for others", source)
+    names = ("read", "valid_fraction", "test_fraction", "seed", "unseen", "duplicates")
+    options = {name: getattr(request, name) for name in names}
+    return (prepare_dgl_csv if source.is_dir() else prepare_dgl)(source, request.out, **options)
 
 
 def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
@@ -43,21 +63,26 @@ def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
     Raises:
         InputError: the file can't be read, dgl is missing, or as `prepare`.
     """
+    where = "dgl"
     if isinstance(graph, str | Path):
-        graph = _load(Path(graph))
+        where, graph = str(graph), _load(Path(graph))
     several = len(graph.ntypes) > 1
-    if len(graph.canonical_etypes) == 1 and not several:
-        edges = [_Edges(*_ends(graph, graph.canonical_etypes[0]), _single_relation(graph), _masks(graph.edata))]
-        return _prepare(edges, out, options)
     names = _relation_names(graph.canonical_etypes)
 
     def edges_of(etype: tuple[str, str, str]) -> _Edges:
         ends = _ends(graph, etype)
         if several:
             ends = tuple(_named(kind, ids) for kind, ids in zip(etype[::2], ends, strict=True))
-        return _Edges(*ends, pa.array([names[etype]] * len(ends[0])), _masks(graph.edges[etype].data))
+        single = len(names) == 1 and not several
+        relation = _single_relation(graph) if single else pa.array([names[etype]] * len(ends[0]))
+        return _Edges(*ends, relation, _masks(graph.edges[etype].data))
 
-    return _prepare(map(edges_of, graph.canonical_etypes), out, options)
+    nodes = []
+    for kind in graph.ntypes:
+        ids = range(graph.num_nodes(kind))
+        strings = _named(kind, ids) if several else pa.array(ids, pa.int64()).cast(pa.string())
+        nodes.append(of_dgl(strings, graph.nodes[kind].data, f"{where}: {kind}" if several else where))
+    return _prepare(map(edges_of, graph.canonical_etypes), nodes, out, options)
 
 
 def prepare_dgl_csv(folder: Path, out: Path, **options: Any) -> PreparedGraph:
@@ -68,11 +93,16 @@ def prepare_dgl_csv(folder: Path, out: Path, **options: Any) -> PreparedGraph:
     Raises:
         InputError: a file is missing, broken, of another version, or holds several graphs; or as `prepare`.
     """
-    return _prepare(_csv_edges(Path(folder)), out, options)
+    meta = _read_meta(Path(folder) / "meta.yaml")
+    return _prepare(_csv_edges(Path(folder), meta), _csv_nodes(Path(folder), meta), out, options)
 
 
-def to_dgl_graph(graph: Graph) -> Any:
-    """A homogeneous `DGLGraph` of all edges, with masks, and relations as `_TYPE` where there are any; int64 ids."""
+def to_dgl_graph(graph: Graph, labels: Path | None = None, features: Path | None = None) -> Any:
+    """A homogeneous `DGLGraph` of all edges, with masks, and relations as `_TYPE` where there are any; int64 ids.
+
+    Args:
+        labels, features: files of the graph's nodes, which become `label` (see `dgl_nodes.node_arrays`), masks, `feat`.
+    """
     import torch
 
     dgl = load()
@@ -82,16 +112,41 @@ def to_dgl_graph(graph: Graph) -> Any:
         made.edata[dgl.ETYPE] = edges[:, 1].contiguous()
     for split, mask in _split_masks(graph).items():
         made.edata[split] = torch.from_numpy(mask)
+    for name, array in node_arrays(graph, labels, features).items():
+        made.ndata[name] = torch.from_numpy(array)
     return made
 
 
-def write_dgl_csv(graph: Graph, out: Path) -> None:
+def write_dgl(graph: Graph, path: Path, labels: Path | None = None, features: Path | None = None) -> None:
+    """Writes `to_dgl_graph` as dgl's binary file.
+
+    Raises:
+        InputError: `path` exists, or can't be written; dgl is missing.
+    """
+    path = Path(path)
+    if os.path.lexists(path):
+        raise InputError("exists already; choose another file or remove it", path)
+    made, dgl = to_dgl_graph(graph, labels, features), load()
+    temporary = unfinished(path)
+    try:
+        dgl.save_graphs(str(temporary), [made])
+        sync(temporary)
+        os.rename(temporary, path)
+    except (dgl.DGLError, OSError) as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise InputError(f"can't be written: {str(error).splitlines()[0]}", path) from None
+
+
+def write_dgl_csv(graph: Graph, out: Path, labels: Path | None = None, features: Path | None = None) -> None:
     """Writes a prepared graph as a folder in dgl's CSV format; its names stand in `names.csv`, which dgl doesn't read.
 
+    Args:
+        labels, features: as `to_dgl_graph`.
     Raises:
         InputError: `out` exists, or can't be written.
     """
-    if Path(out).exists():
+    if os.path.lexists(out):
         raise InputError("exists already; choose another folder or remove it", out)
     meta = {
         "version": "1.0.0",
@@ -102,7 +157,8 @@ def write_dgl_csv(graph: Graph, out: Path) -> None:
     with new_folder(Path(out)) as folder:
         (folder / "meta.yaml").write_text(yaml.safe_dump(meta, sort_keys=False), "utf-8")
         nodes = pa.array(np.arange(graph.num_nodes))
-        pv.write_csv(pa.table({"node_id": nodes}), folder / "nodes.csv")
+        columns = csv_columns(node_arrays(graph, labels, features))
+        pv.write_csv(pa.table({"node_id": nodes} | columns), folder / "nodes.csv")
         names = pq.read_table(graph.path / "nodes.parquet").column("name")
         pv.write_csv(pa.table({"node_id": nodes, "name": names}), folder / "names.csv")
         writer = None
@@ -119,7 +175,7 @@ def _csv_table(edges: np.ndarray, split: str) -> pa.Table:
     columns = {"src_id": edges[:, 0], "dst_id": edges[:, -1]}
     if edges.shape[1] == 3:
         columns[_RELATION] = edges[:, 1]
-    for each, mask in _MASKS.items():
+    for each, mask in MASKS.items():
         columns[mask] = np.full(len(edges), each == split, np.int8)  # dgl reads numbers, no words
     return pa.table({name: np.ascontiguousarray(column) for name, column in columns.items()})
 
@@ -139,24 +195,44 @@ class _Edges:
             yield split, self._table.filter(pa.array(mask))
 
 
-def _prepare(edges: Iterable[_Edges], out: Path, options: Mapping[str, Any]) -> PreparedGraph:
+def _prepare(
+    edges: Iterable[_Edges], nodes: Sequence[NodeData], out: Path, options: Mapping[str, Any]
+) -> PreparedGraph:
     """By way of Parquet files, which are streamed."""
-    with tempfile.TemporaryDirectory(prefix="marius-oac-dgl-") as name, ExitStack() as stack:
-        folder, writers = Path(name), {}
+    out = Path(out)
+    if os.path.lexists(out):
+        raise InputError("exists already; choose another folder or remove it", out)
+    with tempfile.TemporaryDirectory(prefix="marius-oac-dgl-") as name, new_folder(out) as folder:
+        given, options = _write_edges(edges, Path(name), out), dict(options)
+        if list(given) == ["train"] or ("source" in given and any(each.labelled for each in nodes)):
+            for fraction in ("valid_fraction", "test_fraction"):
+                options[fraction] = options.get(fraction) or 0.0
+        made = folder / "graph"
+        prepared = prepare(PrepareRequest(**given, out=made, **options))
+        write_node_files(Graph.open(made, verify=False), nodes, made)
+        for path in made.iterdir():
+            path.rename(folder / path.name)
+        made.rmdir()
+    return replace(prepared, path=out)
+
+
+def _write_edges(edges: Iterable[_Edges], folder: Path, out: Path) -> dict[str, Path]:
+    """Files of edges, as a `PrepareRequest` names them."""
+    with ExitStack() as stack:
+        writers: dict[str, pq.ParquetWriter] = {}
         for part in edges:
             for split, table in part.by_split():
+                if not len(table):
+                    continue
                 if split not in writers:
                     path = folder / f"{split}.parquet"
                     writers[split] = stack.enter_context(pq.ParquetWriter(path, table.schema))
                 if table.schema != writers[split].schema:
                     raise InputError("some edges have relations, masks or names of another kind than the others", out)
                 writers[split].write_table(table)
-        if len({"all", "train"} & set(writers)) != 1:
-            raise InputError("some edges have masks and others none, or there are no edges", out)
-        stack.close()
-        files = {split: folder / f"{split}.parquet" for split in writers}
-        given = {"source": files["all"]} if "all" in files else files
-        return prepare(PrepareRequest(**{key: path for key, path in given.items()}, out=Path(out), **options))
+    if len({"all", "train"} & set(writers)) != 1:
+        raise InputError("some edges have masks and others none, or there are no edges", out)
+    return {"source" if split == "all" else split: folder / f"{split}.parquet" for split in writers}
 
 
 def _load(path: Path) -> Any:
@@ -181,12 +257,12 @@ def _single_relation(graph: Any) -> np.ndarray | None:
 
 
 def _masks(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {split: data[mask].numpy().astype(bool) for split, mask in _MASKS.items() if mask in data}
+    return {split: data[mask].numpy().astype(bool) for split, mask in MASKS.items() if mask in data}
 
 
 def _split_masks(graph: Graph) -> dict[str, np.ndarray]:
     counts = [graph.num_edges[split] for split in SPLITS]
-    return {mask: np.repeat([each == split for each in SPLITS], counts) for split, mask in _MASKS.items()}
+    return {mask: np.repeat([each == split for each in SPLITS], counts) for split, mask in MASKS.items()}
 
 
 def _named(kind: str, ids: Iterable[Any]) -> pa.Array:
@@ -200,10 +276,29 @@ def _relation_names(etypes: Iterable[tuple[str, str, str]]) -> dict[tuple[str, s
     return {etype: etype[1] if short.count(etype[1]) == 1 else "/".join(etype) for etype in etypes}
 
 
-def _csv_edges(folder: Path) -> Iterator[_Edges]:
-    meta = _read_meta(folder / "meta.yaml")
+def _csv_nodes(folder: Path, meta: Mapping[str, Any]) -> list[NodeData]:
+    found = []
+    for entry in meta["node_data"]:
+        path = folder / entry["file_name"]
+        table = _read_csv(path, str(meta.get("separator", ",")))
+        column = str(entry.get("node_id_field", "node_id"))
+        if column not in table.column_names:
+            raise InputError(f"has no column {column!r}: {', '.join(table.column_names)}", path)
+        names = table.column(column).combine_chunks().cast(pa.string())
+        if _several(meta):
+            names = _named(str(entry.get("ntype", _PLAIN[0])), names.to_pylist())
+        found.append(of_table(names, table, path))
+    return found
+
+
+def _several(meta: Mapping[str, Any]) -> bool:
+    """Whether there are several types of nodes."""
+    return len({kind for entry in meta["edge_data"] for kind in tuple(entry.get("etype", _PLAIN))[::2]}) > 1
+
+
+def _csv_edges(folder: Path, meta: Mapping[str, Any]) -> Iterator[_Edges]:
     found = [(entry["file_name"], tuple(entry.get("etype", _PLAIN)), entry) for entry in meta["edge_data"]]
-    several = len({kind for _, etype, _ in found for kind in etype[::2]}) > 1
+    several = _several(meta)
     names = _relation_names(etype for _, etype, _ in found)
     for name, etype, entry in found:
         table = _read_csv(folder / name, str(meta.get("separator", ",")))
@@ -222,7 +317,7 @@ def _csv_edges(folder: Path) -> Iterator[_Edges]:
             relation = pa.array([names[etype]] * len(table))
         masks = {
             split: table.column(mask).to_numpy().astype(bool)
-            for split, mask in _MASKS.items()
+            for split, mask in MASKS.items()
             if mask in table.column_names
         }
         yield _Edges(*ends, relation, masks)
@@ -233,8 +328,10 @@ def _read_meta(path: Path) -> dict[str, Any]:
         meta = yaml.safe_load(path.read_text("utf-8"))
         if str(meta.get("version", "1.0.0")) != "1.0.0":
             raise InputError(f"version {meta['version']} of dgl's CSV format; 1.0.0 is known", path)
-        if not all("file_name" in entry for entry in meta["edge_data"]):
-            raise KeyError("edge_data: file_name")
+        meta["node_data"] = meta.get("node_data") or []
+        for key in ("edge_data", "node_data"):
+            if not all("file_name" in entry for entry in meta[key]):
+                raise KeyError(f"{key}: file_name")
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror}", path) from None
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:

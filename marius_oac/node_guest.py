@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from marius_oac import __version__
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_cluster import ClusterConfig, read_secret
@@ -57,7 +58,7 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
     Args:
         overrides: of the run's configuration, for what is this machine's own.
     Raises:
-        InputError: nobody may join, the data here are others, or an override is none of this machine's.
+        InputError: nobody may join, the program or the data here are others, or an override is none of this machine's.
         NodeLost: the run can't be reached, or has ended otherwise than in peace.
         NodeRefused: it lets nobody in who has this secret and this nodes.yaml.
     """
@@ -120,6 +121,7 @@ class _Guest:
 
         Raises:
             NodeLost: not now.
+            InputError: the run is one of another version of this program.
         """
         with ExitStack() as stack:
             first, rank = self._enter(stack)
@@ -128,6 +130,9 @@ class _Guest:
             if message.kind != Kind.WELCOME:
                 raise NodeLost(first.name, f"answers with {message.kind.name}")
             run = json.loads(bytes(frames[0]))
+            if run.get("version") != __version__:
+                theirs = run.get("version", "older")
+                raise InputError(f"its marius_oac is {theirs}, this one is {__version__}", f"node {first.name}")
             lines = [first]
             for name, address in run["servers"][1:]:
                 lines.append(stack.enter_context(closing(self._client(address, name, rank))))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marius_oac import __version__
 from marius_oac.data.progress import Progress
 from marius_oac.data.share import Share
 from marius_oac.errors import ConfigError
@@ -142,7 +143,8 @@ class NodeTask(Task):
 
     def _told(self) -> dict[str, Any]:
         """What a guest must know of the run, in plain values."""
-        about = {"config": self.config.dump(), "files": dict(self.run_files()), "fingerprint": self.fingerprint}
+        about = {"version": __version__, "config": self.config.dump(), "files": dict(self.run_files())}
+        about |= {"fingerprint": self.fingerprint}
         return about | {"weights": list(self.weights), "placement": self.placement.nodes.tolist()}
 
     def measure(self, batches: Sequence[int]) -> np.ndarray:

@@ -12,10 +12,13 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from marius_oac import __version__
 from marius_oac.config import Config
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.errors import InputError, NodeLost, NodeRefused
+from marius_oac.graph_task import GraphTask
+from marius_oac.node_graph import GraphNodes
 from marius_oac.node_guest import _Guest, join
 from marius_oac.nodes.connections import Connections
 from marius_oac.nodes.shard_table import NumberedTable
@@ -160,12 +163,17 @@ def test_a_guest_changes_nothing_that_is_the_runs(joining, override, said):
     assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
 
 
-def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, monkeypatch):
-    """Those that it is told are the lead's, on another machine."""
-    monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
-    lead = Config.build({"data": {"path": "nowhere"}, "threads": 99, "device": "cuda:7", "seed": 5})
-    run = {"config": lead.dump(), "files": {}, "fingerprint": graph.fingerprint}
-    cluster, path = ClusterConfig.local(1, 1), str(graph.path)
+@pytest.fixture
+def told(graph):
+    """What a lead on another machine tells its guests."""
+    config = Config.build({"data": {"path": "nowhere"}, "threads": 99, "device": "cuda:7", "seed": 5})
+    return GraphNodes(GraphTask(config, graph), *ThreadGroup.members(1), [1.0], None, None)._told()
+
+
+def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, told, one_node):
+    cluster, path = one_node(told), str(graph.path)
+    with _Guest(cluster, ()).connected() as (_, _, run):
+        assert told.items() <= run.items()
     config = _Guest(cluster, [f"data.path={path}"])._task(run).config
     assert (config.threads, config.device, config.seed, config.data.path) == (0, "auto", 5, path)
     config = _Guest(cluster, [f"data.path={path}", "threads=2", "device=cpu"])._task(run).config
@@ -180,14 +188,15 @@ def one_node(monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
     with ExitStack() as stack:
 
-        def start(told, address="127.0.0.1", **keys):
+        def start(told=None, address="127.0.0.1", **keys):
             (port,) = free_ports(1, address)
             node = {"name": "a", "address": address, "port": port}
             cluster = ClusterConfig.model_validate({"guests": 2, "timeout": 5, "nodes": [node]} | keys)
             place = SimpleNamespace(cluster=cluster, rank=0, node=cluster.nodes[0], port=port)
             (group,) = ThreadGroup.members(1)
             tables = [NumberedTable(store(0), OPTIMIZER)]
-            Connections(place, group, True, 4)(stack, tables, [DIMENSION], lambda plan: 1.0).announce(told)
+            source = Connections(place, group, True, 4)(stack, tables, [DIMENSION], lambda plan: 1.0)
+            source.announce({"version": __version__} if told is None else told)
             return cluster
 
         yield start
@@ -196,7 +205,7 @@ def one_node(monkeypatch):
 @pytest.mark.parametrize("encryption", [False, True])
 @pytest.mark.parametrize("other", ["secret", "nodes.yaml"])
 def test_who_is_refused_does_not_wait(one_node, monkeypatch, encryption, other):
-    cluster = one_node({}, encryption=encryption)
+    cluster = one_node(encryption=encryption)
     if other == "secret":
         monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
     else:
@@ -229,6 +238,13 @@ def joining(monkeypatch):
     return start
 
 
+@pytest.mark.parametrize(("told", "said"), [({"version": "0.0.1"}, "0.0.1"), ({}, "older")])
+def test_a_guest_of_another_version_is_told_so(one_node, told, said):
+    with pytest.raises(InputError) as refused:
+        join(one_node(told))
+    assert str(refused.value) == f"node a: its marius_oac is {said}, this one is {__version__}"
+
+
 def test_who_has_trained_once_waits_whatever_it_hears(joining):
     """A run that is started again is not there at once, nor is every node."""
     gone, refused, left = NodeLost("a", "gone"), NodeRefused("a", "refused"), NodeLost("a", LEFT)
@@ -249,7 +265,7 @@ def test_why_a_guest_waits_is_said_once(joining, capsys):
 
 
 def test_a_guest_takes_the_next_place_and_waits_where_there_is_none(one_node):
-    cluster = one_node({})
+    cluster = one_node()
     with _Guest(cluster, ()).connected() as first, _Guest(cluster, ()).connected() as second:
         assert (first[1], second[1]) == (1, 2)
         with pytest.raises(NodeLost, match="node a: it has 2 guests already") as full, _Guest(cluster, ()).connected():
@@ -259,5 +275,5 @@ def test_a_guest_takes_the_next_place_and_waits_where_there_is_none(one_node):
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_guest_reaches_a_run_at_an_address_of_either_kind(one_node, address):
-    with _Guest(one_node({"a": 1}, address), ()).connected() as (lines, rank, run):
-        assert (len(lines), rank, run["a"]) == (1, 1, 1)
+    with _Guest(one_node(address=address), ()).connected() as (lines, rank, run):
+        assert (len(lines), rank, run["version"]) == (1, 1, __version__)
