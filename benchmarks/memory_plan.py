@@ -38,6 +38,8 @@ SETTINGS = {
     "ComplEx, oac, 4 in flight": [],
     "ComplEx, oac, 16 in flight": ["pipeline.in_flight=16"],
     "TransE, sync": ["model.decoder=transe", "pipeline.mode=sync"],
+    "GraphSAGE over two layers": ["model.decoder=dot", "encoder.layers=[{kind: sage}, {kind: sage}]"],
+    "GAT": ["model.decoder=dot", "encoder.layers=[{kind: gat}]"],
     "SGD, async, bfloat16": ["training.optimizer.kind=sgd", "pipeline.mode=async", "storage.dtype=bfloat16"],
 }
 

@@ -34,15 +34,19 @@ def plan_memory(
     plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, plan_bytes)
     save = min(graph.num_nodes, ROWS_PER_BLOCK) * width * 8
     staged = rows * (4 * width + 16)
+    encoding, on_disk = encoder.encoding_needs(config.evaluation.memory << 20)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, "data.path"),
         *table_needs(config.storage, layouts, dict.fromkeys(layouts, graph.num_nodes), "encoder.embeddings"),
-        *encoder_needs(encoder, plan, config.evaluation.memory << 20, device),
-        Need("host", "checkpoints", save, "encoder.embeddings"),
+        *encoder_needs(encoder, plan, on_disk, device),
     ]
     if device.type == "cpu":
+        most = "evaluation" if encoding > save else "checkpoints"
+        needs.append(Need("host", most, max(encoding, save), "evaluation.memory"))
         needs.append(Need("host", "batches", held * staged + plans, "pipeline.in_flight"))
     else:
+        needs.append(Need("host", "checkpoints", save, "encoder.embeddings"))
+        needs.append(Need("device", "evaluation", encoding, "evaluation.memory"))
         needs.append(Need("host", "batches", in_flight * staged + plans, "pipeline.in_flight"))
         needs.append(Need("device", "batches", held * staged + in_flight * plan_bytes, "pipeline.in_flight"))
     disk = (config.checkpoint.keep + 2 - config.storage.paged) * graph.num_nodes * (4 * width + 8) * bool(width)

@@ -10,19 +10,17 @@ from marius_oac.memory import Need
 from marius_oac.types import Plan
 
 
-def encoder_needs(encoder: GraphEncoder, plan: Plan, memory: int, device: torch.device) -> list[Need]:
-    """What the encoder needs beside what stands on top of it.
+def encoder_needs(encoder: GraphEncoder, plan: Plan, on_disk: int, device: torch.device) -> list[Need]:
+    """What the encoder needs beside what stands on top of it, and beside the memory for encoding all nodes.
 
     Args:
         plan: of the first batch.
-        memory: bytes for encoding all nodes.
+        on_disk: bytes of encoded nodes.
     """
     place = "device" if device.type == "cuda" else "host"
-    encoded, on_disk = encoder.encoding_needs(memory)
     needs = [
         Need("host", "neighbours", encoder.mapped_bytes, "encoder.direction", mapped=True),
         Need(place, "encoder", encoder_bytes(plan, encoder.config, encoder.inputs, encoder.widths), "encoder.layers"),
-        Need(place, "encoding all nodes", encoded, "evaluation.memory"),
         Need("disk", "encoded nodes", on_disk, "encoder.layers"),
     ]
     if encoder.features is not None:

@@ -131,8 +131,9 @@ class GraphEncoder:
         cuts = range(0, len(offsets), _AT_ONCE)
         most = max(int(np.diff(offsets[first : first + _AT_ONCE + 1]).max(initial=0)) for first in cuts)
         widths = sorted(self.widths, reverse=True)[:2]
-        num_nodes = self.neighbors.num_nodes
-        return encoding_bytes(encoder, self.inputs, num_nodes, most, memory), 4 * num_nodes * sum(widths)
+        num_nodes, num_entries = self.neighbors.num_nodes, len(self.neighbors.entries)
+        held = encoding_bytes(encoder, self.inputs, num_nodes, num_entries, most, memory)
+        return held, 4 * num_nodes * sum(widths)
 
     def _inputs_of(self, rows: Read | None) -> Read:
         if self.features is None:

@@ -49,6 +49,8 @@ def plan_memory(
     relations = num_model_relations(config, graph) * _relation_bytes(config)
     save = min(here, ROWS_PER_BLOCK) * width * 4 * 2 + 2 * relations
     evaluation = _evaluation_bytes(config, graph, device)
+    encoding, encoded = encoder.encoding_needs(config.evaluation.memory << 20) if encoder else (0, 0)
+    evaluation = max(evaluation, encoding)
     nodes = num_encoded(plan, encoder.config) if encoder else rows
     edges = sum(graph.edges(split).nbytes for split in SPLITS if split != "train" and graph.num_edges[split])
     edges += edges_in_memory(graph.edges("train"))
@@ -60,7 +62,7 @@ def plan_memory(
         *table_needs(config.storage, layouts, dict.fromkeys(layouts, here), "model.dimension"),
     ]
     if encoder:
-        needs += encoder_needs(encoder, plan, config.evaluation.memory << 20, device)
+        needs += encoder_needs(encoder, plan, encoded, device)
     if device.type == "cpu":
         compute = _scratch_bytes(config, plan, nodes, graph.num_nodes) + 2 * relations
         needs += [

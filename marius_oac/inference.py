@@ -94,19 +94,26 @@ def encode_nodes(
     return np.load(out, mmap_mode="r", allow_pickle=False)
 
 
-def encoding_bytes(encoder: Encoder, width: int, num_nodes: int, most_neighbors: int, memory: int = MEMORY) -> int:
-    """Bytes that `encode_nodes` holds at most: `memory`, or more where what is around one node needs more than half of
-    that, and a few MiB. On CUDA likewise of the device's memory.
+def encoding_bytes(
+    encoder: Encoder, width: int, num_nodes: int, num_entries: int, most_neighbors: int, memory: int = MEMORY
+) -> int:
+    """Bytes that `encode_nodes` holds at most: what all nodes at once take, but no more than `memory`, or than what is
+    around one node takes if that is more than half of `memory`; and a few MiB. On CUDA likewise of the device's memory.
 
     Holds for layers of our own; a module of dgl's may make more of an edge than a value of the layer's width.
 
     Args:
         width: D, floats of an input of the first layer.
+        num_entries: of neighbours, in all.
         most_neighbors: entries of the node that has most.
     """
-    layers = zip(encoder.layers, _widths(encoder, width), strict=True)
-    hub = max(_Cost.of(layer, inputs, num_nodes).bytes(1, most_neighbors) for layer, inputs in layers)
-    return max(memory, 4 * _pages(memory) + hub) + 4 * _PART_BYTES
+    layers = [
+        (_Cost.of(layer, inputs, num_nodes), 4 * num_nodes * (inputs + layer.width))
+        for layer, inputs in zip(encoder.layers, _widths(encoder, width), strict=True)
+    ]
+    hub = max(cost.bytes(1, most_neighbors) for cost, _ in layers)
+    whole = max(cost.bytes(num_nodes, num_entries) + files for cost, files in layers)
+    return min(max(memory, 4 * _pages(memory) + hub), whole) + 4 * _PART_BYTES
 
 
 def _widths(encoder: Encoder, width: int) -> list[int]:

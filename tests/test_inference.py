@@ -147,9 +147,12 @@ def test_chunks_fit_the_memory_or_are_one_node(tmp_path, alone, large, sizes):
     assert sum(nodes for nodes, _ in sizes) == large.num_nodes and sum(edges for _, edges in sizes) == 60_000
     most = int(np.diff(large.offsets).max())
     cost = inference._Cost.of(encoder.layers[0], INPUTS, large.num_nodes)
-    bounds = [encoding_bytes(encoder, INPUTS, large.num_nodes, degree, memory) for degree in (0, most)]
+    bounds = [encoding_bytes(encoder, INPUTS, large.num_nodes, 60_000, degree, memory) for degree in (0, most)]
+    files = 4 * large.num_nodes * (INPUTS + encoder.width)
+    whole = encoding_bytes(encoder, INPUTS, large.num_nodes, 60_000, most, 1 << 40)
     few = 4 * inference._PART_BYTES
     assert bounds[0] == memory + few and bounds[1] == memory // 2 + cost.bytes(1, most) + few > bounds[0]
+    assert whole == cost.bytes(large.num_nodes, 60_000) + files + few
     larger = [(nodes, edges) for nodes, edges in sizes if cost.bytes(nodes, edges) > memory // 2]
     assert larger and all(nodes == 1 for nodes, _ in larger)
     assert 10 < len(sizes) < 100
@@ -177,7 +180,7 @@ def test_memory_does_not_grow_with_the_graph(tmp_path, monkeypatch, alone, nodes
     encode()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert memory / 8 < peak < encoding_bytes(encoder, INPUTS, nodes, most, memory)
+    assert memory / 8 < peak < encoding_bytes(encoder, INPUTS, nodes, 400_000, most, memory)
 
 
 def test_pages_of_files_are_let_go(tmp_path, monkeypatch, alone, large):
