@@ -31,17 +31,26 @@ def machine() -> str:
     )
 
 
+GRAPHS = {
+    "fb15k-237": GeneratedGraph(num_nodes=14_541, num_edges=302_000, num_relations=237),
+    "web-NotreDame": GeneratedGraph(num_nodes=325_729, num_edges=1_497_134),
+}
+"""What stands in for a graph that is not at hand."""
+
+
 @contextmanager
-def benchmark_graph(data: str | None) -> Iterator[Graph]:
-    """FB15k-237 from the folder `data`/fb15k-237; without one a generated graph of its size, and says so."""
+def benchmark_graph(data: str | None, name: str = "fb15k-237") -> Iterator[Graph]:
+    """The graph in the folder `data`/`name`; without `data` a generated one of its size, and says so."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "graph"
-        if data:
-            prepare(PrepareRequest(source="fb15k-237", from_dir=Path(data) / "fb15k-237", out=out))
+        if data and name == "fb15k-237":
+            prepare(PrepareRequest(source=name, from_dir=Path(data) / name, out=out))
+        elif data:
+            prepare(PrepareRequest(source=str(Path(data) / name / "edges.txt.gz"), out=out))
         else:
-            print("no --data and no MARIUS_OAC_DATA: a generated graph of FB15k-237's size")
+            print(f"no --data and no MARIUS_OAC_DATA: a generated graph of {name}'s size")
             source = Path(folder) / "edges.npy"
-            write_graph(GeneratedGraph(num_nodes=14_541, num_edges=302_000, num_relations=237), source)
+            write_graph(GRAPHS[name], source)
             prepare(PrepareRequest(source=str(source), out=out))
         yield Graph.open(out)
 

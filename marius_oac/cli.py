@@ -22,8 +22,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    from marius_oac.data.prepare import PrepareRequest, prepare
+    from marius_oac.data.prepare import PrepareRequest
     from marius_oac.data.readers import ReadOptions
+    from marius_oac.dgl_prepare import prepare_source
 
     read = ReadOptions(
         columns=tuple(args.columns.split(",")) if args.columns else None,
@@ -46,12 +47,7 @@ def _prepare(args: argparse.Namespace) -> None:
         unseen=args.unseen,
         duplicates=args.duplicates,
     )
-    if args.source and (args.source.endswith(".bin") or Path(args.source, "meta.yaml").exists()):
-        from marius_oac.dgl_graphs import prepare_dgl_source
-
-        print(prepare_dgl_source(request))
-        return
-    print(prepare(request))
+    print(prepare_source(request))
 
 
 def _train(args: argparse.Namespace) -> int | None:

@@ -279,6 +279,9 @@ def _check_together(cluster: ClusterConfig, path: Path, lines: Mapping[tuple, in
                 raise wrong(index, "port", f"port {port} of {node.address} is taken by {other}; give it one of its own")
     if not any(node.shards for node in cluster.nodes):
         raise ConfigError("no node has shards: nobody would keep the rows", path)
+    if cluster.guests and cluster.free_ports:
+        first = next(index for index, node in enumerate(cluster.nodes) if node.shards)
+        raise wrong(first, "port", "not given, so it takes any that is free, where guests would not find it; give one")
     mixed = [node.loopback for node in cluster.nodes]
     if any(mixed) and not all(mixed):
         raise wrong(mixed.index(True), "address", "means each machine itself; other nodes can't reach it there")

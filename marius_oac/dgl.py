@@ -1,7 +1,7 @@
 """The bridge to dgl, an extra of this package (`pip install 'marius-oac[dgl]'`): nothing else here needs it.
 
 Blocks to dgl's and back, and a `dgl.nn` module as a layer of an `Encoder`. See `dgl_sampling` for its sampler, and
-`dgl_graphs` for its graphs.
+`dgl_graphs` and `dgl_csv` for its graphs.
 
 A module of dgl adds up in an order that may depend on dgl's version and number of threads: what is promised of bits
 holds for our own layers.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -36,6 +37,9 @@ def load() -> ModuleType:
     Raises:
         InputError: it is not installed, or does not work here; says what to install.
     """
+    found = sys.modules.get("dgl")
+    if found is not None and _FIRST:
+        return found
     os.environ.setdefault("DGLBACKEND", "pytorch")  # else dgl asks in a file of the user's home
     try:
         with warnings.catch_warnings():
@@ -47,8 +51,9 @@ def load() -> ModuleType:
         ) from None
     with _LOCK:
         if not _FIRST:
-            _FIRST.append(ThreadPoolExecutor(1, "dgl", initializer=_claim, initargs=(dgl,)))
-            _FIRST[0].submit(int).result()
+            thread = ThreadPoolExecutor(1, "dgl")
+            thread.submit(_claim, dgl).result()
+            _FIRST.append(thread)  # only now may others draw
     return dgl
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from marius_oac.data.graph import Graph
-from marius_oac.dgl_graphs import prepare_dgl, prepare_dgl_csv, to_dgl_graph, write_dgl_csv
+from marius_oac.dgl_csv import prepare_dgl_csv, write_dgl_csv
+from marius_oac.dgl_graphs import prepare_dgl, to_dgl_graph
 from marius_oac.errors import InputError
 from tests.test_dgl import dgl  # noqa: F401 - a fixture
 

@@ -11,7 +11,8 @@ import torch
 from marius_oac.data.graph import Graph
 from marius_oac.data.node_features import open_features
 from marius_oac.data.node_labels import read_labels
-from marius_oac.dgl_graphs import prepare_dgl, prepare_dgl_csv, to_dgl_graph, write_dgl, write_dgl_csv
+from marius_oac.dgl_csv import prepare_dgl_csv, write_dgl_csv
+from marius_oac.dgl_graphs import prepare_dgl, to_dgl_graph, write_dgl
 from marius_oac.errors import InputError
 from tests.test_dgl import dgl  # noqa: F401 - a fixture
 

@@ -1,8 +1,10 @@
 """Encoding all nodes layer by layer against the papers' formulas on the whole graph at once, and against `Encoder`."""
 
 import errno
+import gc
 import os
 import tracemalloc
+import weakref
 
 import numba
 import numpy as np
@@ -281,6 +283,25 @@ def test_who_reads_an_older_file_keeps_it(tmp_path, alone, large):
     kept = older.copy()
     newer = encode_nodes(make(*STACK, seed=1).float(), values, INPUTS, large, out, alone, CPU)
     assert np.array_equal(older, kept) and not np.array_equal(older, newer)
+
+
+def test_memory_is_given_back_at_once(tmp_path, monkeypatch, alone, large):
+    made = []
+
+    class Kept(inference.Scratch):
+        def __init__(self):
+            super().__init__()
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(inference, "Scratch", Kept)
+    gc.disable()
+    try:
+        encode_nodes(
+            make(*STACK).float(), reading(values_of(large.num_nodes)), INPUTS, large, tmp_path / "o", alone, CPU
+        )
+        assert made and all(each() is None for each in made)
+    finally:
+        gc.enable()
 
 
 def test_progress_is_told(tmp_path, monkeypatch, capsys, alone, large):

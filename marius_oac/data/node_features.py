@@ -12,6 +12,7 @@ The folder is made and checked as `derived` says.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import shutil
 import sys
@@ -174,13 +175,16 @@ def _lay_out(file: _FeatureFile, graph: Graph, folder: Path) -> None:
     _check_rows(file, graph, ids)
     out = mapped_npy(folder / FEATURES, (graph.num_nodes, file.width), np.float32)
     resident, row = Resident(out, CHUNK_BYTES), 0
+    at_once = max(1, CHUNK_BYTES // max(mmap.PAGESIZE, 4 * file.width))  # rows may lie on a page each
     with Progress(f"reading {file.path.name}", "nodes", file.rows) as progress:
         for values in file.values():
             nodes = ids[row : row + len(values)]
             order = np.argsort(nodes)  # so that pages are written one after the other
             order = order[np.searchsorted(nodes[order], 0) :]
-            out[nodes[order]] = values[order]
-            resident.drop()
+            for start in range(0, len(order), at_once):
+                part = order[start : start + at_once]
+                out[nodes[part]] = values[part]
+                resident.drop()
             row += len(values)
             progress.add(len(values))
     out.flush()

@@ -60,7 +60,7 @@ class NodeLookup:
     def _known(self) -> Iterator[pa.RecordBatch]:
         start = 0
         with pq.ParquetFile(self._graph.path / "nodes.parquet", pre_buffer=False) as file:
-            for batch in file.iter_batches(columns=["name"]):
+            for batch in file.iter_batches(STREAM_ROWS, columns=["name"]):
                 ids = pa.array(np.arange(start, start + len(batch)))
                 yield pa.record_batch([batch.column(0).cast(pa.string()), ids], schema=_KNOWN)
                 start += len(batch)

@@ -45,17 +45,6 @@ class LaneProducts(TorchFunctionMode):
     def __init__(self, lanes: Lanes, scratch: Scratch | None) -> None:
         super().__init__()
         self.lanes, self._scratch, self._taken = lanes, scratch, 0
-        self._ours: dict[Callable, Callable] = {
-            torch.nn.functional.linear: self._linear,
-            torch.nn.functional.relu: self._relu,
-            torch.relu: self._relu,
-            torch.Tensor.relu: self._relu,
-            torch.bmm: self._batched,
-            torch.Tensor.bmm: self._batched,
-            torch.matmul: self._batched,
-            torch.Tensor.matmul: self._batched,
-            torch.Tensor.__matmul__: self._batched,
-        }
 
     def __enter__(self):
         self._taken = 0
@@ -69,9 +58,9 @@ class LaneProducts(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        ours = self._ours.get(func)
+        ours = _OURS.get(func)
         if ours is not None:
-            result = ours(*args, **kwargs)
+            result = ours(self, *args, **kwargs)
             if result is not None:
                 return result
         return func(*args, **kwargs)
@@ -92,6 +81,20 @@ class LaneProducts(TorchFunctionMode):
 
     def _relu(self, input, inplace=False):
         return None if inplace or not _fits(input) else _Relu.apply(input, self)
+
+
+# Not bound to a mode: one that held its own methods would keep its memory until the garbage collector comes by.
+_OURS: dict[Callable, Callable] = {
+    torch.nn.functional.linear: LaneProducts._linear,
+    torch.nn.functional.relu: LaneProducts._relu,
+    torch.relu: LaneProducts._relu,
+    torch.Tensor.relu: LaneProducts._relu,
+    torch.bmm: LaneProducts._batched,
+    torch.Tensor.bmm: LaneProducts._batched,
+    torch.matmul: LaneProducts._batched,
+    torch.Tensor.matmul: LaneProducts._batched,
+    torch.Tensor.__matmul__: LaneProducts._batched,
+}
 
 
 class _Linear(torch.autograd.Function):

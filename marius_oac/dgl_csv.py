@@ -1,0 +1,156 @@
+"""dgl's CSV format: folders of `meta.yaml` and the files that it names (dgl.data.CSVDataset, version 1.0.0). They are
+read and written without dgl. See `dgl_edges` for what becomes of a graph.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pv
+import pyarrow.parquet as pq
+import yaml
+
+from marius_oac.data.graph import Graph
+from marius_oac.data.prepare import PreparedGraph, new_folder
+from marius_oac.data.splits import SPLITS
+from marius_oac.dgl_edges import RELATION, Edges, named, prepare_edges, relation_names
+from marius_oac.dgl_nodes import MASKS, NodeData, csv_columns, node_arrays, of_table
+from marius_oac.errors import InputError
+
+META = "meta.yaml"
+_PLAIN = ("_V", "_E", "_V")  # what dgl calls the only types of nodes and edges
+_WRITTEN_EDGES = 1 << 19  # at once
+
+
+def prepare_dgl_csv(folder: Path, out: Path, **options: Any) -> PreparedGraph:
+    """Makes a graph folder of a folder in dgl's CSV format that holds one graph. Each file is read into memory.
+
+    Args:
+        options: of `PrepareRequest`; fractions where the edges have no masks.
+    Raises:
+        InputError: a file is missing, broken, of another version, or holds several graphs; or as `prepare`.
+    """
+    meta = _read_meta(Path(folder) / META)
+    return prepare_edges(_csv_edges(Path(folder), meta), _csv_nodes(Path(folder), meta), out, options)
+
+
+def write_dgl_csv(graph: Graph, out: Path, labels: Path | None = None, features: Path | None = None) -> None:
+    """Writes a prepared graph as a folder in dgl's CSV format; its names stand in `names.csv`, which dgl doesn't read.
+
+    Args:
+        labels, features: as `to_dgl_graph`.
+    Raises:
+        InputError: `out` exists, or can't be written.
+    """
+    if os.path.lexists(out):
+        raise InputError("exists already; choose another folder or remove it", out)
+    meta = {
+        "version": "1.0.0",
+        "dataset_name": Path(out).name,
+        "edge_data": [{"file_name": "edges.csv"}],
+        "node_data": [{"file_name": "nodes.csv"}],
+    }
+    with new_folder(Path(out)) as folder:
+        (folder / META).write_text(yaml.safe_dump(meta, sort_keys=False), "utf-8")
+        nodes = pa.array(np.arange(graph.num_nodes))
+        columns = csv_columns(node_arrays(graph, labels, features))
+        pv.write_csv(pa.table({"node_id": nodes} | columns), folder / "nodes.csv")
+        names = pq.read_table(graph.path / "nodes.parquet").column("name")
+        pv.write_csv(pa.table({"node_id": nodes, "name": names}), folder / "names.csv")
+        writer = None
+        with ExitStack() as stack:
+            for split in SPLITS:
+                edges = graph.edges(split)
+                for begin in range(0, len(edges), _WRITTEN_EDGES):
+                    table = _csv_table(np.asarray(edges[begin : begin + _WRITTEN_EDGES]), split)
+                    writer = writer or stack.enter_context(pv.CSVWriter(folder / "edges.csv", table.schema))
+                    writer.write_table(table)
+
+
+def _csv_table(edges: np.ndarray, split: str) -> pa.Table:
+    columns = {"src_id": edges[:, 0], "dst_id": edges[:, -1]}
+    if edges.shape[1] == 3:
+        columns[RELATION] = edges[:, 1]
+    for each, mask in MASKS.items():
+        columns[mask] = np.full(len(edges), each == split, np.int8)  # dgl reads numbers, no words
+    return pa.table({name: np.ascontiguousarray(column) for name, column in columns.items()})
+
+
+def _csv_nodes(folder: Path, meta: Mapping[str, Any]) -> list[NodeData]:
+    found = []
+    for entry in meta["node_data"]:
+        path = folder / entry["file_name"]
+        table = _read_csv(path, str(meta.get("separator", ",")))
+        column = str(entry.get("node_id_field", "node_id"))
+        if column not in table.column_names:
+            raise InputError(f"has no column {column!r}: {', '.join(table.column_names)}", path)
+        names = table.column(column).combine_chunks().cast(pa.string())
+        if _several(meta):
+            names = named(str(entry.get("ntype", _PLAIN[0])), names.to_pylist())
+        found.append(of_table(names, table, path))
+    return found
+
+
+def _several(meta: Mapping[str, Any]) -> bool:
+    """Whether there are several types of nodes."""
+    return len({kind for entry in meta["edge_data"] for kind in tuple(entry.get("etype", _PLAIN))[::2]}) > 1
+
+
+def _csv_edges(folder: Path, meta: Mapping[str, Any]) -> Iterator[Edges]:
+    found = [(entry["file_name"], tuple(entry.get("etype", _PLAIN)), entry) for entry in meta["edge_data"]]
+    several = _several(meta)
+    names = relation_names(etype for _, etype, _ in found)
+    for name, etype, entry in found:
+        table = _read_csv(folder / name, str(meta.get("separator", ",")))
+        wanted = [str(entry.get(key, key.removesuffix("_field"))) for key in ("src_id_field", "dst_id_field")]
+        missing = [column for column in wanted if column not in table.column_names]
+        if missing:
+            raise InputError(f"has no column {missing[0]!r}: {', '.join(table.column_names)}", folder / name)
+        graphs = str(entry.get("graph_id_field", "graph_id"))
+        if graphs in table.column_names and len(table.column(graphs).unique()) > 1:
+            raise InputError("holds several graphs", folder / name)
+        ends = [table.column(column) for column in wanted]
+        relation = table.column(RELATION) if RELATION in table.column_names and len(found) == 1 else None
+        if several:
+            ends = [named(kind, column.to_pylist()) for kind, column in zip(etype[::2], ends, strict=True)]
+        if len(found) > 1:
+            relation = pa.array([names[etype]] * len(table))
+        masks = {
+            split: table.column(mask).to_numpy().astype(bool)
+            for split, mask in MASKS.items()
+            if mask in table.column_names
+        }
+        yield Edges(*ends, relation, masks)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = yaml.safe_load(path.read_text("utf-8"))
+        if str(meta.get("version", "1.0.0")) != "1.0.0":
+            raise InputError(f"version {meta['version']} of dgl's CSV format; 1.0.0 is known", path)
+        meta["node_data"] = meta.get("node_data") or []
+        for key in ("edge_data", "node_data"):
+            if not all("file_name" in entry for entry in meta[key]):
+                raise KeyError(f"{key}: file_name")
+    except OSError as error:
+        raise InputError(f"can't be read: {error.strerror}", path) from None
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"is not a description of dgl's CSV format ({type(error).__name__}: {error})", path) from None
+    return meta
+
+
+def _read_csv(path: Path, separator: str) -> pa.Table:
+    try:
+        # With threads an error has no row number.
+        options = pv.ReadOptions(use_threads=False)
+        return pv.read_csv(path, options, pv.ParseOptions(delimiter=separator))
+    except OSError as error:
+        raise InputError(f"can't be read: {error.strerror or error}", path) from None
+    except (pa.ArrowException, ValueError) as error:
+        raise InputError(f"can't be read: {error}", path) from None
