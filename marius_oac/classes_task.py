@@ -16,7 +16,7 @@ from marius_oac.data.graph import Graph
 from marius_oac.data.node_batches import NodePlanner
 from marius_oac.data.node_labels import Labels, read_labels
 from marius_oac.disk_tables import Tables
-from marius_oac.encoder_parts import GraphEncoder
+from marius_oac.encoder_parts import GraphEncoder, own_layers
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.graph_parts import edges_in_memory, entity_initial, entity_layout, in_order, read_order
 from marius_oac.memory import MemoryPlan
@@ -58,7 +58,7 @@ class ClassesTask(Task):
         return f"{self.graph.fingerprint}-{self.labels.fingerprint}"
 
     def run_files(self) -> Mapping[str, str]:
-        return {CLASSES: json.dumps(self.labels.names, indent=1)}
+        return {CLASSES: json.dumps(self.labels.names, indent=1), **own_layers(self.config.encoder)}
 
     @cached_property
     def encoder(self) -> GraphEncoder:

@@ -20,6 +20,7 @@ from marius_oac.data.log_batches import LogPlanner
 from marius_oac.data.log_files import LogFile, LogFiles, check_kinds
 from marius_oac.disk_tables import Tables
 from marius_oac.memory import MemoryPlan
+from marius_oac.models.own_code import own_files
 from marius_oac.run_log import LOG, RunLog
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
@@ -50,7 +51,7 @@ class CtrTask(Task):
         return Road(self._road.ends)
 
     def run_files(self) -> Mapping[str, str]:
-        return {LOG: self.log.dump()}
+        return {LOG: self.log.dump(), **own_files([self.config.model.network], "model.network")}
 
     def check(self) -> None:
         make_ctr_network(self.config)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from marius_oac.checkpoint import Checkpoint
-from marius_oac.config_encoder import EncoderConfig
+from marius_oac.config_encoder import EncoderConfig, ModuleConfig
 from marius_oac.data.derived import open_derived
 from marius_oac.data.graph import Graph
 from marius_oac.data.neighborhoods import Neighborhoods, Sampler
@@ -25,6 +25,7 @@ from marius_oac.inference import encode_nodes, encoding_bytes
 from marius_oac.models.encoded import EncodedStep, load_encoder
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
 from marius_oac.models.lanes import Lanes
+from marius_oac.models.own_code import own_files
 from marius_oac.scoring import EntityReader
 from marius_oac.task import Parts
 
@@ -33,6 +34,11 @@ ENCODED = "entities.npy"
 _AT_ONCE = 1 << 20  # nodes whose neighbours are counted
 
 Read = Callable[[np.ndarray], np.ndarray]
+
+
+def own_layers(config: EncoderConfig) -> dict[str, str]:
+    """The texts of the user's files that layers are made by; see `Task.run_files`."""
+    return own_files((layer.module for layer in config.layers if isinstance(layer, ModuleConfig)), "encoder.layers")
 
 
 class GraphEncoder:

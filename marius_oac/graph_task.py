@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cached_property
@@ -17,7 +18,7 @@ from marius_oac.data.bucket_batches import BucketSchedule
 from marius_oac.data.graph import Graph
 from marius_oac.data.orderings import epoch_io
 from marius_oac.disk_tables import Tables
-from marius_oac.encoder_parts import GraphEncoder
+from marius_oac.encoder_parts import GraphEncoder, own_layers
 from marius_oac.errors import InputError
 from marius_oac.evaluator import Evaluator, check_evaluation
 from marius_oac.graph_memory import plan_memory
@@ -87,6 +88,9 @@ class GraphTask(Task):
         needed, order = self.road.last, self.config.pipeline.order
         if order not in ("plan", "arrival") and (recorded := len(read_order(order))) < needed:
             raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", order)
+
+    def run_files(self) -> Mapping[str, str]:
+        return own_layers(self.config.encoder) if self.config.encoder else {}
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
         return plan_memory(self.config, self.graph, folder, encoder=self.encoder)

@@ -202,9 +202,13 @@ class RunFolder:
         write_atomically(self.path / ORDER, content.getvalue())
 
     def write_config(self, config: BaseConfig, files: Mapping[str, str] = MappingProxyType({})) -> None:
-        """The configuration that the run goes on with, and the task's own files."""
+        """The configuration that the run goes on with, and the task's own files; says where the user's code is another
+        than the run began with."""
         for name, text in files.items():
-            write_atomically(self.path / name, text)
+            path = self.path / name
+            if name.endswith(".py") and path.exists() and path.read_text("utf-8") != text:
+                sys.stderr.write(f"note: {name} has changed since it was last trained; the run keeps the new one\n")
+            write_atomically(path, text)
         write_atomically(self.path / "config.yaml", config.dump())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

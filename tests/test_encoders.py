@@ -190,3 +190,66 @@ def test_what_does_not_fit_is_refused_with_the_key(graph, overrides, message):
     with pytest.raises(ConfigError) as error:
         tiny_config(graph, *overrides)
     assert message in str(error.value)
+
+
+OWN = """
+import torch
+from torch import nn
+from marius_oac.models.gnn.segments import neighbours
+
+class Sum(nn.Module):
+    activation = staticmethod(torch.tanh)
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.width = 8
+        self.linear = nn.Linear(inputs, 8)
+
+    def forward(self, values, block, lanes=None):
+        own, sums = neighbours(values, block, lanes)
+        return self.linear(own + 0.1 * sums)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own_layer.py").write_text(OWN)
+    return tmp_path / "own_layer.py"
+
+
+def test_layers_of_ones_own_have_the_bits_of_sync(graph, own):
+    assert_same_bits(graph, [f"encoder.layers=[{{kind: sage}}, {{kind: module, module: '{own}:Sum', neighbors: 3}}]"])
+
+
+def test_a_run_keeps_the_code_of_its_layers_and_says_when_it_changes(graph, own, tmp_path, capsys):
+    config = tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]")
+    train(config, tmp_path / "run")
+    assert (tmp_path / "run" / "own_layer.py").read_text() == OWN
+    assert TrainedModel.open(tmp_path / "run").evaluate("test").values["filtered.mrr"] > 0
+    resume(tmp_path / "run", ["training.epochs=3"])
+    assert "has changed" not in capsys.readouterr().err
+    own.write_text(OWN.replace("0.1", "0.2"))
+    resume(tmp_path / "run", ["training.epochs=4"])
+    assert "note: own_layer.py has changed since it was last trained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            OWN.replace("width = 8", "width = 5").replace("inputs, 8", "inputs, 5"),
+            "the last one makes 5 floats of a node",
+        ),
+        (OWN.replace("class Sum", "class Total"), "has no function or class 'Sum'"),
+        (OWN.replace("own + 0.1 * sums", "own + sum"), "own_layer.py:16: TypeError"),
+        ("import", "own_layer.py:1: "),
+    ],
+)
+def test_mistakes_in_ones_own_layer_are_one_line(graph, own, tmp_path, command, text, message):
+    own.write_text(text)
+    (tmp_path / "config.yaml").write_text(
+        tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]").dump()
+    )
+    code, _, error = command("train", tmp_path / "config.yaml", "--out", tmp_path / "run")
+    assert code == 2 and len(error) == 1 and message in error[0], error
+    assert not (tmp_path / "run").exists()
