@@ -129,7 +129,7 @@ def changed(number, row):
             "unknown split 'vaild': train, valid, test are known; did you mean 'valid'?",
         ),
         (changed(2, ("c", "x", "Z")), 3, "unknown split 'Z': train, valid, test are known"),
-        ([*GOOD, ("b", "y", "test")], 5, "node 'b' has a label already, in {place} "),
+        ([*GOOD, ("b", "y", "test"), ("a", "x", "test")], 5, "node 'b' has a label already, in {place} "),
         (changed(2, ("c", "z", "valid")), 3, "no node of train has the label 'z' of this one of valid"),
         (changed(0, ("a", "x", "test")), 1, "no node of train has the label 'x' of this one of test"),
         ([("a", "x", "valid"), ("b", "y", "test")], 0, "no node is in train"),
