@@ -1,17 +1,19 @@
 """Folders of arrays that follow from a graph: made once, checked when they are opened again, made anew if damaged.
 
 A folder is made under another name and renamed when the disk has it: if it is there, it is whole. Its manifest says
-what it belongs to, and size and SHA-256 of every file.
+what it belongs to, and size and SHA-256 of every file. Of several processes that need it one makes it; the others wait.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,30 @@ def open_derived(
     Raises:
         InputError: the disk is full, or can't be written.
     """
-    fault = _fault(folder, manifest, wanted, names) if folder.exists() else "isn't there"
-    if fault and folder.exists():
-        sys.stderr.write(f"note: {folder}: {fault}; {again}\n")
-    if fault:
-        with disk_errors(folder):
-            _make(folder, manifest, wanted, names, make)
+    if _fault(folder, manifest, wanted, names):
+        with disk_errors(folder), _alone_in(folder.parent):
+            fault = _fault(folder, manifest, wanted, names)  # by now another process may have made it
+            if fault and folder.exists():
+                sys.stderr.write(f"note: {folder}: {fault}; {again}\n")
+            if fault:
+                _make(folder, manifest, wanted, names, make)
     return [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names]
+
+
+@contextmanager
+def _alone_in(parent: Path) -> Iterator[None]:
+    """Within the block no other process is in such a block for this folder; a lock that ends with the process."""
+    parent.mkdir(parents=True, exist_ok=True)
+    opened = os.open(parent, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.stderr.write(f"waiting for another process that writes to {parent}\n")
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _make(
@@ -50,7 +69,7 @@ def _make(
     temporary = unfinished(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
+        temporary.mkdir()
         make(temporary)
         content = wanted | {name: _digest(temporary / name) for name in names}
         write_flushed(temporary / manifest, json.dumps(content, indent=1).encode())
@@ -65,6 +84,8 @@ def _make(
 
 def _fault(folder: Path, manifest: str, wanted: dict[str, Any], names: Sequence[str]) -> str | None:
     """What is wrong with the folder, if anything."""
+    if not folder.exists():
+        return "isn't there"
     try:
         content = json.loads((folder / manifest).read_text("utf-8"))
         if {key: content[key] for key in wanted} != wanted:

@@ -22,6 +22,7 @@ import numpy as np
 from marius_oac.data.derived import open_derived
 from marius_oac.data.negatives import as_kernel_input
 from marius_oac.data.neighbor_kernels import count_groups, count_nodes, group_records, make_records, scatter_entries
+from marius_oac.data.progress import Progress
 from marius_oac.data.resident import Resident
 from marius_oac.files import mapped_npy
 
@@ -126,34 +127,37 @@ def open_neighbors(
     wanted |= {"nodes": num_nodes, "entries": source.num_entries, "relations": num_relations}
 
     def make(temporary: Path) -> None:
-        _sort(temporary, source)
+        with Progress("gathering neighbours", "steps", 3 * source.num_entries) as progress:
+            _sort(temporary, source, progress)
 
     names, again = [OFFSETS, ENTRIES], "the neighbours are gathered again"
     offsets, entries = open_derived(folder, MANIFEST, wanted, names, make, again)
     return Neighbors(offsets, entries, edges, num_relations * sum(source.ways))
 
 
-def _sort(folder: Path, source: _Source) -> None:
+def _sort(folder: Path, source: _Source, progress: Progress) -> None:
     """Counting sort in two passes: edges to records, group by group; then each group's records to entries."""
     records = mapped_npy(folder / _RECORDS, (source.num_entries, source.columns + 1), source.dtype)
-    starts = _write_records(source, records)
+    starts = _write_records(source, records, progress)
     offsets = mapped_npy(folder / OFFSETS, (source.num_nodes + 1,), np.int64)
     entries = mapped_npy(folder / ENTRIES, (source.num_entries, source.columns), source.dtype)
     for group, first_node in enumerate(range(0, source.num_nodes, source.group_nodes)):
         end_node = min(first_node + source.group_nodes, source.num_nodes)
         found = _sort_group(records, starts[group], starts[group + 1], first_node, end_node, entries)
         offsets[first_node + 1 : end_node + 1] = found
+        progress.add(int(starts[group + 1] - starts[group]))
     offsets.flush()
     entries.flush()
     (folder / _RECORDS).unlink()
 
 
-def _write_records(source: _Source, out: np.ndarray) -> np.ndarray:
+def _write_records(source: _Source, out: np.ndarray, progress: Progress) -> np.ndarray:
     """The records sorted by group into `out`; returns where each group begins, and the number of records."""
     groups = -(-source.num_nodes // source.group_nodes)
     counts = np.zeros(groups, dtype=np.int64)
     for _, edges in source.chunks():
         count_groups(edges, source.group_nodes, *source.ways, counts)
+        progress.add(len(edges) * sum(source.ways))
     starts = np.concatenate(([0], np.cumsum(counts)))
     places, resident = starts[:-1].copy(), Resident(out, CHUNK_BYTES)
     for first, edges in source.chunks():
@@ -161,6 +165,7 @@ def _write_records(source: _Source, out: np.ndarray) -> np.ndarray:
         make_records(edges, first, source.num_relations, *source.ways, records)
         group_records(records, source.group_nodes, places, out.view(np.ndarray))
         resident.drop()
+        progress.add(len(records))
     return starts
 
 
