@@ -7,21 +7,21 @@ from pathlib import Path
 import psutil
 import torch
 
+from marius_oac.batch_memory import BatchMemory
 from marius_oac.config import Config
 from marius_oac.data.graph import Graph
 from marius_oac.data.splits import SPLITS
-from marius_oac.disk_tables import ahead_bytes, check_batch, rows_place, table_needs
+from marius_oac.disk_tables import table_needs
 from marius_oac.encoder_memory import encoder_needs, num_encoded
 from marius_oac.encoder_parts import GraphEncoder
 from marius_oac.evaluate import DRAW_EDGES
 from marius_oac.graph_parts import edges_in_memory, entity_layout, make_planner, num_model_relations
-from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
+from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available
 from marius_oac.models.handwritten import _WAVE_SCORES
 from marius_oac.models.link_prediction import relation_width
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.scoring import Blocks, EntityReader, LinkScorer, rounded_up
 from marius_oac.session import pick_device
-from marius_oac.storage.contract import ROWS_PER_BLOCK
 from marius_oac.types import Plan
 
 
@@ -34,58 +34,32 @@ def plan_memory(
     """
     program = psutil.Process().memory_info().rss
     device, planner = pick_device(config.device), make_planner(config, graph, encoder)
-    plan, ordering = planner.plan(0), config.training.ordering
-    if plan.rows:
-        check_batch(config.storage, entity_layout(config), plan.rows[0])
+    plan, ordering, partitioned = planner.plan(0), config.training.ordering, config.training.ordering.kind != "shuffle"
     rows, train_bytes = sum(map(len, plan.rows)), graph.edges("train").nbytes
-    if ordering.kind != "shuffle":
+    if partitioned:
         rows = min(rows, ordering.buffer * -(-graph.num_nodes // ordering.partitions))
     layouts = {table.name: entity_layout(config) for table in planner.tables}
-    width, here = sum(each.width for each in layouts.values()), graph.num_nodes if here is None else here
-    plan_bytes = 0 if config.training.negatives.all and not encoder else 8 * rows
-    plan_bytes += sum(array.nbytes for array in plan.arrays.values())
-    in_flight, held = batches_held(config.pipeline)
-    buffer_bytes = rows * (4 * width + 8)
+    batches = BatchMemory(config, plan, layouts, rows, config.training.negatives.all and not encoder)
+    here = graph.num_nodes if here is None else here
     relations = num_model_relations(config, graph) * _relation_bytes(config)
-    save = min(here, ROWS_PER_BLOCK) * width * 4 * 2 + 2 * relations
-    evaluation = _evaluation_bytes(config, graph, device)
     encoding, encoded = encoder.encoding_needs(config.evaluation.memory << 20) if encoder else (0, 0)
-    evaluation = max(evaluation, encoding)
+    evaluation = max(_evaluation_bytes(config, graph, device), encoding)
     nodes = num_encoded(plan, encoder.config) if encoder else rows
     edges = sum(graph.edges(split).nbytes for split in SPLITS if split != "train" and graph.num_edges[split])
-    edges += edges_in_memory(graph.edges("train"))
-    edges += train_bytes * (ordering.kind != "shuffle")  # the same, sorted
-    plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, plan_bytes)
+    edges += edges_in_memory(graph.edges("train")) + train_bytes * partitioned  # the same, sorted
+    on_cpu = device.type == "cpu"
+    compute = _scratch_bytes(config, plan, nodes, graph.num_nodes) if on_cpu else _autograd_bytes(config, nodes)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, "data.path"),
         Need("host", "edges", edges, "data.path", mapped=True),
         *table_needs(config.storage, layouts, dict.fromkeys(layouts, here), "model.dimension"),
+        *(encoder_needs(encoder, plan, encoded, device) if encoder else []),
+        *batches.needs(device),
+        Need("host" if on_cpu else "device", "compute", compute + 2 * relations, "training.batch_size"),
+        *batches.saved(here, relations, evaluation, device),
+        Need("host", "known answers", _known_bytes(config, graph), "evaluation.filtered"),
     ]
-    if encoder:
-        needs += encoder_needs(encoder, plan, encoded, device)
-    if device.type == "cpu":
-        compute = _scratch_bytes(config, plan, nodes, graph.num_nodes) + 2 * relations
-        needs += [
-            Need("host", "batches", held * buffer_bytes + plans, "pipeline.in_flight"),
-            Need("host", "compute", compute, "training.batch_size"),
-            Need(
-                "host", "evaluation" if evaluation > save else "checkpoints", max(evaluation, save), "evaluation.memory"
-            ),
-            Need("host", "known answers", _known_bytes(config, graph), "evaluation.filtered"),
-        ]
-    else:
-        staged = rows * (4 * width + 16)
-        needs += [
-            Need("host", "batches", in_flight * staged + plans, "pipeline.in_flight"),
-            Need("host", "checkpoints", save, "model.dimension"),
-            Need("host", "known answers", _known_bytes(config, graph), "evaluation.filtered"),
-            Need("device", "batches", held * staged + in_flight * plan_bytes, "pipeline.in_flight"),
-            Need("device", "compute", _autograd_bytes(config, nodes) + 2 * relations, "training.batch_size"),
-            Need("device", "evaluation", evaluation, "evaluation.memory"),
-        ]
-    disk = (config.checkpoint.keep + 2 - config.storage.paged) * (here * (4 * width + 8) + relations)
-    needs.append(Need(rows_place(config.storage), "checkpoints", disk, "checkpoint.keep"))
-    if ordering.kind != "shuffle":
+    if partitioned:
         needs.append(Need("disk", "sorted edges", train_bytes, "training.ordering.kind"))
     return MemoryPlan(tuple(needs), available(device, folder, program, config.storage.path))
 

@@ -143,12 +143,16 @@ def test_groups(tmp_path, version):
     assert cgroups.headroom(tmp_path / "none", mount) is None
 
 
-def test_the_plan_against_the_peak_of_a_process(tmp_path):
+PEAKS = {"plain": [], "encoder": ["encoder.layers=[{kind: sage, neighbors: 5}, {kind: gat}]", "model.decoder=dot"]}
+
+
+@pytest.mark.parametrize("model", ["plain", pytest.param("encoder", marks=pytest.mark.slow)])
+def test_the_plan_against_the_peak_of_a_process(tmp_path, model):
     """A small one here; `benchmarks/memory_plan.py` measures large ones. The first run may have kernels to compile."""
     graph = make_graph(tmp_path, 40_000, 60_000)
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        planned, peak, line = measure(graph, tmp_path / name, ["pipeline.in_flight=8"])
+        planned, peak, line = measure(graph, tmp_path / name, ["pipeline.in_flight=8", *PEAKS[model]])
         apart = abs(peak / planned - 1)
         if apart < BOUND:
             break
