@@ -70,5 +70,6 @@ class Neighborhoods:
             arrays[f"blocks.{number}.offsets"], arrays[f"blocks.{number}.sources"] = block.offsets, block.sources
         if self.features is not None:
             # In the order of the inputs: gathered once, and here, where batches are planned beside the computing.
-            arrays["features"] = np.asarray(self.features[blocks.rows[blocks.inputs]])
+            # `take` needs a third of the time of brackets.
+            arrays["features"] = np.asarray(np.take(self.features, blocks.rows[blocks.inputs], axis=0))
         return Plan(sequence, (blocks.rows,) if self.embedded else (), arrays, examples)
