@@ -50,11 +50,17 @@ def blaming(path: Path, key: str) -> Iterator[None]:
     except InputError:
         raise
     except SyntaxError as error:
-        raise ConfigError(f"{error.filename}:{error.lineno}: {error.msg}", key) from error
+        blamed = path if _same(error.filename, path) else error.filename
+        raise ConfigError(f"{blamed}:{error.lineno}: {error.msg}", key) from error
     except Exception as error:
-        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if _same(frame.filename, path)]
         place = f"{path}:{own[-1]}" if own else path
         raise ConfigError(f"{place}: {type(error).__name__}: {error}", key) from error
+
+
+def _same(filename: str | None, path: Path) -> bool:
+    """Whether Python calls this file so: it has absolute paths where a configuration has any."""
+    return filename is not None and Path(filename).resolve() == path.resolve()
 
 
 def own_files(names: Iterable[str], key: str) -> dict[str, str]:
