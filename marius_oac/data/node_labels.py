@@ -13,6 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +21,7 @@ from typing import NoReturn
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from marius_oac.data.graph import Graph, Split
 from marius_oac.data.node_names import NodeLookup
@@ -136,10 +138,21 @@ class _Rows:
 
 def _rows(path: Path) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
     """Names, labels and splits, as strings."""
+    if path.suffix.lower() == ".parquet":
+        _check_type(path)
     options = ReadOptions(columns=COLUMNS, header=True, comment="")
     for batch in EdgeFile(path, options, holds="labels").batches():
         names, labels, splits = (column.cast(pa.string()) for column in batch.columns)
         yield names, labels, splits
+
+
+def _check_type(path: Path) -> None:
+    """Refuses labels in Parquet that are floats, dates and such; the reader would speak of ids."""
+    with suppress(pa.ArrowException, OSError, KeyError):  # what the reader says itself
+        held = pq.read_schema(path).field("label").type
+        plain = held.value_type if pa.types.is_dictionary(held) else held
+        if not (pa.types.is_integer(plain) or plain in (pa.string(), pa.large_string(), pa.string_view())):
+            raise InputError(f"column 'label' holds {held}: names (strings) or integers are needed", path)
 
 
 def _name(path: Path, row: int) -> str:

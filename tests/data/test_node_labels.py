@@ -182,7 +182,11 @@ def test_values_that_are_missing_in_parquet(graph, tmp_path):
     for rows, message in (
         (changed(1, ("b", None, "train")), "row 2 has no value in column 'label'"),
         (changed(1, ("b", "", "train")), "row 2 has an empty 'label'"),
-        ([(name, float(len(label)), split) for name, label, split in GOOD], "must be integers, not float64"),
+        (
+            [(name, float(len(label)), split) for name, label, split in GOOD],
+            r"a.parquet: column 'label' holds double: names \(strings\) or integers are needed$",
+        ),
+        ([(name, label == "x", split) for name, label, split in GOOD], "column 'label' holds bool: names"),
     ):
         with pytest.raises(InputError, match=message):
             read_labels(write(tmp_path / "a.parquet", rows), graph)
