@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -115,11 +116,11 @@ class GraphEncoder:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".encoded-", suffix=".unfinished") as place:
             yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.lanes, parts.device, memory)
 
-    def encoded_beside(
+    def encoded_at(
         self, checkpoint: Checkpoint, rows: Read | None, threads: int, device: torch.device, memory: int
     ) -> np.ndarray:
-        """What a checkpoint's encoder makes of all nodes, as `encode`; it lies in the checkpoint's folder, and is made
-        when first asked for."""
+        """What a checkpoint's encoder makes of all nodes, as `encode`: in the run's folder, not in the checkpoint's own,
+        which a run under way may remove at any moment. Made when first asked for."""
 
         def make(folder: Path) -> None:
             encoder = self.make().to(device)
@@ -128,7 +129,10 @@ class GraphEncoder:
                 self.encode(encoder, rows, folder / ENCODED, lanes, device, memory)
 
         wanted = {"format": "marius_oac.encoded", "version": 1, "checkpoint": checkpoint.digest}
-        folder = checkpoint.path / "encoded"
+        folder = checkpoint.path.parent.parent / "encoded" / checkpoint.name
+        for old in folder.parent.glob("[0-9]*"):
+            if not (checkpoint.path.parent / old.name).exists():
+                shutil.rmtree(old, ignore_errors=True)
         return open_derived(folder, "encoded.json", wanted, [ENCODED], make, "the nodes are encoded again")[0]
 
     def encoding_needs(self, memory: int) -> tuple[int, int]:

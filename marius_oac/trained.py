@@ -62,7 +62,7 @@ class TrainedModel:
         """float32 [N, D], what the encoder makes of the entities: beside the checkpoint, made when first asked for."""
         encoder = make_graph_encoder(self.config, self.graph)
         rows = self.embeddings()
-        return encoder.encoded_beside(
+        return encoder.encoded_at(
             self.checkpoint, None if rows is None else rows.__getitem__, num_threads(self.config), device,
             self.config.evaluation.memory << 20,
         )  # fmt: skip

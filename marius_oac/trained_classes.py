@@ -57,7 +57,7 @@ class TrainedClassifier:
         rows, memory = self.embeddings(), self.config.evaluation.memory << 20
         device, threads = pick_device(self.config.device), num_threads(self.config)
         read = None if rows is None else rows.__getitem__
-        return encoder.encoded_beside(self.checkpoint, read, threads, device, memory)
+        return encoder.encoded_at(self.checkpoint, read, threads, device, memory)
 
     def embeddings(self) -> np.ndarray | PagedArray | None:
         """float32 [N, D], the nodes' own rows; None where they have none."""

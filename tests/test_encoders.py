@@ -138,14 +138,17 @@ def _complex(candidates, head, relation):
     return first @ query.real + second @ query.imag
 
 
-def test_what_is_encoded_is_kept_beside_the_checkpoint_and_made_again_if_damaged(encoded, tmp_path, capsys):
+def test_what_is_encoded_is_kept_and_made_again_if_damaged(encoded, tmp_path, capsys):
     train(encoded, tmp_path / "run")
     first = np.array(TrainedModel.open(tmp_path / "run").entities)
-    (path,) = (tmp_path / "run" / "checkpoints").glob("*/encoded/entities.npy")
+    (path,) = (tmp_path / "run" / "encoded").glob("*/entities.npy")
     path.write_bytes(path.read_bytes()[:-4] + b"oops")
     capsys.readouterr()
     assert np.array_equal(TrainedModel.open(tmp_path / "run").entities, first)
     assert "the nodes are encoded again" in capsys.readouterr().err
+    resume(tmp_path / "run", ["training.epochs=6"])
+    TrainedModel.open(tmp_path / "run")
+    assert not path.exists() and len(list((tmp_path / "run" / "encoded").iterdir())) == 1
 
 
 def test_exports_hold_what_was_encoded_and_the_rows(encoded, graph, tmp_path):
