@@ -119,8 +119,8 @@ class GraphEncoder:
     def encoded_at(
         self, checkpoint: Checkpoint, rows: Read | None, threads: int, device: torch.device, memory: int
     ) -> np.ndarray:
-        """What a checkpoint's encoder makes of all nodes, as `encode`: in the run's folder, not in the checkpoint's own,
-        which a run under way may remove at any moment. Made when first asked for."""
+        """What a checkpoint's encoder makes of all nodes, as `encode`, made when first asked for: in the run's folder,
+        not in the checkpoint's own, which a run under way may remove at any moment."""
 
         def make(folder: Path) -> None:
             encoder = self.make().to(device)
