@@ -39,6 +39,7 @@ class Curve:
     mrr: list[float]  # filtered
     unfiltered: list[float]
     summary: dict[str, Any]
+    load: float  # of the machine over the run's last minute
 
     @classmethod
     def of(cls, config: Config, out: Path) -> Curve:
@@ -47,7 +48,7 @@ class Curve:
         lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
         found = [line for line in lines if line["kind"] == "evaluation"]
         keys = ("training.seconds", "filtered.mrr", "unfiltered.mrr")
-        return cls(*([line[key] for line in found] for key in keys), run.summary)
+        return cls(*([line[key] for line in found] for key in keys), run.summary, os.getloadavg()[0])
 
     @property
     def bits(self) -> dict[str, Any]:
@@ -111,12 +112,12 @@ def overlap(config: Config, graph: Graph, batches: int = 20) -> str:
 def report(curves: dict[str, Curve]) -> None:
     level = 0.95 * max(curves["sync"].mrr)
     epochs = [f"epoch {epoch}" for epoch in range(1, len(curves["sync"].mrr) + 1)]
-    columns = ["mode", *epochs, "unfiltered", "s/epoch", f"until {level:.3f}", "lost updates"]
+    columns = ["mode", *epochs, "unfiltered", "s/epoch", f"until {level:.3f}", "load", "lost updates"]
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for mode, curve in curves.items():
         lost, seconds = curve.summary["training.lost_updates"], curve.seconds[-1] / len(curve.mrr)
         values = " | ".join(f"{mrr:.4f}" for mrr in [*curve.mrr, curve.unfiltered[-1]])
-        print(f"| {mode} | {values} | {seconds:.1f} | {curve.time_to(level)} | {lost:,} |")
+        print(f"| {mode} | {values} | {seconds:.1f} | {curve.time_to(level)} | {curve.load:.1f} | {lost:,} |")
     same = curves["oac"].bits == curves["sync"].bits
     print(
         f"\noac and sync have {'the same' if same else 'DIFFERENT'} bits: {', '.join(curves['sync'].bits)}", flush=True

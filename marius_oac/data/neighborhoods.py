@@ -3,8 +3,8 @@
 | array | type, shape | meaning |
 |---|---|---|
 | `blocks.K.offsets`, `blocks.K.sources` | int64 [O + 1], [messages] | block K of `sampling.Block`, from the outermost |
-| `inputs` | int64 [n] | the row (or features) of each input node of block 0 |
-| `features` | float32 [n, F] | only where nodes have some: of each row, in the order of the rows |
+| `inputs` | int64 [n] | the row of each input node of block 0 |
+| `features` | float32 [n, F] | only where nodes have some: of each input node of block 0, in their order |
 """
 
 from __future__ import annotations
@@ -69,5 +69,7 @@ class Neighborhoods:
         for number, block in enumerate(blocks.layers):
             arrays[f"blocks.{number}.offsets"], arrays[f"blocks.{number}.sources"] = block.offsets, block.sources
         if self.features is not None:
-            arrays["features"] = np.asarray(self.features[blocks.rows])
+            # In the order of the inputs: gathered once, and here, where batches are planned beside the computing.
+            # `take` needs a third of the time of brackets.
+            arrays["features"] = np.asarray(np.take(self.features, blocks.rows[blocks.inputs], axis=0))
         return Plan(sequence, (blocks.rows,) if self.embedded else (), arrays, examples)

@@ -85,6 +85,7 @@ class EncodedStep:
             handed[:] = encoded.detach().numpy()
             loss = self.head.compute([handed], arrays, timestamp)
             encoded.backward(torch.from_numpy(handed))
+        with torch_threads(1):  # without products to look for in each of its many small operations
             self._dense.step(arrays, timestamp)
         if rows:
             self._update(rows[0], arrays["inputs"], inputs.grad.numpy(), timestamp, self._factor(arrays))
@@ -105,10 +106,10 @@ class EncodedStep:
 
     def _encode(self, values: Tensor | None, arrays: Mapping[str, Tensor], timestamp: int) -> tuple[Tensor, Tensor]:
         """What goes into the encoder, a leaf, and what comes out of it."""
-        parts = [part for part in (values, arrays.get("features")) if part is not None]
-        inputs = (parts[0] if len(parts) == 1 else torch.cat(parts, 1))[arrays["inputs"]].detach()
+        inputs = arrays.get("features")
         if values is not None:
-            inputs.requires_grad_()
+            own = values.index_select(0, arrays["inputs"])
+            inputs = (own if inputs is None else torch.cat((own, inputs), 1)).requires_grad_()
         self.encoder.train()
         with torch.enable_grad(), seeded([self._seed, timestamp], self._device):
             return inputs, self.encoder(inputs, blocks_of(arrays, len(self.encoder.layers)), self.head.lanes)

@@ -61,15 +61,15 @@ def test_the_edges_of_a_batch_are_hidden_from_it(world, reciprocal):
             assert not np.isin(block.edges, hidden).any()
 
 
-def test_plans_hold_the_blocks_and_the_features_of_their_rows(world):
+def test_plans_hold_the_blocks_and_the_features_of_their_inputs(world):
     edges, spy = world
     features = np.random.default_rng(1).normal(size=(NODES, 5)).astype(np.float32)
     planner = EdgePlanner(edges, NODES, RELATIONS, config(), None, Neighborhoods(spy, True, features))
     plan, (seeds, *_, blocks) = planner.plan(3), spy.seen[0]
     (rows,), arrays = plan.rows, plan.arrays
     assert np.array_equal(rows, np.unique(rows)) and len(rows) <= planner.tables[0].max_batch_rows
-    assert np.array_equal(arrays["features"], features[rows])
     nodes = rows[arrays["inputs"]]
+    assert np.array_equal(arrays["features"], features[nodes])
     for number, block in enumerate(blocks.layers):
         assert np.array_equal(arrays[f"blocks.{number}.offsets"], block.offsets)
         assert np.array_equal(arrays[f"blocks.{number}.sources"], block.sources)

@@ -67,8 +67,9 @@ def expected(config: Config, step: EncodedStep, rows, arrays):
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     values = [torch.from_numpy(each).double().requires_grad_() for each in rows]
     relations = step.head.dense_state()[RELATIONS].double().requires_grad_()
-    inputs = [*values, *([tensors["features"].double()] if "features" in tensors else [])]
-    encoded = encoder(torch.cat(inputs, 1)[tensors["inputs"]], blocks_of(tensors, len(encoder.layers)))
+    inputs = [each[tensors["inputs"]] for each in values]
+    inputs += [tensors["features"].double()] if "features" in tensors else []
+    encoded = encoder(torch.cat(inputs, 1), blocks_of(tensors, len(encoder.layers)))
     loss = AutogradGradient(config).loss(encoded, relations[tensors["relation_rows"]], tensors)
     leaves = [*values, relations, *encoder.parameters()]
     after = [leaf - RATE * by for leaf, by in zip(leaves, torch.autograd.grad(loss, leaves), strict=True)]
