@@ -153,7 +153,7 @@ class Dgl(Contestant):
         sampler = dgl.dataloading.NeighborSampler(list(FAN_OUTS))
         self._loader = dgl.dataloading.DataLoader(
             self._graph, torch.tensor(labels.nodes["train"]), sampler, batch_size=BATCH, shuffle=True, drop_last=False,
-            num_workers=workers, persistent_workers=workers > 0,
+            num_workers=workers, persistent_workers=workers > 0, multiprocessing_context="fork" if workers else None,
         )  # fmt: skip
         self._batches = chain.from_iterable(repeat(self._loader))
         self._stack, cores = ExitStack(), sorted(os.sched_getaffinity(0))

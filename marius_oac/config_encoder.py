@@ -19,13 +19,14 @@ from marius_oac.config_sections import (
     Switch,
 )
 
+Neighbors = Annotated[int, Field(gt=0, lt=1 << 31, strict=True)] | Literal["all"]
 _NEIGHBORS = Field(10, description="Neighbours that a batch draws for each node, or all.")
 _DIMENSION = "default: model.dimension, and in the last layer of a classification one per class."
 
 
 class SageConfig(Section):
     kind: Literal["sage"] = Field(description="A GraphSAGE layer.")
-    neighbors: PositiveInt | Literal["all"] = _NEIGHBORS
+    neighbors: Neighbors = _NEIGHBORS
     dimension: PositiveInt | None = Field(None, description=f"Floats of an output; {_DIMENSION}")
     aggregator: Literal["mean", "gcn"] = Field(
         "mean", description="mean: of the neighbours, beside the node itself; gcn: of both together."
@@ -38,7 +39,7 @@ class SageConfig(Section):
 
 class GatConfig(Section):
     kind: Literal["gat"] = Field(description="A graph attention layer.")
-    neighbors: PositiveInt | Literal["all"] = _NEIGHBORS
+    neighbors: Neighbors = _NEIGHBORS
     dimension: PositiveInt | None = Field(None, description=f"Floats of each head's output; {_DIMENSION}")
     heads: PositiveInt = Field(4, description="Attention heads.")
     merge: Literal["concat", "mean"] | None = Field(
@@ -57,7 +58,7 @@ class GatConfig(Section):
 
 class ModuleConfig(Section):
     kind: Literal["module"] = Field(description="A layer of your own.")
-    neighbors: PositiveInt | Literal["all"] = _NEIGHBORS
+    neighbors: Neighbors = _NEIGHBORS
     module: Name = Field(description="FILE.py:NAME, a function or class that makes it of the floats of an input.")
 
 

@@ -91,10 +91,12 @@ def _lines(node: yaml.Node | None, source: object, path: tuple = ()) -> dict[tup
 
 
 def where(path: tuple, source: str | None, lines: Mapping[tuple, int], from_set: set) -> str:
-    """Where a key was written: `--set` if it says more of the key's path than the file does."""
+    """Where a key was written: `--set` if it gives a value that the key is in, or says more of the key's path than the
+    file does."""
     key = " ".join(".".join(path).split())
     said = next((n for n in range(len(path), 0, -1) if path[:n] in lines), 0)
-    if path in from_set or any(len(commonprefix([path, other])) > said for other in from_set):
+    shared = {other: len(commonprefix([path, other])) for other in from_set}
+    if any(count == len(other) or count > said for other, count in shared.items()):
         return f"--set {key}"
     place = None if source is None else f"{source}:{lines[path[:said]]}" if said else source
     return ": ".join(part for part in (place, key) if part) or "config"
@@ -127,7 +129,7 @@ def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
         return str(error["ctx"]["error"])
     text = _PLAINER.get(error["type"]) or error["msg"].replace("Input should be", "must be")
     if set(error["loc"][-3:]) & {"candidates", "neighbors"}:
-        text = "must be 'all' or a number above 0"
+        text = "must be 'all' or a number " + ("below 2^31" if error["type"] == "less_than" else "above 0")
     if error["loc"] == ("task",):
         text = "must be graph, node_classification or ctr"
     if error["type"] == "string_pattern_mismatch" and error["loc"] == ("device",):

@@ -125,6 +125,27 @@ def test_a_wrong_override_is_named(overrides, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["encoder.layers=[{kind: sage, neighbors: 0}]"],
+         "--set encoder.layers.0.neighbors: must be 'all' or a number above 0, not 0"),
+        (["encoder={layers: [{kind: sage, neighbors: 10000000000}]}"],
+         "--set encoder.layers.0.neighbors: must be 'all' or a number below 2^31, not 10000000000"),
+        (["encoder.direction=out"], "c.yaml:5: encoder.layers.1.neighbors: must be 'all' or a number above 0, not -3"),
+        (["training.epochs=2"], "c.yaml:5: encoder.layers.1.neighbors: must be 'all' or a number above 0, not -3"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_where_its_value_comes_from(overrides, expected, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "data: {path: g}\nencoder:\n  layers:\n    - {kind: sage, neighbors: 3}\n    - {kind: sage, neighbors: -3}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        Config.load(path, overrides)
+    assert str(caught.value).replace(str(path), "c.yaml") == expected
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("data:\n  path: g\ntraining:\n  epoch: 3\n",

@@ -50,9 +50,10 @@ def blaming(path: Path, key: str) -> Iterator[None]:
     except InputError:
         raise
     except SyntaxError as error:
-        raise ConfigError(f"{error.filename}:{error.lineno}: {error.msg}", key) from error
+        blamed = path if _same(error.filename, path) else error.filename
+        raise ConfigError(f"{blamed}:{error.lineno}: {error.msg}", key) from error
     except Exception as error:
-        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if _same(frame.filename, path)]
         place = f"{path}:{own[-1]}" if own else path
         raise ConfigError(f"{place}: {type(error).__name__}: {error}", key) from error
 
@@ -65,14 +66,17 @@ def blaming_frames(paths: Collection[Path], key: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        files = {str(path.resolve()) for path in paths}
-        own = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if str(Path(frame.filename).resolve()) in files
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if any(_same(frame.filename, path) for path in paths)]
         if not own:
             raise
         place = f"{own[-1].filename}:{own[-1].lineno}"
         raise ConfigError(f"{place}: {type(error).__name__}: {error}", key) from error
+
+
+def _same(filename: str | None, path: Path) -> bool:
+    """Whether Python calls this file so: it has absolute paths where a configuration has any."""
+    return filename is not None and Path(filename).resolve() == path.resolve()
 
 
 def own_files(names: Iterable[str], key: str) -> dict[str, str]:

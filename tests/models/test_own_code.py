@@ -1,7 +1,10 @@
+import os
+from pathlib import Path
+
 import pytest
 
 from marius_oac.errors import ConfigError
-from marius_oac.models.own_code import own_file, own_files
+from marius_oac.models.own_code import blaming, load_own, own_file, own_files
 
 
 def test_names_of_own_code():
@@ -23,3 +26,25 @@ def test_the_texts_that_a_run_keeps(tmp_path):
     (tmp_path / "b.py").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"b.py can't be read: .*utf-8"):
         own_files([b], "a key")
+
+
+@pytest.mark.parametrize("where", ["absolute", "relative", "link"])
+def test_a_mistake_in_own_code_has_a_line(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    os.symlink("there", "link")
+    folder = {"absolute": tmp_path / "there", "relative": Path("there"), "link": Path("link")}[where]
+    path = folder / "own.py"
+    path.write_text("def make():\n    return int(\n        'x')\n\n\nother = make\n")
+    make = load_own(path, "make", "a key")
+    with pytest.raises(ConfigError) as caught, blaming(path, "a key"):
+        make()
+    assert str(caught.value) == f"a key: {path}:2: ValueError: invalid literal for int() with base 10: 'x'"
+    for text, said in (
+        ("\nmake = 1 / 0\n", "2: ZeroDivisionError: division by zero"),
+        ("\n\ndef f(:\n", "3: invalid "),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load_own(path, "make", "a key")
+        assert str(caught.value).startswith(f"a key: {path}:{said}")
