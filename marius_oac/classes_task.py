@@ -12,12 +12,13 @@ import torch
 
 from marius_oac.classes_memory import plan_memory
 from marius_oac.config_classes import ClassesConfig
+from marius_oac.data import identity
 from marius_oac.data.graph import Graph
 from marius_oac.data.node_batches import NodePlanner
 from marius_oac.data.node_labels import Labels, read_labels
 from marius_oac.disk_tables import Tables
 from marius_oac.encoder_parts import GraphEncoder, own_layers
-from marius_oac.errors import CheckpointError, InputError
+from marius_oac.errors import InputError
 from marius_oac.graph_parts import edges_in_memory, entity_initial, entity_layout, in_order, read_order
 from marius_oac.memory import MemoryPlan
 from marius_oac.models.classes import ClassesHead, class_metrics
@@ -25,16 +26,9 @@ from marius_oac.models.encoded import EncodedStep
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.task import Parts, Road, Task
 
+LABELS = "data.labels"
 CLASSES = "classes.json"
 """The file of a run that names the classes, in the order of their scores."""
-
-
-def read_run_labels(config: ClassesConfig, graph: Graph, fingerprint: str) -> Labels:
-    """The labels of a run with this fingerprint. Raises CheckpointError where they are others."""
-    labels = read_labels(Path(config.data.labels), graph)
-    if labels.fingerprint != fingerprint.split("-")[1]:
-        raise CheckpointError("these are other labels than the run was trained on", config.data.labels)
-    return labels
 
 
 def make_classes_encoder(config: ClassesConfig, graph: Graph, classes: int) -> GraphEncoder:
@@ -54,8 +48,9 @@ class ClassesTask(Task):
 
     @property
     def fingerprint(self) -> str:
-        """Of the graph, and of its labels."""
-        return f"{self.graph.fingerprint}-{self.labels.fingerprint}"
+        """Of the graph, of its labels, and of what else is known of its nodes."""
+        others = {LABELS: self.labels.fingerprint, **self.encoder.data}
+        return identity.joined(self.graph.fingerprint, others)
 
     def run_files(self) -> Mapping[str, str]:
         return {CLASSES: json.dumps(self.labels.names, indent=1), **own_layers(self.config.encoder)}
@@ -95,7 +90,7 @@ class ClassesTask(Task):
         training, section = self.config.training, self.encoder.config
         step = EncodedStep(
             self.encoder.make(), head, section.embeddings, training.optimizer, section.optimizer, self.config.seed,
-            device,
+            device, self.encoder.own,
         )  # fmt: skip
         return Parts(in_order(self.config, self.planner), stores, step, device, place.tier)
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -14,21 +18,24 @@ import torch
 from marius_oac.checkpoint import Checkpoint
 from marius_oac.config_encoder import EncoderConfig, ModuleConfig
 from marius_oac.data.derived import open_derived
+from marius_oac.data.download import default_cache_dir
 from marius_oac.data.graph import Graph
 from marius_oac.data.neighborhoods import Neighborhoods, Sampler
 from marius_oac.data.neighbors import Neighbors, open_neighbors
-from marius_oac.data.node_features import open_features
+from marius_oac.data.node_features import features_fingerprint, open_features
 from marius_oac.data.sampling import NeighborSampler
 from marius_oac.dgl_sampling import DglSampler
-from marius_oac.errors import ConfigError
+from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.inference import encode_nodes, encoding_bytes
-from marius_oac.models.encoded import EncodedStep, load_encoder
+from marius_oac.models.encoded import NETWORK, EncodedStep
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
 from marius_oac.models.lanes import Lanes
-from marius_oac.models.own_code import own_files
+from marius_oac.models.own_code import own_file, own_files
 from marius_oac.scoring import EntityReader
+from marius_oac.storage.saved_pages import PagedArray
 from marius_oac.task import Parts
 
+FEATURES = "encoder.features"
 ENCODED = "entities.npy"
 """The file of all encoded nodes."""
 _AT_ONCE = 1 << 20  # nodes whose neighbours are counted
@@ -41,11 +48,25 @@ def own_layers(config: EncoderConfig) -> dict[str, str]:
     return own_files((layer.module for layer in config.layers if isinstance(layer, ModuleConfig)), "encoder.layers")
 
 
+def with_kept_layers(config: EncoderConfig, run: Path) -> EncoderConfig:
+    """With the user's layers from the texts that a run has kept of their files."""
+
+    def kept(layer: ModuleConfig) -> ModuleConfig:
+        path, name = own_file(layer.module)
+        return layer.model_copy(update={"module": f"{run / path.name}:{name}"})
+
+    layers = (kept(layer) if isinstance(layer, ModuleConfig) else layer for layer in config.layers)
+    return config.model_copy(update={"layers": tuple(layers)})
+
+
 class GraphEncoder:
     """The encoder of one graph, as the configuration has it, and what lies on disk for it.
 
-    Neighbours and features lie in the graph's folder, where every run on the graph finds them; they are made by the
-    first.
+    Neighbours and features lie in the graph's folder, where every run on the graph finds them, or, where it can't be
+    written, in the user's cache; they are made by the first run.
+
+    Attributes:
+        data: the fingerprint of the features, if there are some, by the configuration's key.
 
     Args:
         config: `resolved`.
@@ -60,11 +81,15 @@ class GraphEncoder:
         self, config: EncoderConfig, graph: Graph, seed: int, width: int, most_bytes: Callable[[np.ndarray], int]
     ):
         self.config, self._graph, self._seed = config, graph, seed
-        folder = graph.path / f"neighbors-{config.direction}"
-        self.neighbors: Neighbors = open_neighbors(
-            folder, graph.edges("train"), graph.num_nodes, graph.num_relations, config.direction, graph.fingerprint
-        )
-        self.features = _features(Path(config.features), graph) if config.features else None
+        place, edges = _writable(graph), graph.edges("train")
+        sizes, folder = (graph.num_nodes, graph.num_relations), place / f"neighbors-{config.direction}"
+        self.neighbors: Neighbors = open_neighbors(folder, edges, *sizes, config.direction, graph.fingerprint)
+        self.features, self.data = None, {}
+        if config.features:
+            name = hashlib.sha256(str(Path(config.features).resolve()).encode()).hexdigest()[:12]
+            folder = place / f"features-{name}"
+            self.features = open_features(Path(config.features), graph, folder)
+            self.data = {FEATURES: features_fingerprint(folder)}
         self._most = most_bytes(self.neighbors.entries)
         self.mapped_bytes = self._most + self.neighbors.offsets.nbytes
         encoder = self.make()
@@ -73,6 +98,11 @@ class GraphEncoder:
             raise ConfigError(
                 f"the last one makes {encoder.width} floats of a node, {width} are needed", "encoder.layers"
             )
+
+    @property
+    def own(self) -> list[Path]:
+        """The user's files that layers come from."""
+        return [own_file(layer.module)[0] for layer in self.config.layers if isinstance(layer, ModuleConfig)]
 
     @property
     def inputs(self) -> int:
@@ -115,20 +145,37 @@ class GraphEncoder:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".encoded-", suffix=".unfinished") as place:
             yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.lanes, parts.device, memory)
 
-    def encoded_beside(
-        self, checkpoint: Checkpoint, rows: Read | None, threads: int, device: torch.device, memory: int
+    def encoded_at(
+        self,
+        checkpoint: Checkpoint,
+        rows: np.ndarray | PagedArray | None,
+        threads: int,
+        device: torch.device,
+        memory: int,
     ) -> np.ndarray:
-        """What a checkpoint's encoder makes of all nodes, as `encode`; it lies in the checkpoint's folder, and is made
-        when first asked for."""
+        """What a checkpoint's encoder makes of all nodes, as `encode`, made when first asked for: in the run's folder,
+        not in the checkpoint's own, which a run under way may remove at any moment."""
+        run = checkpoint.path.parent.parent
 
         def make(folder: Path) -> None:
             encoder = self.make().to(device)
-            load_encoder(encoder, checkpoint.dense())
+            load_encoder(encoder, checkpoint)
+            read = None if rows is None else rows.__getitem__
             with closing(Lanes(threads if device.type == "cpu" else 1)) as lanes:
-                self.encode(encoder, rows, folder / ENCODED, lanes, device, memory)
+                self.encode(encoder, read, folder / ENCODED, lanes, device, memory)
 
+        if not os.access(run, os.W_OK):
+            sys.stderr.write(f"note: {run} can't be written: the nodes are encoded anew each time\n")
+            with tempfile.TemporaryDirectory() as folder:
+                make(Path(folder))
+                return np.load(Path(folder) / ENCODED, mmap_mode="r", allow_pickle=False)  # readable while mapped
+        folder = run / "encoded" / checkpoint.name
+        for old in folder.parent.glob("[0-9]*"):
+            if not (checkpoint.path.parent / old.name).exists():
+                shutil.rmtree(old, ignore_errors=True)
+        layers = hashlib.sha256(json.dumps(own_layers(self.config)).encode()).hexdigest()
         wanted = {"format": "marius_oac.encoded", "version": 1, "checkpoint": checkpoint.digest}
-        folder = checkpoint.path / "encoded"
+        wanted |= {"data": self.data, "layers": layers}
         return open_derived(folder, "encoded.json", wanted, [ENCODED], make, "the nodes are encoded again")[0]
 
     def encoding_needs(self, memory: int) -> tuple[int, int]:
@@ -149,7 +196,20 @@ class GraphEncoder:
         return lambda ids: np.concatenate((rows(ids), self.features[ids]), 1)
 
 
-def _features(path: Path, graph: Graph) -> np.ndarray:
-    """They lie in a folder of their own for each file that was given."""
-    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    return open_features(path, graph, graph.path / f"features-{name}")
+def load_encoder(encoder: Encoder, checkpoint: Checkpoint) -> None:
+    """The encoder's parameters from a checkpoint. Raises CheckpointError where it has others."""
+    state = {name.removeprefix(NETWORK): each for name, each in checkpoint.dense().items() if name.startswith(NETWORK)}
+    try:
+        encoder.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"has an encoder of other parameters: {reason}", checkpoint.path) from None
+
+
+def _writable(graph: Graph) -> Path:
+    """The graph's folder, or one of its own in the user's cache; says so."""
+    if os.access(graph.path, os.W_OK):
+        return graph.path
+    place = default_cache_dir() / "derived" / graph.fingerprint[:16]
+    sys.stderr.write(f"note: {graph.path} can't be written: neighbours and features lie in {place}\n")
+    return place

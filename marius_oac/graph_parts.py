@@ -106,7 +106,14 @@ def make_encoded_step(
     head = make_step(config, graph, device, threads, encoded=True)
     training, section = config.training, encoder.config
     return EncodedStep(
-        encoder.make(), head, section.embeddings, training.optimizer, section.optimizer, config.seed, device
+        encoder.make(),
+        head,
+        section.embeddings,
+        training.optimizer,
+        section.optimizer,
+        config.seed,
+        device,
+        encoder.own,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from marius_oac.config import Config
+from marius_oac.data import identity
 from marius_oac.data.batches import EdgePlanner
 from marius_oac.data.bucket_batches import BucketSchedule
 from marius_oac.data.graph import Graph
@@ -57,7 +58,8 @@ class GraphTask(Task):
 
     @property
     def fingerprint(self) -> str:
-        return self.graph.fingerprint
+        """Of the graph, and of what is known of its nodes."""
+        return identity.joined(self.graph.fingerprint, self.encoder.data if self.encoder else {})
 
     @cached_property
     def encoder(self) -> GraphEncoder | None:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from marius_oac.pipeline.runner import BatchResult
 
+BAR_SECONDS = 1.0
 LINE_SECONDS = 10.0  # plain lines come no faster than that
 
 
@@ -129,6 +130,10 @@ class SegmentReport:
         self._filled += 1
         while len(self._intervals.get(self._next // self._every, ())) == self._every - self._next % self._every:
             self._end_interval()
+        if self._intervals and self._progress.due:  # a few large batches take long to fill an interval
+            results = [result for several in self._intervals.values() for result in several]
+            totals = replace(Totals.of(results), seconds=time.perf_counter() - self._since)
+            self._progress.show(self._epoch, totals, self._position(self._next + len(results)))
 
     def flush(self) -> None:
         """Writes the interval that the segment's end cuts short."""
@@ -169,16 +174,22 @@ class TrainingProgress:
             else None
         )
 
+    @property
+    def due(self) -> bool:
+        """Whether it is time for another line."""
+        return time.monotonic() >= self._next_line
+
     def show(self, epoch: int, totals: Totals, position: int) -> None:
         """Tells how the last batches went, up to `position`."""
-        gone, self._done = position - self._done, position
+        gone, self._done, due = position - self._done, position, self.due
         loss = f"loss {totals.loss / totals.examples:.4f}, {totals.rate():,.0f} examples/s"
         if self._bar is not None:
             self._bar.set_postfix_str(f"epoch {epoch + 1}, {loss}", refresh=False)
             self._bar.update(gone)
-        elif time.monotonic() >= self._next_line:
+        elif due:
             self.say(f"epoch {epoch + 1}, batch {self._done:,} of {self._last:,}: {loss}")
-            self._next_line = time.monotonic() + LINE_SECONDS
+        if due:
+            self._next_line = time.monotonic() + (LINE_SECONDS if self._bar is None else BAR_SECONDS)
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""

@@ -33,6 +33,7 @@ from marius_oac import __version__, blas
 from marius_oac.checkpoint import Checkpoint, Checkpoints
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
+from marius_oac.data import identity
 from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.files import clean, disk_errors, make_folder, sync, unfinished, write_atomically, write_flushed
 from marius_oac.node_saved import NODES, open_whole
@@ -42,9 +43,9 @@ ORDER = "order.npy"
 
 _MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
                "metrics", "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train",
-               "data.valid", "data.test", "data.labels", "training.progressive", "keys.capacity", "storage.memory",
-               "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing", "nodes.load", "nodes.mode",
-               "nodes.switch", "nodes.modes", "nodes.auto")  # fmt: skip
+               "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive", "keys.capacity",
+               "storage.memory", "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing", "nodes.load",
+               "nodes.mode", "nodes.switch", "nodes.modes", "nodes.auto")  # fmt: skip
 
 
 class RunFolder:
@@ -128,22 +129,26 @@ class RunFolder:
             if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in _MAY_CHANGE):
                 raise ConfigError(f"the run was trained with {old!r}; it can't go on with {new!r}", key)
         if config.task != "ctr":  # a click log has other files every day; `run_log` looks after them
-            self.check_graph(fingerprint, config.data.path)
+            self.check_data(fingerprint, config)
         if self.kernels != blas.kernels():
             sys.stderr.write(
                 f"note: matrix products run on {blas.kernels()} kernels here, on {self.kernels} when this run began: "
                 "the last bits may differ from those of an uninterrupted run\n"
             )
 
-    def check_graph(self, fingerprint: str, path: str | Path, part: int | None = None) -> None:
-        """Raises CheckpointError where the graph at `path` is not the one that the run was trained on.
+    def check_data(self, fingerprint: str, config: BaseConfig) -> None:
+        """Raises CheckpointError, with the key's value, where the data are others than the run was trained on.
 
-        `part`: which part of the run's fingerprint is the graph's, where it has several with dashes in between.
+        `fingerprint`: of all of them, or of some; see `data.identity`.
         """
-        mine = self.fingerprint if part is None else self.fingerprint.split("-")[part]
-        if fingerprint != mine:
-            other = "graph, or other labels," if "-" in fingerprint else "graph"
-            raise CheckpointError(f"this is another {other} than the run was trained on", path)
+        mine = identity.parted(self.fingerprint)
+        for key, found in identity.parted(fingerprint).items():
+            if found != mine.get(key):
+                section, name = key.split(".")
+                these = {"path": "this is another graph", "labels": "these are other labels"}.get(
+                    name, f"these are other {name}"
+                )
+                raise CheckpointError(f"{these} than the run was trained on", getattr(getattr(config, section), name))
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""

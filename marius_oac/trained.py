@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 from marius_oac.checkpoint import Checkpoint
 from marius_oac.compare import Comparison, compare
 from marius_oac.config import Config
+from marius_oac.data import identity
 from marius_oac.data.batches import ENTITIES
 from marius_oac.data.graph import Graph, Split, open_or_prepare
+from marius_oac.encoder_parts import with_kept_layers
 from marius_oac.errors import InputError
 from marius_oac.evaluator import Evaluator
 from marius_oac.export import Names, export
@@ -35,37 +38,11 @@ EMBEDDINGS = "embeddings"
 
 
 class TrainedModel:
-    """A checkpoint of a run with its graph.
+    """A checkpoint of a run with its graph."""
 
-    Attributes:
-        entities: float32 [N, model.dimension], what scores are made of: the entities' rows, or what the encoder makes
-            of them. Stays on disk, mapped.
-    """
-
-    def __init__(self, path: Path, config: Config, graph: Graph, checkpoint: Checkpoint):
-        self.path, self.config, self.graph, self.checkpoint = path, config, graph, checkpoint
-        device = pick_device(config.device)
-        relations = checkpoint.dense().get(RELATIONS)
-        self.entities = self.embeddings() if config.encoder is None else self._encoded(device)
-        self.scorer = LinkScorer(
-            config.model,
-            EntityReader.of_array(self.entities),
-            None if relations is None else relations[:, : relation_width(config)].to(device),
-            device,
-        )
-
-    def embeddings(self) -> np.ndarray | PagedArray | None:
-        """float32 [N, D], the entities' rows as they were trained; None where an encoder needs none."""
-        return self.checkpoint.array(ENTITIES, "values") if self.config.row_dimension else None
-
-    def _encoded(self, device: torch.device) -> np.ndarray:
-        """float32 [N, D], what the encoder makes of the entities: beside the checkpoint, made when first asked for."""
-        encoder = make_graph_encoder(self.config, self.graph)
-        rows = self.embeddings()
-        return encoder.encoded_beside(
-            self.checkpoint, None if rows is None else rows.__getitem__, num_threads(self.config), device,
-            self.config.evaluation.memory << 20,
-        )  # fmt: skip
+    def __init__(self, folder: RunFolder, graph: Graph, checkpoint: Checkpoint):
+        self.path, self.config, self.graph, self.checkpoint = folder.path, folder.config, graph, checkpoint
+        self._folder, self._device = folder, pick_device(self.config.device)
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: str | None = None) -> TrainedModel:
@@ -81,8 +58,32 @@ class TrainedModel:
         if folder.config.task != "graph":
             raise InputError("was trained to tell classes: name the node to predict with --node", path)
         graph = open_or_prepare(folder.config.data.path)
-        folder.check_graph(graph.fingerprint, folder.config.data.path)
-        return cls(folder.path, folder.config, graph, folder.checkpoint(checkpoint))
+        folder.check_data(graph.fingerprint, folder.config)
+        return cls(folder, graph, folder.checkpoint(checkpoint))
+
+    @cached_property
+    def entities(self) -> np.ndarray | PagedArray:
+        """float32 [N, model.dimension], what scores are made of: the entities' rows, or what the encoder makes of them,
+        which takes a while when first asked for. Stays on disk, mapped."""
+        if self.config.encoder is None:
+            return self.embeddings()
+        section = with_kept_layers(self.config.encoder, self.path)
+        encoder = make_graph_encoder(self.config.model_copy(update={"encoder": section}), self.graph)
+        self._folder.check_data(identity.joined(self.graph.fingerprint, encoder.data), self.config)
+        threads, memory = num_threads(self.config), self.config.evaluation.memory << 20
+        return encoder.encoded_at(self.checkpoint, self.embeddings(), threads, self._device, memory)
+
+    @cached_property
+    def scorer(self) -> LinkScorer:
+        """The model as a function from queries to scores."""
+        relations = self.checkpoint.dense().get(RELATIONS)
+        if relations is not None:
+            relations = relations[:, : relation_width(self.config)].to(self._device)
+        return LinkScorer(self.config.model, EntityReader.of_array(self.entities), relations, self._device)
+
+    def embeddings(self) -> np.ndarray | PagedArray | None:
+        """float32 [N, D], the entities' rows as they were trained; None where an encoder needs none."""
+        return self.checkpoint.array(ENTITIES, "values") if self.config.row_dimension else None
 
     def evaluate(self, split: Split = "test", overrides: Iterable[str] = ()) -> Metrics:
         """Ranks the edges of a split; `overrides` are `key=value` changes of the `evaluation` section."""
@@ -185,12 +186,8 @@ def compare_runs(first: str | Path, second: str | Path) -> Comparison:
         return compare(chosen, other.checkpoint(), key_names(folder.config, chosen))
     try:
         graph = open_or_prepare(folder.config.data.path)
-        if folder.config.task == "graph":
-            folder.check_graph(graph.fingerprint, folder.config.data.path)
-            names = _row_names(folder.config, graph)
-        else:
-            folder.check_graph(graph.fingerprint, folder.config.data.path, part=0)
-            names = {ENTITIES: graph.node_names}
+        folder.check_data(graph.fingerprint, folder.config)
+        names = _row_names(folder.config, graph) if folder.config.task == "graph" else {ENTITIES: graph.node_names}
     except InputError:  # the bits are there without it
         names = {}
     return compare(folder.checkpoint(), other.checkpoint(), names)

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from marius_oac.checkpoint import Checkpoint
-from marius_oac.classes_task import CLASSES, make_classes_encoder, read_run_labels
+from marius_oac.classes_task import CLASSES, LABELS, make_classes_encoder
 from marius_oac.config_classes import ClassesConfig
+from marius_oac.data import identity
 from marius_oac.data.batches import ENTITIES
 from marius_oac.data.graph import Graph, Split, open_or_prepare
+from marius_oac.data.node_labels import read_labels
+from marius_oac.encoder_parts import with_kept_layers
 from marius_oac.errors import InputError
 from marius_oac.models.classes import class_metrics
 from marius_oac.predict import Prediction
@@ -30,9 +33,9 @@ class TrainedClassifier:
         classes: their names, in the order of the scores.
     """
 
-    def __init__(self, folder: RunFolder, config: ClassesConfig, graph: Graph, checkpoint: Checkpoint):
-        self.path, self.config, self.graph, self.checkpoint = folder.path, config, graph, checkpoint
-        self._fingerprint = folder.fingerprint
+    def __init__(self, folder: RunFolder, graph: Graph, checkpoint: Checkpoint):
+        self.path, self.config, self.graph, self.checkpoint = folder.path, folder.config, graph, checkpoint
+        self._folder = folder
         self.classes: list[str] = json.loads((folder.path / CLASSES).read_text("utf-8"))
 
     @classmethod
@@ -47,17 +50,19 @@ class TrainedClassifier:
         if not isinstance(config, ClassesConfig):
             raise InputError("was not trained to tell classes of nodes", path)
         graph = open_or_prepare(config.data.path)
-        folder.check_graph(graph.fingerprint, config.data.path, part=0)
-        return cls(folder, config, graph, folder.checkpoint(checkpoint))
+        folder.check_data(graph.fingerprint, config)
+        return cls(folder, graph, folder.checkpoint(checkpoint))
 
     @cached_property
     def scores(self) -> np.ndarray:
         """float32 [N, classes], before the softmax; mapped."""
-        encoder = make_classes_encoder(self.config, self.graph, len(self.classes))
-        rows, memory = self.embeddings(), self.config.evaluation.memory << 20
+        section = with_kept_layers(self.config.encoder, self.path)
+        config = self.config.model_copy(update={"encoder": section})
+        encoder = make_classes_encoder(config, self.graph, len(self.classes))
+        self._folder.check_data(identity.joined(self.graph.fingerprint, encoder.data), self.config)
         device, threads = pick_device(self.config.device), num_threads(self.config)
-        read = None if rows is None else rows.__getitem__
-        return encoder.encoded_beside(self.checkpoint, read, threads, device, memory)
+        memory = self.config.evaluation.memory << 20
+        return encoder.encoded_at(self.checkpoint, self.embeddings(), threads, device, memory)
 
     def embeddings(self) -> np.ndarray | PagedArray | None:
         """float32 [N, D], the nodes' own rows; None where they have none."""
@@ -68,7 +73,8 @@ class TrainedClassifier:
         for item in overrides:
             if not item.startswith("threads="):
                 raise InputError("only `threads` may change here", f"--set {item}")
-        labels = read_run_labels(self.config, self.graph, self._fingerprint)
+        labels = read_labels(Path(self.config.data.labels), self.graph)
+        self._folder.check_data(identity.joined(self.graph.fingerprint, {LABELS: labels.fingerprint}), self.config)
         if not len(labels.nodes[split]):
             raise InputError(f"no node is labelled for {split}", self.config.data.labels)
         self.config = self.config.replace(*overrides)
@@ -83,7 +89,8 @@ class TrainedClassifier:
         """
         if top < 1:
             raise InputError(f"top must be at least 1, not {top}", "predict")
-        scores = np.array(self.scores[self.graph.node_ids([node])[0]], np.float64)
+        place = self.graph.node_ids([node])[0]
+        scores = np.array(self.scores[place], np.float64)
         shares = np.exp(scores - scores.max())
         order = np.argsort(-shares, kind="stable")[:top]
         return [Prediction(self.classes[one], float(shares[one] / shares.sum())) for one in order]

@@ -19,7 +19,7 @@ import psutil
 
 from marius_oac import blas
 from marius_oac.checkpoint import Checkpoint, name_of
-from marius_oac.errors import ConfigError, DivergedError, Interrupted
+from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Interrupted
 from marius_oac.memory import peak_rss
 from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
 from marius_oac.run import RunFolder
@@ -106,7 +106,10 @@ class TrainingLoop:
             self.folder.checkpoints.keep_pages()
         self.session.task.load_state_arrays(checkpoint.arrays())
         checkpoint.restore(self.session.stores)
-        self.session.step.load_dense_state(checkpoint.dense())
+        try:
+            self.session.step.load_dense_state(checkpoint.dense())
+        except ValueError as error:  # the user's own network or layer may have changed
+            raise CheckpointError(str(error), checkpoint.path) from None
 
     def _restore_best(self) -> None:
         """Marks the checkpoint that was the best at this position; forgets it if it has been removed since."""

@@ -1,5 +1,7 @@
 """Encoders in training: the bits of `sync` whatever the threads do, stopping, going on, evaluating, exporting."""
 
+import os
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,7 +10,7 @@ import torch
 
 from marius_oac import TrainedModel, open_run, resume, train
 from marius_oac.data.sampling import NeighborSampler
-from marius_oac.errors import ConfigError
+from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.graph_task import GraphTask
 from marius_oac.models.encoded import blocks_of
 from marius_oac.trained import compare_runs, export_run
@@ -138,14 +140,17 @@ def _complex(candidates, head, relation):
     return first @ query.real + second @ query.imag
 
 
-def test_what_is_encoded_is_kept_beside_the_checkpoint_and_made_again_if_damaged(encoded, tmp_path, capsys):
+def test_what_is_encoded_is_kept_and_made_again_if_damaged(encoded, tmp_path, capsys):
     train(encoded, tmp_path / "run")
     first = np.array(TrainedModel.open(tmp_path / "run").entities)
-    (path,) = (tmp_path / "run" / "checkpoints").glob("*/encoded/entities.npy")
+    (path,) = (tmp_path / "run" / "encoded").glob("*/entities.npy")
     path.write_bytes(path.read_bytes()[:-4] + b"oops")
     capsys.readouterr()
     assert np.array_equal(TrainedModel.open(tmp_path / "run").entities, first)
     assert "the nodes are encoded again" in capsys.readouterr().err
+    resume(tmp_path / "run", ["training.epochs=6"])
+    assert not np.array_equal(TrainedModel.open(tmp_path / "run").entities, first)
+    assert not path.exists() and len(list((tmp_path / "run" / "encoded").glob("[0-9]*"))) == 1
 
 
 def test_exports_hold_what_was_encoded_and_the_rows(encoded, graph, tmp_path):
@@ -165,6 +170,40 @@ def test_features_alone_train_without_a_table(graph, features, tmp_path):
     out = export_run(tmp_path / "run", "npy")
     assert sorted(path.name for path in out.glob("*.npy")) == ["entities.npy", "relations.npy"]
     assert open_run(tmp_path / "run").summary == run.summary
+
+
+def test_other_features_are_refused_and_moved_ones_are_not(graph, features, tmp_path, monkeypatch):
+    mine, moved = tmp_path / "mine.parquet", tmp_path / "moved.parquet"
+    mine.write_bytes(features.read_bytes())
+    train(tiny_config(graph, *ENCODERS["sage"], f"encoder.features={mine}"), tmp_path / "run")
+    before = TrainedModel.open(tmp_path / "run").evaluate("test").values
+    mine.rename(moved)
+    resume(tmp_path / "run", ["training.epochs=3", f"encoder.features={moved}"])
+    table = pq.read_table(moved).to_pydict()
+    pq.write_table(pa.table({**table, "features": [[-x for x in row] for row in table["features"]]}), moved)
+    for attempt in (
+        lambda: TrainedModel.open(tmp_path / "run").evaluate("test"),
+        lambda: resume(tmp_path / "run", ["training.epochs=4"]),
+    ):
+        with pytest.raises(CheckpointError, match=r"moved.parquet: these are other features than the run was trained"):
+            attempt()
+    assert before["filtered.mrr"] > 0
+
+
+def test_a_run_that_cannot_be_written_is_evaluated_all_the_same(encoded, graph, tmp_path, monkeypatch, capsys):
+    summary = train(encoded, tmp_path / "run").summary
+    real = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: real(path, mode) and path not in (tmp_path / "run", graph.path)
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    capsys.readouterr()
+    assert TrainedModel.open(tmp_path / "run").evaluate("test").values["filtered.mrr"] == summary["test.filtered.mrr"]
+    said = capsys.readouterr().err
+    assert "run can't be written: the nodes are encoded anew each time" in said
+    assert "can't be written: neighbours and features lie in" in said
+    assert not (tmp_path / "run" / "encoded").exists() and list(tmp_path.rglob("neighbors-both"))
 
 
 def test_training_needs_no_gradient_of_features(graph, features, tmp_path):
@@ -228,9 +267,51 @@ def test_a_run_keeps_the_code_of_its_layers_and_says_when_it_changes(graph, own,
     assert TrainedModel.open(tmp_path / "run").evaluate("test").values["filtered.mrr"] > 0
     resume(tmp_path / "run", ["training.epochs=3"])
     assert "has changed" not in capsys.readouterr().err
+    model = TrainedModel.open(tmp_path / "run")
+    before = np.array(model.entities)
     own.write_text(OWN.replace("0.1", "0.2"))
+    assert np.array_equal(TrainedModel.open(tmp_path / "run").entities, before)  # by the text that the run has kept
     resume(tmp_path / "run", ["training.epochs=4"])
     assert "note: own_layer.py has changed since it was last trained" in capsys.readouterr().err
+
+
+def test_another_layer_than_the_checkpoints_is_one_line(graph, own, tmp_path, command):
+    train(tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]"), tmp_path / "run")
+    own.write_text(OWN.replace("nn.Linear(inputs, 8)", "nn.Linear(inputs, 8, bias=False)"))
+    code, _, error = command("resume", tmp_path / "run", "--set", "training.epochs=3")
+    assert code == 2 and "dense state 'network.layers.0.linear.bias'" in error[-1], error
+
+
+def test_a_layer_that_fails_in_a_batch_is_named_with_its_line(graph, own, tmp_path, command):
+    own.write_text(OWN.replace("        return self", "        assert not self.training, 'no'\n        return self"))
+    config = tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]")
+    (tmp_path / "config.yaml").write_text(config.dump())
+    code, _, error = command("train", tmp_path / "config.yaml", "--out", tmp_path / "run")
+    assert code == 2 and f"encoder.layers: {own}:16: AssertionError: no" in error[-1], error
+
+
+def test_a_layer_may_keep_what_it_computes(graph, own):
+    """Results of our own products lie in memory that is used again, unless the user has layers."""
+    own.write_text(
+        OWN.replace("        own, sums", "        kept = getattr(self, 'kept', None)\n        own, sums").replace(
+            "        return self",
+            "        self.kept, before = (self.linear(own).detach(),) * 2\n"
+            "        assert kept is None or bool((kept == self.copied).all())\n"
+            "        self.copied = before.clone()\n        return self",
+        )
+    )
+    run_batches(tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]"), graph, 5)
+
+
+def test_a_layer_without_parameters_trains_relations_alone(graph, own, features):
+    text = OWN.replace("self.width = 8", "self.width = inputs").replace(
+        "        self.linear = nn.Linear(inputs, 8)\n", ""
+    )
+    own.write_text(text.replace("self.linear(own + 0.1 * sums)", "own + 0.1 * sums"))
+    layers = f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]"
+    overrides = [layers, f"encoder.features={features}", "model.decoder=distmult", "model.dimension=3"]
+    found = run_batches(tiny_config(graph, *overrides), graph, 10)
+    assert len({result.loss for result in found.results}) == 10
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,8 @@ def test_groups(tmp_path, version):
     assert cgroups.headroom(tmp_path / "none", mount) is None
 
 
-PEAKS = {"plain": [], "encoder": ["encoder.layers=[{kind: sage, neighbors: 5}, {kind: gat}]", "model.decoder=dot"]}
+LAYERS = "encoder.layers=[{kind: sage, neighbors: 5}, {kind: gat}]"
+PEAKS = {"plain": [], "encoder": [LAYERS, "model.decoder=dot", "training.batch_size=2000"]}
 
 
 @pytest.mark.parametrize("model", ["plain", pytest.param("encoder", marks=pytest.mark.slow)])

@@ -75,6 +75,19 @@ def test_sums_of_nothing_and_of_parts():
     assert (Totals.of(batches[:4]) + Totals.of(batches[4:])).peak_cache_rows == Totals.of(batches).peak_cache_rows
 
 
+def test_few_large_batches_are_told_of_before_an_interval_is_full(monkeypatch, capsys):
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: next(clock))
+    lines = []
+    with TrainingProgress(0, 40) as progress:
+        report = SegmentReport(0, 0, 100, lines.append, dict, dict, progress)
+        for result in results(0, 4):
+            report.add(result)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("epoch 1, batch 3 of 40: loss "), said
+    assert lines == []
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress(monkeypatch, terminal):
     class Screen(io.StringIO):

@@ -4,13 +4,17 @@ A node's label is the number of its cluster, so a graph without relations has it
 inside but for the share `noise`. A node's features are a noisy view of its cluster: a point on the unit sphere, drawn
 per cluster, plus Gaussian noise in each direction. Alone they say little; the mean over a node's neighbours says more.
 
-Both go to files as a prepared graph's nodes are named there. What a node gets depends on the seed and its number in the
+    python -m marius_oac.data.generate_nodes --out data/communities --nodes 200000 --edges 2000000 --communities 24
+
+makes a graph folder with all three. They go to files as a prepared graph's nodes are named there. What a node gets depends on the seed and its number in the
 generated graph alone, not on which others there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +23,12 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from marius_oac.data.generate import GeneratedGraph
+from marius_oac.data.generate import GeneratedGraph, write_graph
 from marius_oac.data.graph import Graph
+from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.data.readers import ReadOptions
 from marius_oac.data.splits import SPLITS
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, MariusOacError
 
 CHUNK_NODES = 1 << 14
 """Nodes whose numbers are drawn together; part of what the seed means, so never an option."""
@@ -113,3 +119,48 @@ def _chunks(spec: GeneratedGraph, nodes: np.ndarray, stream: int) -> Iterator[tu
 
 def _rng(spec: GeneratedGraph, stream: int, chunk: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=spec.seed, counter=[0, 0, stream, chunk]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="generate_nodes", description="A graph of communities, labelled.")
+    parser.add_argument("--out", type=Path, required=True, help="new folder: graph/, labels.tsv, features.parquet")
+    parser.add_argument("--nodes", type=int, default=200_000)
+    parser.add_argument("--edges", type=int, default=2_000_000)
+    parser.add_argument("--communities", type=int, default=24)
+    parser.add_argument("--noise", type=float, default=0.5, help="share of edges that leave their community")
+    parser.add_argument("--features", type=int, default=64, help="floats of a node")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _generate(args: argparse.Namespace) -> None:
+    if args.out.exists():
+        raise InputError("exists already", args.out)
+    spec = GeneratedGraph(
+        num_nodes=args.nodes, num_edges=args.edges, num_clusters=args.communities, noise=args.noise, seed=args.seed
+    )
+    args.out.mkdir(parents=True)
+    edges = args.out / "edges.npy"
+    write_graph(spec, edges)
+    print(prepare(PrepareRequest(source=str(edges), out=args.out / "graph", read=ReadOptions(relations=False))))
+    edges.unlink()
+    graph = Graph.open(args.out / "graph", verify=False)
+    write_labels(spec, graph, args.out / "labels.tsv")
+    write_features(spec, graph, args.out / "features.parquet", args.features, noise=1.0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes graph, labels and features; returns the exit code."""
+    try:
+        _generate(_parser().parse_args(argv))
+        return 0
+    except MariusOacError as error:
+        print(f"generate_nodes: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("generate_nodes: stopped", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

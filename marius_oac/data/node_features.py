@@ -12,6 +12,7 @@ The folder is made and checked as `derived` says.
 from __future__ import annotations
 
 import hashlib
+import json
 import mmap
 import os
 import shutil
@@ -66,6 +67,11 @@ def open_features(path: str | os.PathLike[str], graph: Graph, folder: Path) -> n
         _lay_out(_FeatureFile.open(source), graph, temporary)
 
     return open_derived(folder, MANIFEST, wanted, [FEATURES], make, "the features are laid out again")[0]
+
+
+def features_fingerprint(folder: Path) -> str:
+    """Of the features that `open_features` has laid into a folder: equal exactly where these are."""
+    return json.loads((folder / MANIFEST).read_text("utf-8"))[FEATURES]["sha256"]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
 from marius_oac.models.lanes import Lanes
 from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.models.own_code import blaming_frames
 from marius_oac.models.scratch import Scratch
 from marius_oac.models.tiles import blocks
 from marius_oac.models.torch_state import seeded, torch_threads
@@ -54,6 +56,8 @@ class EncodedStep:
         dense: of the encoder's optimizer.
         seed: of the run.
         device: the head's.
+        own: files of the user that layers come from: what they compute is theirs to keep, and their errors are told
+            with file and line.
     """
 
     served = None
@@ -67,16 +71,24 @@ class EncodedStep:
         dense: DenseOptimizerConfig,
         seed: int,
         device: torch.device,
+        own: Sequence[Path] = (),
     ) -> None:
-        self.encoder, self.head = encoder.to(device), head
+        self._own, self.encoder, self.head = tuple(own), encoder.to(device), head
         self._dimension, self._seed, self._device, self._decay = dimension, seed, device, rows.decay
         self._rows, self._dense = RowOptimizer(rows), DenseOptimizer(self.encoder, dense)
-        self._products, self._scratch = LaneProducts(head.lanes, Scratch()), Scratch()
+        self._products, self._scratch = LaneProducts(head.lanes, None if own else Scratch()), Scratch()
 
     def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
-        """See `Step.compute`; `rows[0]` are the nodes' rows, where they have some."""
-        if isinstance(arrays["inputs"], torch.Tensor):
-            return self._compute_tensors(rows, arrays, timestamp)
+        """See `Step.compute`; `rows[0]` are the nodes' rows, where they have some.
+
+        Raises:
+            ConfigError: the user's own layer has failed.
+        """
+        tensors = isinstance(arrays["inputs"], torch.Tensor)
+        with blaming_frames(self._own, "encoder.layers"):
+            return (self._compute_tensors if tensors else self._compute_arrays)(rows, arrays, timestamp)
+
+    def _compute_arrays(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> float:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if _encoders(name)}
         values = torch.from_numpy(rows[0][:, : self._dimension]) if rows else None
         with torch_threads(1), self._products:
@@ -84,7 +96,8 @@ class EncodedStep:
             handed = self._scratch.take("encoded", *encoded.shape)
             handed[:] = encoded.detach().numpy()
             loss = self.head.compute([handed], arrays, timestamp)
-            encoded.backward(torch.from_numpy(handed))
+            if encoded.requires_grad:  # a layer of the user's may have no parameters, and nodes no rows
+                encoded.backward(torch.from_numpy(handed))
         with torch_threads(1):  # without products to look for in each of its many small operations
             self._dense.step(arrays, timestamp)
         if rows:
@@ -96,7 +109,8 @@ class EncodedStep:
         inputs, encoded = self._encode(values, arrays, timestamp)
         handed = encoded.detach().clone()
         loss = self.head.compute([handed], arrays, timestamp)
-        encoded.backward(handed)
+        if encoded.requires_grad:
+            encoded.backward(handed)
         self._dense.step(arrays, timestamp)
         if rows:
             gradients = torch.empty_like(values)
@@ -157,12 +171,6 @@ def blocks_of(arrays: Mapping[str, Tensor], layers: int) -> list[Block]:
         found.append(Block(offsets, sources, num_inputs))
         num_inputs = found[-1].num_outputs
     return found
-
-
-def load_encoder(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
-    """The encoder's parameters from what `EncodedStep.dense_state` gave."""
-    names = {name.removeprefix(NETWORK): tensor for name, tensor in state.items() if name.startswith(NETWORK)}
-    encoder.load_state_dict(names)
 
 
 def _encoders(name: str) -> bool:

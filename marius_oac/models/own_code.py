@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,22 @@ def blaming(path: Path, key: str) -> Iterator[None]:
     except Exception as error:
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if _same(frame.filename, path)]
         place = f"{path}:{own[-1]}" if own else path
+        raise ConfigError(f"{place}: {type(error).__name__}: {error}", key) from error
+
+
+@contextmanager
+def blaming_frames(paths: Collection[Path], key: str) -> Iterator[None]:
+    """An error that went through one of these files becomes a ConfigError with the line, others stay as they are."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if any(_same(frame.filename, path) for path in paths)]
+        if not own:
+            raise
+        place = f"{own[-1].filename}:{own[-1].lineno}"
         raise ConfigError(f"{place}: {type(error).__name__}: {error}", key) from error
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from marius_oac.data.derived import open_derived
+from marius_oac.data.derived import LOCK, open_derived
 from marius_oac.errors import InputError
 
 NAMES = ["numbers.npy"]
@@ -38,7 +38,7 @@ def test_it_is_made_once_and_anew_where_it_is_not_sound(tmp_path, capsys):
     assert "numbers.npy is damaged; it is made again" in capsys.readouterr().err
     make.open(folder, of="that")
     assert make.made == 3 and json.loads((folder / "about.json").read_text())["of"] == "that"
-    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == [LOCK, "folder"]
 
 
 def test_one_makes_it_and_the_others_wait(tmp_path, monkeypatch):
@@ -77,5 +77,5 @@ def test_an_error_leaves_nothing_and_lets_the_next_one_in(tmp_path):
 
     with pytest.raises(InputError, match="[Nn]o space left"):
         open_derived(tmp_path / "folder", "about.json", {}, NAMES, fail, "")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
     assert Maker().open(tmp_path / "folder").tolist() == list(range(5))

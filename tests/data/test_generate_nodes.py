@@ -154,3 +154,16 @@ def test_graphs_of_something_else(graph, tmp_path):
     prepare(PrepareRequest(source=str(tmp_path / "e.tsv"), out=tmp_path / "e", valid_fraction=0, test_fraction=0))
     with pytest.raises(InputError, match="e: has other nodes than the generated graph"):
         write_features(SPEC, Graph.open(tmp_path / "e"), tmp_path / "a.parquet", 4)
+
+
+def test_the_command_makes_what_training_takes(tmp_path, capsys):
+    out = tmp_path / "communities"
+    sizes = ["--nodes", "300", "--edges", "2000", "--communities", "4", "--features", "5"]
+    assert generate_nodes.main(["--out", str(out), *sizes]) == 0
+    graph = Graph.open(out / "graph")
+    labels = read_labels(out / "labels.tsv", graph)
+    assert len(labels.names) == 4 and graph.num_relations == 0
+    assert open_features(out / "features.parquet", graph, tmp_path / "laid").shape == (graph.num_nodes, 5)
+    assert sorted(path.name for path in out.iterdir()) == ["features.parquet", "graph", "labels.tsv"]
+    assert generate_nodes.main(["--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err

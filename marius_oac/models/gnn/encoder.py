@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from marius_oac.config_encoder import EncoderConfig, GatConfig, SageConfig
+from marius_oac.errors import ConfigError
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.layers import GatLayer, SageLayer
 from marius_oac.models.gnn.own_layer import load_layer
@@ -44,6 +45,7 @@ class Encoder(nn.Module):
             lanes: that the kernels of float32 on the CPU share their work on; None: this thread. The bits are the same.
         Raises:
             ValueError: the blocks don't fit to the layers, the values or each other.
+            ConfigError: a layer makes another number of rows or floats than it should.
         """
         if len(blocks) != len(self.layers):
             raise ValueError(f"{len(blocks)} blocks for {len(self.layers)} layers")
@@ -54,6 +56,9 @@ class Encoder(nn.Module):
                 values = self.layers[number - 1].activation(values)
             values = dropout(values, self.dropout, self.training) if self.dropout else values
             values = layer(values, block, lanes)
+            if tuple(values.shape) != (block.num_outputs, layer.width):
+                given = f"makes {tuple(values.shape)} of {block.num_outputs} nodes; its width is {layer.width}"
+                raise ConfigError(given, f"encoder.layers.{number}")
         return values
 
 
