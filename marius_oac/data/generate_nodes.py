@@ -6,8 +6,8 @@ per cluster, plus Gaussian noise in each direction. Alone they say little; the m
 
     python -m marius_oac.data.generate_nodes --out data/communities --nodes 200000 --edges 2000000 --communities 24
 
-makes a graph folder with all three. They go to files as a prepared graph's nodes are named there. What a node gets depends on the seed and its number in the
-generated graph alone, not on which others there are.
+makes a graph with both. They go to files as a prepared graph's nodes are named there. What a node gets depends on the
+seed and its number in the generated graph alone, not on which others there are.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def _generate(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True)
     edges = args.out / "edges.npy"
     write_graph(spec, edges)
-    print(prepare(PrepareRequest(source=str(edges), out=args.out / "graph", read=ReadOptions(relations=False))))
+    made = prepare(PrepareRequest(source=str(edges), out=args.out / "graph", read=ReadOptions(relations=False)))
+    sys.stderr.write(f"{made}\n")
     edges.unlink()
     graph = Graph.open(args.out / "graph", verify=False)
     write_labels(spec, graph, args.out / "labels.tsv")
