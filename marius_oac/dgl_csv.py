@@ -19,8 +19,10 @@ import yaml
 from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PreparedGraph, new_folder
 from marius_oac.data.splits import SPLITS
+from marius_oac.data.text import line_of_row
+from marius_oac.dgl_columns import MASKS, refuse_row, table_ids, table_masks
 from marius_oac.dgl_edges import RELATION, Edges, named, prepare_edges, relation_names
-from marius_oac.dgl_nodes import MASKS, NodeData, csv_columns, node_arrays, of_table
+from marius_oac.dgl_nodes import NodeData, csv_columns, node_arrays, of_table
 from marius_oac.errors import InputError
 
 META = "meta.yaml"
@@ -88,13 +90,22 @@ def _csv_nodes(folder: Path, meta: Mapping[str, Any]) -> list[NodeData]:
         path = folder / entry["file_name"]
         table = _read_csv(path, str(meta.get("separator", ",")))
         column = str(entry.get("node_id_field", "node_id"))
-        if column not in table.column_names:
-            raise InputError(f"has no column {column!r}: {', '.join(table.column_names)}", path)
-        names = table.column(column).combine_chunks().cast(pa.string())
+        names = table_ids(table, column, path).combine_chunks().cast(pa.string())
+        _check_once(names, path)
         if _several(meta):
             names = named(str(entry.get("ntype", _PLAIN[0])), names.to_pylist())
         found.append(of_table(names, table, path))
     return found
+
+
+def _check_once(names: pa.Array, path: Path) -> None:
+    """Refuses a node with two rows."""
+    numbers = names.dictionary_encode().indices.to_numpy()  # a new name has the next number
+    again = np.flatnonzero(np.diff(np.maximum.accumulate(numbers)) == 0)
+    if len(again):
+        row = int(again[0]) + 1
+        first = line_of_row(path, int(np.argmax(numbers == numbers[row])))
+        refuse_row(path, row, f"node {names[row].as_py()!r} stands in line {first} already")
 
 
 def _several(meta: Mapping[str, Any]) -> bool:
@@ -109,24 +120,18 @@ def _csv_edges(folder: Path, meta: Mapping[str, Any]) -> Iterator[Edges]:
     for name, etype, entry in found:
         table = _read_csv(folder / name, str(meta.get("separator", ",")))
         wanted = [str(entry.get(key, key.removesuffix("_field"))) for key in ("src_id_field", "dst_id_field")]
-        missing = [column for column in wanted if column not in table.column_names]
-        if missing:
-            raise InputError(f"has no column {missing[0]!r}: {', '.join(table.column_names)}", folder / name)
+        ends = [table_ids(table, column, folder / name) for column in wanted]
         graphs = str(entry.get("graph_id_field", "graph_id"))
         if graphs in table.column_names and len(table.column(graphs).unique()) > 1:
             raise InputError("holds several graphs", folder / name)
-        ends = [table.column(column) for column in wanted]
-        relation = table.column(RELATION) if RELATION in table.column_names and len(found) == 1 else None
+        relation = None
+        if RELATION in table.column_names and len(found) == 1:
+            relation = table_ids(table, RELATION, folder / name)
         if several:
             ends = [named(kind, column.to_pylist()) for kind, column in zip(etype[::2], ends, strict=True)]
         if len(found) > 1:
             relation = pa.array([names[etype]] * len(table))
-        masks = {
-            split: table.column(mask).to_numpy().astype(bool)
-            for split, mask in MASKS.items()
-            if mask in table.column_names
-        }
-        yield Edges(*ends, relation, masks)
+        yield Edges(*ends, relation, table_masks(table, folder / name))
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PreparedGraph
 from marius_oac.data.splits import SPLITS
 from marius_oac.dgl import load
+from marius_oac.dgl_columns import MASKS, data_masks
 from marius_oac.dgl_edges import RELATION, Edges, named, prepare_edges, relation_names
-from marius_oac.dgl_nodes import MASKS, node_arrays, of_dgl
+from marius_oac.dgl_nodes import node_arrays, of_dgl
 from marius_oac.errors import InputError
 from marius_oac.files import sync, unfinished
 
@@ -43,7 +43,7 @@ def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
             ends = tuple(named(kind, ids) for kind, ids in zip(etype[::2], ends, strict=True))
         single = len(names) == 1 and not several
         relation = _single_relation(graph) if single else pa.array([names[etype]] * len(ends[0]))
-        return Edges(*ends, relation, _masks(graph.edges[etype].data))
+        return Edges(*ends, relation, data_masks(graph.edges[etype].data, f"{where}: edges {names[etype]}"))
 
     nodes = []
     for kind in graph.ntypes:
@@ -113,10 +113,6 @@ def _single_relation(graph: Any) -> np.ndarray | None:
         if name in graph.edata:
             return graph.edata[name].long().numpy()
     return None
-
-
-def _masks(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {split: data[mask].numpy().astype(bool) for split, mask in MASKS.items() if mask in data}
 
 
 def _split_masks(graph: Graph) -> dict[str, np.ndarray]:

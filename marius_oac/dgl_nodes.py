@@ -25,10 +25,10 @@ from marius_oac.data.graph import Graph
 from marius_oac.data.node_features import open_features
 from marius_oac.data.node_labels import read_labels
 from marius_oac.data.splits import SPLITS
+from marius_oac.dgl_columns import MASKS, data_masks, table_masks
 from marius_oac.errors import InputError
 
 LABEL, FEATURES = "label", "feat"
-MASKS = dict(zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True))
 LABELS_FILE, FEATURES_FILE = "labels.tsv", "features.parquet"
 _AT_ONCE = 16 << 20  # bytes of features
 
@@ -57,9 +57,13 @@ class NodeData:
 
 
 def of_dgl(names: pa.Array, data: Mapping[str, Any], where: str) -> NodeData:
-    """Of the `ndata` of a type of nodes."""
-    arrays = {key: data[key].numpy() for key in (LABEL, FEATURES, *MASKS.values()) if key in data}
-    masks = {split: arrays[mask].astype(bool) for split, mask in MASKS.items() if mask in arrays}
+    """Of the `ndata` of a type of nodes.
+
+    Raises:
+        InputError: a mask is none.
+    """
+    masks = data_masks(data, where)
+    arrays = {key: data[key].numpy() for key in (LABEL, FEATURES) if key in data}
     features = arrays.get(FEATURES)
     if features is not None:
         features = features.astype(np.float32, copy=False).reshape(len(names), -1)
@@ -70,10 +74,10 @@ def of_table(names: pa.Array, table: pa.Table, path: Path) -> NodeData:
     """Of a CSV file, whose `feat` is a number, or text with numbers between commas.
 
     Raises:
-        InputError: features that are no numbers, or not as many for every node.
+        InputError: a mask is none; features that are no numbers, or not as many for every node.
     """
-    found = {key: table.column(key) for key in (LABEL, FEATURES, *MASKS.values()) if key in table.column_names}
-    masks = {split: found[mask].to_numpy().astype(bool) for split, mask in MASKS.items() if mask in found}
+    masks = table_masks(table, path)
+    found = {key: table.column(key) for key in (LABEL, FEATURES) if key in table.column_names}
     labels = found[LABEL].to_numpy() if LABEL in found else None
     features = found.get(FEATURES)
     if features is not None:

@@ -1,6 +1,7 @@
 """Graphs to dgl and back, and dgl's CSV format, which needs no dgl."""
 
 import importlib.util
+import re
 import warnings
 
 import numpy as np
@@ -128,6 +129,9 @@ def test_csv_of_several_types(tmp_path):
 ONE = "dataset_name: one\nedge_data:\n- file_name: edges.csv\nnode_data: []\n"
 
 
+MARKS = "a mask is true or false, or 1 or 0"
+
+
 @pytest.mark.parametrize("meta, edges, message", [
     (ONE, "src_id,to\n1,2\n", r"edges.csv: has no column 'dst_id': src_id, to"),
     (ONE, "src_id,dst_id\n1,2,3\n", r"edges.csv: can't be read: .*Row #2: Expected 2"),
@@ -137,13 +141,47 @@ ONE = "dataset_name: one\nedge_data:\n- file_name: edges.csv\nnode_data: []\n"
     ("version: 2.0.0\n" + ONE, "", r"meta.yaml: version 2.0.0 of dgl's CSV format; 1.0.0 is known"),
     ("dataset_name: one\n", "", r"meta.yaml: is not a description of dgl's CSV format \(KeyError: 'edge_data'\)"),
     ("- 1\n", "", r"meta.yaml: is not a description of dgl's CSV format"),
-    (ONE, "src_id,dst_id,train_mask\n", r"no edges"),
+    (ONE, "src_id,dst_id\n1,2\n1,\n", r"edges.csv:3: has no value in column 'dst_id'$"),
+    (ONE, "src_id,dst_id\n\na,b\n\n,b\n", r"edges.csv:5: has no value in column 'src_id'$"),
+    (ONE, "src_id,dst_id\n1,2\n-1,2\n", r"edges.csv:3: -1 in column 'src_id' is negative$"),
+    (ONE, "src_id,dst_id\n1,2\n1.5,2\n", r"edges.csv: column 'src_id' holds double: names or whole numbers are"),
+    (ONE, "src_id,relation,dst_id\n1,x,2\n1,,2\n", r"edges.csv:3: has no value in column 'relation'$"),
+    (ONE, "src_id,dst_id,train_mask\n1,2,1\n2,3,\n", r"edges.csv:3: has no value in column 'train_mask'$"),
+    (ONE, "src_id,dst_id,train_mask\n1,2,true\n2,3,\n", r"edges.csv:3: has no value in column 'train_mask'$"),
+    (ONE, "src_id,dst_id,val_mask\n1,2,True\n2,3,no\n", rf"edges.csv:3: column 'val_mask' holds 'no'; {MARKS}$"),
+    (ONE, "src_id,dst_id,test_mask\n1,2,1\n2,3,2\n", rf"edges.csv:3: column 'test_mask' holds 2; {MARKS}$"),
+    (ONE, "src_id,dst_id,test_mask\n1,2,1.0\n2,3,0.5\n", rf"edges.csv:3: column 'test_mask' holds 0.5; {MARKS}$"),
+    (ONE, "src_id,dst_id,test_mask\n1,2,1.0\n2,3,0.0\n", rf"edges.csv:2: column 'test_mask' holds 1.0; {MARKS}$"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_folder_is_named(tmp_path, meta, edges, message):
     folder = write(tmp_path / "csv", meta, edges=edges)
     with pytest.raises(InputError, match=message):
         prepare_dgl_csv(folder, tmp_path / "graph")
     assert not (tmp_path / "graph").exists()
+
+
+@pytest.mark.parametrize("mask", [[1, 0, 2], [1.0, 0.0, 1.0], [[True], [True], [True]]])
+def test_masks_that_are_none(dgl, tmp_path, mask):  # noqa: F811
+    graph = dgl.graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
+    graph.edata["val_mask"] = torch.tensor(mask)
+    said = "2 (of number 2)" if 2 in mask else f"{str(graph.edata['val_mask'].dtype)[6:]} {list(np.shape(mask))}"
+    with pytest.raises(InputError, match=f"^dgl: edges _E: 'val_mask' holds {re.escape(said)}; {MARKS}$"):
+        prepare_dgl(graph, tmp_path / "graph")
+    graph.edata.pop("val_mask")
+    graph.ndata["train_mask"] = torch.tensor(mask)
+    with pytest.raises(InputError, match=f"^dgl: 'train_mask' holds {re.escape(said)}; {MARKS}$"):
+        prepare_dgl(graph, tmp_path / "graph")
+    assert not list(tmp_path.iterdir())
+
+
+def test_masks_of_small_integers_and_words(dgl, tmp_path):  # noqa: F811
+    graph = dgl.graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
+    graph.edata["train_mask"] = torch.tensor([1, 0, 1], dtype=torch.uint8)
+    prepare_dgl(graph, tmp_path / "graph")
+    assert triples(Graph.open(tmp_path / "graph"))["train"] == [("0", "1"), ("2", "0")]
+    edges = "src_id,dst_id,train_mask\n0,1,True\n1,2,False\n2,0,True\n"
+    prepare_dgl_csv(write(tmp_path / "csv", ONE, edges=edges), tmp_path / "other")
+    assert triples(Graph.open(tmp_path / "other"))["train"] == [("0", "1"), ("2", "0")]
 
 
 def test_a_folder_without_a_description_is_named(tmp_path):
