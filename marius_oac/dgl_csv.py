@@ -39,7 +39,7 @@ def prepare_dgl_csv(folder: Path, out: Path, **options: Any) -> PreparedGraph:
         InputError: a file is missing, broken, of another version, or holds several graphs; or as `prepare`.
     """
     meta = _read_meta(Path(folder) / META)
-    return prepare_edges(_csv_edges(Path(folder), meta), _csv_nodes(Path(folder), meta), out, options)
+    return prepare_edges(_csv_edges(Path(folder), meta), _csv_nodes(Path(folder), meta), folder, out, options)
 
 
 def write_dgl_csv(graph: Graph, out: Path, labels: Path | None = None, features: Path | None = None) -> None:

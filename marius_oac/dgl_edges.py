@@ -38,6 +38,9 @@ class Edges:
         self._table = pa.table(columns)
         self._masks = masks
 
+    def __len__(self) -> int:
+        return len(self._table)
+
     def by_split(self) -> Iterator[tuple[str, pa.Table]]:
         if not self._masks:
             yield "all", self._table
@@ -46,14 +49,20 @@ class Edges:
 
 
 def prepare_edges(
-    edges: Iterable[Edges], nodes: Sequence[NodeData], out: Path, options: Mapping[str, Any]
+    edges: Iterable[Edges], nodes: Sequence[NodeData], where: object, out: Path, options: Mapping[str, Any]
 ) -> PreparedGraph:
-    """By way of Parquet files, which are streamed."""
+    """By way of Parquet files, which are streamed.
+
+    Args:
+        where: file or folder of the graph, for messages.
+    Raises:
+        InputError: there are no edges, or some are of another kind than the others; or as `prepare`.
+    """
     out = Path(out)
     if os.path.lexists(out):
         raise InputError("exists already; choose another folder or remove it", out)
     with tempfile.TemporaryDirectory(prefix="marius-oac-dgl-") as name, new_folder(out) as folder:
-        given, options = _write_edges(edges, Path(name), out), dict(options)
+        given, options = _write_edges(edges, Path(name), where), dict(options)
         if list(given) == ["train"] or ("source" in given and any(each.labelled for each in nodes)):
             for fraction in ("valid_fraction", "test_fraction"):
                 options[fraction] = options.get(fraction) or 0.0
@@ -66,11 +75,13 @@ def prepare_edges(
     return replace(prepared, path=out)
 
 
-def _write_edges(edges: Iterable[Edges], folder: Path, out: Path) -> dict[str, Path]:
+def _write_edges(edges: Iterable[Edges], folder: Path, where: object) -> dict[str, Path]:
     """Files of edges, as a `PrepareRequest` names them."""
+    count = 0
     with ExitStack() as stack:
         writers: dict[str, pq.ParquetWriter] = {}
         for part in edges:
+            count += len(part)
             for split, table in part.by_split():
                 if not len(table):
                     continue
@@ -78,10 +89,14 @@ def _write_edges(edges: Iterable[Edges], folder: Path, out: Path) -> dict[str, P
                     path = folder / f"{split}.parquet"
                     writers[split] = stack.enter_context(pq.ParquetWriter(path, table.schema))
                 if table.schema != writers[split].schema:
-                    raise InputError("some edges have relations, masks or names of another kind than the others", out)
+                    raise InputError("some edges have relations, masks or names of another kind than the others", where)
                 writers[split].write_table(table)
-    if len({"all", "train"} & set(writers)) != 1:
-        raise InputError("some edges have masks and others none, or there are no edges", out)
+    if not count:
+        raise InputError("the graph has no edges", where)
+    if "all" in writers and len(writers) > 1:
+        raise InputError("some edges have masks and others none", where)
+    if not {"all", "train"} & set(writers):
+        raise InputError("the edges have masks, and train_mask is true for none", where)
     return {"source" if split == "all" else split: folder / f"{split}.parquet" for split in writers}
 
 

@@ -24,12 +24,13 @@ from marius_oac.files import sync, unfinished
 
 
 def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
-    """Makes a graph folder of a `DGLGraph`, or of the first graph in a binary file of `dgl.save_graphs`.
+    """Makes a graph folder of a `DGLGraph`, or of a binary file of `dgl.save_graphs` that holds one.
 
     Args:
         options: of `PrepareRequest`; fractions where the edges have no masks.
     Raises:
-        InputError: the file can't be read, dgl is missing, or as `prepare`.
+        InputError: the file can't be read or holds several graphs, a mask or relation is none, dgl is missing; or as
+            `prepare`.
     """
     where = "dgl"
     if isinstance(graph, str | Path):
@@ -42,7 +43,7 @@ def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
         if several:
             ends = tuple(named(kind, ids) for kind, ids in zip(etype[::2], ends, strict=True))
         single = len(names) == 1 and not several
-        relation = _single_relation(graph) if single else pa.array([names[etype]] * len(ends[0]))
+        relation = _single_relation(graph, where) if single else pa.array([names[etype]] * len(ends[0]))
         return Edges(*ends, relation, data_masks(graph.edges[etype].data, f"{where}: edges {names[etype]}"))
 
     nodes = []
@@ -50,7 +51,7 @@ def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
         ids = range(graph.num_nodes(kind))
         strings = named(kind, ids) if several else pa.array(ids, pa.int64()).cast(pa.string())
         nodes.append(of_dgl(strings, graph.nodes[kind].data, f"{where}: {kind}" if several else where))
-    return prepare_edges(map(edges_of, graph.canonical_etypes), nodes, out, options)
+    return prepare_edges(map(edges_of, graph.canonical_etypes), nodes, where, out, options)
 
 
 def to_dgl_graph(graph: Graph, labels: Path | None = None, features: Path | None = None) -> Any:
@@ -97,9 +98,11 @@ def write_dgl(graph: Graph, path: Path, labels: Path | None = None, features: Pa
 def _load(path: Path) -> Any:
     dgl = load()
     try:
-        graphs, _ = dgl.load_graphs(str(path), [0])
+        graphs, _ = dgl.load_graphs(str(path))
     except (dgl.DGLError, OSError) as error:
         raise InputError(f"can't be read by dgl: {str(error).splitlines()[0]}", path) from None
+    if len(graphs) != 1:
+        raise InputError(f"holds {len(graphs)} graphs; one is needed", path)
     return graphs[0]
 
 
@@ -108,10 +111,16 @@ def _ends(graph: Any, etype: tuple[str, str, str]) -> tuple[np.ndarray, np.ndarr
     return heads.long().numpy(), tails.long().numpy()
 
 
-def _single_relation(graph: Any) -> np.ndarray | None:
+def _single_relation(graph: Any, where: str) -> np.ndarray | None:
     for name in ("_TYPE", RELATION):
         if name in graph.edata:
-            return graph.edata[name].long().numpy()
+            found = graph.edata[name]
+            kind = f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
+            if found.dim() == 1 and not (found.is_floating_point() or found.is_complex()):
+                kind = str(int(found.min())) if len(found) and found.min() < 0 else ""
+            if kind:
+                raise InputError(f"{name!r} of the edges holds {kind}; whole numbers from 0 are needed", where)
+            return found.long().numpy()
     return None
 
 

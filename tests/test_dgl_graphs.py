@@ -160,6 +160,43 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, meta, edges, message):
     assert not (tmp_path / "graph").exists()
 
 
+@pytest.mark.parametrize("edges, message", [
+    ("src_id,dst_id\n", "the graph has no edges"),
+    ("src_id,dst_id,train_mask\n", "the graph has no edges"),
+    ("src_id,dst_id,train_mask,val_mask\n1,2,0,1\n2,3,0,0\n", "the edges have masks, and train_mask is true for none"),
+    ("src_id,dst_id,train_mask\n1,2,0\n", "the edges have masks, and train_mask is true for none"),
+])  # fmt: skip
+def test_graphs_with_nothing_to_train_on(tmp_path, edges, message):
+    folder = write(tmp_path / "csv", ONE, edges=edges)
+    with pytest.raises(InputError) as caught:
+        prepare_dgl_csv(folder, tmp_path / "graph")
+    assert str(caught.value) == f"{folder}: {message}"
+
+
+def test_masks_of_some_edges_alone(tmp_path):
+    likes, knows = "who;dst_id;train_mask\na;7;1\n", "src_id;dst_id\na;b\n"
+    folder = write(tmp_path / "csv", SEVERAL, likes=likes, knows=knows)
+    with pytest.raises(InputError) as caught:
+        prepare_dgl_csv(folder, tmp_path / "graph")
+    assert str(caught.value) == f"{folder}: some edges have masks and others none"
+
+
+def test_files_without_exactly_one_graph_or_without_edges(dgl, tmp_path):  # noqa: F811
+    def said(*graphs):
+        dgl.save_graphs(str(tmp_path / "g.bin"), list(graphs))
+        with pytest.raises(InputError) as caught:
+            prepare_dgl(tmp_path / "g.bin", tmp_path / "graph")
+        assert [path.name for path in tmp_path.iterdir()] == ["g.bin"]
+        return str(caught.value).removeprefix(f"{tmp_path}/")
+
+    some = dgl.graph((torch.tensor([0, 1]), torch.tensor([1, 0])))
+    assert said(some, some, some) == "g.bin: holds 3 graphs; one is needed"
+    assert said(dgl.graph(([], []), num_nodes=3)) == "g.bin: the graph has no edges"
+    for relation, held in ((torch.tensor([0, -1]), "-1"), (torch.tensor([0.5, 1]), "float32 [2]")):
+        some.edata["relation"] = relation
+        assert said(some) == f"g.bin: 'relation' of the edges holds {held}; whole numbers from 0 are needed"
+
+
 @pytest.mark.parametrize("mask", [[1, 0, 2], [1.0, 0.0, 1.0], [[True], [True], [True]]])
 def test_masks_that_are_none(dgl, tmp_path, mask):  # noqa: F811
     graph = dgl.graph((torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])))
