@@ -263,7 +263,13 @@ def _add_prepare(parser: Parser) -> None:
         nargs="?",
         help="a .tsv, .csv (also .gz), .parquet or .npy file, dgl's .bin file or CSV folder, or a data set's name",
     )
-    parser.add_argument("--out", type=Path, required=True, help="graph folder to make")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="graph folder to make; what dgl's source says of nodes lies there as labels.tsv (name, label, split) and "
+        "features.parquet (name, features)",
+    )
     for split in ("train", "valid", "test"):
         parser.add_argument(f"--{split}", type=Path, metavar="FILE", help=f"edges of the {split} split")
     parser.add_argument("--from", dest="from_dir", type=Path, metavar="DIR", help="take the data set's files from here")

@@ -8,11 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from marius_oac.cli import main
 from marius_oac.data.graph import Graph
 from marius_oac.data.node_features import open_features
-from marius_oac.data.node_labels import read_labels
+from marius_oac.data.node_labels import COLUMNS, read_labels
 from marius_oac.dgl_csv import prepare_dgl_csv, write_dgl_csv
 from marius_oac.dgl_graphs import prepare_dgl, to_dgl_graph, write_dgl
+from marius_oac.dgl_nodes import FEATURES_FILE, LABELS_FILE
 from marius_oac.errors import InputError
 from tests.test_dgl import dgl  # noqa: F401 - a fixture
 
@@ -192,6 +194,13 @@ def test_the_command_line_takes_dgls_files(labelled, tmp_path, command, dgl):  #
         paths = [tmp_path / word if "." in word or word in ("graph", "new") else word for word in words]
         code, _, err = command("prepare", *paths)
         assert code == 2 and len(err) == 1 and said in err[0]
+
+
+def test_the_help_says_what_the_files_are(capsys):
+    with pytest.raises(SystemExit):
+        main(["prepare", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"{LABELS_FILE} ({', '.join(COLUMNS)}) and {FEATURES_FILE} (name, features)" in words
 
 
 def test_the_command_line_without_dgl(tmp_path, command, monkeypatch):
