@@ -117,7 +117,7 @@ def train(tree, monkeypatch):
             return found
 
         monkeypatch.setattr(trainers, "_trained", trained)
-        monkeypatch.setattr(step, "_seeded", one_at_a_time(step._seeded))
+        monkeypatch.setattr(step, "seeded", one_at_a_time(step.seeded))
         monkeypatch.setattr(trainers, "PATIENCE", PATIENCE)
         outcome.test = train_together(CtrConfig.build(tree | sections), count).test
         return outcome
