@@ -22,7 +22,7 @@ from marius_oac.config_sections import (
 
 class LabelledDataConfig(DataConfig):
     labels: Name = Field(
-        description="Classes of nodes: a .csv, .tsv (also .gz) or .parquet file with columns `name`, `label` and `split`."
+        description="Classes of nodes: .csv, .tsv (also .gz) or .parquet with the columns `name`, `label` and `split`."
     )
 
 
