@@ -211,7 +211,7 @@ def test_a_model_of_clicks_is_exported_with_its_keys(log, tmp_path):
     ("keys.capacity=20", "embeddings_4"),
     ("model.target=number", "model.target"),
     ("data.train=[]", "--set data.train: must name at least one, not []"),
-    ("task=click", "--set task: must be graph or ctr, not 'click'"),
+    ("task=click", "--set task: must be graph, node_classification or ctr, not 'click'"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(log, tmp_path, command, override, message):
     tree = json.loads(json.dumps(ctr_config(log).model_dump(mode="json")))
