@@ -21,9 +21,6 @@ import numpy as np
 
 from marius_oac.files import disk_errors, sync, unfinished, write_flushed
 
-LOCK = ".lock"
-"""A file beside the folders, empty; a file, since a folder can't be locked everywhere."""
-
 
 def open_derived(
     folder: Path, manifest: str, wanted: dict[str, Any], names: Sequence[str], make: Callable[[Path], None], again: str
@@ -54,13 +51,22 @@ def open_derived(
 def _alone_in(parent: Path) -> Iterator[None]:
     """Within the block no other process is in such a block for this folder; a lock that ends with the process."""
     parent.mkdir(parents=True, exist_ok=True)
-    with open(parent / LOCK, "wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.stderr.write(f"waiting for another process that writes to {parent}\n")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    opened = os.open(parent, os.O_RDONLY)
+    try:
+        _lock(opened, parent)
         yield
+    finally:
+        os.close(opened)
+
+
+def _lock(opened: int, parent: Path) -> None:
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.stderr.write(f"waiting for another process that writes to {parent}\n")
+        fcntl.flock(opened, fcntl.LOCK_EX)
+    except OSError as error:  # some network file systems lock no folders
+        sys.stderr.write(f"note: {parent} can't be locked ({error.strerror}): let one run at a time begin on it\n")
 
 
 def _make(

@@ -1,5 +1,6 @@
 """Folders that follow from something: made once, by one process of several, and anew where they are not sound."""
 
+import errno
 import json
 import sys
 import threading
@@ -8,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from marius_oac.data.derived import LOCK, open_derived
+from marius_oac.data import derived
+from marius_oac.data.derived import open_derived
 from marius_oac.errors import InputError
 
 NAMES = ["numbers.npy"]
@@ -38,7 +40,7 @@ def test_it_is_made_once_and_anew_where_it_is_not_sound(tmp_path, capsys):
     assert "numbers.npy is damaged; it is made again" in capsys.readouterr().err
     make.open(folder, of="that")
     assert make.made == 3 and json.loads((folder / "about.json").read_text())["of"] == "that"
-    assert sorted(path.name for path in folder.parent.iterdir()) == [LOCK, "folder"]
+    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
 
 
 def test_one_makes_it_and_the_others_wait(tmp_path, monkeypatch):
@@ -77,5 +79,14 @@ def test_an_error_leaves_nothing_and_lets_the_next_one_in(tmp_path):
 
     with pytest.raises(InputError, match="[Nn]o space left"):
         open_derived(tmp_path / "folder", "about.json", {}, NAMES, fail, "")
-    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    assert list(tmp_path.iterdir()) == []
     assert Maker().open(tmp_path / "folder").tolist() == list(range(5))
+
+
+def test_what_cannot_be_locked_is_said(tmp_path, monkeypatch, capsys):
+    def refuse(opened, how):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(derived.fcntl, "flock", refuse)
+    assert Maker().open(tmp_path / "folder").tolist() == list(range(5))
+    assert "can't be locked (Bad file descriptor): let one run at a time begin on it" in capsys.readouterr().err
