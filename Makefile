@@ -20,7 +20,7 @@ train: .venv/installed  ## train the embedded graph, CoDEx-S, into runs/codex-s 
 	@if [ -d runs/codex-s ]; then $(BIN)/marius-oac resume runs/codex-s; \
 	else $(BIN)/marius-oac train examples/codex-s.yaml --out runs/codex-s; fi
 
-test: .venv/tested  ## the tests, seven minutes on two cores
+test: .venv/tested  ## the tests, less than ten minutes on two cores
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-all: .venv/tested  ## the tests with the slow ones
