@@ -30,7 +30,7 @@ from marius_oac.inference import encode_nodes, encoding_bytes
 from marius_oac.models.encoded import NETWORK, EncodedStep
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
 from marius_oac.models.lanes import Lanes
-from marius_oac.models.own_code import own_file, own_files
+from marius_oac.models.own_code import blaming_frames, own_file, own_files
 from marius_oac.scoring import EntityReader
 from marius_oac.storage.saved_pages import PagedArray
 from marius_oac.task import Parts
@@ -133,9 +133,13 @@ class GraphEncoder:
         Args:
             rows: gives the values of the nodes' own rows, int64 [n] ascending; None where they have none.
             memory: bytes for what is encoded at once.
+        Raises:
+            ConfigError: the user's own layer has failed.
+            InputError: the disk is full, or can't be written.
         """
         read = self._inputs_of(rows)
-        return encode_nodes(encoder, read, self.inputs, self.neighbors, out, lanes, device, memory)
+        with blaming_frames(self.own, "encoder.layers"):
+            return encode_nodes(encoder, read, self.inputs, self.neighbors, out, lanes, device, memory)
 
     @contextmanager
     def encoded(self, parts: Parts, folder: Path | None, memory: int) -> Iterator[np.ndarray]:
@@ -192,8 +196,8 @@ class GraphEncoder:
         if self.features is None:
             return rows
         if rows is None:
-            return lambda ids: np.asarray(self.features[ids])
-        return lambda ids: np.concatenate((rows(ids), self.features[ids]), 1)
+            return lambda ids: np.asarray(np.take(self.features, ids, axis=0))
+        return lambda ids: np.concatenate((rows(ids), np.take(self.features, ids, axis=0)), 1)
 
 
 def load_encoder(encoder: Encoder, checkpoint: Checkpoint) -> None:

@@ -17,7 +17,7 @@ from marius_oac.data.batches import ENTITIES
 from marius_oac.data.graph import Graph, Split, open_or_prepare
 from marius_oac.data.node_labels import read_labels
 from marius_oac.encoder_parts import with_kept_layers
-from marius_oac.errors import InputError
+from marius_oac.errors import CheckpointError, InputError
 from marius_oac.models.classes import class_metrics
 from marius_oac.predict import Prediction
 from marius_oac.run import RunFolder
@@ -36,7 +36,7 @@ class TrainedClassifier:
     def __init__(self, folder: RunFolder, graph: Graph, checkpoint: Checkpoint):
         self.path, self.config, self.graph, self.checkpoint = folder.path, folder.config, graph, checkpoint
         self._folder = folder
-        self.classes: list[str] = json.loads((folder.path / CLASSES).read_text("utf-8"))
+        self.classes = _read_classes(folder.path / CLASSES)
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: str | None = None) -> TrainedClassifier:
@@ -94,3 +94,10 @@ class TrainedClassifier:
         shares = np.exp(scores - scores.max())
         order = np.argsort(-shares, kind="stable")[:top]
         return [Prediction(self.classes[one], float(shares[one] / shares.sum())) for one in order]
+
+
+def _read_classes(path: Path) -> list[str]:
+    try:
+        return [str(name) for name in json.loads(path.read_text("utf-8"))]
+    except (OSError, ValueError, TypeError):
+        raise CheckpointError("is damaged, or missing", path) from None

@@ -152,6 +152,13 @@ def test_mistakes_are_one_line(labelled, tmp_path, command):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_run_without_the_names_of_its_classes_is_one_line(labelled, tmp_path, command):
+    train(configure(labelled, "training.epochs=1"), tmp_path / "run")
+    (tmp_path / "run" / "classes.json").write_text("[")
+    code, _, error = command("predict", tmp_path / "run", "--node", "1")
+    assert code == 2 and len(error) == 1 and "classes.json: is damaged, or missing" in error[0], error
+
+
 def test_several_nodes_refuse_it(labelled):
     task = ClassesTask(configure(labelled), Graph.open(labelled / "graph"))
     with pytest.raises(ConfigError, match="^task: a node classification is trained on one box"):

@@ -290,6 +290,14 @@ def test_a_layer_that_fails_in_a_batch_is_named_with_its_line(graph, own, tmp_pa
     assert code == 2 and f"encoder.layers: {own}:16: AssertionError: no" in error[-1], error
 
 
+def test_a_layer_that_fails_in_an_evaluation_is_named_with_its_line(graph, own, tmp_path, command):
+    own.write_text(OWN.replace("        return self", "        assert len(own) < 150, 'no'\n        return self"))
+    config = tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]")
+    (tmp_path / "config.yaml").write_text(config.dump())
+    code, _, error = command("train", tmp_path / "config.yaml", "--out", tmp_path / "run")
+    assert code == 2 and f"encoder.layers: {own}:16: AssertionError: no" in error[-1], error
+
+
 def test_a_layer_may_keep_what_it_computes(graph, own):
     """Results of our own products lie in memory that is used again, unless the user has layers."""
     own.write_text(
