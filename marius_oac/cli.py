@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from marius_oac import __version__
-from marius_oac.errors import InputError, MariusOacError
+from marius_oac.errors import InputError, run_command
 
 
 class Parser(argparse.ArgumentParser):
@@ -319,19 +319,17 @@ def _add_predict(parser: Parser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code. Errors that are no mistake of the user surface with their traceback."""
-    try:
+
+    def work() -> int | None:
         try:
             args = _parser().parse_args(argv)
             args.argv = sys.argv[1:] if argv is None else list(argv)
-            return args.function(args) or 0
+            return args.function(args)
         finally:  # after --help, too, which ends in SystemExit
             sys.stdout.flush()
-    except MariusOacError as error:
-        print(f"marius-oac: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("marius-oac: stopped", file=sys.stderr)
-        return 130
+
+    try:
+        return run_command("marius-oac", work)
     except BrokenPipeError:  # nobody reads on, as with `| head`; what is left in the buffer must not fail at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -1,5 +1,8 @@
 """Errors that a user sees. Every one prints as one line that says what is wrong and where."""
 
+import sys
+from collections.abc import Callable
+
 
 class MariusOacError(Exception):
     """Base of all errors raised on purpose by this package. `exit_code` is what the command line returns."""
@@ -72,3 +75,15 @@ class Interrupted(MariusOacError):
     """The user asked to stop; the batches in flight were finished and a checkpoint was written."""
 
     exit_code = 130
+
+
+def run_command(program: str, work: Callable[[], int | None]) -> int:
+    """The exit code of a command; errors that are no mistake of the user surface with their traceback."""
+    try:
+        return work() or 0
+    except MariusOacError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{program}: stopped", file=sys.stderr)
+        return 130

@@ -25,10 +25,10 @@ import pyarrow.parquet as pq
 
 from marius_oac.data.generate import GeneratedGraph, write_graph
 from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.data.prepare import PrepareRequest, new_folder, prepare
 from marius_oac.data.readers import ReadOptions
 from marius_oac.data.splits import SPLITS
-from marius_oac.errors import InputError, MariusOacError
+from marius_oac.errors import InputError, run_command
 
 CHUNK_NODES = 1 << 14
 """Nodes whose numbers are drawn together; part of what the seed means, so never an option."""
@@ -139,28 +139,20 @@ def _generate(args: argparse.Namespace) -> None:
     spec = GeneratedGraph(
         num_nodes=args.nodes, num_edges=args.edges, num_clusters=args.communities, noise=args.noise, seed=args.seed
     )
-    args.out.mkdir(parents=True)
-    edges = args.out / "edges.npy"
-    write_graph(spec, edges)
-    made = prepare(PrepareRequest(source=str(edges), out=args.out / "graph", read=ReadOptions(relations=False)))
-    sys.stderr.write(f"{made}\n")
-    edges.unlink()
-    graph = Graph.open(args.out / "graph", verify=False)
-    write_labels(spec, graph, args.out / "labels.tsv")
-    write_features(spec, graph, args.out / "features.parquet", args.features, noise=1.0)
+    with new_folder(args.out) as folder:
+        edges = folder / "edges.npy"
+        write_graph(spec, edges)
+        made = prepare(PrepareRequest(source=str(edges), out=folder / "graph", read=ReadOptions(relations=False)))
+        edges.unlink()
+        graph = Graph.open(folder / "graph", verify=False)
+        write_labels(spec, graph, folder / "labels.tsv")
+        write_features(spec, graph, folder / "features.parquet", args.features, noise=1.0)
+    sys.stderr.write(f"{args.out}: {made.num_nodes:,} nodes, {sum(made.edges.values()):,} edges\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes graph, labels and features; returns the exit code."""
-    try:
-        _generate(_parser().parse_args(argv))
-        return 0
-    except MariusOacError as error:
-        print(f"generate_nodes: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("generate_nodes: stopped", file=sys.stderr)
-        return 130
+    """Writes graph, labels and features, all of them or nothing; returns the exit code."""
+    return run_command("generate_nodes", lambda: _generate(_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from marius_oac.data import log_generate_kernels as kernels
 from marius_oac.data.log_columns import Bag, LogBlock
 from marius_oac.data.progress import Progress
 from marius_oac.data.random import stream_key, wrapping
-from marius_oac.errors import InputError, MariusOacError
+from marius_oac.errors import InputError, run_command
 from marius_oac.files import disk_errors, unfinished
 
 BLOCK_ROWS = 1 << 16  # examples of a block, and of a row group
@@ -330,15 +330,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes a file a day; returns the exit code."""
-    try:
-        _generate(_parser().parse_args(argv))
-        return 0
-    except MariusOacError as error:
-        print(f"log_generate: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("log_generate: stopped", file=sys.stderr)
-        return 130
+    return run_command("log_generate", lambda: _generate(_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

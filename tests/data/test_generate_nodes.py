@@ -167,3 +167,13 @@ def test_the_command_makes_what_training_takes(tmp_path, capsys):
     assert sorted(path.name for path in out.iterdir()) == ["features.parquet", "graph", "labels.tsv"]
     assert generate_nodes.main(["--out", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_an_error_leaves_nothing(tmp_path, monkeypatch):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate_nodes, "write_features", stop)
+    sizes = ["--nodes", "300", "--edges", "2000", "--communities", "4"]
+    assert generate_nodes.main(["--out", str(tmp_path / "communities"), *sizes]) == 130
+    assert list(tmp_path.iterdir()) == []
