@@ -100,11 +100,7 @@ class Ours(Layer):
         self._products = LaneProducts(self._lanes, None)
 
     def forward(self, values, offsets, sources, inputs):
-        return self._module(values, [Block(offsets, sources, inputs)], self._lanes)
-
-    def run(self, batches: int) -> None:
-        with self._products:
-            super().run(batches)
+        return self._module(values, [Block(offsets, sources, inputs)], self._products)
 
     def close(self) -> None:
         self._limit.__exit__(None, None, None)

@@ -193,7 +193,9 @@ class Products(Contestant):
         threadpool_limits(limits=case.cores, user_api="blas")
         task = ClassesTask(case.config(), case.graph)
         planner, self._products = task.planner, []
-        outputs = [len(planner.plan(0).arrays[f"blocks.{number}.offsets"]) - 1 for number in range(len(FAN_OUTS))]
+        arrays = planner.plan(0).arrays
+        first = [len(arrays["means"])] if "means" in arrays else []
+        outputs = first + [len(arrays[f"blocks.{number}.offsets"]) - 1 for number in range(len(first), len(FAN_OUTS))]
         widths = (WIDTH, len(task.labels.names))
         for number, (rows, width) in enumerate(zip(outputs, widths, strict=True)):
             values, weights, gradients = torch.randn(rows, WIDTH), torch.randn(width, WIDTH), torch.randn(rows, width)

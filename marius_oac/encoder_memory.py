@@ -30,7 +30,8 @@ def encoder_needs(encoder: GraphEncoder, plan: Plan, on_disk: int, device: torch
 
 def num_encoded(plan: Plan, config: EncoderConfig) -> int:
     """Nodes that a batch encodes."""
-    return len(plan.arrays[f"blocks.{len(config.layers) - 1}.offsets"]) - 1
+    last = plan.arrays.get(f"blocks.{len(config.layers) - 1}.offsets")
+    return len(plan.arrays["means"] if last is None else last[1:])
 
 
 def encoder_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: list[int]) -> int:
@@ -41,10 +42,15 @@ def encoder_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: list[i
         inputs: floats of an input of the first layer.
         widths: floats of each layer's outputs.
     """
-    nodes = len(plan.arrays["inputs"])
-    floats = 3 * nodes * inputs  # beside the values that were read: gathered, their gradients, these by row
-    words = 0
+    planned = "means" in plan.arrays
+    nodes = len(plan.arrays["means" if planned else "inputs"])
+    # Beside the values that were read: gathered, their gradients, these by row.
+    floats, words = 3 * nodes * inputs * (not planned), 0
     for number, (layer, width) in enumerate(zip(config.layers, widths, strict=True)):
+        if planned and not number:
+            floats += 4 * nodes * width
+            inputs = width
+            continue
         edges, outputs = len(plan.arrays[f"blocks.{number}.sources"]), len(plan.arrays[f"blocks.{number}.offsets"]) - 1
         floats += 2 * nodes * inputs * (number > 0) + 4 * outputs * (inputs + width)
         words += 3 * edges + nodes + outputs

@@ -10,15 +10,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from marius_oac.checkpoint import Checkpoint
-from marius_oac.config_encoder import EncoderConfig, ModuleConfig
+from marius_oac.config_encoder import EncoderConfig, ModuleConfig, SageConfig
 from marius_oac.data.derived import open_derived
 from marius_oac.data.download import default_cache_dir
+from marius_oac.data.feature_means import features_of
 from marius_oac.data.graph import Graph
 from marius_oac.data.neighborhoods import Neighborhoods, Sampler
 from marius_oac.data.neighbors import Neighbors, open_neighbors
@@ -112,7 +114,10 @@ class GraphEncoder:
     @property
     def neighborhoods(self) -> Neighborhoods:
         """What the planner needs."""
-        return Neighborhoods(self._sampler(), self.config.embeddings > 0, self.features)
+        first, embedded = self.config.layers[0], self.config.embeddings > 0
+        given = not (embedded or self.config.dropout)  # nothing is drawn or trained before the first layer's means
+        means = first.aggregator if given and isinstance(first, SageConfig) else None
+        return Neighborhoods(self._sampler(), embedded, self.features, means)
 
     def _sampler(self) -> Sampler:
         fan_outs, graph = self.config.fan_outs, self._graph
@@ -196,8 +201,8 @@ class GraphEncoder:
         if self.features is None:
             return rows
         if rows is None:
-            return lambda ids: np.asarray(np.take(self.features, ids, axis=0))
-        return lambda ids: np.concatenate((rows(ids), np.take(self.features, ids, axis=0)), 1)
+            return partial(features_of, self.features)
+        return lambda ids: np.concatenate((rows(ids), features_of(self.features, ids)), 1)
 
 
 def load_encoder(encoder: Encoder, checkpoint: Checkpoint) -> None:

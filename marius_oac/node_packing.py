@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import numpy as np
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_cluster import ClusterConfig
 from marius_oac.disk_tables import page_bytes
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, NodeLost
 from marius_oac.node_saved import Layout, saved_packings
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes.cluster import names, size_text
@@ -53,7 +54,7 @@ def agreed_packing(
         first = min(_position(task, run, checkpoint), task.road.last)
         task.crew.agreed(lambda: task.check_data_from(first))
     budgets = _Budgets.of(task, config, cluster)
-    unmeasured = budgets.packed(None)
+    unmeasured = _packed(task, budgets, None)
     if config.nodes.packing == "even" or unmeasured.num_nodes == 1:
         return Packed(unmeasured)
     count = max(1, min(MOST_BATCHES, MOST_EXAMPLES // config.training.batch_size))
@@ -62,7 +63,7 @@ def agreed_packing(
     costs = np.sum(task.crew.gather(measured), axis=0, dtype=np.float64)
     if not costs.any():  # nothing is left to be trained
         return Packed(unmeasured)
-    placement, weights = budgets.packed(costs), task.carried
+    placement, weights = _packed(task, budgets, costs), task.carried
     by_hash, packed = (heaviest(costs, each.nodes, weights) for each in (unmeasured, placement))
     if task.crew.leads:
         sys.stderr.write(
@@ -70,6 +71,17 @@ def agreed_packing(
             f"mean (by the hash alone {by_hash:.2f})\n"
         )
     return Packed(placement, len(batches), by_hash, packed)
+
+
+def _packed(task: NodeTask, budgets: _Budgets, costs: np.ndarray | None) -> Placement:
+    """As `_Budgets.packed`. All processes find the same; if there is no room, they leave when all have found it: one
+    that left at once would be lost to the slower ones, and no longer keep the store by which they met."""
+    try:
+        return budgets.packed(costs)
+    except InputError:
+        with suppress(NodeLost):  # whatever became of the others, there is no room
+            task.crew.wait()
+        raise
 
 
 def _saved(task: NodeTask, run: Path, checkpoint: str | None) -> Packed | None:

@@ -1,7 +1,7 @@
 """Software prefetch, for kernels that know well before what they will read."""
 
 from llvmlite import ir
-from numba import config, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -28,3 +28,14 @@ else:
             return context.get_dummy_value()
 
         return types.void(matrix, types.intp, types.intp), generate
+
+
+_LINE_FLOATS = 16  # a cache line
+
+
+@njit(inline="always")
+def prefetch_row(matrix, row, width):
+    """Asks for the first `width` float32 of a row. Stands in its caller's code, compiled as that is."""
+    for j in range(0, width, _LINE_FLOATS):
+        prefetch(matrix, row, j)
+    prefetch(matrix, row, width - 1)  # rows begin anywhere in a line

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first stops after the batches in flight, the second at once."""
+"""Ctrl-C: the first stops after the batches in flight, the second at once; so does the first while there are none."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def stop_on_interrupt(request_stop: Callable[[], None]) -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM call `request_stop`; a second one raises KeyboardInterrupt.
+def stop_on_interrupt(
+    request_stop: Callable[[], None], nothing_to_lose: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Within the block SIGINT and SIGTERM call `request_stop`; a second one raises KeyboardInterrupt, and so does the
+    first while there is `nothing_to_lose`.
 
     Outside the main thread signals can't be caught, and nothing is changed.
     """
@@ -22,7 +25,7 @@ def stop_on_interrupt(request_stop: Callable[[], None]) -> Iterator[None]:
 
     def handle(number: int, frame: object) -> None:
         nonlocal asked
-        if asked:
+        if asked or nothing_to_lose():
             raise KeyboardInterrupt
         asked = True
         request_stop()

@@ -4,7 +4,8 @@ The road is cut into segments that end at epochs, at checkpoints and where the u
 there, so that a checkpoint and an evaluation see one moment. Where a segment ends changes no bits.
 
 A checkpoint is saved before evaluating, and holds nothing of what the evaluation finds. A run that resumes at the end
-of an epoch evaluates it again, to the same numbers.
+of an epoch evaluates it again, to the same numbers. So Ctrl-C stops an evaluation at once, unless other processes wait
+for its end.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class TrainingLoop:
     def __init__(self, session: Session, folder: RunFolder):
         self.session, self.folder, self.config, self.crew = session, folder, session.config, session.task.crew
         self.position = Position()
+        self._alone, self._evaluating = len(self.crew.gather(None)) == 1, False
         self.folder.checkpoints.tier = session.parts.tier
         self.road = session.task.road
         self._evaluation_is_due = False
@@ -129,7 +131,7 @@ class TrainingLoop:
         """
         self.crew.wait()  # nobody looks at rows that another one is still loading
         with (
-            stop_on_interrupt(self.session.pipeline.request_stop),
+            stop_on_interrupt(self.session.pipeline.request_stop, lambda: self._evaluating),
             TrainingProgress(self.position.sequence, self.road.last, self.crew.leads) as progress,
         ):
             if self._evaluation_is_due:
@@ -162,9 +164,12 @@ class TrainingLoop:
             # The segment may have reached its end all the same, where no checkpoint is due.
             if self.position.sequence and name_of(self.position.sequence) not in self.folder.checkpoints.names():
                 self._save()
-            raise Interrupted(
-                f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}"
-            )
+            raise self._interrupted()
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(
+            f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}"
+        )
 
     def _at_epoch(self) -> bool:
         return self.road.is_end(self.position.sequence)
@@ -281,7 +286,7 @@ class TrainingLoop:
         if not self._evaluation_follows():
             return
         epochs, metric = self._epochs_done(), self.session.task.decisive_metric
-        metrics = self.session.evaluate("valid")
+        metrics = self._metrics("valid")
         value = metrics[metric]
         stopping = self.config.training.early_stopping
         better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
@@ -293,6 +298,15 @@ class TrainingLoop:
             self.folder.checkpoints.mark_best(name_of(self.position.sequence))
         else:
             self.position = replace(self.position, worse=self.position.worse + 1)
+
+    def _metrics(self, split: str) -> Mapping[str, float]:
+        self._evaluating = self._alone
+        try:
+            return self.session.evaluate(split)
+        except KeyboardInterrupt:
+            raise self._interrupted() from None
+        finally:
+            self._evaluating = False
 
     def _finish(self, progress: TrainingProgress) -> None:
         """The final numbers; with early stopping those of the best checkpoint."""
@@ -321,7 +335,7 @@ class TrainingLoop:
         summary["tables.dense.sha256"] = self.session.dense_fingerprint()
         if self.session.task.has("test"):
             progress.say("test")
-            summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
+            summary |= {f"test.{name}": value for name, value in self._metrics("test").items()}
         summary |= self.session.task.summary() | self._disk_metrics()
         summary["memory.peak_rss_bytes"] = peak_rss()
         cores, memory = os.cpu_count(), psutil.virtual_memory().total >> 30

@@ -1,6 +1,7 @@
 """Node classification: what it learns, the bits of `sync`, stopping, going on, evaluating, asking, exporting."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,8 @@ from marius_oac.data.generate_nodes import write_features, write_labels
 from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PrepareRequest, prepare
 from marius_oac.data.readers import ReadOptions
+from marius_oac.encoder_memory import encoder_bytes, num_encoded
+from marius_oac.encoder_parts import GraphEncoder
 from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.models.classes import class_metrics
 from marius_oac.node_training import node_task
@@ -90,6 +93,39 @@ def test_oac_has_the_bits_of_sync(labelled, layers):
     for several, count in ((16, 1), (16, 4), (4, 2)):
         config = configure(labelled, *overrides, f"pipeline.in_flight={several}", *workers(count))
         assert run_batches(config, labelled, jitter(count)) == expected
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "gcn"])
+def test_means_formed_while_planning_have_the_bits_of_those_of_the_step(labelled, aggregator, monkeypatch):
+    layers = f"encoder.layers=[{{kind: sage, neighbors: 3, aggregator: {aggregator}}}, {{kind: sage, neighbors: 3}}]"
+    overrides, graph = [layers, f"encoder.features={labelled / 'features.parquet'}"], Graph.open(labelled / "graph")
+
+    def planned(*more):
+        return "means" in ClassesTask(configure(labelled, *overrides, *more), graph).planner.plan(0).arrays
+
+    assert planned() and not planned("encoder.dropout=0.1") and not planned("encoder.embeddings=8")
+    for more in ([], ["encoder.dropout=0.1"], ["encoder.layers=[{kind: sage, neighbors: 3}]"]):
+        task = ClassesTask(configure(labelled, *overrides, *more), graph)
+        plan = task.planner.plan(0)
+        assert num_encoded(plan, task.encoder.config) == len(plan.arrays["labels"])
+    formed_there = run_batches(configure(labelled, *overrides), labelled)
+    property_of = GraphEncoder.neighborhoods.fget
+    monkeypatch.setattr(GraphEncoder, "neighborhoods", property(lambda self: replace(property_of(self), means=None)))
+    assert not planned()
+    assert run_batches(configure(labelled, *overrides), labelled) == formed_there
+
+
+@pytest.mark.parametrize("dimension", [64, 500])
+def test_the_memory_of_planned_means_is_what_a_step_holds(labelled, dimension):
+    layers = f"encoder.layers=[{{kind: sage, neighbors: 5, dimension: {dimension}}}, {{kind: sage, neighbors: 1}}]"
+    config = configure(labelled, layers, f"encoder.features={labelled / 'features.parquet'}")
+    task = ClassesTask(config, Graph.open(labelled / "graph"))
+    plan, encoder = task.planner.plan(0), task.encoder
+    with Session(task) as session:
+        session.step.compute([], plan.arrays, 0)
+        held = sum(each.nbytes for each in session.step._products._scratch._buffers.values())
+    # Beside the scratch of products the step holds sums and what torch makes.
+    assert held < encoder_bytes(plan, encoder.config, encoder.inputs, encoder.widths) < 3 * held
 
 
 @pytest.mark.parametrize("more", [[], ["training.early_stopping.patience=1"], ["storage.memory=64KiB"]])

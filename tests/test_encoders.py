@@ -282,16 +282,9 @@ def test_another_layer_than_the_checkpoints_is_one_line(graph, own, tmp_path, co
     assert code == 2 and "dense state 'network.layers.0.linear.bias'" in error[-1], error
 
 
-def test_a_layer_that_fails_in_a_batch_is_named_with_its_line(graph, own, tmp_path, command):
-    own.write_text(OWN.replace("        return self", "        assert not self.training, 'no'\n        return self"))
-    config = tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]")
-    (tmp_path / "config.yaml").write_text(config.dump())
-    code, _, error = command("train", tmp_path / "config.yaml", "--out", tmp_path / "run")
-    assert code == 2 and f"encoder.layers: {own}:16: AssertionError: no" in error[-1], error
-
-
-def test_a_layer_that_fails_in_an_evaluation_is_named_with_its_line(graph, own, tmp_path, command):
-    own.write_text(OWN.replace("        return self", "        assert len(own) < 150, 'no'\n        return self"))
+@pytest.mark.parametrize("claim", ["not self.training", "len(own) < 150"], ids=["in a batch", "in an evaluation"])
+def test_a_layer_that_fails_is_named_with_its_line(graph, own, tmp_path, command, claim):
+    own.write_text(OWN.replace("        return self", f"        assert {claim}, 'no'\n        return self"))
     config = tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]")
     (tmp_path / "config.yaml").write_text(config.dump())
     code, _, error = command("train", tmp_path / "config.yaml", "--out", tmp_path / "run")

@@ -114,6 +114,27 @@ def test_a_second_ctrl_c_stops_at_once(config, uninterrupted, tmp_path):
     assert resumed(tmp_path / "run") == uninterrupted
 
 
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_ctrl_c_stops_an_evaluation_at_once(config, uninterrupted, tmp_path, monkeypatch, split):
+    real, seen = Session.evaluate, []
+
+    def evaluate(session, asked):
+        seen.append(asked)
+        if asked == split:
+            os.kill(os.getpid(), signal.SIGINT)
+            seen.append("went on")
+        return real(session, asked)
+
+    before = threading.active_count(), signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "evaluate", evaluate)
+        with pytest.raises(Interrupted, match="stopped at batch .*; go on with: marius-oac resume"):
+            training.train(config, tmp_path / "run")
+    assert seen[-1] == split and "went on" not in seen
+    assert (threading.active_count(), signal.getsignal(signal.SIGINT)) == before
+    assert resumed(tmp_path / "run") == uninterrupted
+
+
 def test_a_full_disk_is_named_and_spares_the_older_checkpoints(config, uninterrupted, tmp_path, monkeypatch):
     real, calls = os.fsync, []
 

@@ -9,6 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "marius_oac"
 SHARED = {
+    "aligned",
     "blas",
     "config",
     "config_base",
@@ -34,6 +35,7 @@ ROOMS = {
 }
 HEAVY = {"torch", "numba", "dgl"}
 LIGHT = (
+    "aligned",
     "blas",
     "config",
     "config_base",

@@ -5,10 +5,14 @@ import dataclasses
 import subprocess
 import sys
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.memory_plan import BOUND, make_graph, measure
 from marius_oac import cgroups, graph_memory, memory
+from marius_oac.data.graph import Graph
 from marius_oac.errors import InputError
 from marius_oac.graph_memory import plan_memory
 from marius_oac.graph_task import GraphTask
@@ -144,16 +148,23 @@ def test_groups(tmp_path, version):
 
 
 LAYERS = "encoder.layers=[{kind: sage, neighbors: 5}, {kind: gat}]"
+FEATURES = 256
 PEAKS = {"plain": [], "encoder": [LAYERS, "model.decoder=dot", "training.batch_size=2000"]}
+PEAKS["features"] = [*PEAKS["encoder"], "encoder.embeddings=0", "evaluation.memory=64"]  # training has the peak
 
 
-@pytest.mark.parametrize("model", ["plain", pytest.param("encoder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["plain", *(pytest.param(each, marks=pytest.mark.slow) for each in list(PEAKS)[1:])])
 def test_the_plan_against_the_peak_of_a_process(tmp_path, model):
     """A small one here; `benchmarks/memory_plan.py` measures large ones. The first run may have kernels to compile."""
-    graph = make_graph(tmp_path, 40_000, 60_000)
+    graph, overrides = make_graph(tmp_path, 40_000, 60_000), ["pipeline.in_flight=8", *PEAKS[model]]
+    if model == "features":
+        names = Graph.open(graph).node_names(np.arange(Graph.open(graph).num_nodes))
+        values = pa.FixedSizeListArray.from_arrays(np.ones(len(names) * FEATURES, np.float32), FEATURES)
+        pq.write_table(pa.table({"name": names, "features": values}), tmp_path / "features.parquet")
+        overrides.append(f"encoder.features={tmp_path / 'features.parquet'}")
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        planned, peak, line = measure(graph, tmp_path / name, ["pipeline.in_flight=8", *PEAKS[model]])
+        planned, peak, line = measure(graph, tmp_path / name, overrides)
         apart = abs(peak / planned - 1)
         if apart < BOUND:
             break

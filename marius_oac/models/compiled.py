@@ -24,6 +24,7 @@ from numba import config, njit, types
 from numba.extending import intrinsic
 
 from marius_oac.prefetch import prefetch as prefetch
+from marius_oac.prefetch import prefetch_row as prefetch_row
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
 

@@ -11,6 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,8 @@ from marius_oac.models.ctr.dense import NETWORK, OPTIMIZER, DenseOptimizer
 from marius_oac.models.ctr.products import LaneProducts
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
-from marius_oac.models.lanes import Lanes
+from marius_oac.models.gnn.layers import Means
+from marius_oac.models.lanes import Lanes, Shared
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.models.own_code import blaming_frames
 from marius_oac.models.scratch import Scratch
@@ -84,15 +86,17 @@ class EncodedStep:
         Raises:
             ConfigError: the user's own layer has failed.
         """
-        tensors = isinstance(arrays["inputs"], torch.Tensor)
+        tensors = isinstance(arrays["epoch"], Tensor)
         with blaming_frames(self._own, "encoder.layers"):
             return (self._compute_tensors if tensors else self._compute_arrays)(rows, arrays, timestamp)
 
     def _compute_arrays(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> float:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if _encoders(name)}
         values = torch.from_numpy(rows[0][:, : self._dimension]) if rows else None
-        with torch_threads(1), self._products:
-            inputs, encoded = self._encode(values, tensors, timestamp)
+        # Layers of our own know of lanes; for others torch's operations are looked at one by one.
+        with torch_threads(1), self._products if self._own else nullcontext():
+            self._products.start()
+            inputs, encoded = self._encode(values, tensors, timestamp, self._products)
             handed = self._scratch.take("encoded", *encoded.shape)
             handed[:] = encoded.detach().numpy()
             loss = self.head.compute([handed], arrays, timestamp)
@@ -106,7 +110,7 @@ class EncodedStep:
 
     def _compute_tensors(self, rows: Sequence[Tensor], arrays: Mapping[str, Tensor], timestamp: int) -> Tensor:
         values = rows[0][:, : self._dimension] if rows else None
-        inputs, encoded = self._encode(values, arrays, timestamp)
+        inputs, encoded = self._encode(values, arrays, timestamp, None)
         handed = encoded.detach().clone()
         loss = self.head.compute([handed], arrays, timestamp)
         if encoded.requires_grad:
@@ -118,15 +122,19 @@ class EncodedStep:
             self._rows.update(rows[0], gradients, timestamp, self._factor(arrays))
         return loss
 
-    def _encode(self, values: Tensor | None, arrays: Mapping[str, Tensor], timestamp: int) -> tuple[Tensor, Tensor]:
-        """What goes into the encoder, a leaf, and what comes out of it."""
+    def _encode(
+        self, values: Tensor | None, arrays: Mapping[str, Tensor], timestamp: int, lanes: Shared | None
+    ) -> tuple[Tensor | Means, Tensor]:
+        """What goes into the encoder, a leaf if there are rows, and what comes out of it."""
         inputs = arrays.get("features")
-        if values is not None:
+        if "means" in arrays:
+            inputs = Means(inputs, arrays["means"])
+        elif values is not None:
             own = values.index_select(0, arrays["inputs"])
             inputs = (own if inputs is None else torch.cat((own, inputs), 1)).requires_grad_()
         self.encoder.train()
         with torch.enable_grad(), seeded([self._seed, timestamp], self._device):
-            return inputs, self.encoder(inputs, blocks_of(arrays, len(self.encoder.layers)), self.head.lanes)
+            return inputs, self.encoder(inputs, blocks_of(arrays, len(self.encoder.layers)), lanes)
 
     def _update(
         self, rows: np.ndarray, places: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float
@@ -164,9 +172,10 @@ class EncodedStep:
 
 
 def blocks_of(arrays: Mapping[str, Tensor], layers: int) -> list[Block]:
-    """The blocks of a batch for so many layers."""
-    found, num_inputs = [], arrays["inputs"].numel()
-    for number in range(layers):
+    """The blocks of a batch for so many layers, or for those behind its means."""
+    first = int("means" in arrays)
+    found, num_inputs = [], len(arrays["means"] if first else arrays["inputs"])
+    for number in range(first, layers):
         offsets, sources = (arrays[f"blocks.{number}.{name}"] for name in ("offsets", "sources"))
         found.append(Block(offsets, sources, num_inputs))
         num_inputs = found[-1].num_outputs
@@ -174,7 +183,7 @@ def blocks_of(arrays: Mapping[str, Tensor], layers: int) -> list[Block]:
 
 
 def _encoders(name: str) -> bool:
-    return name.startswith(("blocks.", "inputs", "features"))
+    return name.startswith(("blocks.", "inputs", "features", "means"))
 
 
 def _encoders_state(name: str) -> bool:

@@ -9,9 +9,17 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 Task = Callable[[], object]
+
+
+class Shared(Protocol):
+    """What work is shared out on: `Lanes`, or what stands on them."""
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """See `Lanes.run`."""
 
 
 class Lanes:
@@ -33,7 +41,8 @@ class Lanes:
         try:
             _drain(queue)
         finally:
-            wait(futures)
+            for future in futures:
+                future.exception()  # waits; `concurrent.futures.wait` takes some 20 microseconds more
         for future in futures:
             future.result()
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-_ALIGNMENT = 64  # Bytes of a cache line and of the widest vector: the same for all, lest bits hang on chance.
+from marius_oac.aligned import ALIGNMENT
 
 
 class Scratch:
@@ -20,7 +20,7 @@ class Scratch:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:
-            raw = np.zeros(size + _ALIGNMENT, np.uint8)
-            start = -raw.ctypes.data % _ALIGNMENT
+            raw = np.zeros(size + ALIGNMENT, np.uint8)
+            start = -raw.ctypes.data % ALIGNMENT
             self._buffers[name] = buffer = raw[start : start + size]
         return buffer[:size].view(dtype).reshape(shape)

@@ -15,22 +15,13 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 
+from marius_oac.aligned import aligned_empty
 from marius_oac.pipeline.batch import Batch, Buffers, Pool
 from marius_oac.pipeline.link import Link
 from marius_oac.pipeline.validation import Replace, replace_older, replace_older_torch
 from marius_oac.storage.bfloat16 import round_to_bfloat16
 from marius_oac.storage.contract import RowLayout
 from marius_oac.types import TableSpec
-
-ALIGNMENT = 64
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """An uninitialised array whose memory starts at a multiple of 64 bytes; untouched pages take no memory."""
-    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(num_bytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + num_bytes].view(dtype).reshape(shape)
 
 
 class Device(ABC):

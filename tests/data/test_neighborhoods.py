@@ -78,6 +78,28 @@ def test_plans_hold_the_blocks_and_the_features_of_their_inputs(world):
     assert {"heads", "tails", "negatives", "relations"} <= set(arrays) and arrays["negatives"].max() < len(seeds)
 
 
+@pytest.mark.parametrize("aggregator", ["mean", "gcn"])
+def test_plans_hold_the_means_of_features_in_the_place_of_the_first_block(world, aggregator):
+    edges, spy = world
+    features = np.random.default_rng(1).normal(size=(NODES, 5)).astype(np.float32)
+    planner = EdgePlanner(edges, NODES, RELATIONS, config(), None, Neighborhoods(spy, False, features, aggregator))
+    plan, (*_, blocks) = planner.plan(3), spy.seen[0]
+    assert plan.rows == () and not {"inputs", "blocks.0.offsets", "blocks.0.sources"} & set(plan.arrays)
+    (first, second), nodes = blocks.layers, blocks.rows[blocks.inputs]
+    for output, (begin, end) in enumerate(zip(first.offsets[:-1], first.offsets[1:], strict=True)):
+        seen = nodes[first.sources[begin:end]].tolist() + [nodes[output]] * (aggregator == "gcn")
+        wanted = features[seen].mean(0) if seen else np.zeros(5)
+        np.testing.assert_allclose(plan.arrays["means"][output], wanted, atol=1e-6)
+    assert len(plan.arrays["means"]) == len(first.offsets) - 1
+    assert ("features" in plan.arrays) == (aggregator == "mean")
+    if aggregator == "mean":
+        assert np.array_equal(plan.arrays["features"], features[nodes[: len(first.offsets) - 1]])
+    assert np.array_equal(plan.arrays["blocks.1.sources"], second.sources)
+    for wrong in ((True, features), (False, None)):
+        with pytest.raises(ValueError, match="means are formed of features, where nodes have no rows"):
+            Neighborhoods(spy, *wrong, aggregator)
+
+
 def test_a_plan_is_a_function_of_its_number(world):
     edges, spy = world
     first, second = (EdgePlanner(edges, NODES, RELATIONS, config(), None, Neighborhoods(spy, True)) for _ in range(2))

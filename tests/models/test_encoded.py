@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from marius_oac.config import Config
+from marius_oac.data.feature_means import feature_means
 from marius_oac.models.autograd import AutogradGradient
 from marius_oac.models.classes import ClassesHead, class_metrics
 from marius_oac.models.encoded import EncodedStep, blocks_of
 from marius_oac.models.gnn.encoder import make_encoder
+from marius_oac.models.lanes import Lanes
 from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
 from tests.models.naive_gnn import draw_blocks
 
@@ -89,6 +91,45 @@ def test_a_step_is_gradient_descent_on_the_whole_model(layers, inputs):
     np.testing.assert_allclose(step.dense_state()[RELATIONS], relations.detach().numpy(), atol=2e-6)
     for found, wanted in zip(step.encoder.parameters(), parameters, strict=True):
         np.testing.assert_allclose(found.detach(), wanted.detach().numpy(), atol=2e-6)
+    step.close()
+
+
+@pytest.mark.parametrize("layers", ["sage", "gcn, two layers"])
+def test_a_batch_with_the_means_of_its_features_takes_the_same_step(layers):
+    config = configure(LAYERS[layers], INPUTS["features"])
+    _, arrays = draw(config)
+    features, offsets, sources = (arrays[name] for name in ("features", "blocks.0.offsets", "blocks.0.sources"))
+    means = feature_means(features, np.arange(len(features)), offsets, sources, with_own="gcn" in layers)
+    given = {name: array for name, array in arrays.items() if name != "inputs" and not name.startswith("blocks.0")}
+    given = {**given, "means": means, "features": features[: len(means)]}
+    if "gcn" in layers:
+        del given["features"]
+    first, second, third = make(config), make(config), make(config)
+    loss = first.compute([], arrays, 0)
+    assert second.compute([], given, 0) == loss
+    tensors = {name: torch.from_numpy(np.array(each)) for name, each in given.items()}
+    assert float(third.compute([], tensors, 0)) == pytest.approx(loss, rel=1e-5)
+    for name, tensor in first.dense_state().items():
+        assert torch.equal(second.dense_state()[name], tensor)
+        torch.testing.assert_close(third.dense_state()[name], tensor, rtol=1e-5, atol=1e-5)
+    for step in (third, second, first):
+        step.close()
+
+
+def test_a_step_works_on_its_lanes_and_in_the_same_memory(monkeypatch):
+    real, runs = Lanes.run, []
+    monkeypatch.setattr(Lanes, "run", lambda lanes, tasks: runs.append(len(tasks)) or real(lanes, tasks))
+    config = configure(LAYERS["gcn, two layers"], INPUTS["rows"])
+    step, (rows, arrays) = make(config), draw(config)
+    step.head.compute([np.zeros((NODES, WIDTH), np.float32)], arrays, 0)
+    of_head, held = len(runs), []
+    for timestamp in range(3):
+        runs.clear()
+        step.compute(rows, arrays, timestamp)
+        # Sums and products of two layers and the rectifier between them, forward and backward; the rows' update.
+        assert len(runs) == 2 * (2 + 2 + 1) + 1 + of_head
+        held.append(len(step._products._scratch._buffers))
+    assert 0 < held[0] == held[1] == held[2]
     step.close()
 
 

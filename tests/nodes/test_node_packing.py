@@ -1,5 +1,6 @@
 """Where rows lie over nodes: packed by what batches look up, within budgets, and kept while the nodes are the same."""
 
+import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -311,6 +312,38 @@ def test_where_rows_lie_changes_no_bits(hubs, log, tmp_path, task):
         run("train", tmp_path / "config.yaml", "--out", tmp_path / packing, *how)
     assert placements(tmp_path / "measured") != placements(tmp_path / "even")
     assert digests(tmp_path / "measured") == digests(tmp_path / "even")
+
+
+def test_processes_without_room_leave_when_all_have_found_it(hubs, monkeypatch):
+    first_is_done, events = threading.Event(), []
+
+    class Budgets:
+        def __init__(self, task, *_):
+            self.rank = task.group.rank
+
+        def packed(self, costs):
+            if self.rank:  # until the first one waits for this one, or has left
+                assert first_is_done.wait(30)
+            events.append(f"{self.rank} finds")
+            raise InputError("has no room", "node a")
+
+    monkeypatch.setattr(node_packing._Budgets, "of", Budgets)
+    config, make = graph_nodes(hubs)
+
+    def pack(group):
+        try:
+            return agreed_packing(make(group, [1, 1]), config, cluster({}, {}))
+        finally:
+            events.append(f"{group.rank} leaves")
+            first_is_done.set()
+
+    def delay(rank, channel, number):
+        if rank == 0:
+            first_is_done.set()
+
+    with pytest.raises(InputError, match="no room"):
+        together(ThreadGroup.members(2, delay=delay), pack)
+    assert events[:2] == ["0 finds", "1 finds"] and len(events) == 4
 
 
 def test_a_run_whose_rows_do_not_fit_does_not_start(hubs, tmp_path):

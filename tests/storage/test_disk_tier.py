@@ -1,5 +1,7 @@
 """The disk tier in forced schedules: who waits for whom, and that nothing is lost meanwhile."""
 
+from queue import Queue
+
 import pytest
 
 from marius_oac.errors import ConfigError
@@ -69,21 +71,20 @@ def test_a_claim_gets_all_its_frames_or_none(tiers):
 
 def test_who_announces_too_much_waits_for_who_fetches(tiers):
     tier, _, _ = tiers(2, look_ahead=1)
-    claims = []
+    claims = Queue()
 
     def announce():
         for sequence in range(20):
-            claims.append(tier.announce(sequence, [ids(sequence % ROWS)]))
+            claims.put(tier.announce(sequence, [ids(sequence % ROWS)]))
 
     thread, outcome = in_thread(announce)
     parked(tier)
-    assert 1 <= len(claims) <= 2
-    for sequence in range(20):
-        while len(claims) <= sequence:
-            parked(tier)
-        tier.fetch(claims[sequence])
-        tier.wait(claims[sequence])
-        tier.release(claims[sequence])
+    assert 1 <= claims.qsize() <= 2
+    for _ in range(20):
+        claim = claims.get(timeout=PATIENCE)
+        tier.fetch(claim)
+        tier.wait(claim)
+        tier.release(claim)
     assert joined(thread, outcome) is None
 
 

@@ -7,13 +7,13 @@ Guarantees:
 - The bits depend on the arguments' values, not on the number of lanes nor on where the arguments lie: blocks are cut by
   shapes alone, a product runs on one thread (`blas.one_thread_per_product`), and sees aligned memory only.
 - Tensors that are not float32 on the CPU are left to torch.
-- With a scratch, results lie in memory that is used again when the context is next entered: fresh memory costs as much
-  time as the rectifiers.
+- With a scratch, results lie in memory that is used again after the next `start`: fresh memory costs as much time as
+  the rectifiers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,8 +21,9 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from marius_oac.aligned import ALIGNMENT
 from marius_oac.models.compiled import compiled
-from marius_oac.models.lanes import Lanes
+from marius_oac.models.lanes import Lanes, Shared, Task
 from marius_oac.models.scratch import Scratch
 from marius_oac.models.tiles import blocks
 
@@ -30,24 +31,34 @@ _BLOCK_ROWS = 512
 _BLOCK_OUTPUTS = 128
 _BLOCK_MATRICES = 256
 _BLOCK_FLOATS = 1 << 17
-_ALIGNMENT = 64
 _ZERO = np.float32(0)
 
 
 class LaneProducts(TorchFunctionMode):
     """While entered, in this thread, the network's large operations run on `lanes`.
 
+    Each of torch's operations then takes a few microseconds more. Code that knows of lanes need not enter it: it calls
+    `linear` and `relu` of this module. A `lanes.Shared` in any case.
+
     Args:
         lanes: shared out on.
-        scratch: where results lie until the context is next entered; None: in torch's own memory.
+        scratch: where results lie until the next `start`; None: in torch's own memory.
     """
 
     def __init__(self, lanes: Lanes, scratch: Scratch | None) -> None:
         super().__init__()
         self.lanes, self._scratch, self._taken = lanes, scratch, 0
 
-    def __enter__(self):
+    def start(self) -> None:
+        """From here on results may lie where those from before lay; entering does the same."""
         self._taken = 0
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """See `Lanes.run`."""
+        self.lanes.run(tasks)
+
+    def __enter__(self):
+        self.start()
         return super().__enter__()
 
     def empty(self, *shape: int) -> torch.Tensor:
@@ -71,7 +82,7 @@ class LaneProducts(TorchFunctionMode):
         if not (shaped and all(_fits(each) for each in (input, weight, bias))):
             return None
         rows = input.reshape(-1, input.shape[-1])
-        return _Linear.apply(rows, weight, bias, self).view(*input.shape[:-1], weight.shape[0])
+        return _Linear.apply(self, bias, rows, weight).view(*input.shape[:-1], weight.shape[0])
 
     def _batched(self, input, other):
         fits = _fits(input) and _fits(other) and input.dim() == other.dim() == 3
@@ -81,6 +92,28 @@ class LaneProducts(TorchFunctionMode):
 
     def _relu(self, input, inplace=False):
         return None if inplace or not _fits(input) else _Relu.apply(input, self)
+
+
+def linear(bias: torch.Tensor | None, lanes: Shared | None, *pairs: torch.Tensor) -> torch.Tensor:
+    """The sum of torch's linear layers, shared out where `lanes` are `LaneProducts`.
+
+    Args:
+        bias: [O] or None, of the first.
+        pairs: input [B, I] and weight [O, I] of each layer.
+    """
+    if isinstance(lanes, LaneProducts) and all(map(_fits, pairs)):
+        return _Linear.apply(lanes, bias, *pairs)
+    linear = torch.nn.functional.linear
+    total = linear(*pairs[:2], bias)
+    for input, weight in zip(pairs[2::2], pairs[3::2], strict=True):
+        total = total + linear(input, weight)
+    return total
+
+
+def relu(input: torch.Tensor, lanes: Shared | None) -> torch.Tensor:
+    """torch's, shared out where `lanes` are `LaneProducts`."""
+    found = lanes._relu(input) if isinstance(lanes, LaneProducts) else None
+    return torch.relu(input) if found is None else found
 
 
 # Not bound to a mode: one that held its own methods would keep its memory until the garbage collector comes by.
@@ -98,39 +131,45 @@ _OURS: dict[Callable, Callable] = {
 
 
 class _Linear(torch.autograd.Function):
-    """`x` [B, I] times `weight` [O, I] transposed, plus `bias` [O] or None."""
+    """The sum of each `x` [B, I] times its `weight` [O, I] transposed, plus `bias` [O] or None."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, mode):
-        x, weight = _aligned(x), _aligned(weight)
-        ctx.save_for_backward(x, weight)
+    def forward(ctx, mode, bias, *pairs):
+        pairs = [_aligned(each) for each in pairs]
+        ctx.save_for_backward(*pairs)
         ctx.mode = mode
-        y = mode.empty(x.shape[0], weight.shape[0])
-        shared = (weight.numpy().T, None if bias is None else _aligned(bias).numpy())
-        cuts = blocks(0, x.shape[0], _BLOCK_ROWS)
-        mode.lanes.run([partial(_multiply, x.numpy()[begin:end], *shared, y.numpy()[begin:end]) for begin, end in cuts])
-        return y
+        xs, weights = ([each.numpy() for each in pairs[start::2]] for start in (0, 1))
+        shape = len(xs[0]), len(weights[0])
+        y, *others = (mode.empty(*shape).numpy() for _ in xs)
+        shared = ([weight.T for weight in weights], None if bias is None else _aligned(bias).numpy())
+        cuts = blocks(0, len(y), _BLOCK_ROWS)
+        tasks = [
+            partial(_add_products, [x[a:b] for x in xs], *shared, y[a:b], [other[a:b] for other in others])
+            for a, b in cuts
+        ]
+        mode.lanes.run(tasks)
+        return torch.from_numpy(y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        x, weight = (tensor.numpy() for tensor in ctx.saved_tensors)
-        dy, tasks = _aligned(gradient).numpy(), []
-        by_x, by_weight, by_bias = (
-            ctx.mode.empty(*shape) if needed else None
-            for needed, shape in zip(ctx.needs_input_grad, (x.shape, weight.shape, weight.shape[:1]), strict=False)
-        )
-        for begin, end in blocks(0, len(weight), _BLOCK_OUTPUTS):  # the longest tasks first
+        dy, (_, by_bias, *needed), tasks = _aligned(gradient).numpy(), ctx.needs_input_grad, []
+        pairs = [tensor.numpy() for tensor in ctx.saved_tensors]
+        found = [ctx.mode.empty(*each.shape) if asked else None for each, asked in zip(pairs, needed, strict=True)]
+        total = ctx.mode.empty(dy.shape[1]) if by_bias else None
+        for begin, end in blocks(0, dy.shape[1], _BLOCK_OUTPUTS):  # the longest tasks first
             part = dy[:, begin:end]
-            if by_weight is not None:
-                tasks.append(partial(_multiply, part.T, x, None, by_weight.numpy()[begin:end]))
-            if by_bias is not None:
-                tasks.append(partial(_add_up, part, by_bias.numpy()[begin:end]))
-        if by_x is not None:
-            for begin, end in blocks(0, len(x), _BLOCK_ROWS):
-                tasks.append(partial(_multiply, dy[begin:end], weight, None, by_x.numpy()[begin:end]))
+            for x, by_weight in zip(pairs[::2], found[1::2], strict=True):
+                if by_weight is not None:
+                    tasks.append(partial(_multiply, part.T, x, by_weight.numpy()[begin:end]))
+            if total is not None:
+                tasks.append(partial(_add_up, part, total.numpy()[begin:end]))
+        for by_x, weight in zip(found[::2], pairs[1::2], strict=True):
+            if by_x is not None:
+                for begin, end in blocks(0, len(dy), _BLOCK_ROWS):
+                    tasks.append(partial(_multiply, dy[begin:end], weight, by_x.numpy()[begin:end]))
         ctx.mode.lanes.run(tasks)
-        return by_x, by_weight, by_bias, None
+        return None, total, *found
 
 
 class _Batched(torch.autograd.Function):
@@ -178,7 +217,7 @@ def _fits(tensor: torch.Tensor | None) -> bool:
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().contiguous()
-    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def _as_laid_out(tensor: torch.Tensor) -> torch.Tensor:
@@ -190,7 +229,7 @@ def _as_laid_out(tensor: torch.Tensor) -> torch.Tensor:
 def _multiply_each(mode: LaneProducts, left: np.ndarray, right: np.ndarray) -> torch.Tensor:
     y = mode.empty(left.shape[0], left.shape[1], right.shape[2])
     cuts = blocks(0, len(left), _BLOCK_MATRICES)
-    mode.lanes.run([partial(_multiply, left[a:b], right[a:b], None, y.numpy()[a:b]) for a, b in cuts])
+    mode.lanes.run([partial(_multiply, left[a:b], right[a:b], y.numpy()[a:b]) for a, b in cuts])
     return y
 
 
@@ -201,10 +240,24 @@ def _by_parts(lanes: Lanes, kernel: Callable, *tensors: torch.Tensor) -> None:
 
 
 @np.errstate(invalid="ignore", over="ignore")  # A diverged loss is the pipeline's to report, not NumPy's.
-def _multiply(left: np.ndarray, right: np.ndarray, bias: np.ndarray | None, into: np.ndarray) -> None:
+def _multiply(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
     np.matmul(left, right, out=into)
+
+
+def _add_products(
+    lefts: Sequence[np.ndarray],
+    rights: Sequence[np.ndarray],
+    bias: np.ndarray | None,
+    into: np.ndarray,
+    others: Sequence[np.ndarray],
+) -> None:
+    """Leaves the products but the first in `others`."""
+    _multiply(lefts[0], rights[0], into)
     if bias is not None:
         _add_bias(into, bias)
+    for left, right, product in zip(lefts[1:], rights[1:], others, strict=True):
+        _multiply(left, right, product)
+        _add(into.reshape(-1), product.reshape(-1))
 
 
 @compiled
@@ -212,6 +265,12 @@ def _add_bias(rows, bias):
     for i in range(rows.shape[0]):
         for j in range(bias.size):
             rows[i, j] += bias[j]
+
+
+@compiled
+def _add(into, more):
+    for i in range(into.size):
+        into[i] += more[i]
 
 
 @compiled

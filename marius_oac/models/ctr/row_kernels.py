@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.models.compiled import compiled, inlined, prefetch
+from marius_oac.models.compiled import compiled, inlined, prefetch, prefetch_row
 from marius_oac.models.optimizers import update_row
 
 _ZERO = np.float32(0)
@@ -41,13 +41,6 @@ def _pack(field, example):
     return (np.int64(field) << _FIELD_BITS) | np.int64(example)
 
 
-@inlined
-def _prefetch(rows, row, width):
-    for j in range(0, width, _LINE_FLOATS):
-        prefetch(rows, row, j)
-    prefetch(rows, row, width - 1)  # rows begin anywhere in a line
-
-
 @compiled
 def gather(rows, dimension, local, fields, begin, end, inputs):
     """Copies the rows of single-valued features, local int64 [f, B], of the examples [begin, end) to their `fields`."""
@@ -59,7 +52,7 @@ def gather(rows, dimension, local, fields, begin, end, inputs):
         for i in range(fields.size):
             field, column, following = fields[i], inputs.columns[fields[i]], min(i + _FIELDS_AHEAD, fields.size - 1)
             for b in range(start, stop):
-                _prefetch(rows, local[following, b], width)
+                prefetch_row(rows, local[following, b], width)
             for b in range(start, stop):
                 row, into = rows[local[i, b]], inputs.values[b, column : column + dimension]
                 for j in range(dimension):
@@ -78,7 +71,7 @@ def pool(rows, dimension, picks, offsets, scales, field, begin, end, inputs):
         into[:] = _ZERO
         weight = _ZERO
         for at in range(offsets[b], offsets[b + 1]):
-            _prefetch(rows, picks[min(at + _AHEAD, offsets[end] - 1)], dimension + 1 if weighted else dimension)
+            prefetch_row(rows, picks[min(at + _AHEAD, offsets[end] - 1)], dimension + 1 if weighted else dimension)
             row = rows[picks[at]]
             for j in range(dimension):
                 into[j] += row[j]
@@ -98,7 +91,7 @@ def pad(rows, dimension, picks, offsets, begin, end, padded):
     for b in range(begin, end):
         count = offsets[b + 1] - offsets[b]
         for k in range(count):
-            _prefetch(rows, picks[min(offsets[b] + k + _AHEAD, offsets[end] - 1)], dimension)
+            prefetch_row(rows, picks[min(offsets[b] + k + _AHEAD, offsets[end] - 1)], dimension)
             row, into = rows[picks[offsets[b] + k]], padded[b * length + k]
             for j in range(dimension):
                 into[j] = row[j]

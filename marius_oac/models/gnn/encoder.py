@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ from torch.nn.functional import dropout
 
 from marius_oac.config_encoder import EncoderConfig, GatConfig, SageConfig
 from marius_oac.errors import ConfigError
+from marius_oac.models.ctr.products import relu
 from marius_oac.models.gnn.block import Block
-from marius_oac.models.gnn.layers import GatLayer, SageLayer
+from marius_oac.models.gnn.layers import GatLayer, Means, SageLayer
 from marius_oac.models.gnn.own_layer import load_layer
-from marius_oac.models.lanes import Lanes
+from marius_oac.models.lanes import Shared
 
 
 class Encoder(nn.Module):
@@ -36,30 +37,47 @@ class Encoder(nn.Module):
         self.dropout = dropout
         self.width: int = self.layers[-1].width
 
-    def forward(self, values: Tensor, blocks: Sequence[Block], lanes: Lanes | None = None) -> Tensor:
+    def forward(self, values: Tensor | Means, blocks: Sequence[Block], lanes: Shared | None = None) -> Tensor:
         """The innermost nodes' values, [outputs of the last block, width].
 
         Args:
-            values: [inputs of the first block, D].
-            blocks: one for each layer; the outputs of one are the inputs of the next.
-            lanes: that the kernels of float32 on the CPU share their work on; None: this thread. The bits are the same.
+            values: [inputs of the first block, D], or what a first layer of GraphSAGE would make of them.
+            blocks: one for each layer, with `Means` for each but the first; the outputs of one are the inputs of the
+                next.
+            lanes: that what is float32 on the CPU shares its work on, products only if they are `LaneProducts`; None:
+                this thread.
         Raises:
-            ValueError: the blocks don't fit to the layers, the values or each other.
+            ValueError: the blocks don't fit to the layers, the values or each other, or the means to the first layer.
             ConfigError: a layer makes another number of rows or floats than it should.
         """
-        if len(blocks) != len(self.layers):
-            raise ValueError(f"{len(blocks)} blocks for {len(self.layers)} layers")
-        for number, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
+        done = 0
+        if isinstance(values, Means):
+            done, values = 1, self._combined(values, lanes)
+        if done + len(blocks) != len(self.layers):
+            raise ValueError(f"{len(blocks)} blocks for {len(self.layers) - done} layers")
+        for number, (layer, block) in enumerate(zip(self.layers[done:], blocks, strict=True), done):
             if values.shape[0] != block.num_inputs:
                 raise ValueError(f"block {number} has {block.num_inputs} inputs, but there are {values.shape[0]}")
             if number:
-                values = self.layers[number - 1].activation(values)
+                values = _activated(self.layers[number - 1].activation, values, lanes)
             values = dropout(values, self.dropout, self.training) if self.dropout else values
             values = layer(values, block, lanes)
             if tuple(values.shape) != (block.num_outputs, layer.width):
                 given = f"makes {tuple(values.shape)} of {block.num_outputs} nodes; its width is {layer.width}"
                 raise ConfigError(given, f"encoder.layers.{number}")
         return values
+
+    def _combined(self, means: Means, lanes: Shared | None) -> Tensor:
+        first = self.layers[0]
+        if not isinstance(first, SageLayer) or (first.own is None) != (means.own is None):
+            raise ValueError(f"means {'alone ' if means.own is None else ''}are not what the first layer makes")
+        if means.own is not None and means.own.shape != means.means.shape:
+            raise ValueError(f"means {tuple(means.means.shape)} of nodes {tuple(means.own.shape)}")
+        return first.combine(means, lanes)
+
+
+def _activated(activation: Callable[[Tensor], Tensor], values: Tensor, lanes: Shared | None) -> Tensor:
+    return relu(values, lanes) if activation is torch.relu else activation(values)
 
 
 def make_encoder(config: EncoderConfig, inputs: int, seed: int) -> Encoder:

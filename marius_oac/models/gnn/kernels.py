@@ -6,11 +6,10 @@ are a block's `offsets` and `sources`, or the other way round `BySource.offsets`
 
 import numpy as np
 
-from marius_oac.models.compiled import compiled, inlined, prefetch
+from marius_oac.models.compiled import compiled, inlined, prefetch_row
 from marius_oac.models.vector_math import exp
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_LINE_FLOATS = 16  # a cache line
 _AHEAD = 16  # edges
 
 
@@ -34,13 +33,6 @@ def group_by_source(sources, offsets, first, edges, destinations):
     first[0] = 0
 
 
-@inlined
-def _prefetch(rows, row):
-    for j in range(0, rows.shape[1], _LINE_FLOATS):
-        prefetch(rows, row, j)
-    prefetch(rows, row, rows.shape[1] - 1)  # rows begin anywhere in a line
-
-
 @compiled
 def add_up_weighted(rows, weights, offsets, picks, begin, end, into):
     """Writes to `into` [., W] the sums of the rows [., W] that each of [begin, end) picks.
@@ -52,7 +44,7 @@ def add_up_weighted(rows, weights, offsets, picks, begin, end, into):
     for i in range(begin, end):
         into[i] = _ZERO
         for at in range(offsets[i], offsets[i + 1]):
-            _prefetch(rows, picks[min(at + _AHEAD, offsets[end] - 1)])
+            prefetch_row(rows, picks[min(at + _AHEAD, offsets[end] - 1)], rows.shape[1])
             for h in range(heads):
                 weight = weights[at, h]
                 total, row = into[i, h * width : (h + 1) * width], rows[picks[at], h * width : (h + 1) * width]
@@ -67,7 +59,7 @@ def dots(rows, others, offsets, picks, begin, end, into):
     width = rows.shape[1] // heads
     for i in range(begin, end):
         for at in range(offsets[i], offsets[i + 1]):
-            _prefetch(rows, picks[min(at + _AHEAD, offsets[end] - 1)])
+            prefetch_row(rows, picks[min(at + _AHEAD, offsets[end] - 1)], rows.shape[1])
             for h in range(heads):
                 other, row = others[i, h * width : (h + 1) * width], rows[picks[at], h * width : (h + 1) * width]
                 total = _ZERO

@@ -6,17 +6,30 @@ A layer is an `nn.Module` with a `width`, floats of an output, an `activation` b
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu, linear, relu
+from torch.nn.functional import elu
 
+from marius_oac.models.ctr.products import linear
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.segments import attention, neighbours, weighted_sum
-from marius_oac.models.lanes import Lanes
+from marius_oac.models.lanes import Shared
 
 _SLOPE = 0.2  # Velickovic et al., section 2.1
+
+
+class Means(NamedTuple):
+    """What a GraphSAGE layer's matrices are multiplied with.
+
+    Attributes:
+        own: [O, D], the outputs' own values; None for `gcn`.
+        means: [O, D], of the neighbours' values; for `gcn` of a node's own, too.
+    """
+
+    own: Tensor | None
+    means: Tensor
 
 
 class SageLayer(nn.Module):
@@ -29,7 +42,7 @@ class SageLayer(nn.Module):
         inputs, outputs: floats of an input and an output.
     """
 
-    activation = staticmethod(relu)
+    activation = staticmethod(torch.relu)
 
     def __init__(self, inputs: int, outputs: int, aggregator: Literal["mean", "gcn"] = "mean") -> None:
         super().__init__()
@@ -38,13 +51,19 @@ class SageLayer(nn.Module):
         self.neighbours = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs))
 
-    def forward(self, values: Tensor, block: Block, lanes: Lanes | None = None) -> Tensor:
-        # Sums first, though rows may be wider than outputs: there are fewer outputs than inputs to multiply.
+    def forward(self, values: Tensor, block: Block, lanes: Shared | None = None) -> Tensor:
+        # Means first, though rows may be wider than outputs: there are fewer outputs than inputs to multiply.
         own, sums = neighbours(values, block, lanes)
         degrees = block.degrees.to(values.dtype)[:, None]
         if self.own is None:
-            return linear((sums + own) / (degrees + 1), self.neighbours, self.bias)
-        return linear(own, self.own, self.bias) + linear(sums / degrees.clamp(min=1), self.neighbours)
+            return self.combine(Means(None, (sums + own) / (degrees + 1)), lanes)
+        return self.combine(Means(own, sums / degrees.clamp(min=1)), lanes)
+
+    def combine(self, given: Means, lanes: Shared | None = None) -> Tensor:
+        """The outputs, [O, width], where the means are known."""
+        if self.own is None:
+            return linear(self.bias, lanes, given.means, self.neighbours)
+        return linear(self.bias, lanes, given.own, self.own, given.means, self.neighbours)
 
 
 class GatLayer(nn.Module):
@@ -77,14 +96,14 @@ class GatLayer(nn.Module):
         self.destination = nn.Parameter(torch.empty(heads, outputs))
         self.bias = nn.Parameter(torch.empty(self.width))
 
-    def forward(self, values: Tensor, block: Block, lanes: Lanes | None = None) -> Tensor:
+    def forward(self, values: Tensor, block: Block, lanes: Shared | None = None) -> Tensor:
         if self.attend_to_self:
             block = block.with_own
-        projected = linear(values, self.weight)
+        projected = linear(None, lanes, values, self.weight)
         # The vectors times W first: then scores are a narrow product of the values.
         vectors = torch.stack((self.source, self.destination))
         folded = (vectors[..., None] * self.weight.view(*self.source.shape, -1)).sum(2)
-        scores = linear(values, folded.flatten(0, 1))
+        scores = linear(None, lanes, values, folded.flatten(0, 1))
         sources, destinations = scores[:, : self.heads], scores[: block.num_outputs, self.heads :]
         weights = attention(sources, destinations, _SLOPE, block, lanes)
         sums = weighted_sum(projected, weights, block, lanes)

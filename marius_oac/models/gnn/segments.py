@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -23,13 +24,13 @@ from torch.nn.functional import embedding_bag
 
 from marius_oac.models.gnn import kernels
 from marius_oac.models.gnn.block import Block
-from marius_oac.models.lanes import Lanes
+from marius_oac.models.lanes import Shared
 
 _KERNEL_WORK = 4096  # edges and the rows they are added up in
 _BAG_WORK = 16384  # a call of torch's takes some 20 microseconds beside its work
 
 
-def neighbours(values: Tensor, block: Block, lanes: Lanes | None = None) -> tuple[Tensor, Tensor]:
+def neighbours(values: Tensor, block: Block, lanes: Shared | None = None) -> tuple[Tensor, Tensor]:
     """The outputs' own values and the sums of their neighbours', both [O, D], of values [n, D]; no neighbours: zeros.
 
     Args:
@@ -41,7 +42,7 @@ def neighbours(values: Tensor, block: Block, lanes: Lanes | None = None) -> tupl
     return _Neighbours.apply(values, block, lanes)
 
 
-def weighted_sum(values: Tensor, weights: Tensor, block: Block, lanes: Lanes | None = None) -> Tensor:
+def weighted_sum(values: Tensor, weights: Tensor, block: Block, lanes: Shared | None = None) -> Tensor:
     """Sums over each output's edges of weight times value, head by head: [O, H * D] of [n, H * D] and [E, H].
 
     Raises:
@@ -52,7 +53,7 @@ def weighted_sum(values: Tensor, weights: Tensor, block: Block, lanes: Lanes | N
     return _WeightedSum.apply(values, weights, block, lanes)
 
 
-def attention(sources: Tensor, destinations: Tensor, slope: float, block: Block, lanes: Lanes | None = None) -> Tensor:
+def attention(sources: Tensor, destinations: Tensor, slope: float, block: Block, lanes: Shared | None = None) -> Tensor:
     """The softmax over each output's edges of LeakyReLU(source + destination), [E, H].
 
     Velickovic et al., ICLR 2018, equations 2 and 3, where the product with the attention vector is a sum of two.
@@ -131,7 +132,7 @@ def _fits(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
-def _sums(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Lanes | None, weights: Tensor | None = None) -> Tensor:
+def _sums(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Shared | None, weights: Tensor | None = None) -> Tensor:
     """Sums [., W] of the rows picked between two offsets each, head by head times `weights` [E, H] if there are."""
     if weights is None:
         return _bags(rows, offsets, picks, lanes)
@@ -144,7 +145,7 @@ def _sums(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Lanes | None, wei
     return into
 
 
-def _bags(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Lanes | None, weights: Tensor | None = None) -> Tensor:
+def _bags(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Shared | None, weights: Tensor | None = None) -> Tensor:
     rows, count = rows.detach().contiguous(), offsets.numel() - 1
     if not (picks.numel() and rows.shape[1]):
         return rows.new_zeros(count, rows.shape[1])
@@ -165,7 +166,7 @@ def _add_up(rows: Tensor, offsets: Tensor, picks: Tensor, weights: Tensor | None
     return embedding_bag(picks, rows, offsets, mode="sum", include_last_offset=True, per_sample_weights=weights)
 
 
-def _dots(values: Tensor, gradient: Tensor, block: Block, heads: int, lanes: Lanes | None) -> Tensor:
+def _dots(values: Tensor, gradient: Tensor, block: Block, heads: int, lanes: Shared | None) -> Tensor:
     """Inner products [E, H] of each edge's source in `values` and its destination in `gradient`, head by head."""
     if not _fits(values):
         products = values[block.sources] * gradient[block.destinations]
@@ -220,7 +221,7 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().contiguous().numpy()
 
 
-def _share_out(kernel: Callable, offsets: Tensor, picks: Tensor, lanes: Lanes | None, *into: Tensor) -> None:
+def _share_out(kernel: Callable, offsets: Tensor, picks: Tensor, lanes: Shared | None, *into: Tensor) -> None:
     """Runs a kernel over all ranges of rows."""
     ends, chosen, results = offsets.numpy(), picks.numpy(), [each.numpy() for each in into]
     tasks = [partial(kernel, ends, chosen, *bounds, *results) for bounds in _cuts(ends, _KERNEL_WORK)]
@@ -236,5 +237,5 @@ def _cuts(offsets: np.ndarray, size: int) -> list[tuple[int, int]]:
     count = len(offsets) - 1
     work = offsets + np.arange(count + 1)
     inner = np.searchsorted(work, np.arange(size, work[-1], size))
-    cuts = np.unique([0, *inner, count]).tolist()
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    cuts = sorted({0, *inner.tolist(), count})
+    return list(pairwise(cuts))

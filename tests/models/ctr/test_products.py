@@ -1,5 +1,7 @@
 """Linear layers and rectifiers on lanes: torch's results, the same bits for any lanes and places."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from marius_oac import blas
-from marius_oac.models.ctr.products import LaneProducts
+from marius_oac.models.ctr.products import LaneProducts, linear, relu
 from marius_oac.models.lanes import Lanes
 from marius_oac.models.scratch import Scratch
 
@@ -155,14 +157,59 @@ def test_wrong_shapes_are_errors_as_ever():
             run(functional.linear, tensors, 1)
 
 
+class Counting(Lanes):
+    runs = 0
+
+    def run(self, tasks):
+        self.runs += 1
+        super().run(tasks)
+
+
+def test_what_knows_of_lanes_need_not_enter():
+    lanes, scratch, x, weight, bias = Counting(1), Scratch(), numbers(5, 4), numbers(3, 4), numbers(3)
+    products = LaneProducts(lanes, scratch)
+    places = []
+    for _ in range(2):
+        products.start()
+        found = linear(bias, products, x, weight), relu(x, products)
+        places.append([each.data_ptr() for each in found])
+    assert lanes.runs == 4 and places[0] == places[1] and len(set(places[0])) == 2
+    for mine, wanted in zip(found, (functional.linear(x, weight, bias), torch.relu(x)), strict=True):
+        torch.testing.assert_close(mine, wanted)
+    for other in (None, lanes):
+        assert torch.equal(linear(bias, other, x, weight), functional.linear(x, weight, bias))
+        assert torch.equal(relu(x, other), torch.relu(x))
+    assert torch.equal(relu(x.double(), products), torch.relu(x.double())) and lanes.runs == 4
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 1100), st.lists(st.integers(1, 20), min_size=1, max_size=3), st.integers(1, 150), st.booleans())
+def test_sums_of_linear_layers_as_torch(rows, inputs, outputs, biased):
+    """The same bits as layer by layer, and torch's numbers."""
+    tensors = [numbers(outputs) if biased else None]
+    for seed, width in enumerate(inputs):
+        tensors += [numbers(rows, width, seed=seed), numbers(outputs, width, seed=seed)]
+
+    def together(lanes):
+        return lambda bias, *pairs: linear(bias, lanes, *pairs)
+
+    def one_by_one(bias, *pairs):
+        found = functional.linear(*pairs[:2], bias)
+        for x, weight in zip(pairs[2::2], pairs[3::2], strict=True):
+            found = found + functional.linear(x, weight)
+        return found
+
+    with closing(Lanes(2)) as lanes, blas.one_thread_per_product():
+        ours = run(together(LaneProducts(lanes, Scratch())), tensors)
+    assert same(ours, run(one_by_one, tensors, 2))
+    wanted = run(together(None), [None if each is None else each.double() for each in tensors])
+    for mine, exact in zip(ours, wanted, strict=True):
+        assert (mine is None) == (exact is None)
+        if mine is not None:
+            np.testing.assert_allclose(mine, exact, rtol=1e-3, atol=4e-3)
+
+
 def test_layers_do_run_on_the_lanes():
-    class Counting(Lanes):
-        runs = 0
-
-        def run(self, tasks):
-            self.runs += 1
-            super().run(tasks)
-
     lanes = Counting(1)
     layer, x = nn.Linear(4, 3), numbers(5, 4)
     cases = [(layer, (x,)), (nn.ReLU(), (x,)), *((product, (x[None], x.t()[None])) for product in BATCHED)]

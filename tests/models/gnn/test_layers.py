@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing, nullcontext
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from marius_oac.models.ctr.products import LaneProducts
 from marius_oac.models.gnn import segments
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
-from marius_oac.models.gnn.layers import GatLayer, SageLayer
+from marius_oac.models.gnn.layers import GatLayer, Means, SageLayer
 from marius_oac.models.lanes import Lanes
 from tests.models import naive_gnn as naive
 from tests.without_jit import only_with_the_jit, pass_without_the_jit
@@ -167,14 +168,13 @@ def test_same_bits_for_any_number_of_threads(stack):
     encoder, values = make(*stack).float(), draw_values(blocks[0].num_inputs).float()
     seen = []
     with blas.one_thread_per_product():
-        for count, given in ((1, False), (1, True), (2, True), (3, True), (2, True)):
-            lanes = Lanes(count)
-            try:
-                with LaneProducts(lanes, None):
+        for count, given in ((1, None), (1, "lanes"), (2, "lanes"), (3, "lanes"), (1, "products"), (2, "products")):
+            with closing(Lanes(count)) as lanes:
+                products = LaneProducts(lanes, None)
+                shared = {"lanes": lanes, "products": products}.get(given)
+                with nullcontext() if given == "products" else products:
                     fresh = [Block(block.offsets, block.sources, block.num_inputs) for block in blocks]
-                    seen.append(differentiated(encoder, values, fresh, lanes if given else None))
-            finally:
-                lanes.close()
+                    seen.append(differentiated(encoder, values, fresh, shared))
     assert all(torch.equal(one, other) for found in seen[1:] for one, other in zip(found, seen[0], strict=True))
     moved = values.clone()
     moved[0, 0] *= 1.001
@@ -235,6 +235,30 @@ def test_dropout_is_drawn_while_training_alone():
     encoder.eval()
     assert torch.equal(encoder(values, blocks), encoder(values, blocks))
     assert make({"kind": "sage", "dimension": 30}).train().dropout == 0.0
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "gcn"])
+def test_a_first_layer_of_graphsage_may_be_given_its_means(aggregator):
+    encoder = make({"kind": "sage", "dimension": 3, "aggregator": aggregator}, LAYERS[2])
+    blocks = [
+        Block(torch.tensor([0, 2, 2]), torch.tensor([2, 1]), 3),
+        Block(torch.tensor([0, 1]), torch.tensor([1]), 2),
+    ]
+    values = draw_values(3)
+    if aggregator == "mean":
+        given = Means(values[:2], torch.stack((values[1:].mean(0), torch.zeros(INPUTS))))
+    else:
+        given = Means(None, torch.stack((values.mean(0), values[1])))
+    torch.testing.assert_close(encoder(given, blocks[1:]), encoder(values, blocks))
+    with pytest.raises(ValueError, match="2 blocks for 1 layers"):
+        encoder(given, blocks)
+    other = "gcn" if aggregator == "mean" else "mean"
+    for wrong in (make({"kind": "sage", "dimension": 3, "aggregator": other}), make(LAYERS[2])):
+        with pytest.raises(ValueError, match="not what the first layer makes"):
+            wrong(given, [])
+    if aggregator == "mean":
+        with pytest.raises(ValueError, match=r"means \(1, 4\) of nodes \(2, 4\)"):
+            encoder(Means(given.own, given.means[:1]), blocks[1:])
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
