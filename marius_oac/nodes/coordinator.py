@@ -28,9 +28,12 @@ from marius_oac.nodes.dealer import WAIT, Deal, Dealer, Wait
 
 
 class Verdict(NamedTuple):
-    """For each shard the tokens of the places that it fills now; the lost batches, ascending; who may ask again."""
+    """For each shard the tokens of the places that it fills now; the batches that all shards have settled, and the lost
+    ones, ascending; who may ask again.
+    """
 
     fills: list[list[int]]
+    done: list[int]
     lost: list[int]
     woken: list[int]
 
@@ -106,19 +109,20 @@ class Coordinator:
         call.settled[shard] = settled
         woken, fills = self._stepped({shard: step}), [[] for _ in self._steps]
         if len(call.settled) < len(self._steps):
-            return Verdict(fills, [], woken)
+            return Verdict(fills, [], [], woken)
         del self._calls[worker]
-        torn = []
+        done, torn = [], []
         for number, (batch, token) in enumerate(call.out.items()):
             lacking = [each for each in range(len(self._steps)) if not call.settled[each][number]]
             if not lacking:
+                done.append(batch)
                 woken += self.dealer.done(worker, batch)
             elif len(lacking) < len(self._steps):
                 torn.append(batch)
                 for each in lacking:
                     fills[each].append(token)
         lost = self.dealer.lost(worker, torn)
-        return Verdict(fills, lost.batches, woken + lost.woken + [worker] * call.back)
+        return Verdict(fills, sorted(done), lost.batches, woken + lost.woken + [worker] * call.back)
 
     def _stepped(self, steps: Mapping[int, int]) -> list[int]:
         for shard, step in steps.items():

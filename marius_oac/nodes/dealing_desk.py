@@ -40,6 +40,7 @@ class DealingDesk:
         self._through: list[int] = []  # peers that have been told that there is none left
         self.lobby: list[int] = []  # guests that wait
         self._open, self._examples = False, 0
+        self._out: dict[int, int] = {}  # of each batch that is dealt and neither done nor lost: its examples
         self._filling: list[int] = []  # shards that have not said yet that they have filled their places
         self._lives = trainers  # workers that there were: a guest that comes again is another one
         self._workers: dict[int, int] = {}
@@ -115,6 +116,7 @@ class DealingDesk:
         if worker in self._entering or self.coordinator.dealer.reserved(worker)[:1] != [message.sequence]:
             raise Malformed(f"batch {message.sequence} is not the next one of that trainer")
         self._entering[worker] = message.sequence
+        self._out[message.sequence] = message.step
         return self._tokens([worker])
 
     def _done(self, peer: int, message: Message, steps: np.ndarray) -> list[Out]:
@@ -122,13 +124,16 @@ class DealingDesk:
             woken = self.coordinator.done(self._workers.get(peer, -1), message.sequence, steps.tolist())
         except ValueError as error:
             raise Malformed(str(error)) from None
-        self._examples += message.step
+        self._examples += self._out.pop(message.sequence)
         return self._tokens(woken) + self._maybe_finished()
 
     def _answered(self, message: Message, settled: np.ndarray) -> list[Out]:
         if not self.coordinator.expects(message.sequence):
             raise Malformed(f"an answer about {message.sequence}, for whom nobody asked")
         verdict = self.coordinator.answered(message.table, message.sequence, settled.tolist(), message.step)
+        self._examples += sum(self._out.pop(batch) for batch in verdict.done)
+        for batch in verdict.lost:
+            self._out.pop(batch, None)  # it may have been reserved only
         out = []
         for shard, tokens in enumerate(verdict.fills):
             if tokens:

@@ -102,7 +102,7 @@ class DealtRows(NodeRows):
         number, dealing = batch.plan.number, self._dealing
         place = batch.sequence - self._first
         self._wait(lambda: place == self._entered and place < self._written + dealing.window)  # one after the other
-        self._send(COORDINATOR, Message(Kind.ENTER, number))
+        self._send(COORDINATOR, Message(Kind.ENTER, number, step=batch.plan.examples))
         self._wait(lambda: number in self._tokens)
         with self._changed:
             self._entered += 1
@@ -140,7 +140,7 @@ class DealtRows(NodeRows):
         self._wait(lambda: len(taken) == len(self._source.lines))
         del self._taken[number]
         steps = np.array([taken[node] for node in range(len(taken))], np.int64)
-        self._send(COORDINATOR, Message(Kind.DONE, number, [steps], step=plan.examples))
+        self._send(COORDINATOR, Message(Kind.DONE, number, [steps]))
 
     def end(self, timestamp: int) -> None:
         self._wait(lambda: self._next is not None)

@@ -75,7 +75,7 @@ class Message:
         final: of ROWS: no patch will follow; of RESERVE and DEAL: see above.
         stop_at: of PUSH, ROWS, PATCH and APPLIED: all trainers end before this batch.
         step: in dealt modes, of TOKEN and PUSH: the token; of APPLIED, ANSWER and FILLED: the global step that the
-            shard is at; of DONE: the batch's examples.
+            shard is at; of ENTER: the batch's examples.
         share, factor: of PUSH: the trainer's part of the batch; what the learning rate is multiplied with.
         arrays: the frames, flat.
     """

@@ -246,7 +246,7 @@ def ask(desk, rank):
     """A trainer asks, pulls and pushes one batch; what was said then."""
     (_, deal), *rest = desk.handle(rank, Message(Kind.RESERVE, 0), [])
     if not deal.final:
-        desk.handle(rank, Message(Kind.ENTER, deal.sequence), [])
+        desk.handle(rank, Message(Kind.ENTER, deal.sequence, step=7), [])
         desk.handle(rank, Message(Kind.DONE, deal.sequence), [np.zeros(1, np.int64)])
     return [(deal.kind, deal.final), *((to, message.kind) for to, message in rest)]
 
@@ -272,6 +272,18 @@ def test_a_guest_that_leaves_before_is_missed_once_and_all_finish_then():
         desk.handle(1, Message(Kind.ANSWER, 1), [])
     ((to, end),) = desk.handle(0, Message(Kind.ANSWER, 1), [])
     assert (to, end.kind) == (0, Kind.FINISHED) and desk.metrics()["batches_lost"] == 1
+
+
+def test_of_the_dead_a_batch_that_every_shard_has_is_counted_and_no_other_is():
+    desk = desk_with_guest(4)
+    ask(desk, 0)
+    for settled, reserved in ((True, 1), (False, 2)):
+        deals = [desk.handle(1, Message(Kind.RESERVE, 0), [])[0][1] for _ in range(reserved)]
+        desk.handle(1, Message(Kind.ENTER, deals[0].sequence, step=5), [])
+        ((_, call),) = desk.gone(1)
+        desk.handle(0, Message(Kind.ANSWER, call.sequence), [np.array([settled])])
+        assert desk.metrics()["examples"] == 7 + 5
+    assert desk.metrics()["batches_lost"] == 2 and not desk._out
 
 
 def test_nothing_is_finished_before_every_shard_has_filled_its_places():

@@ -124,9 +124,9 @@ def test_a_worker_that_is_back_waits_for_its_roll_call():
     coordinator = Coordinator(Dealer(mode_of("gba"), 0, 9), 2)
     assert coordinator.ask(0) == Deal(0, 0) and coordinator.gone(0) == [0]
     coordinator.ask(0)
-    assert coordinator.answered(0, 0, [True], 0) == ([[], []], [], [])
+    assert coordinator.answered(0, 0, [True], 0) == ([[], []], [], [], [])
     assert not coordinator.finished
-    assert coordinator.answered(1, 0, [False], 0) == ([[], [0]], [0], [0])
+    assert coordinator.answered(1, 0, [False], 0) == ([[], [0]], [], [0], [0])
     assert coordinator.ask(0) == Deal(1, 0)
 
 
@@ -134,7 +134,7 @@ def test_who_came_back_and_went_again_is_called_once():
     coordinator = Coordinator(Dealer(mode_of("gba"), 0, 9), 1)
     coordinator.ask(0), coordinator.gone(0), coordinator.ask(0)
     assert coordinator.gone(0) is None
-    assert coordinator.answered(0, 0, [False], 0) == ([[]], [0], [])
+    assert coordinator.answered(0, 0, [False], 0) == ([[]], [], [0], [])
 
 
 def test_rows_differ_between_batches():
