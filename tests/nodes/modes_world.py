@@ -232,7 +232,7 @@ class World:
             return
         verdict = self.coordinator.answered(shard, name, settled, step)
         self.lost += verdict.lost
-        assert all(batch in each.taken for each in self.shards for batch in verdict.done)
+        assert all(each.dense.settled(batch) for each in self.shards for batch in verdict.done)
         self.wake(verdict.woken)
         for each, tokens in enumerate(verdict.fills):
             if tokens:
