@@ -41,8 +41,8 @@ from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.reporting import LINE_SECONDS
 from marius_oac.run_log import LOG, RunLog
+from marius_oac.runtime.signals import stop_on_interrupt
 from marius_oac.session import Session
-from marius_oac.signals import stop_on_interrupt
 from marius_oac.task import Task
 from marius_oac.training import start_task
 

@@ -24,8 +24,8 @@ from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Inter
 from marius_oac.memory import peak_rss
 from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
 from marius_oac.run import RunFolder
+from marius_oac.runtime.signals import stop_on_interrupt
 from marius_oac.session import Session
-from marius_oac.signals import stop_on_interrupt
 
 
 @dataclass(frozen=True)

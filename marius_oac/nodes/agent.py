@@ -37,6 +37,10 @@ _LINES = 40  # of what a process said before it failed
 _ASKED = (-signal.SIGTERM, -signal.SIGINT)  # exit codes of those that were asked to end
 _LOST = "marius-oac: node "  # how the last line of a process begins that ended because another one did
 
+_ENDED_BY: list[BaseException] = []
+"""What holds torch's rendezvous until the process ends. Its timer, which is not stopped after a signal, would otherwise
+end within its own thread at times, and show a traceback."""
+
 
 @dataclass(frozen=True)
 class Crew:
@@ -88,6 +92,7 @@ def run(crew: Crew) -> int:
         except ChildFailedError as error:
             failures = error.failures
         except SignalException as error:
+            _ENDED_BY.append(error)
             return 128 + int(error.sigval)
         except RendezvousError as error:
             why = _first_line(error)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 
 from marius_oac.config_cluster import SECRET_VARIABLE
+from marius_oac.runtime.signals import woken_by_signals
 
 PATIENCE = 660.0  # seconds from the first request to stop: a checkpoint may have to be written
 
@@ -43,7 +44,7 @@ def _watch(process: subprocess.Popen) -> None:
     deadline = None
     asking = iter((signal.SIGINT, signal.SIGTERM))
     ended = os.pidfd_open(process.pid)
-    with selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector, woken_by_signals(selector) as bell:
         selector.register(ended, selectors.EVENT_READ)
         selector.register(0, selectors.EVENT_READ)
         while True:
@@ -51,6 +52,10 @@ def _watch(process: subprocess.Popen) -> None:
             ready = [key.fd for key, _ in selector.select(left)]
             if ended in ready or not ready:
                 break
+            if bell.fileno() in ready:
+                bell.recv(4096)
+            if 0 not in ready:
+                continue
             if not os.read(0, 4096):
                 selector.unregister(0)
             process.send_signal(next(asking, signal.SIGTERM))

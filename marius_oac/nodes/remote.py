@@ -17,12 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from marius_oac.config_cluster import ClusterConfig, NodeConfig
 from marius_oac.errors import InputError
 from marius_oac.nodes.guard import PATIENCE
+from marius_oac.runtime.signals import woken_by_signals
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -132,40 +134,43 @@ class _Watch:
     def __init__(self, started: Sequence[_Started]) -> None:
         self.started = started
         self.asked = 0
-        self.signal = 0
+        self.signal = self.failed = 0
         self.deadline: float | None = None
 
     def until_all_have_ended(self) -> int:
-        failed = 0
-        with selectors.DefaultSelector() as selector, _handled(self._interrupted):
+        with (
+            ExitStack() as stack,
+            selectors.DefaultSelector() as selector,
+            _handled(self._interrupted),
+            woken_by_signals(selector) as bell,
+        ):
             for one in self.started:
-                ended = os.pidfd_open(one.process.pid)
-                selector.register(ended, selectors.EVENT_READ, (one, ended))
+                process = os.pidfd_open(one.process.pid)
+                stack.callback(os.close, process)
+                selector.register(process, selectors.EVENT_READ, partial(self._ended, one))
                 for stream in (one.process.stdout, one.process.stderr):
                     if stream is not None:
-                        selector.register(stream.fileno(), selectors.EVENT_READ, (one, None))
-            while selector.get_map() and self.asked < 3:
+                        selector.register(stream, selectors.EVENT_READ, partial(one.show, stream.fileno()))
+            while len(selector.get_map()) > 1 and self.asked < 3:
                 left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
                 ready = selector.select(left)
                 if not ready:
                     break
                 for key, _ in ready:
-                    one, ended = key.data
-                    if ended is None:
-                        if not one.show(key.fd):
-                            selector.unregister(key.fd)
-                        continue
-                    selector.unregister(ended)
-                    os.close(ended)
-                    code = one.process.wait()
-                    if code and not failed and not self.signal:
-                        failed = code if code > 0 else 128 - code
-                        sys.stderr.write(f"marius-oac: node {one.name}: ended with exit code {failed}\n")
-                        self._ask()
-            for key in list(selector.get_map().values()):
-                if key.data[1] is not None:
-                    os.close(key.fd)
-        return 128 + self.signal if self.signal else failed
+                    if key.fileobj is bell:
+                        bell.recv(4096)
+                    elif not key.data():
+                        selector.unregister(key.fileobj)
+        return 128 + self.signal if self.signal else self.failed
+
+    def _ended(self, one: _Started) -> bool:
+        """A command has ended; False, as `show` at the end."""
+        code = one.process.wait()
+        if code and not self.failed and not self.signal:
+            self.failed = code if code > 0 else 128 - code
+            sys.stderr.write(f"marius-oac: node {one.name}: ended with exit code {self.failed}\n")
+            self._ask()
+        return False
 
     def _interrupted(self, number: int, frame: object) -> None:
         self.signal = self.signal or number

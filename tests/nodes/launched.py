@@ -18,7 +18,7 @@ import psutil
 from marius_oac.errors import InputError, MariusOacError
 from marius_oac.nodes.cluster import names
 from marius_oac.nodes.launch import Request, on_nodes
-from marius_oac.signals import stop_on_interrupt
+from marius_oac.runtime.signals import stop_on_interrupt
 
 
 def listening():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,3 +40,23 @@ def stop_on_interrupt(
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextmanager
+def woken_by_signals(selector: selectors.BaseSelector) -> Iterator[socket.socket]:
+    """Within the block a signal that has a handler ends `selector.select`: the socket that this gives can be read then.
+
+    Without it a signal that comes just before the wait, or to another thread, is handled when the wait ends; perhaps
+    never.
+    """
+    bell, rope = socket.socketpair()
+    with bell, rope:
+        bell.setblocking(False)
+        rope.setblocking(False)
+        selector.register(bell, selectors.EVENT_READ)
+        before = signal.set_wakeup_fd(rope.fileno(), warn_on_full_buffer=False)
+        try:
+            yield bell
+        finally:
+            signal.set_wakeup_fd(before)
+            selector.unregister(bell)
