@@ -278,12 +278,14 @@ class Checkpoints:
     @staticmethod
     def _read(path: Path) -> Checkpoint:
         try:
-            manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+            text = (path / MANIFEST).read_text("utf-8")
+            manifest = json.loads(text)
             if manifest["format"] != FORMAT:
                 raise ValueError
             if manifest["version"] != VERSION:
                 raise CheckpointError(f"is of format version {manifest['version']}, not {VERSION}", path / MANIFEST)
-            if manifest.pop("sha256") != _digest(manifest):
+            del manifest["sha256"]
+            if text != _text(manifest):  # to the letter: the last digits of a float may change nothing
                 raise ValueError
             return Checkpoint(
                 path, manifest["sequence"], manifest["extra"], manifest["files"], manifest.get("pages", {})
@@ -298,8 +300,12 @@ def name_of(sequence: int) -> str:
     return f"{sequence:010d}"
 
 
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _text(manifest: Mapping[str, Any]) -> str:
+    return json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1)
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
@@ -327,7 +333,7 @@ def _write(folder: Path, sequence: int, stores, dense, extra, files) -> None:
     write_flushed(folder / DENSE, content)
     manifest = {"format": FORMAT, "version": VERSION, "sequence": sequence, "extra": dict(extra), "files": files}
     manifest |= {"pages": pages} if pages else {}
-    write_flushed(folder / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1).encode())
+    write_flushed(folder / MANIFEST, _text(manifest).encode())
     sync(folder)
 
 

@@ -118,20 +118,16 @@ def test_damage_is_named_and_the_one_before_offered(tmp_path, file):
 
 
 def test_no_byte_of_the_manifest_changes_unseen(tmp_path):
-    """Every changed byte is an error, or leaves what the manifest says as it was."""
+    """Not even one that leaves what it says as it was: 0.30000000000000005 is the same number."""
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(10, [table()], DENSE, {"seconds": 1.5}, keep=1)
+    checkpoints.save(10, [table()], DENSE, {"seconds": 0.1 + 0.2}, keep=1)
     manifest = tmp_path / "0000000010" / "manifest.json"
     content = manifest.read_bytes()
-    expected = checkpoints.open(verify=False)
-    refused = 0
+    assert b"0.30000000000000004" in content and checkpoints.open(verify=False).sequence == 10
     for place in range(len(content)):
         manifest.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        try:
-            assert checkpoints.open(verify=False) == expected
-        except CheckpointError:
-            refused += 1
-    assert refused > len(content) // 2
+        with pytest.raises(CheckpointError):
+            checkpoints.open(verify=False)
 
 
 def test_another_version_is_said_to_be_one(tmp_path):
