@@ -278,14 +278,14 @@ class Checkpoints:
     @staticmethod
     def _read(path: Path) -> Checkpoint:
         try:
-            text = (path / MANIFEST).read_text("utf-8")
-            manifest = json.loads(text)
+            content = (path / MANIFEST).read_bytes()
+            manifest = json.loads(content)
             if manifest["format"] != FORMAT:
                 raise ValueError
             if manifest["version"] != VERSION:
                 raise CheckpointError(f"is of format version {manifest['version']}, not {VERSION}", path / MANIFEST)
             del manifest["sha256"]
-            if text != _text(manifest):  # to the letter: the last digits of a float may change nothing
+            if content != _manifest_bytes(manifest):  # to the letter: the last digits of a float may change nothing
                 raise ValueError
             return Checkpoint(
                 path, manifest["sequence"], manifest["extra"], manifest["files"], manifest.get("pages", {})
@@ -304,8 +304,8 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _text(manifest: Mapping[str, Any]) -> str:
-    return json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1)
+def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1).encode()
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
@@ -333,7 +333,7 @@ def _write(folder: Path, sequence: int, stores, dense, extra, files) -> None:
     write_flushed(folder / DENSE, content)
     manifest = {"format": FORMAT, "version": VERSION, "sequence": sequence, "extra": dict(extra), "files": files}
     manifest |= {"pages": pages} if pages else {}
-    write_flushed(folder / MANIFEST, _text(manifest).encode())
+    write_flushed(folder / MANIFEST, _manifest_bytes(manifest))
     sync(folder)
 
 

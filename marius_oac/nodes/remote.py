@@ -16,15 +16,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
 from marius_oac.config_cluster import ClusterConfig, NodeConfig
 from marius_oac.errors import InputError
 from marius_oac.nodes.guard import PATIENCE
-from marius_oac.runtime.signals import woken_by_signals
+from marius_oac.runtime.signals import handled, woken_by_signals
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -141,7 +141,7 @@ class _Watch:
         with (
             ExitStack() as stack,
             selectors.DefaultSelector() as selector,
-            _handled(self._interrupted),
+            handled(_SIGNALS, self._interrupted),
             woken_by_signals(selector) as bell,
         ):
             for one in self.started:
@@ -182,13 +182,3 @@ class _Watch:
         self.deadline = self.deadline or time.monotonic() + PATIENCE
         for one in self.started:
             one.tell(b"stop\n" if self.asked == 1 else None)
-
-
-@contextmanager
-def _handled(handle) -> Iterator[None]:
-    before = [signal.signal(number, handle) for number in _SIGNALS]
-    try:
-        yield
-    finally:
-        for number, handler in zip(_SIGNALS, before, strict=True):
-            signal.signal(number, handler)

@@ -1,4 +1,7 @@
-"""Ctrl-C: the first stops after the batches in flight, the second at once; so does the first while there are none."""
+"""Signals: what Ctrl-C does, and waits that any signal ends.
+
+The first Ctrl-C stops after the batches in flight, the second at once; so does the first while there are none.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import selectors
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -33,7 +36,13 @@ def stop_on_interrupt(
         request_stop()
         os.write(2, b"\nstopping after the batches in flight; again to stop at once\n")  # sys.stderr may be in use
 
-    signals = (signal.SIGINT, signal.SIGTERM)
+    with handled((signal.SIGINT, signal.SIGTERM), handle):
+        yield
+
+
+@contextmanager
+def handled(signals: Sequence[int], handle: Callable[[int, object], None]) -> Iterator[None]:
+    """Within the block these signals call `handle`; in the main thread only."""
     before = [signal.signal(number, handle) for number in signals]
     try:
         yield

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 WAITS = """if True:
-    import selectors, signal, sys, threading
+    import selectors, signal, sys, threading, time
     from contextlib import nullcontext
     from marius_oac.runtime.signals import woken_by_signals
 
@@ -24,6 +24,8 @@ WAITS = """if True:
         assert not ready or bell.recv(99)
     assert signal.set_wakeup_fd(-1) == -1
     release.set()
+    while not heard:  # the other thread may have been late
+        time.sleep(0)
     other.join()
     print(*heard)
 """
