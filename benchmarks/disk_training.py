@@ -26,16 +26,15 @@ import psutil
 
 from benchmarks.runs import machine
 from benchmarks.turns import Contestant, take_turns
-from marius_oac.checkpoint import Checkpoints
+from marius_oac.checkpoints import Checkpoints
 from marius_oac.config import Config
-from marius_oac.ctr_task import CtrTask
+from marius_oac.ctr_task import start_ctr_task
 from marius_oac.data.generate import GeneratedGraph, write_graph
 from marius_oac.data.graph import Graph
 from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.data.prepare import PrepareRequest, prepare
 from marius_oac.data.readers import ReadOptions
 from marius_oac.graph_task import GraphTask
-from marius_oac.run_log import RunLog
 from marius_oac.session import Session
 from marius_oac.task import Task
 
@@ -76,7 +75,7 @@ def graph_tree(folder: Path, options: argparse.Namespace) -> dict:
 def make_task(tree: dict, *overrides: str) -> Task:
     config = Config.build({"device": "cpu", "evaluation": {"every": 0}, **tree}, overrides)
     if config.task == "ctr":
-        return CtrTask(config, RunLog.start(config))
+        return start_ctr_task(config)[0]
     return GraphTask(config, Graph.open(config.data.path))
 
 

@@ -93,7 +93,7 @@ def planner_of(edges: np.ndarray, num_nodes: int, num_relations: int, config: Co
         return
     counts = count_buckets(edges, num_nodes, ordering.partitions)
     with tempfile.TemporaryDirectory() as folder:
-        in_order = open_buckets(Path(folder) / "buckets", edges, counts, num_nodes, "a benchmark")
+        in_order = open_buckets(Path(folder) / "buckets", edges, counts, num_nodes, num_relations, "a benchmark")
         yield BucketPlanner(in_order, num_nodes, num_relations, config, BucketSchedule(counts, num_nodes, config))
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from marius_oac.config import Config
-from marius_oac.ctr_task import CtrTask
+from marius_oac.ctr_task import start_ctr_task
 from marius_oac.data.graph import open_or_prepare
 from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.graph_task import GraphTask
@@ -31,7 +31,6 @@ from marius_oac.node_task import NodeTask
 from marius_oac.nodes.packing import even, heaviest, pack
 from marius_oac.nodes.shards import NUM_SHARDS
 from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.run_log import RunLog
 
 NODES = (2, 4, 8)
 Make = Callable[[ThreadGroup, list[float]], NodeTask]
@@ -64,9 +63,7 @@ def logs(folder: Path) -> Iterator[tuple[str, Make]]:
             config = Config.build(tree)
             yield (
                 f"generated log, batches of {size:,}, bags pooled by the {place}",
-                lambda group, weights, config=config: CtrNodes(
-                    CtrTask(config, RunLog.start(config)), group, weights, None, None
-                ),
+                lambda group, weights, config=config: CtrNodes(start_ctr_task(config)[0], group, weights, None, None),
             )
 
 

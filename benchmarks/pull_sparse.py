@@ -42,10 +42,9 @@ from benchmarks.eviction import SKEW, key_batches  # noqa: E402
 from benchmarks.runs import machine  # noqa: E402
 from benchmarks.turns import Contestant, Times, take_turns  # noqa: E402
 from marius_oac.config_ctr import CtrConfig  # noqa: E402
-from marius_oac.ctr_task import CtrTask  # noqa: E402
+from marius_oac.ctr_task import start_ctr_task  # noqa: E402
 from marius_oac.data.log_generate import LogSpec, write_day  # noqa: E402
 from marius_oac.machine import run_binding  # noqa: E402
-from marius_oac.run_log import RunLog  # noqa: E402
 from marius_oac.session import Session  # noqa: E402
 from marius_oac.storage.contract import RowLayout  # noqa: E402
 from marius_oac.storage.key_index import KeyIndex  # noqa: E402
@@ -138,7 +137,7 @@ class Puller(Contestant):
         io, binding, self._one_core = WAYS[way]
         config = race.config(io, binding)
         self._limit = CacheLimit(race.cache)
-        task = CtrTask(config, RunLog.start(config))
+        task = start_ctr_task(config)[0]
         task.use_folder(Path(race.folder) / way.replace(", ", "-"))
         self._session, self._next, self._turns = Session(task), 0, []
         self._session.report_to(self._limit.look)

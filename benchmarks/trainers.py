@@ -34,6 +34,7 @@ from marius_oac.nodes.sync_server import SyncServer, SyncServers
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.runner import BatchResult
+from marius_oac.runtime.binding import Binding
 from marius_oac.runtime.channel import Closed
 from marius_oac.session import Session
 from marius_oac.training import start_task
@@ -107,8 +108,11 @@ class _Here:
         self._lockstep = config.pipeline.mode != "async"
 
     def agreement(self, servers: SyncServers) -> DenseAgreement:
-        dense, rate = self._config.nodes.dense, self._config.training.dense_optimizer.learning_rate
-        return make_dense_sync(dense, self._group, rate, self._lockstep, servers, lambda sizes: [0] * len(sizes))
+        dense, optimizer = self._config.nodes.dense, self._config.training.dense_optimizer
+        return make_dense_sync(
+            dense, self._group, optimizer.learning_rate, self._lockstep, servers, lambda sizes: [0] * len(sizes),
+            optimizer.weight_decay,
+        )  # fmt: skip
 
     def connect(
         self,
@@ -116,6 +120,7 @@ class _Here:
         tables: Sequence[ShardTable],
         dimensions: Sequence[int],
         factor: Callable[[Plan], float],
+        binding: Binding,
     ) -> NodeSource:
         group, pipeline, server = self._group, self._config.pipeline, None
         ahead = 2 * (pipeline.in_flight + pipeline.workers.plan + pipeline.workers.read) + 4

@@ -9,8 +9,7 @@
 Names are imported when they are first used: importing the package, or its config, loads neither torch nor numba.
 """
 
-from importlib import import_module
-from typing import Any
+from importlib import import_module  # and nothing else: `__main__` says why
 
 __version__ = "0.1.0"
 
@@ -26,12 +25,13 @@ _HOMES = {
     "prepare": "data.prepare",
     "resume": "training",
     "train": "training",
+    "verify": "verification",
 }
 
 __all__ = list(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,7 +1,14 @@
-"""`python -m marius_oac` is the command `marius-oac`."""
+"""`python -m marius_oac` is the command `marius-oac`.
+
+Python has put the present folder before everything else to import from. It may be a run's, or anybody's: a yaml.py
+there is not to be taken for the library. So it goes, before anything is imported that Python has not loaded already.
+"""
 
 import sys
 
-from marius_oac.cli import main
+if not sys.flags.safe_path:
+    del sys.path[0]
+
+from marius_oac.cli import main  # noqa: E402
 
 sys.exit(main())

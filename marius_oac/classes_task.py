@@ -19,7 +19,14 @@ from marius_oac.data.node_labels import Labels, read_labels
 from marius_oac.disk_tables import Tables
 from marius_oac.encoder_parts import GraphEncoder, own_layers
 from marius_oac.errors import InputError
-from marius_oac.graph_parts import edges_in_memory, entity_initial, entity_layout, in_order, read_order
+from marius_oac.graph_parts import (
+    edges_in_memory,
+    entity_initial,
+    entity_layout,
+    in_order,
+    order_fingerprint,
+    read_order,
+)
 from marius_oac.memory import MemoryPlan
 from marius_oac.models.classes import ClassesHead, class_metrics
 from marius_oac.models.encoded import EncodedStep
@@ -50,6 +57,7 @@ class ClassesTask(Task):
     def fingerprint(self) -> str:
         """Of the graph, of its labels, and of what else is known of its nodes."""
         others = {LABELS: self.labels.fingerprint, **self.encoder.data}
+        others |= order_fingerprint(self.config.pipeline.order)
         return identity.joined(self.graph.fingerprint, others)
 
     def run_files(self) -> Mapping[str, str]:
@@ -80,6 +88,9 @@ class ClassesTask(Task):
     def plan_memory(self, folder: Path) -> MemoryPlan:
         return plan_memory(self.config, self.graph, self.planner, self.encoder, folder)
 
+    def _all_row_bytes(self) -> int:
+        return sum(table.num_rows * entity_layout(self.config).row_bytes for table in self.planner.tables)
+
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
         rows = {table.name: table.num_rows for table in self.planner.tables}
         layouts = {name: entity_layout(self.config) for name in rows}
@@ -97,7 +108,7 @@ class ClassesTask(Task):
     def has(self, split: str) -> bool:
         return len(self.labels.nodes[split]) > 0
 
-    def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
+    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
         """Metrics over a split's nodes; all nodes are encoded."""
         with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as scores:
             return class_metrics(scores[self.labels.nodes[split]], self.labels.classes[split])

@@ -12,7 +12,7 @@ import math
 import operator
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -21,8 +21,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from marius_oac.data.prepare import disk_full
-from marius_oac.errors import InputError, MariusOacError
+from marius_oac.data.queries import query_errors
+from marius_oac.errors import MariusOacError
 
 MEMORY_LIMIT_BYTES = 256 << 20  # of DuckDB; what is beyond goes to the temporary folder
 LEAST_PROBABILITY = 2.0**-24
@@ -62,7 +62,7 @@ class ClickMetrics:
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
             }
-            with _full_disk(self._folder):
+            with self._errors():
                 self._connection = duckdb.connect(str(self._folder / "scores.duckdb"), config=settings)
                 stack.callback(self._connection.close)
                 self._connection.execute("SET enable_progress_bar = false")  # it would write to our output
@@ -120,7 +120,7 @@ class ClickMetrics:
         if not self._added:
             raise MariusOacError("no examples: there is nothing to evaluate")
         self._insert()
-        with _full_disk(self._folder):
+        with self._errors():
             return metrics_of_counts(self._counts())
 
     def close(self) -> None:
@@ -135,6 +135,9 @@ class ClickMetrics:
     ) -> None:
         self.close()
 
+    def _errors(self) -> AbstractContextManager[None]:
+        return query_errors(self._folder, "$TMPDIR can name another folder")
+
     def _refuse(self, wrong: np.ndarray, values: np.ndarray, what: str, must: str) -> None:
         if wrong.any():
             first = int(wrong.argmax())
@@ -144,7 +147,7 @@ class ClickMetrics:
     def _insert(self) -> None:
         if self._pending:
             columns = [self._scores[: self._pending], self._positive[: self._pending]]
-            with _full_disk(self._folder):
+            with self._errors():
                 self._connection.register("pending", pa.table(columns, names=["score", "positive"]))
                 self._connection.execute("INSERT INTO examples FROM pending")
                 self._connection.unregister("pending")
@@ -210,13 +213,3 @@ def _dot(counts: np.ndarray, values: np.ndarray) -> int:
     if int(counts.sum()) * int(values.max()) < 1 << 63:
         return int(counts @ values)
     return sum(map(operator.mul, counts.tolist(), values.tolist()))
-
-
-@contextmanager
-def _full_disk(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, duckdb.Error, pa.ArrowException) as error:
-        if not disk_full(error):
-            raise
-        raise InputError("the disk is full; $TMPDIR can name another folder", folder) from error

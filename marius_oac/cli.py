@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from marius_oac import __version__
-from marius_oac.errors import InputError, run_command
+from marius_oac.command import run_command
+from marius_oac.console import answer, report
+from marius_oac.errors import InputError
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,7 +48,7 @@ def _prepare(args: argparse.Namespace) -> None:
         unseen=args.unseen,
         duplicates=args.duplicates,
     )
-    print(prepare_source(request))
+    report(prepare_source(request))
 
 
 def _train(args: argparse.Namespace) -> int | None:
@@ -63,7 +64,7 @@ def _train(args: argparse.Namespace) -> int | None:
         return _train_on_nodes(args, config)
     from marius_oac.training import train
 
-    print(train(config, args.out, trace=args.trace))
+    report(train(config, args.out, trace=args.trace))
 
 
 def _resume(args: argparse.Namespace) -> int | None:
@@ -71,7 +72,8 @@ def _resume(args: argparse.Namespace) -> int | None:
         return _resume_on_nodes(args)
     from marius_oac.training import resume
 
-    print(resume(args.run, args.set, data=args.data or (), checkpoint=args.checkpoint, trace=args.trace))
+    given = {"data": args.data or (), "checkpoint": args.checkpoint, "trace": args.trace, "trust": args.trust}
+    report(resume(args.run, args.set, **given))
 
 
 def _request(args: argparse.Namespace):
@@ -97,9 +99,8 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
     def resume(place):
         from marius_oac.node_training import resume_on_nodes
 
-        return resume_on_nodes(
-            args.run, place, args.set, data=args.data or (), checkpoint=args.checkpoint, trace=args.trace
-        )
+        given = {"data": args.data or (), "checkpoint": args.checkpoint, "trace": args.trace, "trust": args.trust}
+        return resume_on_nodes(args.run, place, args.set, **given)
 
     return on_nodes(_request(args), resume)
 
@@ -108,13 +109,13 @@ def _join(args: argparse.Namespace) -> None:
     from marius_oac.config_cluster import ClusterConfig
     from marius_oac.node_guest import join
 
-    print(f"trained {join(ClusterConfig.load(args.nodes), args.set):,} batches")
+    report(f"trained {join(ClusterConfig.load(args.nodes), args.set, trust=args.trust):,} batches")
 
 
 def _eval(args: argparse.Namespace) -> None:
     from marius_oac.trained import evaluate_run
 
-    print(evaluate_run(args.run, args.data or args.split, args.set, args.checkpoint))
+    answer(evaluate_run(args.run, args.data or args.split, args.set, args.checkpoint, trust=args.trust))
 
 
 def _predict(args: argparse.Namespace) -> None:
@@ -123,50 +124,59 @@ def _predict(args: argparse.Namespace) -> None:
     from marius_oac.trained_ctr import predict_run
 
     if args.data:
-        print(predict_run(args.run, args.data, args.out, args.checkpoint))
+        report(predict_run(args.run, args.data, args.out, args.checkpoint, trust=args.trust))
         return
     if args.node:
-        found = TrainedClassifier.open(args.run, checkpoint=args.checkpoint).predict(args.node, top=args.top)
+        classifier = TrainedClassifier.open(args.run, args.checkpoint, trust=args.trust)
+        found = classifier.predict(args.node, top=args.top)
     else:
-        model = TrainedModel.open(args.run, checkpoint=args.checkpoint)
+        model = TrainedModel.open(args.run, args.checkpoint, trust=args.trust)
         found = model.predict(args.head, args.relation, args.tail, top=args.top, filtered=args.filtered)
     for name, score in found:
-        print(f"{score:.6g}\t{name}")
+        answer(f"{score:.6g}\t{name}")
 
 
 def _export(args: argparse.Namespace) -> None:
     from marius_oac.trained import export_run
 
-    print(export_run(args.run, args.format, args.out, checkpoint=args.checkpoint))
+    report(export_run(args.run, args.format, args.out, args.checkpoint, trust=args.trust))
 
 
 def _compare(args: argparse.Namespace) -> int:
     from marius_oac.trained import compare_runs
 
     comparison = compare_runs(args.first, args.second)
-    print(comparison)
+    report(comparison)
     return 0 if comparison.same else 1
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from marius_oac.verification import verify
+
+    found = verify(args.run)
+    answer(found)
+    return 0 if found.sound else 2
 
 
 def _config(args: argparse.Namespace) -> None:
     from marius_oac.config import Config
     from marius_oac.config_cluster import ClusterConfig
 
-    for task in ("graph", "node_classification", "ctr"):
-        print(f"task: {task}\n\n{Config.of_task(task).describe()}\n")
-    print(f"nodes.yaml\n\n{ClusterConfig.describe()}\n")
+    tasks = ("graph", "node_classification", "ctr")
+    parts = [(f"task: {task}", Config.of_task(task).describe()) for task in tasks]
+    answer("\n".join(f"{title}\n\n{keys}\n" for title, keys in [*parts, ("nodes.yaml", ClusterConfig.describe())]))
 
 
 def _datasets(args: argparse.Namespace) -> None:
     from marius_oac.data.registry import describe
 
-    print(describe())
+    answer(describe())
 
 
 def _topology(args: argparse.Namespace) -> None:
-    from marius_oac.machine import report
+    from marius_oac.machine import report as machine_report
 
-    print(report(args.path, args.device, args.sysfs, as_json=args.json))
+    answer(machine_report(args.path, args.device, args.sysfs, as_json=args.json, trainers=args.trainers))
 
 
 def _nodes(args: argparse.Namespace) -> int:
@@ -174,9 +184,9 @@ def _nodes(args: argparse.Namespace) -> int:
     from marius_oac.nodes.launch import Request
 
     request = Request(args.argv, args.file, args.local_nodes)
-    report = check(request.cluster(), here=request.local is not None)
-    print(report)
-    return 0 if report.ok else 1
+    found = check(request.cluster(), here=request.local is not None)
+    report(found)
+    return 0 if found.ok else 1
 
 
 def _parser() -> Parser:
@@ -236,11 +246,18 @@ def _parser() -> Parser:
     comparing = command("compare", _compare, "Have two runs the same bits? Exit code 0 if so, 1 if not.")
     comparing.add_argument("first", type=Path, help="folder of a run")
     comparing.add_argument("second", type=Path, help="folder of the other")
+    verifying = command("verify", _verify, "Read every byte of a run; is it as it was written? Exit code 2 if not.")
+    verifying.add_argument("run", type=Path, help="folder of the run")
+    for added in (resuming, joining, evaluating, commands.choices["predict"], exporting):
+        added.add_argument(
+            "--trust", action="store_true", help="run the run's own code, FILE.py, though you have not trained with it"
+        )
     for added in (resuming, evaluating, commands.choices["predict"], exporting):
         added.add_argument(
             "--checkpoint",
             metavar="NAME",
-            help="a folder in RUN/checkpoints, or 'best' (default: resume from the newest; else the run's result)",
+            help="a folder in RUN/checkpoints, or 'best' (default: resume from the newest; else the run's result); "
+            "resume also from the 'start', which removes all of them",
         )
     return parser
 
@@ -277,7 +294,11 @@ def _add_prepare(parser: Parser) -> None:
         "--columns", help="names or numbers (from 0), in the order head,relation,tail or source,destination"
     )
     parser.add_argument("--no-relations", action="store_true", help="ignore the relation column")
-    parser.add_argument("--header", action="store_true", help="the first line holds column names")
+    parser.add_argument(
+        "--header",
+        action=argparse.BooleanOptionalAction,
+        help="whether the first line holds column names (default: as it looks, and said)",
+    )
     parser.add_argument("--delimiter", help="of text files (default: by suffix)")
     parser.add_argument("--comment", default="#", help="lines that begin with it are skipped (default: #)")
     for split in ("valid", "test"):
@@ -298,6 +319,9 @@ def _add_topology(parser: Parser) -> None:
     )
     parser.add_argument("--device", default="auto", help="of the run: auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument(
+        "--trainers", type=int, metavar="N", help="N trainers of a run over nodes here, each with a GPU of its own"
+    )
+    parser.add_argument(
         "--sysfs", type=Path, default=Path("/sys"), metavar="DIR", help="a copy of another machine's /sys"
     )
     parser.add_argument("--json", action="store_true", help="everything, for programs")
@@ -308,7 +332,12 @@ def _add_predict(parser: Parser) -> None:
     parser.add_argument(
         "--data", nargs="+", metavar="FILE", help="files of a click log: the probability of each example"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="with --data: the .parquet file to write")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="with --data: the file to write, .parquet, .csv or .tsv, or .gz of the texts",
+    )
     parser.add_argument("--head", help="name of the head, to rank tails")
     parser.add_argument("--relation", help="name of the relation")
     parser.add_argument("--tail", help="name of the tail, to rank heads")
@@ -321,18 +350,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code. Errors that are no mistake of the user surface with their traceback."""
 
     def work() -> int | None:
-        try:
-            args = _parser().parse_args(argv)
-            args.argv = sys.argv[1:] if argv is None else list(argv)
-            return args.function(args)
-        finally:  # after --help, too, which ends in SystemExit
-            sys.stdout.flush()
+        args = _parser().parse_args(argv)
+        args.argv = sys.argv[1:] if argv is None else list(argv)
+        return args.function(args)
 
-    try:
-        return run_command("marius-oac", work)
-    except BrokenPipeError:  # nobody reads on, as with `| head`; what is left in the buffer must not fail at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return run_command("marius-oac", work)
 
 
 if __name__ == "__main__":

@@ -71,9 +71,9 @@ def compare(first: Checkpoint, second: Checkpoint, names: Mapping[str, Names] | 
     if ours.keys() != theirs.keys():
         raise InputError(f"{sorted(ours)} can't be compared with {sorted(theirs)}", second.path)
     for name, array in ours.items():
-        if array.shape != theirs[name].shape:
-            shapes = f"{list(array.shape)} and {list(theirs[name].shape)}"
-            raise InputError(f"{name} can't be compared: its shapes are {shapes}", second.path)
+        if (array.shape, array.dtype) != (theirs[name].shape, theirs[name].dtype):
+            shapes = " and ".join(f"{each.dtype} {list(each.shape)}" for each in (array, theirs[name]))
+            raise InputError(f"{name} can't be compared: {shapes}", second.path)
     differences = tuple(_named(_difference(name, array, theirs[name]), names or {}) for name, array in ours.items())
     return Comparison(str(first.path), str(second.path), differences)
 
@@ -90,14 +90,17 @@ def _arrays(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
         for part in ("values", "state"):
             yield f"{table}.{part}", checkpoint.array(table, part)
     for name, tensor in sorted(checkpoint.dense().items()):
-        yield name, np.atleast_1d(tensor.numpy())
+        narrow = (
+            tensor.is_floating_point() and tensor.element_size() < 4
+        )  # a user's own network: NumPy has not all of them
+        yield name, np.atleast_1d((tensor.float() if narrow else tensor).numpy())
 
 
 def _difference(name: str, ours: np.ndarray, theirs: np.ndarray) -> Difference:
     differing, first, largest, total = 0, -1, 0.0, 0.0
     for start in range(0, len(ours), ROWS_PER_BLOCK):
         a, b = (np.ascontiguousarray(array[start : start + ROWS_PER_BLOCK]) for array in (ours, theirs))
-        rows = np.flatnonzero((a.view(np.uint32) != b.view(np.uint32)).reshape(len(a), -1).any(1))
+        rows = np.flatnonzero((a.view(np.uint8) != b.view(np.uint8)).reshape(len(a), -1).any(1))
         if not rows.size:
             continue
         first = start + int(rows[0]) if first < 0 else first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -19,6 +19,7 @@ from marius_oac.config_sections import (
     PositiveInt,
     Section,
     Switch,
+    Width,
     no_bool,
 )
 
@@ -31,9 +32,10 @@ class DataConfig(Section):
 
 class ModelConfig(Section):
     decoder: Literal["distmult", "complex", "transe", "rotate", "dot"] = Field(
-        "complex", description="Score function of an edge; dot needs no relations."
+        "complex",
+        description="Score function of an edge; default without relations: dot, which needs none.",
     )
-    dimension: PositiveInt = Field(
+    dimension: Width = Field(
         100,
         description="Floats per entity, as the score function sees it; complex and rotate use two floats a number.",
     )
@@ -144,7 +146,11 @@ class EvaluationConfig(Section):
     candidates: Literal["all"] | PositiveInt = Field("all", description="Rank against all entities, or so many drawn.")
     degree_fraction: Fraction = Field(0.0, description="Share of drawn candidates that are drawn by degree.")
     filtered: Switch = Field(True, description="Leave other known true answers out of the ranking.")
-    max_edges: NonNegativeInt = Field(0, description="Validate on so many edges, the same each time; 0: all of them.")
+    max_edges: NonNegativeInt = Field(
+        10_000,
+        description="Validate on so many edges between epochs, drawn by the seed, the same each time; 0: on all. "
+        "The run's results are of all.",
+    )
     memory: PositiveInt = Field(256, description="MiB of scores held at once.")
 
 
@@ -192,6 +198,12 @@ class Config(BaseConfig):
                 f"training.ordering.kind: '{self.training.ordering.kind}' has partitions of nodes at hand, but an "
                 "encoder draws neighbours from all"
             )
+
+    def _plain(self) -> dict[str, Any]:
+        tree = super()._plain()
+        if "decoder" not in self.model.model_fields_set:
+            del tree["model"]["decoder"]
+        return tree
 
     @property
     def row_dimension(self) -> int:

@@ -35,8 +35,10 @@ class BaseConfig(Section):
 
     seed: NonNegativeInt = Field(0, description="Seed of initial values, shuffles, negatives and splits.")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
-    threads: NonNegativeInt = Field(
-        0, description="Threads that compute on the CPU; 0: one per core. Same bits for any number."
+    threads: Annotated[NonNegativeInt, Field(le=4096)] = Field(
+        0,
+        description="Threads that compute on the CPU; 0: one per core, divided among the run's trainers there. Same "
+        "bits for any number.",
     )
     binding: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = Field(
         "auto", description="Threads and tables next to the devices they serve; does nothing on one NUMA node."
@@ -97,7 +99,11 @@ class BaseConfig(Section):
 
     def replace(self, *overrides: str) -> Self:
         """A copy with `a.b=c` overrides applied and everything validated again."""
-        return self.build(self.model_dump(mode="json"), overrides)
+        return self.build(self._plain(), overrides)
+
+    def _plain(self) -> dict[str, Any]:
+        """All values, but for those that the user has left to the data."""
+        return self.model_dump(mode="json")
 
 
 def _apply(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from marius_oac.config_sections import (
     PositiveFloat,
     PositiveInt,
     Section,
+    Width,
 )
 
 
@@ -27,7 +28,7 @@ class LabelledDataConfig(DataConfig):
 
 
 class ClassesModelConfig(Section):
-    dimension: PositiveInt = Field(64, description="Floats of a layer's output where the layer does not say.")
+    dimension: Width = Field(64, description="Floats of a layer's output where the layer does not say.")
     init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
     init_scale: PositiveFloat = Field(1e-1, description="Half-width (uniform) or standard deviation (normal).")
 

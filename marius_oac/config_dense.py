@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from marius_oac.config_sections import (
     Section,
     Switch,
 )
+from marius_oac.errors import ConfigError
 
 _SHADOW = ("easgd", "ma", "bmuf")
 _USED_BY = {
@@ -36,7 +37,8 @@ class DenseConfig(Section):
     kind: Literal["allreduce", "kstep", "easgd", "ma", "bmuf"] = Field(
         "allreduce",
         description="allreduce: gradients are summed in every iteration. kstep: Adam whose replicas merge every k "
-        "steps. easgd, ma, bmuf: replicas are drawn to each other beside training.",
+        "steps. easgd, ma, bmuf: replicas are drawn to each other beside training. A run may go on with another one; "
+        "kstep goes with Adam alone.",
     )
     k: PositiveInt = Field(10, description="kstep: steps from merge to merge.")
     warm_up: NonNegativeInt = Field(
@@ -44,7 +46,11 @@ class DenseConfig(Section):
     )
     beta1: Moment = Field(0.0, description="kstep: decay of the first moment.")
     beta2: Moment = Field(0.999, description="kstep: decay of the second moment.")
-    epsilon: PositiveFloat = Field(1e-8, description="kstep: the second moment before the first step.")
+    epsilon: PositiveFloat = Field(
+        1e-8,
+        description="kstep: the second moment before the first step, and the least that a run begins with which was "
+        "trained otherwise.",
+    )
     alpha: Annotated[Number, Field(gt=0, le=1)] = Field(
         0.5, description="easgd, ma, bmuf: how far a replica is drawn to what the others have."
     )
@@ -76,3 +82,37 @@ class DenseConfig(Section):
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov: needs a momentum above 0")
         return self
+
+
+def ignored_by_kstep(config: Any) -> list[tuple[str, str]]:
+    """Keys of a run's configuration that k-step, which is an optimizer of its own, does not look at, and why."""
+    if config.nodes.dense.kind != "kstep" or config.task != "ctr":
+        return []
+    optimizer, section = config.training.dense_optimizer, "training.dense_optimizer"
+    found = []
+    if optimizer.kind != "adam":
+        found.append((f"{section}.kind", f"'{optimizer.kind}' is not used: nodes.dense.kind 'kstep' is Adam"))
+    for key in ("beta1", "beta2", "epsilon"):
+        if getattr(optimizer, key) != type(optimizer).model_fields[key].default:
+            found.append((f"{section}.{key}", f"is not used: nodes.dense.kind 'kstep' has nodes.dense.{key}"))
+    return found
+
+
+def check_change(before: Any, after: Any) -> None:
+    """A run's configuration as it was and as it is to go on: whether what agrees on dense parameters may change so.
+
+    Raises:
+        ConfigError: what the one keeps is not what the other needs.
+    """
+    old, new, key = before.nodes.dense, after.nodes.dense, "nodes.dense.kind"
+    if old.kind == new.kind == "kstep" and old.epsilon != new.epsilon:
+        raise ConfigError(
+            "is the second moment before the first step; a run that goes on has one", "nodes.dense.epsilon"
+        )
+    if old.kind == new.kind or "kstep" not in (old.kind, new.kind):
+        return
+    training = before.training
+    kind = (training.dense_optimizer if before.task == "ctr" else training.optimizer).kind
+    if kind != "adam":
+        what = f"the optimizer '{kind}', which keeps no second moment as Adam does"
+        raise ConfigError(f"the run was trained with '{old.kind}' and {what}; it can't go on with '{new.kind}'", key)

@@ -14,9 +14,9 @@ from marius_oac.config_sections import (
     Moment,
     Name,
     NonNegativeInt,
-    PositiveInt,
     Section,
     Switch,
+    Width,
 )
 
 Neighbors = Annotated[int, Field(gt=0, lt=1 << 31, strict=True)] | Literal["all"]
@@ -27,7 +27,7 @@ _DIMENSION = "default: model.dimension, and in the last layer of a classificatio
 class SageConfig(Section):
     kind: Literal["sage"] = Field(description="A GraphSAGE layer.")
     neighbors: Neighbors = _NEIGHBORS
-    dimension: PositiveInt | None = Field(None, description=f"Floats of an output; {_DIMENSION}")
+    dimension: Width | None = Field(None, description=f"Floats of an output; {_DIMENSION}")
     aggregator: Literal["mean", "gcn"] = Field(
         "mean", description="mean: of the neighbours, beside the node itself; gcn: of both together."
     )
@@ -40,8 +40,8 @@ class SageConfig(Section):
 class GatConfig(Section):
     kind: Literal["gat"] = Field(description="A graph attention layer.")
     neighbors: Neighbors = _NEIGHBORS
-    dimension: PositiveInt | None = Field(None, description=f"Floats of each head's output; {_DIMENSION}")
-    heads: PositiveInt = Field(4, description="Attention heads.")
+    dimension: Width | None = Field(None, description=f"Floats of each head's output; {_DIMENSION}")
+    heads: Width = Field(4, description="Attention heads.")
     merge: Literal["concat", "mean"] | None = Field(
         None, description="Heads side by side, or their mean; default: the mean in the last layer."
     )
@@ -72,7 +72,7 @@ class EncoderConfig(Section):
     direction: Literal["in", "out", "both"] = Field(
         "both", description="Neighbours of a node: where edges to it come from, where its own lead to, or both."
     )
-    embeddings: NonNegativeInt | None = Field(
+    embeddings: Annotated[NonNegativeInt, Field(le=1 << 20)] | None = Field(
         None,
         description="Floats of each node's own row, which is trained; 0: none. Default: model.dimension, and none "
         "where there are features.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from datetime import date
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -13,7 +12,15 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from marius_oac.errors import ConfigError
+from marius_oac.errors import ConfigError, shown
+from marius_oac.untrusted import read_bounded
+
+MOST_BYTES = 1 << 20
+MOST_VALUES = 100_000
+"""Of a YAML file, an alias counting as all that it stands for."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_NUMBER_LENGTH = 64
+_NO_SCALARS = (ValueError, IndexError, KeyError, AttributeError, OverflowError)
 
 
 def flat(tree: Any, loc: tuple) -> set:
@@ -30,9 +37,14 @@ def flat(tree: Any, loc: tuple) -> set:
 
 class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        plain = isinstance(node, yaml.ScalarNode)
         try:
+            if plain and node.tag in _NUMBERS and len(node.value) > _NUMBER_LENGTH:
+                raise ValueError
             return super().construct_object(node, deep)
-        except ValueError:  # PyYAML takes it for a date or a number, Python does not
+        except _NO_SCALARS:  # PyYAML takes it for a date or a number, or its tag says that it is one; Python does not
+            if not plain:
+                raise
             problem = f"{shown(node.value)} is not a number or date; put quotes around text"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
@@ -44,7 +56,7 @@ def read_mapping(path: Path, example: str) -> tuple[dict, dict[tuple, int]]:
         ConfigError: as `parse`; it can't be read, or holds something else.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MOST_BYTES, ConfigError).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(reason(error), path) from None
     tree, lines = parse(text, path)
@@ -57,10 +69,11 @@ def parse(text: str, source: object) -> tuple[Any, dict[tuple, int]]:
     """The plain values of a YAML text, and the line of every key.
 
     Raises:
-        ConfigError: not YAML, a key given twice, a value that contains itself.
+        ConfigError: not YAML, a key given twice or that is no text, a value that contains itself, too many values.
     """
     try:
-        lines = _lines(yaml.compose(text, Loader=_Loader), source)
+        lines: dict[tuple, int] = {}
+        _find_lines(yaml.compose(text, Loader=_Loader), source, (), lines)
         return yaml.load(text, Loader=_Loader), lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -72,22 +85,27 @@ def parse(text: str, source: object) -> tuple[Any, dict[tuple, int]]:
         raise ConfigError("a value contains itself, or is nested too deeply", source) from None
 
 
-def _lines(node: yaml.Node | None, source: object, path: tuple = ()) -> dict[tuple, int]:
+def _find_lines(node: yaml.Node | None, source: object, path: tuple, found: dict[tuple, int]) -> None:
     """The line of every key and list item; PyYAML itself would let a key's second value silently win."""
-    found: dict[tuple, int] = {}
+    if len(found) > MOST_VALUES:
+        raise ConfigError(
+            f"holds more than {MOST_VALUES:,} values, an alias counting as all that it stands for", source
+        )
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            here, line = (*path, str(key.value)), key.start_mark.line + 1
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError("a key must be plain text", f"{source}:{line}")
+            here = (*path, str(key.value))
             if here in found:
                 raise ConfigError("this key stands here twice", f"{source}:{line}: {'.'.join(here)}")
             found[here] = line
-            found.update(_lines(value, source, here))
+            _find_lines(value, source, here, found)
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             here = (*path, str(number))
             found[here] = item.start_mark.line + 1
-            found.update(_lines(item, source, here))
-    return found
+            _find_lines(item, source, here, found)
 
 
 def where(path: tuple, source: str | None, lines: Mapping[tuple, int], from_set: set) -> str:
@@ -100,14 +118,6 @@ def where(path: tuple, source: str | None, lines: Mapping[tuple, int], from_set:
         return f"--set {key}"
     place = None if source is None else f"{source}:{lines[path[:said]]}" if said else source
     return ": ".join(part for part in (place, key) if part) or "config"
-
-
-def shown(value: Any) -> str:
-    """A value as it is quoted in a message: short, on one line."""
-    if value is None:
-        return "null"
-    text = str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, date) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:

@@ -22,6 +22,12 @@ _LARGEST = 2**63 - 1  # what an int64 holds
 Number = Annotated[float, BeforeValidator(no_bool), Field(allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(gt=0, le=_LARGEST, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=_LARGEST, strict=True)]
+Width = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
+"""Floats of a row or of a layer's output."""
+Workers = Annotated[int, Field(gt=0, le=1024, strict=True)]
+"""Threads of one kind: as many are started."""
+AtOnce = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
+"""What waits or is on its way at once: each takes room of its own."""
 PositiveFloat = Annotated[Number, Field(gt=0)]
 NonNegativeFloat = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
@@ -72,11 +78,11 @@ class LinkConfig(Section):
 
 
 class WorkersConfig(Section):
-    plan: PositiveInt = Field(1, description="Threads that make batches.")
-    read: PositiveInt = Field(1, description="Threads that read rows from the store.")
-    upload: PositiveInt = Field(1, description="Threads that move rows to the device.")
-    download: PositiveInt = Field(1, description="Threads that move rows back.")
-    write: PositiveInt = Field(1, description="Threads that commit rows to the store.")
+    plan: Workers = Field(1, description="Threads that make batches.")
+    read: Workers = Field(1, description="Threads that read rows from the store.")
+    upload: Workers = Field(1, description="Threads that move rows to the device.")
+    download: Workers = Field(1, description="Threads that move rows back.")
+    write: Workers = Field(1, description="Threads that commit rows to the store.")
 
 
 class PipelineConfig(Section):
@@ -86,7 +92,7 @@ class PipelineConfig(Section):
     order: Name = Field(
         "plan", description="oac computes in plan order, in order of arrival, or as recorded in the given order.npy."
     )
-    in_flight: PositiveInt = Field(4, description="Batches in flight; sync always has one.")
+    in_flight: AtOnce = Field(4, description="Batches in flight; sync always has one.")
     workers: WorkersConfig = WorkersConfig()
     link: LinkConfig | None = Field(None, description="Emulate a link to the device (for measurements on a CPU).")
 
@@ -112,8 +118,8 @@ class StorageConfig(Section):
         description="direct: past the system's page cache; buffered: through it; mmap: the system alone decides what "
         "is in memory (for measurements).",
     )
-    depth: PositiveInt = Field(512, description="Requests that are on their way to the disks at once.")
-    look_ahead: PositiveInt = Field(64, description="Batches whose rows are known before they are fetched from disk.")
+    depth: AtOnce = Field(512, description="Requests that are on their way to the disks at once.")
+    look_ahead: AtOnce = Field(64, description="Batches whose rows are known before they are fetched from disk.")
     page: Bytes | None = Field(None, description="Bytes of a page, a multiple of 4KiB; default: by the rows' width.")
 
     @property

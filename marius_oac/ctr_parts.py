@@ -30,9 +30,10 @@ _MOST_ROWS = 2**32 - 2
 def make_schema(config: CtrConfig) -> Schema:
     """What the network sees: fields are the single-valued features, then the pooled ones, in config order."""
     data, default = config.data, config.model.dimension
-    fields = tuple(Field(each.name, each.dimension or default) for each in (*data.categorical, *data.multi_valued))
+    pooled = data.multi_valued
+    fields = tuple(Field(each.name, each.dimension or default) for each in (*data.single_valued(), *pooled))
     sequences = tuple(SequenceField(each.name, each.dimension or default, each.max_values) for each in data.sequences)
-    return Schema(len(data.numeric), fields, sequences, config.model.target)
+    return Schema(data.num_numbers, fields, sequences, config.model.target)
 
 
 def make_ctr_network(config: CtrConfig) -> Network:
@@ -47,7 +48,7 @@ def tables_of(config: CtrConfig, network: Network) -> list[FeatureTable]:
 def columns_of(config: CtrConfig, tables: Sequence[FeatureTable]) -> list[TableColumns]:
     """The tables as the step knows them."""
     data = config.data
-    place = {each.name: number for number, each in enumerate((*data.categorical, *data.multi_valued))}
+    place = {each.name: number for number, each in enumerate((*data.single_valued(), *data.multi_valued))}
     pooling = {each.name: each.pooling for each in data.multi_valued}
     most = {each.name: each.max_values for each in data.sequences}
     return [

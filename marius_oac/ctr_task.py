@@ -18,7 +18,11 @@ from marius_oac.ctr_parts import capacity_of, make_ctr_network, make_ctr_step, m
 from marius_oac.ctr_predict import ClickPredictor, evaluate_files
 from marius_oac.data.log_batches import LogPlanner
 from marius_oac.data.log_files import LogFile, LogFiles, check_kinds
+from marius_oac.data.log_guess import offered
+from marius_oac.data.log_pieces import Pieces
+from marius_oac.data.log_settle import settle
 from marius_oac.disk_tables import Tables
+from marius_oac.errors import ConfigError
 from marius_oac.memory import MemoryPlan
 from marius_oac.models.own_code import own_files
 from marius_oac.run_log import LOG, RunLog
@@ -28,15 +32,33 @@ from marius_oac.storage.key_table import KeyTable
 from marius_oac.task import Parts, Road, Task
 
 
+def start_ctr_task(config: CtrConfig) -> tuple[CtrTask, list[str]]:
+    """The task of a new run, its numeric columns settled; and what is to be said of that.
+
+    Raises:
+        InputError: a file is missing or can't be trained on, or the schema has nothing that could have rows.
+    """
+    if not config.data.numeric and not any(config.data.keyed()):
+        raise ConfigError(f"the schema names no feature; {offered(config.data)}", "data.categorical")
+    log = RunLog.start(config)
+    data, notes = settle(config.data, log.files)
+    if not any(data.features()):
+        raise ConfigError("the schema names no feature that has rows: all its numbers are constant", "data.numeric")
+    return CtrTask(config.model_copy(update={"data": data}), log), notes
+
+
 class CtrTask(Task):
     """A click log, or several legs of one, and the model that is trained on it."""
 
     decisive_metric = "auc"
 
     def __init__(self, config: CtrConfig, log: RunLog, writable: bool = True):
-        """`writable` is False for those who only look at a trained model."""
+        """`config` is settled; `writable` is False for those who only look at a trained model."""
+        if not config.data.settled:
+            raise ConfigError("nothing says how it is transformed: a run has that from its beginning", "data.numeric")
         self.config, self.log, self._writable = config, log, writable
         self._road = log.road(config.training.batch_size)
+        self.pieces = [Pieces(file.path, file.pieces) for file in log.files]
         self._splits: dict[str, tuple[LogFile, ...]] = {}
         self._tables: list[KeyTable] = []
 
@@ -51,7 +73,10 @@ class CtrTask(Task):
         return Road(self._road.ends)
 
     def run_files(self) -> Mapping[str, str]:
-        return {LOG: self.log.dump(), **own_files([self.config.model.network], "model.network")}
+        return {**self.learned_files(), **own_files([self.config.model.network], "model.network")}
+
+    def learned_files(self) -> Mapping[str, str]:
+        return {LOG: self.log.with_pieces([each.known() for each in self.pieces]).dump()}
 
     def check(self) -> None:
         make_ctr_network(self.config)
@@ -77,7 +102,7 @@ class CtrTask(Task):
         capacities = {name: capacity_of(self.config, layout) for name, layout in layouts.items()}
         place = Tables(self.config.storage, self.folder, layouts, capacities, stack, binding, self._writable)
         self._tables = [make_key_table(self.config, place, table.name) for table in tables]
-        planner = LogPlanner(self.config, self.log.files, self._road, tables, self._tables)
+        planner = LogPlanner(self.config, self.log.files, self._road, tables, self._tables, self.pieces)
         stack.callback(planner.close)
         step = make_ctr_step(self.config, tables, network, device, threads)
         stack.callback(step.close)
@@ -86,7 +111,7 @@ class CtrTask(Task):
     def has(self, split: str) -> bool:
         return bool(self.files_of(split))
 
-    def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
+    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
         """AUC, log loss, normalised entropy and calibration of the predictions for a split."""
         return evaluate_files(self.predictor(parts), self.files_of(split))
 

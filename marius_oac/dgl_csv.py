@@ -5,25 +5,29 @@ read and written without dgl. See `dgl_edges` for what becomes of a graph.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 import yaml
+from pydantic import AfterValidator, Field
 
+from marius_oac.config_errors import read_mapping, shown
 from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PreparedGraph, new_folder
+from marius_oac.data.readers import check_readable
 from marius_oac.data.splits import SPLITS
 from marius_oac.data.text import line_of_row
 from marius_oac.dgl_columns import MASKS, refuse_row, table_ids, table_masks
 from marius_oac.dgl_edges import RELATION, Edges, named, prepare_edges, relation_names
 from marius_oac.dgl_nodes import NodeData, csv_columns, node_arrays, of_table
 from marius_oac.errors import InputError
+from marius_oac.untrusted import Described, typed
 
 META = "meta.yaml"
 _PLAIN = ("_V", "_E", "_V")  # what dgl calls the only types of nodes and edges
@@ -84,16 +88,15 @@ def _csv_table(edges: np.ndarray, split: str) -> pa.Table:
     return pa.table({name: np.ascontiguousarray(column) for name, column in columns.items()})
 
 
-def _csv_nodes(folder: Path, meta: Mapping[str, Any]) -> list[NodeData]:
+def _csv_nodes(folder: Path, meta: _Meta) -> list[NodeData]:
     found = []
-    for entry in meta["node_data"]:
-        path = folder / entry["file_name"]
-        table = _read_csv(path, str(meta.get("separator", ",")))
-        column = str(entry.get("node_id_field", "node_id"))
-        names = table_ids(table, column, path).combine_chunks().cast(pa.string())
+    for entry in meta.node_data or ():
+        path = folder / entry.file_name
+        table = _read_csv(path, meta.separator)
+        names = table_ids(table, entry.node_id_field, path).combine_chunks().cast(pa.string())
         _check_once(names, path)
         if _several(meta):
-            names = named(str(entry.get("ntype", _PLAIN[0])), names.to_pylist())
+            names = named(entry.ntype, names.to_pylist())
         found.append(of_table(names, table, path))
     return found
 
@@ -108,20 +111,19 @@ def _check_once(names: pa.Array, path: Path) -> None:
         refuse_row(path, row, f"node {names[row].as_py()!r} stands in line {first} already")
 
 
-def _several(meta: Mapping[str, Any]) -> bool:
+def _several(meta: _Meta) -> bool:
     """Whether there are several types of nodes."""
-    return len({kind for entry in meta["edge_data"] for kind in tuple(entry.get("etype", _PLAIN))[::2]}) > 1
+    return len({kind for entry in meta.edge_data for kind in entry.etype[::2]}) > 1
 
 
-def _csv_edges(folder: Path, meta: Mapping[str, Any]) -> Iterator[Edges]:
-    found = [(entry["file_name"], tuple(entry.get("etype", _PLAIN)), entry) for entry in meta["edge_data"]]
-    several = _several(meta)
-    names = relation_names(etype for _, etype, _ in found)
-    for name, etype, entry in found:
-        table = _read_csv(folder / name, str(meta.get("separator", ",")))
-        wanted = [str(entry.get(key, key.removesuffix("_field"))) for key in ("src_id_field", "dst_id_field")]
-        ends = [table_ids(table, column, folder / name) for column in wanted]
-        graphs = str(entry.get("graph_id_field", "graph_id"))
+def _csv_edges(folder: Path, meta: _Meta) -> Iterator[Edges]:
+    found, several = meta.edge_data, _several(meta)
+    names = relation_names(entry.etype for entry in found)
+    for entry in found:
+        name, etype = entry.file_name, entry.etype
+        table = _read_csv(folder / name, meta.separator)
+        ends = [table_ids(table, column, folder / name) for column in (entry.src_id_field, entry.dst_id_field)]
+        graphs = entry.graph_id_field
         if graphs in table.column_names and len(table.column(graphs).unique()) > 1:
             raise InputError("holds several graphs", folder / name)
         relation = None
@@ -134,23 +136,39 @@ def _csv_edges(folder: Path, meta: Mapping[str, Any]) -> Iterator[Edges]:
         yield Edges(*ends, relation, table_masks(table, folder / name))
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    try:
-        meta = yaml.safe_load(path.read_text("utf-8"))
-        if str(meta.get("version", "1.0.0")) != "1.0.0":
-            raise InputError(f"version {meta['version']} of dgl's CSV format; 1.0.0 is known", path)
-        meta["node_data"] = meta.get("node_data") or []
-        for key in ("edge_data", "node_data"):
-            if not all("file_name" in entry for entry in meta[key]):
-                raise KeyError(f"{key}: file_name")
-    except OSError as error:
-        raise InputError(f"can't be read: {error.strerror}", path) from None
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"is not a description of dgl's CSV format ({type(error).__name__}: {error})", path) from None
-    return meta
+class _File(Described):
+    """What `meta.yaml` says of a file of nodes or edges."""
+
+    file_name: Annotated[str, AfterValidator(lambda name: _inside(name))]
+    ntype: str = _PLAIN[0]
+    etype: tuple[str, str, str] = _PLAIN
+    node_id_field: str = "node_id"
+    src_id_field: str = "src_id"
+    dst_id_field: str = "dst_id"
+    graph_id_field: str = "graph_id"
+
+
+class _Meta(Described):
+    edge_data: list[_File]
+    node_data: list[_File] | None = None
+    separator: Annotated[str, Field(pattern=r"^[\x01-\x7f]$")] = ","
+
+
+def _inside(name: str) -> str:
+    if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+        raise ValueError(f"{shown(name)} must be a file of the folder")
+    return name
+
+
+def _read_meta(path: Path) -> _Meta:
+    tree, _ = read_mapping(path, "edge_data: [{file_name: ...}]")
+    if str(tree.get("version", "1.0.0")) != "1.0.0":
+        raise InputError(f"version {str(tree['version'])[:20]} of dgl's CSV format; 1.0.0 is known", path)
+    return typed(tree, path, _Meta)
 
 
 def _read_csv(path: Path, separator: str) -> pa.Table:
+    check_readable(path)
     try:
         # With threads an error has no row number.
         options = pv.ReadOptions(use_threads=False)

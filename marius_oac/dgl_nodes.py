@@ -8,7 +8,6 @@ alone) is left out, aloud.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
+from marius_oac.console import say
 from marius_oac.data.graph import Graph
 from marius_oac.data.node_features import open_features
 from marius_oac.data.node_labels import read_labels
@@ -111,7 +111,7 @@ def write_node_files(graph: Graph, nodes: Sequence[NodeData], folder: Path) -> N
 
 
 def _leave_out(what: str, why: str, nodes: Sequence[NodeData]) -> None:
-    sys.stderr.write(f"note: {', '.join(each.where for each in nodes)}: {what} are left out: {why}\n")
+    say(f"note: {', '.join(each.where for each in nodes)}: {what} are left out: {why}")
 
 
 def _write_labels(graph: Graph, nodes: Sequence[NodeData], path: Path) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from marius_oac.checkpoint import TABLES
+from marius_oac.checkpoints import Checkpoints, read_saved
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_sections import StorageConfig
+from marius_oac.console import say
 from marius_oac.errors import ConfigError
-from marius_oac.files import disk_errors, make_folder, sync, write_atomically
+from marius_oac.files import disk_errors, make_folder, remove_file, sync, write_atomically
 from marius_oac.memory import Need
 from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
@@ -23,7 +24,8 @@ from marius_oac.storage.disk_tier import DiskTier
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.mapped import MappedStore
 from marius_oac.storage.memory import MemoryStore
-from marius_oac.storage.page_files import LISTING, MOST_PAGES_A_JOB, Listing, PageFiles, num_threads
+from marius_oac.storage.page_files import LISTING, MOST_PAGES_A_JOB, Listing, PageFiles, is_page_file, num_threads
+from marius_oac.storage.page_owner import claim
 from marius_oac.storage.paged_table import FRAME_BYTES, PAGE_TABLE_BYTES, frames_in, page_bytes_for, too_small
 
 
@@ -143,33 +145,48 @@ def open_files(
 ) -> PageFiles:
     """The page files of a run, made where there are none yet."""
     rest = {"io": config.io, "depth": config.depth, "warn": _warn, "bind": binding.bind_thread}
-    referred_to = any(folder.parent.glob("checkpoints/[0-9]*/*.slots.npy"))
+    checkpoints = Checkpoints(folder.parent / "checkpoints")
+    referred_to = any(any(checkpoints.folder.glob(f"{name}/*.slots.npy")) for name in checkpoints.names())
     if (folder / LISTING).exists() or referred_to or not writable:
-        return PageFiles(folder, Listing.load(folder / LISTING), **rest, writable=writable)
-    _clean(folder)
+        listing = Listing.load(folder / LISTING)
+        files = PageFiles(folder, listing, **rest, writable=writable)
+        with _closed_on_error(files):
+            if writable:
+                claim(folder, listing)
+        return files
+    if read_saved(folder.parent) == "":  # else they may be what lost checkpoints refer to
+        _clean(folder)
     listing = Listing.new(page_bytes(config, layouts), [Path(path) for path in config.path])
     places = {(folder / file).parent for file in listing.files}
     for place in places:
         with disk_errors(place):
             make_folder(place)
     files = PageFiles(folder, listing, **rest, create=True)
-    try:
+    with _closed_on_error(files):
         for place in places:
             with disk_errors(place):
                 sync(place)
+        claim(folder, listing, new=True)
         write_atomically(folder / LISTING, listing.dump())
+    return files
+
+
+@contextmanager
+def _closed_on_error(files: PageFiles) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         files.close()
         raise
-    return files
 
 
 def _clean(folder: Path) -> None:
     """Removes page files that were made by a process that was killed before it could list them."""
     with disk_errors(folder):
-        for path in folder.glob("*.pages"):
-            path.unlink()
+        for path in list(folder.iterdir()):
+            if is_page_file(path.name) and not path.is_symlink():
+                remove_file(path)
 
 
 def _warn(line: str) -> None:
-    sys.stderr.write(f"note: {line}\n")
+    say(f"note: {line}")

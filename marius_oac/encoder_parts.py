@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,7 +17,8 @@ import torch
 
 from marius_oac.checkpoint import Checkpoint
 from marius_oac.config_encoder import EncoderConfig, ModuleConfig, SageConfig
-from marius_oac.data.derived import open_derived
+from marius_oac.console import say
+from marius_oac.data.derived import DerivedArray, open_derived
 from marius_oac.data.download import default_cache_dir
 from marius_oac.data.feature_means import features_of
 from marius_oac.data.graph import Graph
@@ -28,6 +28,7 @@ from marius_oac.data.node_features import features_fingerprint, open_features
 from marius_oac.data.sampling import NeighborSampler
 from marius_oac.dgl_sampling import DglSampler
 from marius_oac.errors import CheckpointError, ConfigError
+from marius_oac.files import check_no_link, made_of
 from marius_oac.inference import encode_nodes, encoding_bytes
 from marius_oac.models.encoded import NETWORK, EncodedStep
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
@@ -40,6 +41,7 @@ from marius_oac.task import Parts
 FEATURES = "encoder.features"
 ENCODED = "entities.npy"
 """The file of all encoded nodes."""
+_ENCODED_AT, _ABOUT = "encoded", "encoded.json"
 _AT_ONCE = 1 << 20  # nodes whose neighbours are counted
 
 Read = Callable[[np.ndarray], np.ndarray]
@@ -48,17 +50,6 @@ Read = Callable[[np.ndarray], np.ndarray]
 def own_layers(config: EncoderConfig) -> dict[str, str]:
     """The texts of the user's files that layers are made by; see `Task.run_files`."""
     return own_files((layer.module for layer in config.layers if isinstance(layer, ModuleConfig)), "encoder.layers")
-
-
-def with_kept_layers(config: EncoderConfig, run: Path) -> EncoderConfig:
-    """With the user's layers from the texts that a run has kept of their files."""
-
-    def kept(layer: ModuleConfig) -> ModuleConfig:
-        path, name = own_file(layer.module)
-        return layer.model_copy(update={"module": f"{run / path.name}:{name}"})
-
-    layers = (kept(layer) if isinstance(layer, ModuleConfig) else layer for layer in config.layers)
-    return config.model_copy(update={"layers": tuple(layers)})
 
 
 class GraphEncoder:
@@ -167,6 +158,9 @@ class GraphEncoder:
         run = checkpoint.path.parent.parent
 
         def make(folder: Path) -> None:
+            for old in (run / _ENCODED_AT).glob("[0-9]" * 10):
+                if not (checkpoint.path.parent / old.name).exists() and made_of(old, (_ABOUT, ENCODED)):
+                    shutil.rmtree(old, ignore_errors=True)
             encoder = self.make().to(device)
             load_encoder(encoder, checkpoint)
             read = None if rows is None else rows.__getitem__
@@ -174,18 +168,17 @@ class GraphEncoder:
                 self.encode(encoder, read, folder / ENCODED, lanes, device, memory)
 
         if not os.access(run, os.W_OK):
-            sys.stderr.write(f"note: {run} can't be written: the nodes are encoded anew each time\n")
+            say(f"note: {run} can't be written: the nodes are encoded anew each time")
             with tempfile.TemporaryDirectory() as folder:
                 make(Path(folder))
                 return np.load(Path(folder) / ENCODED, mmap_mode="r", allow_pickle=False)  # readable while mapped
-        folder = run / "encoded" / checkpoint.name
-        for old in folder.parent.glob("[0-9]*"):
-            if not (checkpoint.path.parent / old.name).exists():
-                shutil.rmtree(old, ignore_errors=True)
+        folder = run / _ENCODED_AT / checkpoint.name
+        check_no_link(folder, run)
         layers = hashlib.sha256(json.dumps(own_layers(self.config)).encode()).hexdigest()
         wanted = {"format": "marius_oac.encoded", "version": 1, "checkpoint": checkpoint.digest}
         wanted |= {"data": self.data, "layers": layers}
-        return open_derived(folder, "encoded.json", wanted, [ENCODED], make, "the nodes are encoded again")[0]
+        array = DerivedArray(ENCODED, (np.float32,), (self._graph.num_nodes, self.widths[-1]))
+        return open_derived(folder, _ABOUT, wanted, [array], make, "the nodes are encoded again")[0]
 
     def encoding_needs(self, memory: int) -> tuple[int, int]:
         """Bytes that encoding all nodes takes at most: of memory, and on disk."""
@@ -220,5 +213,5 @@ def _writable(graph: Graph) -> Path:
     if os.access(graph.path, os.W_OK):
         return graph.path
     place = default_cache_dir() / "derived" / graph.fingerprint[:16]
-    sys.stderr.write(f"note: {graph.path} can't be written: neighbours and features lie in {place}\n")
+    say(f"note: {graph.path} can't be written: neighbours and features lie in {place}")
     return place

@@ -1,7 +1,8 @@
 """Errors that a user sees. Every one prints as one line that says what is wrong and where."""
 
-import sys
-from collections.abc import Callable
+import signal
+from datetime import date
+from typing import Any
 
 
 class MariusOacError(Exception):
@@ -72,18 +73,22 @@ class NodeRefused(NodeLost):
 
 
 class Interrupted(MariusOacError):
-    """The user asked to stop; the batches in flight were finished and a checkpoint was written."""
+    """A signal asked training to stop; the batches in flight were finished and a checkpoint was written.
 
-    exit_code = 130
+    Args:
+        number: the signal.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGINT):
+        self.exit_code = 128 + number
+        super().__init__(message)
 
 
-def run_command(program: str, work: Callable[[], int | None]) -> int:
-    """The exit code of a command; errors that are no mistake of the user surface with their traceback."""
-    try:
-        return work() or 0
-    except MariusOacError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(f"{program}: stopped", file=sys.stderr)
-        return 130
+def shown(value: Any) -> str:
+    """A value as it is quoted in a message: short, on one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, int) and value.bit_length() > 1000:  # Python makes no text of very long ones
+        return "a number of many digits"
+    text = str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, date) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,6 +4,9 @@ safetensors    embeddings.safetensors (a tensor per table), TABLE.names.parquet
 npy            TABLE.npy (memory-mappable), TABLE.names.parquet
 parquet        TABLE.parquet: `name`, `embedding` (a list of floats of fixed size), written in row groups
 
+A model of clicks has a file more where the log has numeric columns: `numbers.json`, a list of their names and
+transforms, as in the run's config.yaml. A row's name is `FEATURE=KEY`; the key of a bucket is its number, from 0.
+
 Parquet is written by pyarrow itself: encoding takes most of the time (`benchmarks/README.md`).
 """
 
@@ -15,6 +18,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -22,17 +26,23 @@ import pyarrow.parquet as pq
 
 from marius_oac.async_files import write_files, write_npy_files
 from marius_oac.errors import InputError
-from marius_oac.files import disk_errors, make_folder, sync, unfinished
+from marius_oac.files import disk_errors, make_folder, sync, unfinished, write_flushed
 
 Names = Callable[[np.ndarray], list[str]]
 FORMATS = ("safetensors", "npy", "parquet")
 _ROWS = 1 << 16
 
 
-def export(tables: Mapping[str, np.ndarray], names: Mapping[str, Names], format: str, out: Path) -> None:
+def export(
+    tables: Mapping[str, np.ndarray],
+    names: Mapping[str, Names],
+    format: str,
+    out: Path,
+    texts: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Writes tables, float32 [rows, width], into the new folder `out`, in bounded memory; all of it or nothing.
 
-    `names[table](ids)` names rows.
+    `names[table](ids)` names rows; `texts` are further files, by name.
 
     Raises:
         InputError: unknown format, `out` exists, or the disk is full.
@@ -47,6 +57,8 @@ def export(tables: Mapping[str, np.ndarray], names: Mapping[str, Names], format:
             shutil.rmtree(temporary, ignore_errors=True)
             make_folder(out.parent)
             temporary.mkdir()
+            for name, text in texts.items():
+                write_flushed(temporary / name, text.encode())
             for table, values in tables.items():
                 file = f"{table}.parquet" if format == "parquet" else f"{table}.names.parquet"
                 _write_parquet(temporary / file, values, names[table], embeddings=format == "parquet")

@@ -1,14 +1,21 @@
-"""Files that are there whole or not at all: written under a temporary name, flushed to the disk, renamed."""
+"""Files that are there whole or not at all: written under a temporary name, flushed to the disk, renamed.
+
+What is opened for writing, emptied or removed is a file or folder that this program has made, by its name and kind. A
+symbolic link in the place of one is refused: what it leads to belongs to somebody else.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import io
+import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,16 +67,84 @@ def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np
     return np.load(path, mmap_mode="r+", allow_pickle=False)
 
 
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """The text of a JSON file that ends with the SHA-256 of its content, which has no key `sha256`."""
+    return json.dumps(content | {"sha256": json_digest(content)}, indent=1).encode()
+
+
+def json_digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+_UNFINISHED = re.compile(r"\.(?P<name>.+)\.unfinished")
+
+
 def unfinished(path: Path) -> Path:
     """The name under which a file or folder is written, or removed."""
     return path.with_name(f".{path.name}.unfinished")
 
 
-def clean(folder: Path) -> None:
-    """Removes what a killed process left unfinished in a folder."""
-    for path in folder.glob(unfinished(Path("*")).name):
-        with disk_errors(path):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def clean(folder: Path, files: str, folders: str) -> None:
+    """Removes what a killed process left unfinished in a folder: plain files whose finished names match `files`, and
+    folders whose finished names match `folders`, regular expressions. Everything else stays, links too."""
+    with disk_errors(folder):
+        for path in list(folder.iterdir()):
+            found = _UNFINISHED.fullmatch(path.name)
+            if found is None or path.is_symlink():
+                continue
+            if path.is_dir() and re.fullmatch(folders, found["name"]):
+                shutil.rmtree(path)
+            elif path.is_file() and re.fullmatch(files, found["name"]):
+                path.unlink()
+
+
+def remove_file(path: Path) -> None:
+    """Removes a plain file that this program has made, if it is there. Raises InputError where it is something else."""
+    try:
+        kind = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(kind):
+        raise InputError("is in the way: it is no file that this program has made", path)
+    path.unlink()
+
+
+def made_of(path: Path, names: Collection[str]) -> bool:
+    """Whether the path is a folder, no link, that holds nothing but these names and what was unfinished of them."""
+    known = {*names, *(unfinished(Path(name)).name for name in names)}
+    return not path.is_symlink() and path.is_dir() and known.issuperset(os.listdir(path))
+
+
+def remove_folder(path: Path, names: Collection[str]) -> None:
+    """Removes a folder that this program has made of these names, if it is there. Raises InputError, and removes
+    nothing, where it is something else, or holds anything else."""
+    if not os.path.lexists(path):
+        return
+    if not made_of(path, names):
+        raise InputError(f"is in the way: it holds more, or is something else, than {', '.join(names)}", path)
+    shutil.rmtree(path)
+
+
+def check_no_link(path: Path, within: Path | None = None) -> None:
+    """Raises InputError where the path is a symbolic link; with `within`, a folder above it, or one between is."""
+    above = path.relative_to(within).parents[:-1] if within else ()
+    for each in (*(within / part for part in above), path):
+        if each.is_symlink():
+            raise InputError("is a symbolic link, through which nothing is written or removed", each)
+
+
+def open_own(path: str | Path, flags: int) -> int:
+    """A descriptor of a plain file of this program, made where there is none; an `opener` for `open`.
+
+    Raises InputError where it is a symbolic link, or no file; OSError where it can't be opened.
+    """
+    check_no_link(Path(path))
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError("is in the way: it is no file that this program has made", path)
+    return descriptor
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -80,6 +155,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     temporary = unfinished(path)
     with disk_errors(path):
+        remove_file(temporary)
         try:
             write_flushed(temporary, content.encode() if isinstance(content, str) else content)
             os.replace(temporary, path)
@@ -90,8 +166,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_flushed(path: Path, content: bytes) -> None:
-    """Writes a file and waits until the disk has it."""
-    with open(path, "wb") as file:
+    """Writes a new file and waits until the disk has it."""
+    with open(path, "xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -99,6 +175,8 @@ def write_flushed(path: Path, content: bytes) -> None:
 
 def make_folder(path: Path) -> None:
     """Makes a folder, and those above it, where they are missing; a power cut does not take them away again."""
+    if path.is_dir():
+        return
     missing = [each for each in (path, *path.parents) if not each.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)

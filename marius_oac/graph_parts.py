@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,21 @@ import torch
 
 from marius_oac import cgroups
 from marius_oac.config import Config
+from marius_oac.data import identity
 from marius_oac.data.batches import EdgePlanner, GraphPlanner, ReorderedPlanner
 from marius_oac.data.bucket_batches import BucketPlanner, BucketSchedule
 from marius_oac.data.buckets import count_buckets, open_buckets
 from marius_oac.data.graph import Graph
 from marius_oac.encoder_parts import GraphEncoder
 from marius_oac.errors import InputError
+from marius_oac.evaluator import is_sampled
 from marius_oac.models.encoded import EncodedStep
 from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.types import DenseSync
+from marius_oac.untrusted_npy import read_npy
 
 _LEAST_EDGE_BYTES = 64 << 20
 
@@ -31,6 +35,20 @@ def entity_layout(config: Config) -> RowLayout:
     dimension = config.row_dimension
     state = RowOptimizer(config.training.optimizer).state_width(dimension)
     return RowLayout(dimension, state, config.storage.dtype)
+
+
+def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
+    """The configuration with what the graph decides where the user did not, and what is to be said of that."""
+    notes = []
+    if not graph.num_relations and "decoder" not in config.model.model_fields_set:
+        config = config.replace("model.decoder=dot")
+        notes.append("the graph has no relations: model.decoder is dot")
+    if is_sampled(config, graph) and config.evaluation.every:
+        notes.append(
+            f"between epochs validation takes {config.evaluation.max_edges:,} of {graph.num_edges['valid']:,} edges "
+            "(evaluation.max_edges); the end takes all"
+        )
+    return config, notes
 
 
 def num_model_relations(config: Config, graph: Graph) -> int:
@@ -68,7 +86,8 @@ def make_schedule(config: Config, graph: Graph) -> BucketSchedule:
 
 def make_bucket_planner(config: Config, graph: Graph, schedule: BucketSchedule, folder: Path) -> BucketPlanner:
     """The planner of a partition ordering; its edges are sorted into `folder`, or are there already."""
-    edges = open_buckets(folder, graph.edges("train"), schedule.counts, graph.num_nodes, graph.fingerprint)
+    sizes = graph.num_nodes, graph.num_relations
+    edges = open_buckets(folder, graph.edges("train"), schedule.counts, *sizes, graph.fingerprint)
     most = edges_in_memory(edges)
     return BucketPlanner(edges, graph.num_nodes, graph.num_relations, config, schedule, most)
 
@@ -82,15 +101,19 @@ def in_order(config: Config, planner: GraphPlanner) -> GraphPlanner | ReorderedP
 def read_order(path: str) -> np.ndarray:
     """A computation order that a run recorded, int64 [batches]: entry t is the batch that was computed t-th."""
     try:
-        order = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a NumPy file"
-        raise InputError(f"order 'plan', 'arrival' or a recorded order.npy is needed: {reason}", path) from None
-    if not isinstance(order, np.ndarray):  # an .npz
-        raise InputError("is an archive of arrays, not the order of a run", path)
-    if order.ndim != 1 or order.dtype != np.int64 or not np.array_equal(np.sort(order), np.arange(len(order))):
+        order = read_npy(Path(path), (np.int64,), (None,))
+    except InputError as error:
+        raise InputError(f"order 'plan', 'arrival' or a recorded order.npy is needed: {error.message}", path) from None
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
         raise InputError("is not the order of a run: each batch must stand in it once", path)
     return order
+
+
+def order_fingerprint(path: str) -> dict[str, str]:
+    """Of the recorded order that a run is to follow, if it is to, by the configuration's key; see `data.identity`."""
+    if path in ("plan", "arrival"):
+        return {}
+    return {identity.ORDER: hashlib.sha256(read_order(path).astype("<i8").tobytes()).hexdigest()}
 
 
 def entity_initial(config: Config, name: str) -> RowInitial:

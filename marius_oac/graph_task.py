@@ -21,7 +21,7 @@ from marius_oac.data.orderings import epoch_io
 from marius_oac.disk_tables import Tables
 from marius_oac.encoder_parts import GraphEncoder, own_layers
 from marius_oac.errors import InputError
-from marius_oac.evaluator import Evaluator, check_evaluation
+from marius_oac.evaluator import Evaluator, check_evaluation, is_sampled
 from marius_oac.graph_memory import plan_memory
 from marius_oac.graph_parts import (
     entity_initial,
@@ -33,6 +33,7 @@ from marius_oac.graph_parts import (
     make_planner,
     make_schedule,
     make_step,
+    order_fingerprint,
     read_order,
 )
 from marius_oac.memory import MemoryPlan
@@ -59,7 +60,8 @@ class GraphTask(Task):
     @property
     def fingerprint(self) -> str:
         """Of the graph, and of what is known of its nodes."""
-        return identity.joined(self.graph.fingerprint, self.encoder.data if self.encoder else {})
+        others = (self.encoder.data if self.encoder else {}) | order_fingerprint(self.config.pipeline.order)
+        return identity.joined(self.graph.fingerprint, others)
 
     @cached_property
     def encoder(self) -> GraphEncoder | None:
@@ -97,6 +99,9 @@ class GraphTask(Task):
     def plan_memory(self, folder: Path) -> MemoryPlan:
         return plan_memory(self.config, self.graph, folder, encoder=self.encoder)
 
+    def _all_row_bytes(self) -> int:
+        return sum(table.num_rows * entity_layout(self.config).row_bytes for table in self._shuffled.tables)
+
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
         planner = self._shuffled
         if isinstance(self._schedule, BucketSchedule):
@@ -118,14 +123,18 @@ class GraphTask(Task):
     def has(self, split: str) -> bool:
         return self.graph.num_edges[split] > 0
 
-    def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
-        """Ranks the edges of a split; validation may be limited to `evaluation.max_edges`."""
-        if self.encoder is None:
-            return self.evaluate_rows(EntityReader.of_store(parts.stores[0]), parts, split)
-        with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as entities:
-            return self.evaluate_rows(EntityReader.of_array(entities), parts, split)
+    @property
+    def validates_on_a_sample(self) -> bool:
+        return is_sampled(self.config, self.graph)
 
-    def evaluate_rows(self, entities: EntityReader, parts: Parts, split: str) -> dict[str, float]:
+    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+        """Ranks the edges of a split, or, between epochs, `evaluation.max_edges` of those to validate on."""
+        if self.encoder is None:
+            return self.evaluate_rows(EntityReader.of_store(parts.stores[0]), parts, split, whole)
+        with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as entities:
+            return self.evaluate_rows(EntityReader.of_array(entities), parts, split, whole)
+
+    def evaluate_rows(self, entities: EntityReader, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
         """The same, with the entities' rows from anywhere."""
         if self._evaluator is None:
             self._evaluator = Evaluator(self.config, self.graph)
@@ -137,7 +146,7 @@ class GraphTask(Task):
             None if relations is None else relations[:, :width],
             parts.device,
         )
-        return self._evaluator.evaluate(scorer, split)
+        return self._evaluator.evaluate(scorer, split, whole)
 
     def summary(self) -> dict[str, Any]:
         """With a partition ordering what each epoch should move between disk and buffer (`orderings.epoch_io`)."""

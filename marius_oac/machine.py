@@ -4,59 +4,108 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from marius_oac.errors import InputError
-from marius_oac.runtime.binding import Binding, choose, unbound
+from marius_oac.runtime.binding import Binding
 from marius_oac.runtime.devices import Disk, Gpu, Nic
 from marius_oac.runtime.places import Place, place
+from marius_oac.runtime.seating import Process, choose
 from marius_oac.runtime.sysfs import SYSFS, format_list
 from marius_oac.runtime.topology import Node, Topology, read
 
 
-def run_binding(
-    binding: str, paths: Sequence[str | Path] = (), gpu: str | None = None, threads: int = 0, table_bytes: int = 0
-) -> Binding:
-    """The binding of a run on this machine.
+@dataclass(frozen=True)
+class LocalProcess:
+    """What a process of a run tells the others of the same machine, in plain values: see `seating.Process`.
 
-    Args:
-        binding: the config's key: auto or off.
-        paths: folders of the disk tier; none where tables are in memory alone.
-        gpu: PCI address of the GPU that computes, such as 0000:41:00.0; None: the CPU computes.
-        threads: that compute on the CPU; 0: one for each CPU that `compute` gets.
-        table_bytes: of all tables in memory.
+    Attributes:
+        kernel: of the machine: processes of one kernel share its CPUs.
+        allowed: CPUs that it may use, as a list: those that may use others have been kept apart by somebody.
+        places: of its disk tier, `Place` each; none where tables are in memory alone.
+        gpu: PCI address of its GPU, such as 0000:41:00.0; None: the CPU computes.
     """
-    if binding == "off":
-        return unbound("binding is off: threads and memory are left alone")
+
+    kernel: str = ""
+    allowed: str = ""
+    places: Sequence[Mapping[str, Any]] = ()
+    gpu: str | None = None
+    threads: int = 0
+    table_bytes: int = 0
+    trains: bool = True
+    serves: bool = True
+
+    def beside(self, other: LocalProcess) -> bool:
+        """Whether both are on the same cores."""
+        return (self.kernel, self.allowed) == (other.kernel, other.allowed)
+
+
+def run_binding(every: Sequence[LocalProcess], number: int = 0, over_nodes: bool = False) -> Binding:
+    """The binding of process `number` of a run's; those that are not on this machine are left out."""
+    here = [each for each, process in enumerate(every) if process.beside(every[number])]
     topology = read()
-    card = None if gpu is None else topology.gpu(gpu) or Gpu(gpu, "", "the GPU", None)
-    return choose(topology, [place(path) for path in paths], card, threads, table_bytes)
+    processes = [_seated(topology, every[each]) for each in here]
+    return choose(topology, processes, over_nodes)[here.index(number)]
 
 
-def report(paths: Sequence[str | Path] = (), device: str = "auto", root: Path = SYSFS, as_json: bool = False) -> str:
+def _seated(topology: Topology, told: LocalProcess) -> Process:
+    card = None if told.gpu is None else topology.gpu(told.gpu) or Gpu(told.gpu, "", "the GPU", None)
+    places = tuple(Place(**{**each, "disks": tuple(each["disks"])}) for each in told.places)
+    return Process(places, card, told.threads, told.table_bytes, told.trains, told.serves)
+
+
+def report(
+    paths: Sequence[str | Path] = (),
+    device: str = "auto",
+    root: Path = SYSFS,
+    as_json: bool = False,
+    trainers: int | None = None,
+) -> str:
     """What `marius-oac topology` prints: the machine, and what binding would do for a run.
 
     Args:
         paths: folders of a disk tier, or block devices as /dev/NAME (the only kind on another machine's tree).
         device: as in a config: auto, cpu, cuda or cuda:N.
         root: a tree of the layout of /sys.
+        trainers: of a run over nodes, so many of its trainers on this machine, each on a GPU of its own if on any;
+            None: a run on this machine alone.
 
     Raises:
-        InputError: no such tree, device or path.
+        InputError: no such tree, device or path, or fewer GPUs than trainers.
     """
     if not (root / "devices/system/cpu").is_dir():
         raise InputError("no tree of the layout of /sys: devices/system/cpu is missing in it", root)
+    if trainers is not None and trainers < 1:
+        raise InputError(f"must be at least 1, not {trainers}", "--trainers")
     topology = read(root)
-    places = [_place(path, root) for path in paths]
-    card = _gpu(topology, device)
-    binding = choose(topology, places, card)
+    places = tuple(_place(path, root) for path in paths)
+    cards = _gpus(topology, device, trainers or 1)
+    bindings = choose(topology, [Process(places, card) for card in cards], trainers is not None)
     if as_json:
-        tree = asdict(topology) | {"places": [asdict(one) for one in places], "binding": asdict(binding)}
-        tree["binding"]["device"] = card.address if card else "cpu"
-        return json.dumps(tree, indent=2)
-    return "\n".join([*_machine(topology), "", *_run(binding, places, card)])
+        return json.dumps(_tree(topology, places, cards, bindings, trainers), indent=2)
+    lines = _machine(topology)
+    for number, (binding, card) in enumerate(zip(bindings, cards, strict=True)):
+        computes = f"computes on {card.name} at {card.address}" if card else "computes on the CPU"
+        who = f"A run that {computes}" if trainers is None else f"Trainer {number} of {trainers}, which {computes}"
+        lines += ["", *_run(who, binding, places)]
+    return "\n".join(lines)
+
+
+def _tree(
+    topology: Topology,
+    places: Sequence[Place],
+    cards: Sequence[Gpu | None],
+    bindings: Sequence[Binding],
+    trainers: int | None,
+) -> dict[str, Any]:
+    """Everything, for programs: the binding of the run, or of each of its trainers here."""
+    pairs = zip(bindings, cards, strict=True)
+    each = [asdict(binding) | {"device": card.address if card else "cpu"} for binding, card in pairs]
+    found = {"binding": each[0]} if trainers is None else {"bindings": each}
+    return asdict(topology) | {"places": [asdict(one) for one in places]} | found
 
 
 def _place(path: str | Path, root: Path) -> Place:
@@ -71,19 +120,19 @@ def _place(path: str | Path, root: Path) -> Place:
     return found
 
 
-def _gpu(topology: Topology, device: str) -> Gpu | None:
-    if device == "auto":
-        return topology.gpu(0)
-    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
+def _gpus(topology: Topology, device: str, count: int) -> list[Gpu | None]:
+    """The GPUs of so many trainers, from the device's on; None: they compute on the CPU."""
+    match = re.fullmatch(r"auto|cpu|cuda(?::(\d+))?", device)
     if match is None:
         raise InputError(f"{device!r} is not auto, cpu, cuda or cuda:N", "--device")
-    if device == "cpu":
-        return None
-    card = topology.gpu(int(match[1] or 0))
-    if card is None:
-        count = sum(gpu.computes for gpu in topology.gpus)
-        raise InputError(f"there is no {device}: {_count(count, 'GPU')} of NVIDIA's or AMD's here", "--device")
-    return card
+    if device == "cpu" or (device == "auto" and topology.gpu(0) is None):
+        return [None] * count
+    first, there = int(match[1] or 0), sum(gpu.computes for gpu in topology.gpus)
+    if topology.gpu(first) is None:
+        raise InputError(f"there is no {device}: {_count(there, 'GPU')} of NVIDIA's or AMD's here", "--device")
+    if first + count > there:
+        raise InputError(f"{count} need a GPU each, from cuda:{first} on, but there are {there}", "--trainers")
+    return [topology.gpu(first + number) for number in range(count)]
 
 
 def _machine(topology: Topology) -> list[str]:
@@ -159,9 +208,8 @@ def _cells(device: Disk | Gpu | Nic, numbers: dict[Gpu, int]) -> tuple[str, str,
     return device.name, ", ".join(filter(None, words)), address
 
 
-def _run(binding: Binding, places: Sequence[Place], card: Gpu | None) -> list[str]:
-    computing = f"computes on {card.name} at {card.address}" if card else "computes on the CPU"
-    lines = [f"A run that {computing}{'' if places else ', with its tables in memory'}"]
+def _run(who: str, binding: Binding, places: Sequence[Place]) -> list[str]:
+    lines = [f"{who}{'' if places else ', with its tables in memory'}"]
     for one in places:
         on = " on ".join(filter(None, (one.file_system, one.device if one.disks != (one.device,) else "")))
         disks = ", ".join(one.disks) or "no disk is known under it"
@@ -170,8 +218,7 @@ def _run(binding: Binding, places: Sequence[Place], card: Gpu | None) -> list[st
         return [*lines, f"  {binding.note}"]
     together: dict[tuple[str, str], list[str]] = {}
     for role, seat in binding.seats.items():
-        if role != "io":  # the cores of all io:N
-            together.setdefault((f"CPUs {format_list(seat.cpus)}, {_nodes(seat.nodes)}", seat.why), []).append(role)
+        together.setdefault((f"CPUs {format_list(seat.cpus)}, {_nodes(seat.nodes)}", seat.why), []).append(role)
     if places and "io" not in binding.seats:
         together["any CPU that may be used", "no disk is known under it"] = ["io"]
     names = [", ".join(roles) for roles in together.values()]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
-import sys
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import torch
 from marius_oac import cgroups
 from marius_oac.checkpoint import TABLES
 from marius_oac.config_sections import PipelineConfig
+from marius_oac.console import say
 from marius_oac.errors import InputError
 from marius_oac.storage.page_files import LISTING, Listing
 
@@ -60,7 +63,7 @@ class MemoryPlan:
         Raises:
             InputError: it can't fit; names the largest part and the key that lowers it.
         """
-        sys.stderr.write(f"{self}\n")
+        say(f"{self}")
         for place, available in self.available.items():
             needed = self.total(place, mapped=False)
             if needed > available:
@@ -89,7 +92,7 @@ def available(device: torch.device, folder: Path, program: int, paths: Sequence[
     left = [psutil.virtual_memory().available, cgroups.headroom()]
     free = {
         "host": min(one for one in left if one is not None) + program,
-        "disk": shutil.disk_usage(_existing(folder)).free + _taken(folder.rglob("*")),
+        "disk": shutil.disk_usage(_existing(folder)).free + _taken(_below(folder)),
     }
     if paths:
         free["pages"] = _free_for_pages([_existing(Path(path)) for path in paths]) + _taken(_page_files(folder))
@@ -103,7 +106,18 @@ def _existing(path: Path) -> Path:
 
 
 def _taken(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_blocks * 512 for path in paths if path.is_file())
+    """Of the files among them; some may go meanwhile, such as what others export."""
+    taken = 0
+    for path in paths:
+        with suppress(OSError):
+            found = path.stat()
+            taken += found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
+    return taken
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent, name) for name in names)
 
 
 def _page_files(folder: Path) -> list[Path]:

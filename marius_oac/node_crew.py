@@ -15,7 +15,7 @@ class NodeCrew(Crew):
 
     def __init__(self, group: Group):
         self._group = group
-        self.leads = group.rank == 0
+        self.leads, self.rank = group.rank == 0, group.rank
 
     def any(self, flag: bool) -> bool:
         return any(self._group.gather(flag))

@@ -127,7 +127,7 @@ class CtrNodes(NodeTask):
     def _planner(self, stack: ExitStack) -> Planner:
         road = self.task.log.road(self.config.training.batch_size)
         numbers = [BatchKeys(self.config.training.batch_size * table.max_ids) for table in self._feature_tables]
-        planner = LogPlanner(self.config, self.task.log.files, road, self._feature_tables, numbers)
+        planner = LogPlanner(self.config, self.task.log.files, road, self._feature_tables, numbers, self.task.pieces)
         stack.callback(planner.close)
         return planner
 
@@ -165,7 +165,7 @@ class CtrNodes(NodeTask):
             self.config, self._feature_tables, self._network, device, threads, self.dense, self.group.rank
         )
 
-    def _evaluate(self, parts: Parts, split: str) -> dict[str, float]:
+    def _evaluate(self, parts: Parts, split: str, whole: bool) -> dict[str, float]:
         return evaluate_files(self._predictor(parts), self.task.files_of(split))
 
     def _predictor(self, parts: Parts) -> ClickPredictor:
@@ -196,7 +196,6 @@ class CtrNodes(NodeTask):
         }
 
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        super().load_state_arrays(arrays)
         for keys in self._keys if self.place is not None else ():
             prefix = f"{keys.store.name}."
             keys.load({name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)})

@@ -93,12 +93,12 @@ class GraphNodes(NodeTask):
     def _step(self, device: torch.device, threads: int) -> LinkPredictionStep:
         return make_step(self.config, self.task.graph, device, threads, self.dense)
 
-    def _evaluate(self, parts: Parts, split: str) -> dict[str, float]:
+    def _evaluate(self, parts: Parts, split: str, whole: bool) -> dict[str, float]:
         def read(rows: np.ndarray) -> np.ndarray:
             return parts.source.look_up(0, self.places.route(rows))[0]
 
         reader = EntityReader(self.task.graph.num_nodes, entity_layout(self.config).dimension, read)
-        return self.task.evaluate_rows(reader, parts, split)
+        return self.task.evaluate_rows(reader, parts, split, whole)
 
     def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
         return {
@@ -110,6 +110,10 @@ class GraphNodes(NodeTask):
         (store,) = parts.stores
         rows = np.arange(store.num_rows)
         load_rows(store, whole, self.places.ids_on(self.place, rows))
+
+    def _all_row_bytes(self) -> int:
+        here = 0 if self.place is None else self.places.num_rows(self.place)
+        return here * entity_layout(self.config).row_bytes
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
         here = 0 if self.place is None else self.places.num_rows(self.place)

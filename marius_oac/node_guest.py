@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +23,10 @@ from marius_oac.config_base import BaseConfig
 from marius_oac.config_cluster import ClusterConfig, read_secret
 from marius_oac.config_errors import parse as parse_yaml
 from marius_oac.config_nodes import NodesConfig
+from marius_oac.console import say
 from marius_oac.ctr_task import CtrTask
 from marius_oac.errors import InputError, NodeLost, NodeRefused
+from marius_oac.models.own_code import admit
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_pace import Pace
@@ -52,11 +53,12 @@ _OWN = ("threads", "device", "binding", "data.path", "pipeline.workers")
 """Keys of the configuration that are this machine's; all others are the run's."""
 
 
-def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
+def join(cluster: ClusterConfig, overrides: Iterable[str] = (), *, trust: bool = False) -> int:
     """Trains in the run of these nodes until it ends, or the user stops; returns how many batches.
 
     Args:
         overrides: of the run's configuration, for what is this machine's own.
+        trust: run the files of own code that the run names, also where this user has not trained with them.
     Raises:
         InputError: nobody may join, the program or the data here are others, or an override is none of this machine's.
         NodeLost: the run can't be reached, or has ended otherwise than in peace.
@@ -65,9 +67,9 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
     if not cluster.guests:
         raise InputError("nobody may join: `guests` is 0", "nodes.yaml")
     read_secret(cluster)
-    guest = _Guest(cluster, _own(overrides))
+    guest = _Guest(cluster, _own(overrides), trust)
     deadline, said = time.monotonic() + PATIENCE, set[str]()
-    sys.stderr.write(f"waiting for the run of {cluster.nodes[0].name}, {PATIENCE:g} s at most\n")
+    say(f"waiting for the run of {cluster.nodes[0].name}, {PATIENCE:g} s at most")
     while True:
         try:
             with guest.connected() as (lines, rank, run):
@@ -84,7 +86,7 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = ()) -> int:
                 raise
             if str(error) not in said:
                 said.add(str(error))
-                sys.stderr.write(f"{error}; waiting for the run{' to go on' if guest.known else ''}\n")
+                say(f"{error}; waiting for the run{' to go on' if guest.known else ''}")
             guest.pause()
 
 
@@ -105,8 +107,8 @@ class _Guest:
     joined: whether it has been told of the run since it was last connected; `known`: whether it ever was.
     """
 
-    def __init__(self, cluster: ClusterConfig, overrides: Sequence[str]):
-        self._cluster, self._overrides = cluster, overrides
+    def __init__(self, cluster: ClusterConfig, overrides: Sequence[str], trust: bool = False):
+        self._cluster, self._overrides, self._trust = cluster, overrides, trust
         self._security = Security(
             secret=hashlib.sha256(read_secret(cluster).encode()).digest(),
             run=cluster.digest(),
@@ -165,7 +167,7 @@ class _Guest:
         weights, (group,) = run["weights"], ThreadGroup.members(1)
         kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
 
-        def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any) -> NodeSource:
+        def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any, _: Any) -> NodeSource:
             def abort() -> None:
                 for line in lines:
                     line.abort()
@@ -179,7 +181,7 @@ class _Guest:
             session.report_to(lambda result: self._trained())
             guest.deal_to_guest()
             self.joined = self.known = True
-            sys.stderr.write(f"joined the run of {self._cluster.nodes[0].name} as number {rank}\n")
+            say(f"joined the run of {self._cluster.nodes[0].name} as number {rank}")
             while not session.pipeline.stop_requested:
                 session.pipeline.run(self.batches, self.batches + 1)
         self.stopped = True
@@ -189,11 +191,16 @@ class _Guest:
         tree, _ = parse_yaml(run["config"], "the run")
         for key in ("device", "threads"):  # those of the process that told of the run, on another machine
             tree.pop(key, None)
+        tree["binding"] = "off"  # who else of the run is on this machine it doesn't know
         config = Config.build(tree).replace(*self._overrides)
+        admit(config, self._trust)
         log = run["files"].get(LOG)
-        task = CtrTask(config, RunLog.parse(log, Path(LOG))) if log else start_task(config)
+        task = CtrTask(config, RunLog.parse(log.encode(), Path(LOG))) if log else start_task(config)
         if task.fingerprint != run["fingerprint"]:
             raise InputError("the data here are not those of the run")
+        for name, text in task.run_files().items():
+            if name.endswith(".py") and text != run["files"].get(name):
+                raise InputError("is not the text that the run trains with", name)
         task.check_data_from(0)
         return task
 
@@ -201,7 +208,7 @@ class _Guest:
         self.batches += 1
         if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
-            sys.stderr.write(f"{self.batches:,} batches\n")
+            say(f"{self.batches:,} batches")
 
     @staticmethod
     def pause() -> None:

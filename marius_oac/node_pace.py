@@ -7,7 +7,6 @@ and each of them is told the same by its own `Policy`.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from threading import Event
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from marius_oac.config_nodes import LoadConfig, NodesConfig
+from marius_oac.console import say
 from marius_oac.errors import ConfigError
 from marius_oac.nodes.load import LoadProfile, Slowdown, TimedStep
 from marius_oac.nodes.policy import Measured, Policy
@@ -71,7 +71,8 @@ class Pace:
         if not self._config.load and not self._policy:
             return step
         if crew.leads:
-            sys.stderr.write("".join(f"note: emulated load: {told(entry)}\n" for entry in self._config.load))
+            for entry in self._config.load:
+                say(f"note: emulated load: {told(entry)}")
         self._step = TimedStep(step, waited, stopped, profile_of(self._config, self._rank))
         return self._step
 

@@ -9,7 +9,6 @@ measured from where the run goes on.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from marius_oac.checkpoints import START
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_cluster import ClusterConfig
+from marius_oac.console import say
 from marius_oac.disk_tables import page_bytes
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.node_saved import Layout, saved_packings
@@ -66,9 +67,9 @@ def agreed_packing(
     placement, weights = _packed(task, budgets, costs), task.carried
     by_hash, packed = (heaviest(costs, each.nodes, weights) for each in (unmeasured, placement))
     if task.crew.leads:
-        sys.stderr.write(
+        say(
             f"rows over nodes: by the look-ups of {len(batches)} batches the heaviest node has {packed:.2f} of the "
-            f"mean (by the hash alone {by_hash:.2f})\n"
+            f"mean (by the hash alone {by_hash:.2f})"
         )
     return Packed(placement, len(batches), by_hash, packed)
 
@@ -90,7 +91,7 @@ def _saved(task: NodeTask, run: Path, checkpoint: str | None) -> Packed | None:
     own = saved_packings(run, task.group.names, task.weights, task.group.names[task.group.rank])
     found = [each for every in task.crew.gather(own) for each in every]
     named = [each for each in found if checkpoint in each["checkpoints"]] or found
-    if not named:
+    if not named or checkpoint == START:
         return None
     best = max(named, key=lambda each: (each["checkpoints"][-1], each["layout"]))
     batches, by_hash, packed = best["figures"]
@@ -99,6 +100,8 @@ def _saved(task: NodeTask, run: Path, checkpoint: str | None) -> Packed | None:
 
 def _position(task: NodeTask, run: Path, checkpoint: str | None) -> int:
     """The batch that these processes, which are new ones, go on with."""
+    if checkpoint == START:
+        return 0
     here = [name for layout in Layout.all(run) for name in layout.names()]
     every = [name for each in task.crew.gather(here) for name in each]
     return max((int(name) for name in every if name == checkpoint), default=max(map(int, every), default=0))

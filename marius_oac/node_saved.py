@@ -20,10 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from marius_oac.checkpoint import Checkpoint, Checkpoints, name_of
-from marius_oac.errors import CheckpointError
-from marius_oac.files import disk_errors, unfinished
+from marius_oac.checkpoint import Checkpoint, name_of
+from marius_oac.checkpoints import START, Checkpoints, read_saved
+from marius_oac.errors import CheckpointError, InputError
+from marius_oac.files import check_no_link, disk_errors, sync, unfinished
+from marius_oac.node_crew import NodeCrew
 from marius_oac.nodes.shards import IdPlaces, Placement
+from marius_oac.pins import Missing
 
 NODES = "nodes"
 DENSE = "dense_sync"
@@ -65,12 +68,18 @@ class Layout:
         return sorted(set.intersection(*parts)) if len(parts) == self.size else []
 
     def begun(self) -> list[str]:
-        """Checkpoints that all may have written; where parts are not at hand, those of any."""
-        return self.names() if len(self.parts) == self.size else [name for part in self.parts for name in part.names()]
+        """Checkpoints that all may have written: where parts are not at hand, or nothing says which all have, those of
+        any."""
+        common, saved = self.names(), [read_saved(part.folder.parent) for part in self.parts]
+        known = [each for each in saved if each is not None]
+        if common or (known and len(self.parts) == self.size):
+            return sorted({*common, *filter(None, known)})
+        return [name for part in self.parts for name in part.names()]
 
-    def open(self, name: str) -> NodesCheckpoint:
-        """All parts of a checkpoint. Raises CheckpointError where one is damaged."""
-        parts = [part.open(name) for part in self.parts]
+    def open(self, name: str, pinned: bool = False) -> NodesCheckpoint:
+        """All parts of a checkpoint; `pinned`: see `read_checkpoint`. Raises CheckpointError where one is damaged, or
+        Missing."""
+        parts = [part.open(name, pinned=pinned) for part in self.parts]
         carried = [part for part in parts if part.arrays()[PLACE][0] >= 0]
         carried.sort(key=lambda part: int(part.arrays()[PLACE][0]))
         first = parts[0]
@@ -105,46 +114,77 @@ def saved_packings(run: Path, names: Sequence[str], weights: Sequence[float], ow
 
 def newest(run: Path) -> tuple[Layout, str] | None:
     """The layout that has the newest complete checkpoint, and its name."""
-    found = [(layout.names()[-1], layout.path.stat().st_mtime, layout) for layout in Layout.all(run) if layout.names()]
+    there = [(layout, layout.names()) for layout in Layout.all(run)]
+    found = [(names[-1], layout.path.stat().st_mtime, layout) for layout, names in there if names]
     if not found:
         return None
     name, _, layout = max(found, key=lambda each: each[:2])
     return layout, name
 
 
+def parts_of(run: Path) -> list[Checkpoints]:
+    """The parts of all layouts that are at hand."""
+    return [part for layout in Layout.all(run) for part in layout.parts]
+
+
 def open_whole(run: Path, name: str | None = None) -> NodesCheckpoint:
-    """A checkpoint of a run over nodes, by default the newest, as if one node had written it.
+    """A checkpoint of a run over nodes, by default the newest, as if one node had written it; pinned.
 
     Raises:
-        CheckpointError: there is none of which all parts are at hand, or it is damaged.
+        Missing: there is none of which all parts are at hand.
+        CheckpointError: it is damaged.
     """
     found = newest(run)
     if found and name == "best":
         name = found[0].parts[0].best()
         if name is None:
-            raise CheckpointError("there is no best checkpoint: nothing has been evaluated yet", found[0].path)
+            raise Missing("there is no best checkpoint: nothing has been evaluated yet", found[0].path)
     for layout in Layout.all(run):
         if name and name in layout.names():
-            return layout.open(name)
+            return layout.open(name, pinned=True)
     if name or found is None:
         which = f"checkpoint {name!r}" if name else "no checkpoint"
-        raise CheckpointError(f"{which}: the parts of all nodes must lie here, and don't", run / NODES)
-    return found[0].open(found[1])
+        raise Missing(f"{which}: the parts of all nodes must lie here, and don't", run / NODES)
+    return found[0].open(found[1], pinned=True)
 
 
 def drop_after(run: Path, sequence: int, besides: Path) -> None:
     """Removes what layouts other than the one at `besides` have of later moments: the story is told anew from here.
 
-    Several processes may do so at once.
+    Several processes may do so at once. Raises InputError, and removes nothing, where a part is a symbolic link.
     """
-    for layout in Layout.all(run):
-        for part in layout.parts if layout.path != besides else ():
-            for name in reversed(part.names()):
-                path = part.folder / name
-                if name > name_of(sequence):
-                    with disk_errors(path), suppress(FileNotFoundError):
-                        os.rename(path, unfinished(path))
-                    shutil.rmtree(unfinished(path), ignore_errors=True)
+    parts = [part for layout in Layout.all(run) if layout.path != besides for part in layout.parts]
+    later = [part.folder / name for part in parts for name in reversed(part.names()) if name > name_of(sequence)]
+    for path in later:
+        check_no_link(path, run)
+    for path in later:
+        with disk_errors(path), suppress(FileNotFoundError):
+            os.rename(path, unfinished(path))
+            sync(path.parent)
+        shutil.rmtree(unfinished(path), ignore_errors=True)
+
+
+def check_saved(crew: NodeCrew, part: Path, chosen: str) -> None:
+    """Raises InputError, the same on all processes, where some lack a checkpoint that all had saved, and the run would
+    go on from an older one, `chosen`, or if that is "" from the beginning. No crash while saving leaves such a state.
+
+    Args:
+        part: this process's, of the layout that the run goes on with.
+    """
+    every = crew.each((read_saved(part), Checkpoints(part / "checkpoints").names()))
+    known = [saved for _, (saved, _) in every if saved is not None]
+    # Of a run of before nothing says what all had; if they have none in common now, any may have been that.
+    needed = (
+        max(known) if known else "" if chosen else max((name for _, (_, names) in every for name in names), default="")
+    )
+    if needed <= chosen:
+        return
+    lacking = [node for node, (_, names) in every if needed not in names]
+    raise InputError(
+        f"lacks checkpoint {needed}, which was saved on all nodes: bring it back to {NODES}/{part.parent.name} in the "
+        f"run's folder there, or say what to go on from: --checkpoint {chosen or START}",
+        f"node {', '.join(lacking)}",
+    )
 
 
 class Joined:
@@ -157,6 +197,7 @@ class Joined:
         self.shape = (int(self._starts[-1]), *parts[0].shape[1:])
         self.size = int(np.prod(self.shape))
         self.dtype = parts[0].dtype
+        self.nbytes = self.size * self.dtype.itemsize
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -190,6 +231,10 @@ class NodesCheckpoint(Checkpoint):
     @cached_property
     def _placement(self) -> Placement:
         return Placement(np.array(self.parts[0].arrays()[PLACEMENT]), len(self.parts))
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
 
     def tables(self) -> list[str]:
         return self.parts[0].tables()

@@ -19,11 +19,13 @@ import numpy as np
 import torch
 
 from marius_oac import __version__
+from marius_oac.checkpoint import Checkpoint
 from marius_oac.data.progress import Progress
 from marius_oac.data.share import Share
 from marius_oac.errors import ConfigError
 from marius_oac.memory import MemoryPlan
 from marius_oac.node_crew import NodeCrew
+from marius_oac.node_dense import adapted, load_dense
 from marius_oac.node_pace import Pace
 from marius_oac.node_saved import DENSE, PACKING, PLACE, PLACEMENT, NodesCheckpoint, layout_name
 from marius_oac.nodes.counts import dealt_metrics
@@ -43,7 +45,7 @@ from marius_oac.storage.disk import SsdStore
 from marius_oac.task import Parts, Road, Task
 from marius_oac.types import DenseSync, Plan, Planner, Step
 
-Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float]], NodeSource]
+Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float], Binding], NodeSource]
 """Serves the tables of this process, if it has any, and connects to those of all."""
 
 
@@ -77,6 +79,12 @@ class NodeTask(Task):
         self._source: NodeSource | None = None
         self.crew = NodeCrew(group)
         self.decisive_metric = task.decisive_metric
+
+    over_nodes = True
+
+    @property
+    def serves(self) -> bool:
+        return self.place is not None
 
     @property
     def fingerprint(self) -> str:
@@ -120,14 +128,21 @@ class NodeTask(Task):
     def run_files(self) -> Mapping[str, str]:
         return self.task.run_files()
 
-    def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
-        return self.crew.from_lead(lambda: self._evaluate(parts, split))
+    def learned_files(self) -> Mapping[str, str]:
+        return self.task.learned_files()
+
+    @property
+    def validates_on_a_sample(self) -> bool:
+        return self.task.validates_on_a_sample
+
+    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+        return self.crew.from_lead(lambda: self._evaluate(parts, split, whole))
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
         tables = self._tables(stack, binding) if self.place is not None else []
         planner = self._planner(stack)
         planner.share = Share(self.group.rank, self.group.size)
-        source = self._source = self._connect(stack, tables, self._dimensions(), self._factor)
+        source = self._source = self._connect(stack, tables, self._dimensions(), self._factor, binding)
         source.announce(self._told())
         self.dense = self._make_dense(source.sync)
         stack.callback(self.dense.stop)
@@ -171,10 +186,9 @@ class NodeTask(Task):
         figures = np.array(self.packed.figures())
         return kept | {PLACEMENT: self.placement.nodes, PLACE: place, PACKING: figures}
 
-    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes back what `state_arrays` gave."""
-        shapes = {name: tensor.shape for name, tensor in self.dense.state().items()}
-        self.dense.load({name: torch.tensor(arrays[f"{DENSE}.{name}"]).reshape(shapes[name]) for name in shapes})
+    def load_dense(self, parts: Parts, checkpoint: Checkpoint) -> None:
+        """See `Task.load_dense`; collective."""
+        load_dense(self.config, self.crew, self.dense, parts.step, checkpoint)
 
     @property
     def failure(self) -> BaseException | None:
@@ -239,7 +253,7 @@ class NodeTask(Task):
         """Loads this process's rows from a checkpoint of other processes."""
         if self.place is not None:
             self._take_rows(whole, parts)
-        parts.step.load_dense_state(whole.dense())
+        parts.step.load_dense_state(adapted(self.config, whole.dense(), whole.sequence))
         self.dense.begin_anew()  # what is drawn to, such as w_ps, was made from the initial values
 
     def _factor(self, plan: Plan) -> float:
@@ -294,7 +308,7 @@ class NodeTask(Task):
     def _step(self, device: torch.device, threads: int) -> Step: ...
 
     @abstractmethod
-    def _evaluate(self, parts: Parts, split: str) -> dict[str, float]: ...
+    def _evaluate(self, parts: Parts, split: str, whole: bool) -> dict[str, float]: ...
 
     @abstractmethod
     def _shard_digests(self, store: ParameterStore) -> dict[int, str]:

@@ -10,18 +10,21 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from marius_oac.checkpoint import Checkpoints
+from marius_oac.checkpoints import START, Checkpoints
 from marius_oac.classes_task import ClassesTask
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_cluster import read_secret
+from marius_oac.config_dense import ignored_by_kstep
 from marius_oac.config_errors import parse
+from marius_oac.console import say
 from marius_oac.ctr_task import CtrTask
 from marius_oac.errors import ConfigError, InputError, NodeLost
+from marius_oac.files import check_no_link
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_packing import agreed_packing
-from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, drop_after, part_name
+from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, check_saved, drop_after, part_name
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes import agree
 from marius_oac.nodes.cluster import Place, names
@@ -32,6 +35,7 @@ from marius_oac.nodes.packing import pack
 from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.nodes.torch_group import TorchGroup
 from marius_oac.run import RunFolder
+from marius_oac.run_code import code_to_resume, code_to_train
 from marius_oac.run_log import LOG, RunLog
 from marius_oac.runtime.channel import Closed
 from marius_oac.task import Task
@@ -64,10 +68,10 @@ def train_on_nodes(config: BaseConfig, place: Place, out: str | Path | None = No
     with open_group(place) as group:
         # Nodes that torchrun has started again, since one was lost, go on.
         if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
-            return _resumed(path, place, group, (), (), None, trace)
+            return _resumed(path, place, group, (), (), None, trace, trust=True)
         own = config_of(config, place)
         task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
-        with _created(path, place, group, own, task) as folder:
+        with _created(path, place, group, task) as folder:
             _train(task, folder, trace)
     return open_run(folder.path)
 
@@ -87,12 +91,13 @@ def _train(task: NodeTask, folder: RunFolder, trace: bool, prepare: Callable = l
 
 
 @contextmanager
-def _created(path: Path, place: Place, group: Group, config: BaseConfig, task: NodeTask) -> Iterator[RunFolder]:
+def _created(path: Path, place: Place, group: Group, task: NodeTask) -> Iterator[RunFolder]:
     """The folder of a new run, or this process's part of it."""
     part = path / NODES / task.layout / name_of(place)
     if place.rank:
         group.barrier()  # the first process makes the folder that the others lie in
-    with RunFolder.create(part if place.rank else path, config, task.fingerprint, task.run_files()) as folder:
+    where = part if place.rank else path
+    with RunFolder.create(where, task.config, task.fingerprint, task.run_files()) as folder:
         if not place.rank:
             folder.keep_rows_in(part)
             group.barrier()
@@ -107,13 +112,20 @@ def resume_on_nodes(
     data: Sequence[str] = (),
     checkpoint: str | None = None,
     trace: bool = False,
+    trust: bool = False,
 ) -> Run:
     """Goes on from the newest checkpoint that all processes have, or the one named; collective. See `resume`.
 
     With other nodes than before the rows are dealt out anew; every process then needs the parts of all nodes before.
     """
     with open_group(place) as group:
-        return _resumed(Path(path), place, group, overrides, data, checkpoint, trace)
+        if checkpoint is not None and any(group.gather(place.attempt > 0)):
+            raise InputError(
+                "a node was lost and started again; to go back once more would lose what was trained since: go on "
+                "without it",
+                f"--checkpoint {checkpoint}",
+            )
+        return _resumed(Path(path), place, group, overrides, data, checkpoint, trace, trust)
 
 
 def _resumed(
@@ -124,15 +136,24 @@ def _resumed(
     data: Sequence[str],
     checkpoint: str | None,
     trace: bool,
+    trust: bool,
 ) -> Run:
     saved, log = _told(path, place, group)
     shared = with_data(saved.replace(*overrides), data)
     config = config_of(shared, place)
-    task = agreed_task(shared, place, group, lambda: resume_task(config, log, data), path, checkpoint)
+
+    def make() -> Task:
+        return resume_task(code_to_resume(config, path, trust), log, data)
+
+    task = agreed_task(shared, place, group, make, path, checkpoint)
+    config = task.config
     part = path / NODES / task.layout / name_of(place)
     before = _before(path, part, task, checkpoint)
     with _opened(path, part, place, group, config, task) as folder:
         folder.check_resumable(config, task.fingerprint)
+        if not place.rank:
+            for key, why in ignored_by_kstep(config):  # which versions before this one did without a word
+                say(f"note: {key}: {why}")
         if checkpoint is None and not data and not before and not task.crew.any(not has_ended(folder, task)):
             return open_run(folder.path)
 
@@ -161,15 +182,20 @@ def _told(path: Path, place: Place, group: Group) -> tuple[BaseConfig, RunLog | 
     if "problem" in said:
         raise InputError(said["problem"], f"node {names(place.cluster)[0]}")
     tree, _ = parse(said["config"], path)
-    return Config.build(tree), RunLog.parse(said["log"], path / LOG) if "log" in said else None
+    return Config.build(tree), RunLog.parse(said["log"].encode(), path / LOG) if "log" in said else None
 
 
 def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> NodesCheckpoint | None:
     """The checkpoint of another layout that the run goes on from; None: it goes on from its own, or starts.
 
     Raises:
-        InputError: a process lacks its own part, or those of other nodes that have written the newest checkpoint.
+        InputError: a process lacks its own part, or a checkpoint of it that all have saved, or those of other nodes
+            that have written the newest checkpoint; or the run was trained on one box.
     """
+    if task.crew.any(bool(Checkpoints(path / "checkpoints").names())):
+        raise InputError("the run was trained without nodes; it goes on so: leave --nodes or --local-nodes out", path)
+    if checkpoint == START:
+        return None
     crew, own = task.crew, Checkpoints(part / "checkpoints").names()
     others = [layout for layout in Layout.all(path) if layout.path != part.parent]
     seen = {name: layout for layout in others for name in layout.names()}
@@ -183,13 +209,15 @@ def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> N
     if newest > max(mine, theirs):
         lacking = [name for name, has in crew.each(newest in seen) if not has]
         raise InputError(
-            f"checkpoint {newest} was written by other nodes, and their parts are not all here: copy {path / NODES} "
-            "of each of them to all, or name an older one with --checkpoint",
+            f"checkpoint {newest} was written by other nodes, and their parts are not all here, or not whole: copy "
+            f"{path / NODES} of each of them to all, or name an older one with --checkpoint",
             f"node {', '.join(lacking)}",
         )
     gone = [name for name, there in crew.each(part.is_dir()) if not there]
     if gone and crew.any(bool(own)) and not mine and not theirs:
         raise InputError(f"its part of the run is gone: bring {part.parent} back to it", f"node {', '.join(gone)}")
+    if checkpoint is None:
+        check_saved(crew, part, max(mine, theirs))
     return seen[theirs].open(theirs) if theirs > mine else None
 
 
@@ -199,6 +227,7 @@ def _opened(
 ) -> Iterator[RunFolder]:
     """The folder of a run that goes on, or this process's part of it, which is made if it is a new node's."""
     where = part if place.rank else path
+    check_no_link(part, path)
     known = (where / "run.json").exists()
     make = partial(RunFolder.create, where, config, task.fingerprint, task.run_files())
     with RunFolder.open(where) if known else make() as folder:
@@ -236,7 +265,10 @@ def name_of(place: Place) -> str:
 def _new_task(config: BaseConfig, path: Path, place: Place) -> Task:
     if not place.rank:
         RunFolder.check_new(path)
-    return start_task(config)
+    for key, why in ignored_by_kstep(config):
+        raise ConfigError(why, key)
+    code_to_train(config)
+    return start_task(config, quiet=place.rank > 0)
 
 
 def agreed_task(
@@ -290,8 +322,7 @@ def node_task(task: Task, place: Place, group: Group) -> NodeTask:
         def assign(sizes: Sequence[int]) -> list[int]:
             return pack(sizes, sizes, [sum(sizes)] * carriers, unit="bytes").tolist()
 
-        rate = dense_rate(config)
-        return make_dense_sync(dense, group, rate, lockstep, servers, assign)
+        return make_dense_sync(dense, group, dense_rate(config), lockstep, servers, assign, weight_decay(config))
 
     kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
     return kind(
@@ -301,6 +332,11 @@ def node_task(task: Task, place: Place, group: Group) -> NodeTask:
         make_dense,
         Connections(place, group, lockstep, ahead, dense.alpha if dense.kind == "easgd" else None),
     )
+
+
+def weight_decay(config: BaseConfig) -> float:
+    """The factor of the L2 penalty on dense parameters; relations of a graph have none."""
+    return config.training.dense_optimizer.weight_decay if config.task == "ctr" else 0.0
 
 
 def dense_rate(config: BaseConfig) -> float:

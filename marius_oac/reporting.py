@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from marius_oac.console import NOTICES, is_terminal, say
 from marius_oac.pipeline.runner import BatchResult
 
 BAR_SECONDS = 1.0
@@ -38,7 +38,7 @@ class Totals:
     replaced: int = 0
     peak_cache_rows: int = 0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    channel_fill: Mapping[str, int] = field(default_factory=dict)
+    channel_fill: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, results: Sequence[BatchResult]) -> Totals:
@@ -72,6 +72,10 @@ class Totals:
             channel_fill=_added(self.channel_fill, other.channel_fill),
         )
 
+    def mean_loss(self) -> float | None:
+        """Over the examples; None: there are none, which happens to one of several trainers."""
+        return self.loss / self.examples if self.examples else None
+
     def rate(self) -> float:
         """Examples per second."""
         return self.examples / self.seconds if self.seconds else 0.0
@@ -79,7 +83,7 @@ class Totals:
     def metrics(self) -> dict[str, Any]:
         """As a line of `metrics.jsonl` holds them."""
         return {
-            "loss": self.loss / self.examples,
+            "loss": self.mean_loss(),
             "seconds": self.seconds,
             "examples_per_second": self.rate(),
             "lost_updates": self.lost,
@@ -169,8 +173,8 @@ class TrainingProgress:
         self._done, self._last, self._shown = first, last, shown
         self._next_line = time.monotonic() + LINE_SECONDS
         self._bar = (
-            tqdm(total=last, initial=first, unit="batch", dynamic_ncols=True, leave=False)
-            if shown and sys.stderr.isatty()
+            tqdm(total=last, initial=first, unit="batch", file=NOTICES, dynamic_ncols=True, leave=False)
+            if shown and is_terminal()
             else None
         )
 
@@ -182,7 +186,7 @@ class TrainingProgress:
     def show(self, epoch: int, totals: Totals, position: int) -> None:
         """Tells how the last batches went, up to `position`."""
         gone, self._done, due = position - self._done, position, self.due
-        loss = f"loss {totals.loss / totals.examples:.4f}, {totals.rate():,.0f} examples/s"
+        loss = f"loss {totals.mean_loss() or 0:.4f}, {totals.rate():,.0f} examples/s"
         if self._bar is not None:
             self._bar.set_postfix_str(f"epoch {epoch + 1}, {loss}", refresh=False)
             self._bar.update(gone)
@@ -194,10 +198,9 @@ class TrainingProgress:
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""
         if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
+            self._bar.write(line, file=NOTICES)
         elif self._shown:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+            say(line)
 
     def __enter__(self) -> TrainingProgress:
         return self

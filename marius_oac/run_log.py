@@ -1,8 +1,9 @@
 """Which files of a click log a run trains on: legs of its road, in the order in which they were given.
 
-`log.json` in the run's folder:
+`log.json` in the run's folder, sealed by a checksum of its own:
 
-    files    path, format, rows and fingerprint of each, in order; the files of one leg stand together
+    files    path, format, rows and fingerprint of each, in order, and the digests of the pieces of it that are known;
+             the files of one leg stand together
     legs     how many files each has, how often they are passed over, whether each file ends an epoch
 
 Files that have been passed over are needed no more: yesterday's may be gone when today's is trained on.
@@ -11,15 +12,20 @@ Files that have been passed over are needed no more: yesterday's may be gone whe
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.data.log_batches import Leg, LogRoad
 from marius_oac.data.log_files import LogFile, LogFiles, natural_order
+from marius_oac.data.log_pieces import contradict
 from marius_oac.errors import CheckpointError, InputError
+from marius_oac.files import sealed
+from marius_oac.untrusted import Count, Described, FilePath, parse_json, parse_sealed, read_bounded
 
 LOG = "log.json"
 
@@ -55,33 +61,40 @@ class RunLog:
         leg = Leg(first, first + len(found), training.epochs, by_file)
         return RunLog((*self.files, *found), (*self.legs, leg))
 
+    def with_pieces(self, pieces: Sequence[Sequence[str | None]]) -> RunLog:
+        """The same, with what is known of each file's pieces."""
+        return replace(self, files=tuple(map(_with_pieces, self.files, pieces)))
+
     def with_epochs(self, epochs: int) -> RunLog:
         """The same with another number of passes over the last leg."""
         return replace(self, legs=(*self.legs[:-1], replace(self.legs[-1], passes=epochs)))
 
     @classmethod
-    def read(cls, folder: Path) -> RunLog:
-        """Raises CheckpointError where it is missing or damaged."""
+    def read(cls, folder: Path, checked: bool = True) -> RunLog:
+        """Raises CheckpointError where it is missing or damaged; unless `checked` it may have no checksum."""
         path = folder / LOG
         try:
-            return cls.parse(path.read_text("utf-8"), path)
+            return cls.parse(read_bounded(path, error=CheckpointError), path, checked)
         except OSError as error:
             raise CheckpointError(error.strerror.lower(), path) from None
 
     @classmethod
-    def parse(cls, text: str, path: Path) -> RunLog:
+    def parse(cls, text: bytes, path: Path, checked: bool = True) -> RunLog:
         """What `dump` gave. Raises CheckpointError where it is damaged."""
-        try:
-            content = json.loads(text)
-            files = tuple(LogFile(**{**each, "path": Path(each["path"])}) for each in content["files"])
-            return cls(files, tuple(Leg(**each) for each in content["legs"]))
-        except (ValueError, KeyError, TypeError):
-            raise CheckpointError("is damaged", path) from None
+        plain = not checked and parse_json(text, path, dict[str, Any], CheckpointError).keys() == {"files", "legs"}
+        content = (parse_json if plain else parse_sealed)(text, path, _Content, CheckpointError)
+        if not all(leg.first < leg.last <= len(content.files) for leg in content.legs):
+            raise CheckpointError("is damaged: a leg has files that are not there", path)
+        files = (
+            LogFile(**{**each.model_dump(), "path": Path(each.path), "pieces": tuple(each.pieces)})
+            for each in content.files
+        )
+        return cls(tuple(files), tuple(Leg(**each.model_dump()) for each in content.legs))
 
     def dump(self) -> str:
         """The text of `log.json`."""
         files = [{**asdict(file), "path": str(file.path)} for file in self.files]
-        return json.dumps({"files": files, "legs": [asdict(leg) for leg in self.legs]}, indent=1) + "\n"
+        return sealed({"files": files, "legs": [asdict(leg) for leg in self.legs]}).decode()
 
     def road(self, batch_size: int) -> LogRoad:
         return LogRoad(self.files, self.legs, batch_size)
@@ -93,8 +106,39 @@ class RunLog:
         for number in sorted(needed):
             file = self.files[number]
             (found,) = LogFiles.scan([str(file.path)], config.data).files
-            if found.fingerprint != file.fingerprint:
+            if found.fingerprint != file.fingerprint or contradict(found.pieces, file.pieces):
                 raise CheckpointError("has changed since the run began", file.path)
+
+
+class _File(Described):
+    """Of `LogFile`."""
+
+    path: FilePath
+    format: Literal["csv", "parquet", "libsvm"]
+    rows: Annotated[Count, Field(ge=1)]
+    fingerprint: str
+    kinds: dict[str, Literal["integer", "string"]]
+    pieces: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None] = []
+
+
+class _Leg(Described):
+    """Of `Leg`."""
+
+    first: Count
+    last: Count
+    passes: Annotated[Count, Field(ge=1)]
+    by_file: bool
+
+
+class _Content(Described):
+    """Of `log.json`."""
+
+    files: list[_File]
+    legs: list[_Leg]
+
+
+def _with_pieces(file: LogFile, pieces: Sequence[str | None]) -> LogFile:
+    return replace(file, pieces=tuple(pieces))
 
 
 def _check_order(files: Sequence[LogFile]) -> None:

@@ -136,11 +136,14 @@ class LinkScorer:
         scores = torch.empty(len(queries), vectors.shape[1])
         arrays = queries.numpy(), vectors.numpy(), scores.numpy()
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            parts = [
-                threads.submit(_sum_distances, self._distance, first, *arrays) for first in range(0, len(scores), GRAIN)
-            ]
-        for part in parts:
-            part.result()
+            try:
+                starts = range(0, len(scores), GRAIN)
+                parts = [threads.submit(_sum_distances, self._distance, first, *arrays) for first in starts]
+                for part in parts:
+                    part.result()
+            except BaseException:  # a signal waits for the parts that have begun, and not for all
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
         return scores
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from marius_oac.config_base import BaseConfig
+from marius_oac.console import say
 from marius_oac.errors import ConfigError
-from marius_oac.machine import run_binding
+from marius_oac.machine import LocalProcess, run_binding
 from marius_oac.models.torch_state import torch_threads
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
-from marius_oac.runtime.binding import UNBOUND, Binding
+from marius_oac.runtime.binding import UNBOUND, Binding, unbound
+from marius_oac.runtime.places import place
+from marius_oac.runtime.sysfs import format_list
 from marius_oac.runtime.telemetry import Telemetry
+from marius_oac.runtime.topology import running_kernel
 from marius_oac.task import Task
 
 
@@ -37,19 +41,30 @@ def pick_device(name: str) -> torch.device:
 
 def num_threads(config: BaseConfig, binding: Binding = UNBOUND) -> int:
     """Threads that compute on the CPU."""
-    return config.threads or len(binding.cpus("compute") or os.sched_getaffinity(0))
+    return config.threads or binding.threads()
 
 
 def bind(task: Task, device: torch.device) -> Binding:
-    """Where the threads and tables of a run belong on this machine; says so where it is anywhere in particular."""
-    config, gpu = task.config, None
+    """Where the threads and tables of this process belong on its machine, beside the run's other processes there.
+
+    Collective: what each of them is and may use is told to all. The first one says where it is anywhere in particular.
+    """
+    config, crew, gpu = task.config, task.crew, None
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
         gpu = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
-    places = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
-    binding = run_binding(config.binding, places, gpu, config.threads)
-    if binding.seats:
-        sys.stderr.write(f"{binding.note}\n")
+    paths = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
+    mine = LocalProcess(
+        running_kernel(), format_list(os.sched_getaffinity(0)), [asdict(place(path)) for path in paths], gpu,
+        config.threads, task.table_bytes(), task.trains, task.serves,
+    )  # fmt: skip
+    every = [LocalProcess(**told) for told in crew.gather(asdict(mine))]
+    if config.binding == "off":
+        beside = sum(each.trains for each in every if each.beside(mine))
+        return unbound("binding is off: threads and memory are left alone", max(1, beside))
+    binding = run_binding(every, crew.rank, task.over_nodes)
+    if binding.seats and not sum(each.beside(mine) for each in every[: crew.rank]):
+        say(f"{binding.note}")
     return binding
 
 
@@ -79,15 +94,19 @@ class Session:
         """From now on `report` gets each batch's result."""
         self._report = report
 
-    def evaluate(self, split: str) -> dict[str, float]:
-        """Metrics of the present parameters on a split."""
-        with torch_threads(self.threads):
-            return self.task.evaluate(self.parts, split)
+    def evaluate(self, split: str, whole: bool = True) -> dict[str, float]:
+        """Metrics of the present parameters on a split; see `Task.evaluate`."""
+        with self._beside_compute(), torch_threads(self.threads):
+            return self.task.evaluate(self.parts, split, whole)
 
     def before_epoch(self, epoch: int) -> dict[str, float] | None:
         """Metrics that the task wants to know before an epoch, if any."""
-        with torch_threads(self.threads):
+        with self._beside_compute(), torch_threads(self.threads):
             return self.task.before_epoch(self.parts, epoch)
+
+    def _beside_compute(self) -> AbstractContextManager[None]:
+        """On the CPU the calling thread, and those that it starts, belong where `compute` does."""
+        return self.binding.bound("compute") if self.device.type == "cpu" else nullcontext()
 
     def dense_fingerprint(self) -> str:
         """SHA-256 of the dense parameters and their optimizer state, by name."""

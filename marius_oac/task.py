@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marius_oac.checkpoint import Checkpoint
 from marius_oac.config_base import BaseConfig
 from marius_oac.memory import MemoryPlan
 from marius_oac.pipeline.rows import RowSource
@@ -52,6 +53,8 @@ class Crew:
 
     leads = True
     """Whether it is the one that evaluates and tells the user."""
+    rank = 0
+    """This process's number among them."""
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any of them."""
@@ -71,6 +74,10 @@ class Crew:
 
     def wait(self) -> None:
         """Returns when each of them has come here."""
+
+    def agreed(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives; raises InputError, the same on all, where it does so on one of them."""
+        return make()
 
 
 @dataclass
@@ -93,9 +100,17 @@ class Task(ABC):
     config: BaseConfig
     decisive_metric: str
     """The metric that decides which checkpoint is best."""
+    validates_on_a_sample: bool = False
+    """Whether evaluations between epochs look at a part of `valid` only."""
     folder: Path | None = None
     """Of the run, if there is one."""
     crew: Crew = Crew()
+    over_nodes = False
+    """Whether rows are served to processes of several nodes."""
+    trains = True
+    """Whether this process computes batches."""
+    serves = True
+    """Whether it holds rows."""
 
     @property
     @abstractmethod
@@ -114,6 +129,14 @@ class Task(ABC):
     def plan_memory(self, folder: Path) -> MemoryPlan:
         """What a run needs that starts now and writes to `folder`."""
 
+    def table_bytes(self) -> int:
+        """Bytes that this process's tables take in memory; 0: nobody knows before they are trained."""
+        return (self.config.storage.memory or 0) if self.config.storage.on_disk else self._all_row_bytes()
+
+    def _all_row_bytes(self) -> int:
+        """Bytes of all rows that this process holds; 0: nobody knows."""
+        return 0
+
     def use_folder(self, folder: Path) -> None:
         """Said before `build`, if there is a run: its folder exists, and the task may keep files of its own there."""
         self.folder = folder
@@ -127,8 +150,9 @@ class Task(ABC):
         """Whether there is something to evaluate."""
 
     @abstractmethod
-    def evaluate(self, parts: Parts, split: str) -> dict[str, float]:
-        """Metrics of the present parameters on a split, `valid` or `test`."""
+    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+        """Metrics of the present parameters on a split, `valid` or `test`; unless on the `whole` of it, on what is
+        looked at between epochs."""
 
     def stands_still(self, batch: int) -> int | None:
         """The first batch behind this one before which the pipeline must come to rest, if there is one."""
@@ -158,6 +182,10 @@ class Task(ABC):
         """Texts of files that the run's folder holds, by name."""
         return {}
 
+    def learned_files(self) -> Mapping[str, str]:
+        """Those of `run_files` that may know more now than when the run began."""
+        return {}
+
     def state_arrays(self) -> Mapping[str, np.ndarray]:
         """Arrays by name that a checkpoint holds beside rows and dense parameters."""
         return {}
@@ -165,6 +193,14 @@ class Task(ABC):
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Takes them back, before the rows are loaded."""
         return
+
+    def load_dense(self, parts: Parts, checkpoint: Checkpoint) -> None:
+        """Takes back the dense parameters, with their optimizer's state.
+
+        Raises:
+            ValueError: they are of another model.
+        """
+        parts.step.load_dense_state(checkpoint.dense())
 
     def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
         """SHA-256 of each table, by name: equal for equal bits."""

@@ -15,20 +15,20 @@ from marius_oac.config import Config
 from marius_oac.data import identity
 from marius_oac.data.batches import ENTITIES
 from marius_oac.data.graph import Graph, Split, open_or_prepare
-from marius_oac.encoder_parts import with_kept_layers
-from marius_oac.errors import InputError
+from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluator import Evaluator
 from marius_oac.export import Names, export
-from marius_oac.graph_parts import make_graph_encoder
+from marius_oac.graph_parts import make_graph_encoder, num_model_relations
 from marius_oac.models.link_prediction import RELATIONS, relation_width
 from marius_oac.models.torch_state import torch_threads
 from marius_oac.predict import Prediction, predict
 from marius_oac.run import RunFolder
+from marius_oac.run_code import kept_code
 from marius_oac.scoring import EntityReader, LinkScorer
 from marius_oac.session import num_threads, pick_device
 from marius_oac.storage.saved_pages import PagedArray
 from marius_oac.trained_classes import TrainedClassifier
-from marius_oac.trained_ctr import ClickMetrics, TrainedClickModel, key_names
+from marius_oac.trained_ctr import ClickMetrics, TrainedClickModel, key_names, numbers_file
 from marius_oac.trained_metrics import Metrics
 
 SCORES = "scores"
@@ -45,18 +45,20 @@ class TrainedModel:
         self._folder, self._device = folder, pick_device(self.config.device)
 
     @classmethod
-    def open(cls, path: str | Path, checkpoint: str | None = None) -> TrainedModel:
+    def open(cls, path: str | Path, checkpoint: str | None = None, *, trust: bool = False) -> TrainedModel:
         """Opens a run's result: the checkpoint that its summary is about (the newest, or with early stopping the best),
         the newest of a run that has not ended, or the named one, or the "best" one.
 
         Raises:
             CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
+            InputError: the run has code of somebody's own that this user has not trained with, without `trust`.
         """
         folder = RunFolder.open(path)
         if folder.config.task == "ctr":
             raise InputError("was trained on a click log: name the files to predict with --data", path)
         if folder.config.task != "graph":
             raise InputError("was trained to tell classes: name the node to predict with --node", path)
+        folder.config = kept_code(folder, trust)
         graph = open_or_prepare(folder.config.data.path)
         folder.check_data(graph.fingerprint, folder.config)
         return cls(folder, graph, folder.checkpoint(checkpoint))
@@ -67,8 +69,7 @@ class TrainedModel:
         which takes a while when first asked for. Stays on disk, mapped."""
         if self.config.encoder is None:
             return self.embeddings()
-        section = with_kept_layers(self.config.encoder, self.path)
-        encoder = make_graph_encoder(self.config.model_copy(update={"encoder": section}), self.graph)
+        encoder = make_graph_encoder(self.config, self.graph)
         self._folder.check_data(identity.joined(self.graph.fingerprint, encoder.data), self.config)
         threads, memory = num_threads(self.config), self.config.evaluation.memory << 20
         return encoder.encoded_at(self.checkpoint, self.embeddings(), threads, self._device, memory)
@@ -76,24 +77,40 @@ class TrainedModel:
     @cached_property
     def scorer(self) -> LinkScorer:
         """The model as a function from queries to scores."""
-        relations = self.checkpoint.dense().get(RELATIONS)
+        relations = self._relations()
         if relations is not None:
-            relations = relations[:, : relation_width(self.config)].to(self._device)
+            relations = relations.to(self._device)
         return LinkScorer(self.config.model, EntityReader.of_array(self.entities), relations, self._device)
+
+    def _relations(self) -> torch.Tensor | None:
+        """float32 [R, Dr] on the CPU. Raises CheckpointError where the checkpoint has others than the model needs."""
+        count, width = num_model_relations(self.config, self.graph), relation_width(self.config)
+        if not (count and width):
+            return None
+        found = self.checkpoint.dense().get(RELATIONS)
+        if found is None or found.dtype != torch.float32 or found.dim() != 2 or len(found) != count:
+            what = "none" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise CheckpointError(f"has relations {what}; float32 [{count}, ...] are needed", self.checkpoint.path)
+        if found.shape[1] < width:
+            raise CheckpointError(f"has relations of {found.shape[1]} floats, not {width}", self.checkpoint.path)
+        return found[:, :width]
 
     def embeddings(self) -> np.ndarray | PagedArray | None:
         """float32 [N, D], the entities' rows as they were trained; None where an encoder needs none."""
-        return self.checkpoint.array(ENTITIES, "values") if self.config.row_dimension else None
+        width = self.config.row_dimension
+        return self.checkpoint.values(ENTITIES, self.graph.num_nodes, width) if width else None
 
     def evaluate(self, split: Split = "test", overrides: Iterable[str] = ()) -> Metrics:
-        """Ranks the edges of a split; `overrides` are `key=value` changes of the `evaluation` section."""
+        """Ranks the edges of a split; `overrides` are `key=value` changes of the `evaluation` section, where
+        `max_edges` asks for a sample of `valid`."""
         overrides = list(overrides)
         for item in overrides:
             if not item.startswith(("evaluation.", "threads=", "seed=")):
                 raise InputError("only keys of `evaluation`, `threads` and `seed` may change here", f"--set {item}")
         config = self.config.replace(*overrides)
+        whole = not any(item.startswith("evaluation.max_edges=") for item in overrides)
         with torch_threads(num_threads(config)):
-            values = Evaluator(config, self.graph).evaluate(self.scorer, split)
+            values = Evaluator(config, self.graph).evaluate(self.scorer, split, whole)
         return Metrics(f"{self.path}, checkpoint {self.checkpoint.name}, {split}", values)
 
     def predict(
@@ -113,7 +130,12 @@ class TrainedModel:
 
 
 def evaluate_run(
-    path: str | Path, data: str | Sequence[str] = "test", overrides: Iterable[str] = (), checkpoint: str | None = None
+    path: str | Path,
+    data: str | Sequence[str] = "test",
+    overrides: Iterable[str] = (),
+    checkpoint: str | None = None,
+    *,
+    trust: bool = False,
 ) -> Metrics | ClickMetrics:
     """Evaluates a run's result, whatever its task was, on a split, or one on a click log on files.
 
@@ -122,15 +144,17 @@ def evaluate_run(
     """
     task = RunFolder.open(path).config.task
     if task == "ctr":
-        with TrainedClickModel.open(path, checkpoint) as model:
+        with TrainedClickModel.open(path, checkpoint, trust=trust) as model:
             return model.evaluate(data, overrides)
     if not isinstance(data, str):
         raise InputError("the run was trained on a graph; it is evaluated on its splits", "--data")
     opened = TrainedClassifier if task == "node_classification" else TrainedModel
-    return opened.open(path, checkpoint).evaluate(data, overrides)
+    return opened.open(path, checkpoint, trust=trust).evaluate(data, overrides)
 
 
-def export_run(path: str | Path, format: str, out: Path | None = None, checkpoint: str | None = None) -> Path:
+def export_run(
+    path: str | Path, format: str, out: Path | None = None, checkpoint: str | None = None, *, trust: bool = False
+) -> Path:
     """Writes the embeddings of a run with their names; returns the new folder (default: RUN/export-FORMAT)."""
     run = RunFolder.open(path)
     folder = out or run.path / f"export-{format}"
@@ -141,16 +165,17 @@ def export_run(path: str | Path, format: str, out: Path | None = None, checkpoin
             key_names(run.config, chosen),
             format,
             folder,
+            numbers_file(run.config),
         )
         return folder
     if run.config.task == "node_classification":
-        classifier = TrainedClassifier.open(path, checkpoint)
+        classifier = TrainedClassifier.open(path, checkpoint, trust=trust)
         tables = {SCORES: classifier.scores}
         if classifier.config.row_dimension:
             tables[EMBEDDINGS] = classifier.embeddings()
         export(tables, dict.fromkeys(tables, classifier.graph.node_names), format, folder)
         return folder
-    model = TrainedModel.open(path, checkpoint)
+    model = TrainedModel.open(path, checkpoint, trust=trust)
     names = _row_names(model.config, model.graph)
     tables = {ENTITIES: model.entities}
     if model.config.encoder and model.config.row_dimension:

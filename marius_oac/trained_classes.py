@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -16,14 +15,15 @@ from marius_oac.data import identity
 from marius_oac.data.batches import ENTITIES
 from marius_oac.data.graph import Graph, Split, open_or_prepare
 from marius_oac.data.node_labels import read_labels
-from marius_oac.encoder_parts import with_kept_layers
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.models.classes import class_metrics
 from marius_oac.predict import Prediction
 from marius_oac.run import RunFolder
+from marius_oac.run_code import kept_code
 from marius_oac.session import num_threads, pick_device
 from marius_oac.storage.saved_pages import PagedArray
 from marius_oac.trained_metrics import Metrics
+from marius_oac.untrusted import parse_json
 
 
 class TrainedClassifier:
@@ -36,10 +36,10 @@ class TrainedClassifier:
     def __init__(self, folder: RunFolder, graph: Graph, checkpoint: Checkpoint):
         self.path, self.config, self.graph, self.checkpoint = folder.path, folder.config, graph, checkpoint
         self._folder = folder
-        self.classes = _read_classes(folder.path / CLASSES)
+        self.classes = _read_classes(folder)
 
     @classmethod
-    def open(cls, path: str | Path, checkpoint: str | None = None) -> TrainedClassifier:
+    def open(cls, path: str | Path, checkpoint: str | None = None, *, trust: bool = False) -> TrainedClassifier:
         """Opens a run's result; `checkpoint` as in `TrainedModel.open`.
 
         Raises:
@@ -49,6 +49,7 @@ class TrainedClassifier:
         config = folder.config
         if not isinstance(config, ClassesConfig):
             raise InputError("was not trained to tell classes of nodes", path)
+        config = folder.config = kept_code(folder, trust)
         graph = open_or_prepare(config.data.path)
         folder.check_data(graph.fingerprint, config)
         return cls(folder, graph, folder.checkpoint(checkpoint))
@@ -56,9 +57,7 @@ class TrainedClassifier:
     @cached_property
     def scores(self) -> np.ndarray:
         """float32 [N, classes], before the softmax; mapped."""
-        section = with_kept_layers(self.config.encoder, self.path)
-        config = self.config.model_copy(update={"encoder": section})
-        encoder = make_classes_encoder(config, self.graph, len(self.classes))
+        encoder = make_classes_encoder(self.config, self.graph, len(self.classes))
         self._folder.check_data(identity.joined(self.graph.fingerprint, encoder.data), self.config)
         device, threads = pick_device(self.config.device), num_threads(self.config)
         memory = self.config.evaluation.memory << 20
@@ -66,7 +65,8 @@ class TrainedClassifier:
 
     def embeddings(self) -> np.ndarray | PagedArray | None:
         """float32 [N, D], the nodes' own rows; None where they have none."""
-        return self.checkpoint.array(ENTITIES, "values") if self.config.row_dimension else None
+        width = self.config.row_dimension
+        return self.checkpoint.values(ENTITIES, self.graph.num_nodes, width) if width else None
 
     def evaluate(self, split: Split = "test", overrides: Iterable[str] = ()) -> Metrics:
         """Accuracy, log loss and macro F1 over a split's nodes; `overrides` are `key=value` changes of `threads`."""
@@ -96,8 +96,5 @@ class TrainedClassifier:
         return [Prediction(self.classes[one], float(shares[one] / shares.sum())) for one in order]
 
 
-def _read_classes(path: Path) -> list[str]:
-    try:
-        return [str(name) for name in json.loads(path.read_text("utf-8"))]
-    except (OSError, ValueError, TypeError):
-        raise CheckpointError("is damaged, or missing", path) from None
+def _read_classes(folder: RunFolder) -> list[str]:
+    return parse_json(folder.read_file(CLASSES), folder.path / CLASSES, list[str], CheckpointError)

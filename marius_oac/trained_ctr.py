@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from marius_oac.checkpoint import Checkpoint
 from marius_oac.config_ctr import CtrConfig
@@ -19,17 +19,16 @@ from marius_oac.ctr_predict import evaluate_files
 from marius_oac.ctr_task import CtrTask
 from marius_oac.data.log_files import LogFile, LogFiles
 from marius_oac.data.log_tables import vocabulary_names
-from marius_oac.errors import InputError
+from marius_oac.errors import CheckpointError, InputError
 from marius_oac.export import Names
 from marius_oac.files import disk_errors, make_folder, sync, unfinished
+from marius_oac.models.ctr.dense import OPTIMIZER
 from marius_oac.models.torch_state import torch_threads
+from marius_oac.predictions import check_suffix, write_predictions
 from marius_oac.run import RunFolder
+from marius_oac.run_code import kept_code
 from marius_oac.run_log import RunLog
 from marius_oac.session import num_threads, pick_device
-
-_SCHEMA = pa.schema(
-    [("file", pa.dictionary(pa.int32(), pa.string())), ("row", pa.int64()), ("probability", pa.float32())]
-)
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,13 @@ class ClickMetrics:
         return "\n".join([self.title, *lines])
 
 
+def _to_predict(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Dense state for who only predicts: the saved network; of the optimizer, which may be another one where nodes have
+    agreed, what is there already."""
+    optimizer = {name: tensor for name, tensor in own.items() if name.startswith(OPTIMIZER)}
+    return optimizer | {name: tensor for name, tensor in saved.items() if not name.startswith(OPTIMIZER)}
+
+
 class TrainedClickModel:
     """A checkpoint of a run on a click log, its tables in memory until `close`."""
 
@@ -54,15 +60,20 @@ class TrainedClickModel:
         self._task = CtrTask(config, log, writable=False)
         self._task.use_folder(path)
         with ExitStack() as stack:
+            stack.callback(checkpoint.close)
             device = pick_device(config.device)
             self._parts = self._task.build(stack, device, num_threads(config))
             self._task.load_state_arrays(checkpoint.arrays())
             checkpoint.restore(self._parts.stores)
-            self._parts.step.load_dense_state(checkpoint.dense())
+            try:
+                step = self._parts.step
+                step.load_dense_state(_to_predict(checkpoint.dense(), step.dense_state()))
+            except ValueError as error:  # the user's own network may have changed
+                raise CheckpointError(str(error), checkpoint.path) from None
             self._stack = stack.pop_all()
 
     @classmethod
-    def open(cls, path: str | Path, checkpoint: str | None = None) -> TrainedClickModel:
+    def open(cls, path: str | Path, checkpoint: str | None = None, *, trust: bool = False) -> TrainedClickModel:
         """Opens a run's result, as `TrainedModel.open` does.
 
         Raises:
@@ -71,7 +82,8 @@ class TrainedClickModel:
         folder = RunFolder.open(path)
         if not isinstance(folder.config, CtrConfig):
             raise InputError("was trained on a graph, which knows no files of examples", path)
-        return cls(folder.path, folder.config, folder.checkpoint(checkpoint), RunLog.read(folder.path))
+        config, log = kept_code(folder, trust), RunLog.read(folder.path, folder.about.checked)
+        return cls(folder.path, config, folder.checkpoint(checkpoint), log)
 
     def evaluate(self, data: str | Sequence[str] = "test", overrides: Iterable[str] = ()) -> ClickMetrics:
         """AUC, log loss, normalised entropy and calibration on a split, `valid` or `test`, or on files with labels."""
@@ -87,16 +99,18 @@ class TrainedClickModel:
         return ClickMetrics(f"{self.path}, checkpoint {self.checkpoint.name}, {what}", values)
 
     def predict_files(self, data: Sequence[str], out: str | Path | None = None) -> Path:
-        """Writes the probability of a click for each example of files, which need no labels, to a new Parquet file.
+        """Writes the probability of a click for each example of files, which need no labels, to a new file: Parquet, or
+        text where its suffix is .csv, .tsv or a .gz of these.
 
         Its columns are `file`, `row` (from 0) and `probability`, in the order of the files. All of it or nothing.
 
         Raises:
-            InputError: `out` exists or is not given, or a file can't be read.
+            InputError: `out` exists, is not given or has another suffix, or a file can't be read.
         """
         if out is None:
-            raise InputError("name the .parquet file to write", "--out")
+            raise InputError("name the file to write: .parquet, .csv or .tsv, or .gz of the texts", "--out")
         out = Path(out)
+        check_suffix(out)
         if os.path.lexists(out):
             raise InputError("exists already", out)
         files = LogFiles.scan(data, self.config.data, with_labels=False).files
@@ -104,7 +118,7 @@ class TrainedClickModel:
         with disk_errors(out), torch_threads(num_threads(self.config)):
             try:
                 make_folder(out.parent)
-                self._write(temporary, files)
+                self._write(temporary, out, files)
                 sync(temporary)
                 os.rename(temporary, out)
                 sync(out.parent)
@@ -113,17 +127,10 @@ class TrainedClickModel:
                 raise
         return out
 
-    def _write(self, path: Path, files: Sequence[LogFile]) -> None:
-        predictor, names = self._task.predictor(self._parts), pa.array([str(file.path) for file in files])
-        number, row = 0, 0
-        with pq.ParquetWriter(path, _SCHEMA) as writer:
-            for examples, probabilities in predictor.files(files, labelled=False):
-                while row == files[number].rows:
-                    number, row = number + 1, 0
-                file = pa.DictionaryArray.from_arrays(np.full(examples.size, number, np.int32), names)
-                rows = np.arange(row, row + examples.size)
-                writer.write_table(pa.Table.from_arrays([file, rows, probabilities], schema=_SCHEMA))
-                row += examples.size
+    def _write(self, path: Path, named: Path, files: Sequence[LogFile]) -> None:
+        found = self._task.predictor(self._parts).files(files, labelled=False)
+        known = [(str(file.path), file.rows) for file in files]
+        write_predictions(path, named, known, (probabilities for _, probabilities in found))
 
     def close(self) -> None:
         self._stack.close()
@@ -137,10 +144,18 @@ class TrainedClickModel:
         self.close()
 
 
-def predict_run(path: str | Path, data: Sequence[str], out: str | Path | None, checkpoint: str | None = None) -> Path:
+def predict_run(
+    path: str | Path, data: Sequence[str], out: str | Path | None, checkpoint: str | None = None, *, trust: bool = False
+) -> Path:
     """`TrainedClickModel.predict_files` of a run's result."""
-    with TrainedClickModel.open(path, checkpoint) as model:
+    with TrainedClickModel.open(path, checkpoint, trust=trust) as model:
         return model.predict_files(data, out)
+
+
+def numbers_file(config: CtrConfig) -> dict[str, str]:
+    """What becomes of numeric columns, for an export: the text of a file by its name; nothing where there are none."""
+    columns = [each.model_dump(mode="json", exclude_none=True) for each in config.data.numeric]
+    return {"numbers.json": json.dumps(columns, indent=1) + "\n"} if columns else {}
 
 
 def key_names(config: CtrConfig, checkpoint: Checkpoint) -> dict[str, Names]:
@@ -148,7 +163,13 @@ def key_names(config: CtrConfig, checkpoint: Checkpoint) -> dict[str, Names]:
     vocabularies, arrays = vocabulary_names(config), checkpoint.arrays()
 
     def of_table(table: str) -> Names:
-        keys, numbers, checks = (arrays[f"{table}.index.{part}"] for part in ("keys", "vocabularies", "checks"))
+        names_of = [f"{table}.index.{part}" for part in ("keys", "vocabularies", "checks")]
+        rows = len(checkpoint.array(table, "timestamps"))
+        if not all(name in arrays and len(arrays[name]) == rows for name in names_of):
+            raise CheckpointError(f"table {table!r} has {rows:,} rows, but not as many keys", checkpoint.path)
+        keys, numbers, checks = (arrays[name] for name in names_of)
+        if rows and numbers.max() >= len(vocabularies):
+            raise CheckpointError(f"table {table!r} has keys of a vocabulary {numbers.max()}", checkpoint.path)
 
         def names(rows: np.ndarray) -> list[str]:
             return [

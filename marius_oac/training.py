@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +13,19 @@ from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_classes import ClassesConfig
 from marius_oac.config_ctr import CtrConfig
-from marius_oac.ctr_task import CtrTask
+from marius_oac.console import say
+from marius_oac.ctr_task import CtrTask, start_ctr_task
 from marius_oac.data.graph import open_or_prepare
 from marius_oac.disk_tables import check_places
 from marius_oac.errors import InputError, Interrupted
+from marius_oac.graph_parts import settled_on
 from marius_oac.graph_task import GraphTask
 from marius_oac.memory import return_freed_memory
 from marius_oac.pipeline.runner import Probe
 from marius_oac.run import RunFolder
+from marius_oac.run_code import code_to_resume, code_to_train
 from marius_oac.run_log import RunLog
+from marius_oac.runtime.signals import signal_behind
 from marius_oac.session import Session, pick_device
 from marius_oac.task import Task
 from marius_oac.training_loop import TrainingLoop
@@ -67,9 +70,10 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
     """
     path = Path(out) if out else Path("runs") / default_name(config)
     RunFolder.check_new(path)
+    code_to_train(config)
     task = start_task(config)
     check_task(task, path)
-    with RunFolder.create(path, config, task.fingerprint, task.run_files()) as folder:
+    with RunFolder.create(path, task.config, task.fingerprint, task.run_files()) as folder:
         run_task(task, folder, trace, probe)
     return open_run(path)
 
@@ -81,28 +85,33 @@ def resume(
     data: Sequence[str] = (),
     checkpoint: str | None = None,
     trace: bool = False,
+    trust: bool = False,
     probe: Probe | None = None,
 ) -> Run:
     """Goes on from the newest checkpoint of a run, or from the one named; in plan order to the same bits.
 
-    Checkpoints later than the named one are removed: the run's story is told anew from there. A run that has ended and
-    is asked for nothing more is left as it is.
+    Checkpoints later than the named one are removed: the run's story is told anew from there, or where it is "start"
+    from the beginning. A run that has ended and is asked for nothing more is left as it is.
 
     Args:
         overrides: `key=value` changes of what a resumed run may change (`training.epochs`, metrics, workers, ...).
         data: files or patterns of a click log to train on when what the run had before is done.
+        trust: run the run's own code also where this user has not trained with it; then it is known.
 
     Raises:
         CheckpointError: no run, a damaged checkpoint, another graph, config or version.
+        InputError: the run has code that is not trusted, or a file is wrong.
     """
     with RunFolder.open(path) as folder:
-        config = folder.config.replace(*overrides)
-        config = with_data(config, data)
+        if folder.over_nodes:
+            raise InputError("the run was trained over nodes; it goes on with --nodes FILE, or --local-nodes N", path)
+        config = with_data(folder.config.replace(*overrides), data)
+        config = code_to_resume(config, folder.path, trust)
         task = resume_task(config, log_of(folder), data)
         folder.check_resumable(config, task.fingerprint)
         if checkpoint is None and not data and has_ended(folder, task):
             epochs = folder.summary()["training.epochs"]
-            sys.stderr.write(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N\n")
+            say(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N")
             return open_run(path)
         check_task(task, folder.path)
         run_task(task, folder, trace, probe, lambda loop: loop.restore(checkpoint))
@@ -127,24 +136,32 @@ def default_name(config: BaseConfig) -> str:
     return Path(config.data.path).resolve().name
 
 
-def start_task(config: BaseConfig) -> Task:
-    """The task of a new run, with its data."""
+def start_task(config: BaseConfig, quiet: bool = False) -> Task:
+    """The task of a new run, with its data; its configuration has what was left for the data to say. Says what that is,
+    unless it is to be `quiet`."""
     if isinstance(config, CtrConfig):
-        return CtrTask(config, RunLog.start(config))
-    graph = open_or_prepare(config.data.path)
-    return ClassesTask(config, graph) if isinstance(config, ClassesConfig) else GraphTask(config, graph)
+        task, notes = start_ctr_task(config)
+    else:
+        graph = open_or_prepare(config.data.path)
+        if isinstance(config, ClassesConfig):
+            return ClassesTask(config, graph)
+        config, notes = settled_on(config, graph)
+        task = GraphTask(config, graph)
+    for note in () if quiet else notes:
+        say(f"note: {note}")
+    return task
 
 
 def resume_task(config: BaseConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:
     """The task of a run that goes on, of a click log that was `log`, with more `data` if any."""
     if not isinstance(config, CtrConfig):
-        return start_task(config)
+        return start_task(config, quiet=True)
     return CtrTask(config, log.extended(config, data) if data else log.with_epochs(config.training.epochs))
 
 
 def log_of(folder: RunFolder) -> RunLog | None:
     """The log of a run; None of one on a graph."""
-    return RunLog.read(folder.path) if isinstance(folder.config, CtrConfig) else None
+    return RunLog.read(folder.path, folder.about.checked) if isinstance(folder.config, CtrConfig) else None
 
 
 def with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
@@ -169,14 +186,19 @@ def run_task(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, pr
     """Trains to the end; `prepare` gets the training loop first."""
     try:
         task.use_folder(folder.rows)
-        with Session(task, folder.path / "trace.json" if trace else None, probe) as session:
+        with Session(task, folder.new_trace() if trace else None, probe) as session:
             loop = TrainingLoop(session, folder)
             prepare(loop)
             folder.write_config(task.config, task.run_files())
             loop.run()
             task.crew.wait()
-    except KeyboardInterrupt:  # before the loop looks out for it, or a second one
-        raise Interrupted(f"stopped; go on with: marius-oac resume {folder.path}") from None
+    except Interrupted:
+        raise
+    except BaseException as error:
+        number = signal_behind(error)  # that came before the loop looked out for it, or was a second one
+        if number is None:
+            raise
+        raise Interrupted(f"stopped; go on with: marius-oac resume {folder.path}", number) from None
 
 
 def open_run(path: str | Path) -> Run:

@@ -4,14 +4,15 @@ The road is cut into segments that end at epochs, at checkpoints and where the u
 there, so that a checkpoint and an evaluation see one moment. Where a segment ends changes no bits.
 
 A checkpoint is saved before evaluating, and holds nothing of what the evaluation finds. A run that resumes at the end
-of an epoch evaluates it again, to the same numbers. So Ctrl-C stops an evaluation at once, unless other processes wait
-for its end.
+of an epoch evaluates it again, to the same numbers. So a signal stops an evaluation at once, and whatever else follows
+the last batch, unless other processes wait for its end.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any
@@ -20,12 +21,15 @@ import psutil
 
 from marius_oac import blas
 from marius_oac.checkpoint import Checkpoint, name_of
+from marius_oac.checkpoints import START, read_saved
+from marius_oac.console import say
 from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Interrupted
 from marius_oac.memory import peak_rss
 from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
 from marius_oac.run import RunFolder
-from marius_oac.runtime.signals import stop_on_interrupt
+from marius_oac.runtime.signals import Requests, stop_on_interrupt
 from marius_oac.session import Session
+from marius_oac.untrusted import typed
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,12 @@ class Position:
     worse: int = 0
 
     @classmethod
-    def load(cls, saved: Mapping[str, Any]) -> Position:
-        """From what `asdict` gave."""
-        return cls(**{**saved, "total": Totals(**saved["total"]), "epoch": Totals(**saved["epoch"])})
+    def load(cls, checkpoint: Checkpoint) -> Position:
+        """From what `asdict` gave a checkpoint. Raises CheckpointError where that is something else."""
+        position = typed(dict(checkpoint.extra), checkpoint.path, cls, CheckpointError)
+        if position.sequence != checkpoint.sequence or not 0 <= position.best_epoch <= position.sequence:
+            raise CheckpointError("is damaged: its position is another's", checkpoint.path)
+        return position
 
 
 class TrainingLoop:
@@ -57,7 +64,8 @@ class TrainingLoop:
     def __init__(self, session: Session, folder: RunFolder):
         self.session, self.folder, self.config, self.crew = session, folder, session.config, session.task.crew
         self.position = Position()
-        self._alone, self._evaluating = len(self.crew.gather(None)) == 1, False
+        self._alone, self._nothing_to_lose = len(self.crew.gather(None)) == 1, False
+        self._stops = Requests()
         self.folder.checkpoints.tier = session.parts.tier
         self.road = session.task.road
         self._evaluation_is_due = False
@@ -65,18 +73,30 @@ class TrainingLoop:
     def restore(self, name: str | None) -> None:
         """Puts tables, dense parameters and position back to the newest checkpoint, or the named one.
 
-        A run that was stopped before its first checkpoint starts again: the initial values are the same.
+        A run that was stopped before its first checkpoint starts again, and so does one where `START` is named: the
+        initial values are the same. Raises CheckpointError, and removes nothing, where its checkpoints are lost.
         """
         names = self.crew.common(self.folder.checkpoints.names())
-        if name is None and not names:
+        if name == START or (name is None and not names):
+            if name is None and self.crew.any(self.folder.has_saved()):
+                raise CheckpointError(
+                    "the run has saved checkpoints, and they are gone: bring them back, or train it again from the "
+                    f"beginning: --checkpoint {START}",
+                    self.folder.checkpoints.folder,
+                )
             self.session.task.check_data_from(0)
-            self.folder.rewind(0)
+            self.folder.rewind(0, wait=self.crew.wait)
             return
-        checkpoint = self.folder.checkpoints.open(name or names[-1])
+        checkpoint = self.crew.agreed(lambda: self.folder.checkpoints.open(name or names[-1]))
+        saved = read_saved(self.folder.rows) or ""
+        if name is None and saved > checkpoint.name:
+            say(f"note: checkpoint {saved} is gone: the run goes on from {checkpoint.name}")
         position = self._position_of(checkpoint)
         self._load(checkpoint)
         self.position = position
-        self.folder.rewind(self.position.sequence)
+        if saved < checkpoint.name:  # a crash came between
+            self.folder.note_saved(position.sequence)
+        self.folder.rewind(self.position.sequence, checkpoint.extra, self.crew.wait)
         self._restore_best()
         self._evaluation_is_due = self._at_epoch()
 
@@ -87,12 +107,12 @@ class TrainingLoop:
             self.folder.checkpoints.keep_pages()
         self.session.task.take_over(before, self.session.parts)
         self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
-        self.folder.rewind(self.position.sequence)
+        self.folder.rewind(self.position.sequence, wait=self.crew.wait)
         self._evaluation_is_due = self._at_epoch()
 
     def _position_of(self, checkpoint: Checkpoint) -> Position:
         """Where a checkpoint stands. Raises InputError where this run can't go on from there."""
-        position = Position.load(checkpoint.extra)
+        position = Position.load(checkpoint)
         if position.sequence > self.road.last:
             raise ConfigError(
                 f"{self.config.training.epochs} epochs are less than this run has trained already; start again with "
@@ -109,14 +129,14 @@ class TrainingLoop:
         self.session.task.load_state_arrays(checkpoint.arrays())
         checkpoint.restore(self.session.stores)
         try:
-            self.session.step.load_dense_state(checkpoint.dense())
+            self.session.task.load_dense(self.session.parts, checkpoint)
         except ValueError as error:  # the user's own network or layer may have changed
             raise CheckpointError(str(error), checkpoint.path) from None
 
     def _restore_best(self) -> None:
         """Marks the checkpoint that was the best at this position; forgets it if it has been removed since."""
         checkpoints = self.folder.checkpoints
-        best = name_of(self.road.begin(self.position.best_epoch))
+        best = name_of(self.road.begin(min(self.position.best_epoch, len(self.road.ends))))
         if self.position.best < 0 or best not in self.crew.common(checkpoints.names()):
             best = None
             self.position = replace(self.position, best=-1.0, best_epoch=0, worse=0)
@@ -131,7 +151,7 @@ class TrainingLoop:
         """
         self.crew.wait()  # nobody looks at rows that another one is still loading
         with (
-            stop_on_interrupt(self.session.pipeline.request_stop, lambda: self._evaluating),
+            stop_on_interrupt(self.session.pipeline.request_stop, lambda: self._nothing_to_lose) as self._stops,
             TrainingProgress(self.position.sequence, self.road.last, self.crew.leads) as progress,
         ):
             if self._evaluation_is_due:
@@ -143,14 +163,21 @@ class TrainingLoop:
                 if self._at_epoch():
                     self._stop_if_asked()
                     self._evaluate(progress)
-            self._finish(progress)
+            with self._stopped_at_once():
+                self._finish(progress)
 
     def _before_epoch(self, progress: TrainingProgress) -> None:
         """What is to be known of an epoch's data before it is trained on."""
         epoch = self._epochs_done()
         if not self._at_epoch():
             return
-        metrics = self.session.before_epoch(epoch)
+        try:
+            with self._stopped_at_once():
+                metrics = self.session.before_epoch(epoch)
+        except (Interrupted, KeyboardInterrupt):
+            if self._alone:
+                self._save_where_it_stands()
+            raise
         if metrics is None:
             return
         line = {"kind": "evaluation", "split": "progressive", "epoch": epoch, "batch": self.position.sequence - 1}
@@ -161,15 +188,35 @@ class TrainingLoop:
     def _stop_if_asked(self) -> None:
         stop = self.crew.any(self.session.pipeline.stop_requested)
         if stop and self.position.sequence < self.road.last:
-            # The segment may have reached its end all the same, where no checkpoint is due.
-            if self.position.sequence and name_of(self.position.sequence) not in self.folder.checkpoints.names():
-                self._save()
+            self._save_where_it_stands()
             raise self._interrupted()
+
+    def _save_where_it_stands(self) -> None:
+        """A segment may have reached its end where no checkpoint is due."""
+        if self.position.sequence and name_of(self.position.sequence) not in self.folder.checkpoints.names():
+            self._save()
 
     def _interrupted(self) -> Interrupted:
         return Interrupted(
-            f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}"
+            f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}",
+            self._stops.first,
         )
+
+    @contextmanager
+    def _stopped_at_once(self) -> Iterator[None]:
+        """Within the block nothing is lost that a resumed run would not do again: a signal ends it, also one that came
+        before, unless other processes wait for its end."""
+        self._nothing_to_lose = self._alone
+        try:
+            if self._nothing_to_lose and self.session.pipeline.stop_requested:
+                raise self._interrupted()
+            yield
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) or self._stops.raised:  # whatever a library has made of it
+                raise self._interrupted() from None
+            raise
+        finally:
+            self._nothing_to_lose = False
 
     def _at_epoch(self) -> bool:
         return self.road.is_end(self.position.sequence)
@@ -244,18 +291,23 @@ class TrainingLoop:
         return bool(stopped or at_batches or at_epochs or before_evaluation or sequence == self.road.last)
 
     def _save(self) -> None:
+        self.folder.write_learned(self.session.task.learned_files())
         try:
             self.folder.checkpoints.save(
                 self.position.sequence,
                 self.session.stores,
                 self.session.step.dense_state(),
-                asdict(self.position),
+                asdict(self.position) | self.folder.flushed_records(self.position.sequence),
                 self.config.checkpoint.keep,
                 self.session.task.state_arrays(),
-                self.crew.wait,  # else a crash could leave some with the old one alone, some with the new
+                self._all_have_saved,
             )
         except DivergedError as error:
             raise self._diverged(error) from error
+
+    def _all_have_saved(self) -> None:
+        self.crew.wait()  # else a crash could leave some with the old one alone, some with the new
+        self.folder.note_saved(self.position.sequence)
 
     def _end_epoch(self, epoch: int, progress: TrainingProgress) -> None:
         """Tells of the epoch; before its checkpoint is saved, so that no resumed run lacks the line."""
@@ -263,7 +315,7 @@ class TrainingLoop:
         line = {"kind": "epoch", "epoch": epoch, "batch": self.position.sequence - 1}
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
         self.folder.log(line | totals.metrics() | run | self._disk_metrics() | self.session.task.summary())
-        loss, rate = totals.loss / totals.examples, totals.rate()
+        loss, rate = totals.mean_loss(), totals.rate()
         progress.say(f"epoch {epoch + 1} of {len(self.road.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
 
     def _of_all(self, totals: Totals) -> Totals:
@@ -286,7 +338,8 @@ class TrainingLoop:
         if not self._evaluation_follows():
             return
         epochs, metric = self._epochs_done(), self.session.task.decisive_metric
-        metrics = self._metrics("valid")
+        with self._stopped_at_once():
+            metrics = self.session.evaluate("valid", whole=False)
         value = metrics[metric]
         stopping = self.config.training.early_stopping
         better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
@@ -298,15 +351,6 @@ class TrainingLoop:
             self.folder.checkpoints.mark_best(name_of(self.position.sequence))
         else:
             self.position = replace(self.position, worse=self.position.worse + 1)
-
-    def _metrics(self, split: str) -> Mapping[str, float]:
-        self._evaluating = self._alone
-        try:
-            return self.session.evaluate(split)
-        except KeyboardInterrupt:
-            raise self._interrupted() from None
-        finally:
-            self._evaluating = False
 
     def _finish(self, progress: TrainingProgress) -> None:
         """The final numbers; with early stopping those of the best checkpoint."""
@@ -333,9 +377,12 @@ class TrainingLoop:
         for name, digest in self.session.task.fingerprints(self.session.stores).items():
             summary[f"tables.{name}.sha256"] = digest
         summary["tables.dense.sha256"] = self.session.dense_fingerprint()
+        if self.session.task.validates_on_a_sample and self.config.evaluation.every:
+            progress.say("all of valid")
+            summary |= {f"valid.{name}": value for name, value in self.session.evaluate("valid").items()}
         if self.session.task.has("test"):
             progress.say("test")
-            summary |= {f"test.{name}": value for name, value in self._metrics("test").items()}
+            summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
         summary |= self.session.task.summary() | self._disk_metrics()
         summary["memory.peak_rss_bytes"] = peak_rss()
         cores, memory = os.cpu_count(), psutil.virtual_memory().total >> 30

@@ -126,8 +126,8 @@ class ServedDense(Protocol):
 class DenseSync(Protocol):
     """How the dense parameters of several trainers agree; tensors are torch's. A single box has none.
 
-    A step's compute thread calls, in computation order and for every batch, `reduce` with the gradients, then its
-    optimizer, then `updated`. Parameters are attached once, before the first batch, and never replaced.
+    A step's compute thread calls, in computation order and for every batch, `reduce` with the gradients, then, if that
+    says so, its optimizer, then `updated`. Parameters are attached once, before the first batch, and never replaced.
     Background threads live from `start` to `pause` or `finish`, after which `start` may be called again; the first
     error of one of them is raised by the next `updated`, `pause` or `finish`.
 
@@ -152,8 +152,12 @@ class DenseSync(Protocol):
     def start(self) -> None:
         """Begins work in the background, if there is any."""
 
-    def reduce(self, gradients: Sequence[Any], share: float) -> None:
-        """Before the update: allreduce makes the gradients, in place, the sum over trainers of share * gradient."""
+    def reduce(self, gradients: Sequence[Any], share: float) -> bool:
+        """Before the update: allreduce makes the gradients, in place, the sum over trainers of share * gradient.
+
+        Returns whether an update follows: where each trainer makes its own, none is made of a share of 0, an example of
+        another trainer's. An optimizer of the agreement's own is called for every batch, and knows that by itself.
+        """
 
     def updated(self, sequence: int) -> None:
         """After the update of batch `sequence`: counts it, and synchronises in the foreground when it is due."""

@@ -6,8 +6,23 @@ import pytest
 import torch
 
 from marius_oac import cli, training
+from marius_oac.models import own_code
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state(tmp_path_factory):
+    """The tests' own record of the code that this user has trained with, also for the processes that they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture
+def all_code_is_known(monkeypatch):
+    """As if this user had trained with every text that there is."""
+    monkeypatch.setattr(own_code, "is_known", lambda text: True)
 
 
 @pytest.fixture(scope="session")

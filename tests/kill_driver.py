@@ -60,14 +60,15 @@ def live(path: Path, config: Config) -> None:
         tables = Tables(config.storage, path, {"entities": LAYOUT}, {"entities": ROWS}, stack)
         store = tables.make("entities", ROWS, RowInitial("normal", 1.0, 0, "entities"))
         folder.checkpoints.tier = tables.tier
-        dense, first = torch.zeros(2), 0
+        dense, first, records = torch.zeros(2), 0, {}
         if folder.checkpoints.names():
             if tables.tier:
                 folder.checkpoints.keep_pages()
             checkpoint = folder.checkpoints.open()
             checkpoint.restore([store])
-            dense, first = checkpoint.dense()["dense"], checkpoint.extra["sequence"]
-        folder.rewind(first)
+            folder.note_saved(checkpoint.sequence)
+            dense, first, records = checkpoint.dense()["dense"], checkpoint.extra["sequence"], checkpoint.extra
+        folder.rewind(first, records)
         folder.write_config(config)
         if first == BEST:
             folder.checkpoints.mark_best(name_of(BEST))
@@ -77,7 +78,9 @@ def live(path: Path, config: Config) -> None:
             folder.log({"kind": "interval", "batch": batch, "sum": float(dense.sum())})
             if (batch + 1) % EVERY == 0:
                 folder.append_order([batch, batch - 1])
-                folder.checkpoints.save(batch + 1, [store], {"dense": dense}, {"sequence": batch + 1}, keep=1)
+                records = {"sequence": batch + 1} | folder.flushed_records(batch + 1)
+                written = partial(folder.note_saved, batch + 1)
+                folder.checkpoints.save(batch + 1, [store], {"dense": dense}, records, keep=1, written=written)
             if batch + 1 == BEST:
                 folder.checkpoints.mark_best(name_of(BEST))
         folder.write_summary({"sha256": store.fingerprint(), "checkpoint": name_of(BATCHES)})
@@ -100,7 +103,8 @@ def count_operations(at_operation) -> None:
     opened = open
 
     def audit(event: str, args: tuple) -> None:
-        if event in CHANGES:
+        made = event == "open" and args[1] is None and args[2] & os.O_CREAT  # by `os.open`
+        if event in CHANGES or made:
             at_operation(f"{event} {args[0]}")
 
     def counted_open(file, mode="r", *args, **kwargs):
@@ -179,6 +183,7 @@ def state(path: Path) -> dict[str, str]:
         if checkpoint.pages:
             found = {file: digest for file, digest in found.items() if not file.endswith(PER_PAGE_FILES)}
             found |= {f"checkpoints/{name}/{part}": digest for part, digest in rows_of(checkpoint).items()}
+    found["run.json"] = repr(folder.about.model_copy(update={"path": ""}))  # all but where it lies
     return {name: digest for name, digest in found.items() if not name.startswith(leave)}
 
 

@@ -1,18 +1,17 @@
 """Runs say which kernels their matrix products ran on, and a resumed run says when they are others."""
 
-import json
-
 from marius_oac import training
 from marius_oac.blas import kernels
+from marius_oac.run_about import About
 from tests.graphs import tiny_config
 
 
 def test_resuming_on_other_kernels_says_so(graph, tmp_path, command):
     path = tmp_path / "run"
     training.train(tiny_config(graph), path)
-    about = json.loads((path / "run.json").read_text())
-    assert about["kernels"] == kernels()
-    (path / "run.json").write_text(json.dumps(about | {"kernels": "Elbrus"}))
+    about = About.read(path)
+    assert about.kernels == kernels()
+    (path / "run.json").write_bytes(about.model_copy(update={"kernels": "Elbrus"}).dump())
     code, _, said = command("resume", path, "--set", "training.epochs=3")
     assert code == 0
     assert any(line.startswith("note: matrix products run on") and "Elbrus" in line for line in said)

@@ -271,7 +271,7 @@ def test_a_command_for_the_other_task_is_one_line(log, finished, tmp_path, comma
         (("eval", finished, "--data", log), "--data: the run was trained on a graph"),
         (("predict", finished, "--data", log, "--out", tmp_path / "p.parquet"), "was trained on a graph"),
         (("resume", finished, "--data", log), "--data: a run on a graph takes no more data"),
-        (("predict", tmp_path / "run", "--data", log), "--out: name the .parquet file to write"),
+        (("predict", tmp_path / "run", "--data", log), "--out: name the file to write: .parquet"),
     ]:
         code, _, err = command(*argv)
         assert code == 2 and says(err, message)

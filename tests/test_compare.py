@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from marius_oac import training
-from marius_oac.checkpoint import Checkpoints
+from marius_oac.checkpoints import Checkpoints
 from marius_oac.compare import compare
 from marius_oac.errors import InputError
 from marius_oac.storage.contract import RowLayout

@@ -217,7 +217,7 @@ path_of = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\
 settings_of = {
     "seed": st.integers(0, 2**63 - 1),
     "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
-    "model.dimension": st.integers(1, 2**61).map(lambda number: 2 * number),
+    "model.dimension": st.integers(1, 2**19).map(lambda number: 2 * number),
     "model.init_scale": st.floats(0, exclude_min=True, allow_infinity=False),
     "training.early_stopping": st.none() | st.fixed_dictionaries({"patience": st.integers(1, 9)}),
     "training.optimizer.learning_rate": st.floats(0, exclude_min=True, allow_infinity=False),
@@ -254,7 +254,7 @@ def test_sections_are_frozen_too():
 def test_unreadable_files(tmp_path):
     with pytest.raises(ConfigError, match="none.yaml: no such file or directory$"):
         Config.load(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="is a directory$"):
+    with pytest.raises(ConfigError, match="is a folder, not a file$"):
         Config.load(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marius_oac import open_run, resume, train
-from marius_oac.checkpoint import Checkpoints
+from marius_oac.checkpoints import Checkpoints
 from marius_oac.errors import DivergedError
 from marius_oac.storage.page_files import HEADER_BYTES, PageFiles
 from tests.disk import PAGE, bits, budget, clicks_config, days, graph_config, page_files

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from marius_oac import open_run, resume, train
-from marius_oac.checkpoint import Checkpoints
+from marius_oac.checkpoints import Checkpoints
 from marius_oac.errors import ConfigError, Interrupted
 from tests.disk import PAGE, bits, budget, clicks_config, days, graph_config, page_files, share
 from tests.graphs import NODES, jitter, workers

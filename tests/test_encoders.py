@@ -256,6 +256,7 @@ def own(tmp_path):
     return tmp_path / "own_layer.py"
 
 
+@pytest.mark.usefixtures("all_code_is_known")
 def test_layers_of_ones_own_have_the_bits_of_sync(graph, own):
     assert_same_bits(graph, [f"encoder.layers=[{{kind: sage}}, {{kind: module, module: '{own}:Sum', neighbors: 3}}]"])
 
@@ -271,14 +272,14 @@ def test_a_run_keeps_the_code_of_its_layers_and_says_when_it_changes(graph, own,
     before = np.array(model.entities)
     own.write_text(OWN.replace("0.1", "0.2"))
     assert np.array_equal(TrainedModel.open(tmp_path / "run").entities, before)  # by the text that the run has kept
-    resume(tmp_path / "run", ["training.epochs=4"])
+    resume(tmp_path / "run", ["training.epochs=4"], trust=True)
     assert "note: own_layer.py has changed since it was last trained" in capsys.readouterr().err
 
 
 def test_another_layer_than_the_checkpoints_is_one_line(graph, own, tmp_path, command):
     train(tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]"), tmp_path / "run")
     own.write_text(OWN.replace("nn.Linear(inputs, 8)", "nn.Linear(inputs, 8, bias=False)"))
-    code, _, error = command("resume", tmp_path / "run", "--set", "training.epochs=3")
+    code, _, error = command("resume", tmp_path / "run", "--set", "training.epochs=3", "--trust")
     assert code == 2 and "dense state 'network.layers.0.linear.bias'" in error[-1], error
 
 
@@ -291,6 +292,7 @@ def test_a_layer_that_fails_is_named_with_its_line(graph, own, tmp_path, command
     assert code == 2 and f"encoder.layers: {own}:16: AssertionError: no" in error[-1], error
 
 
+@pytest.mark.usefixtures("all_code_is_known")
 def test_a_layer_may_keep_what_it_computes(graph, own):
     """Results of our own products lie in memory that is used again, unless the user has layers."""
     own.write_text(
@@ -304,6 +306,7 @@ def test_a_layer_may_keep_what_it_computes(graph, own):
     run_batches(tiny_config(graph, f"encoder.layers=[{{kind: module, module: '{own}:Sum'}}]"), graph, 5)
 
 
+@pytest.mark.usefixtures("all_code_is_known")
 def test_a_layer_without_parameters_trains_relations_alone(graph, own, features):
     text = OWN.replace("self.width = 8", "self.width = inputs").replace(
         "        self.linear = nn.Linear(inputs, 8)\n", ""

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "marius_oac"
 SHARED = {
     "aligned",
     "blas",
+    "command",
     "config",
     "config_base",
     "config_ctr",
@@ -20,8 +21,12 @@ SHARED = {
     "config_nodes",
     "config_cluster",
     "config_encoder",
+    "console",
     "types",
     "errors",
+    "trust",
+    "untrusted",
+    "untrusted_npy",
     "prefetch",
     "__init__",
 }
@@ -37,6 +42,7 @@ HEAVY = {"torch", "numba", "dgl"}
 LIGHT = (
     "aligned",
     "blas",
+    "command",
     "config",
     "config_base",
     "config_ctr",
@@ -46,8 +52,12 @@ LIGHT = (
     "config_nodes",
     "config_cluster",
     "config_encoder",
+    "console",
     "types",
     "errors",
+    "trust",
+    "untrusted",
+    "untrusted_npy",
     "cli",
     "runtime",
 )

@@ -105,3 +105,12 @@ def test_progress(monkeypatch, terminal):
     assert "epoch 1 of 2" in said and "loss 0.5000, 100 examples/s" in said
     if not terminal:
         assert said.splitlines() == ["epoch 1, batch 25 of 50: loss 0.5000, 100 examples/s", "epoch 1 of 2"]
+
+
+def test_an_interval_without_examples_has_no_loss(capsys):
+    """As a trainer has one that had no example of a batch."""
+    nothing = BatchResult(sequence=0, timestamp=0, loss=0.7, examples=0, replaced=0, refused=0, lost=0, cached_rows=0)
+    lines, _ = reported([nothing], 1)
+    assert lines[0]["loss"] is None and lines[0]["examples_per_second"] == 0
+    totals = Totals.of([nothing])
+    assert totals.mean_loss() is None and (totals + Totals.of(results(1, 3))).mean_loss() > 0

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from marius_oac import __version__
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.run import RunFolder
 from tests.graphs import tiny_config
@@ -20,7 +21,7 @@ def folder(graph, tmp_path):
 
 def test_a_new_folder_opens_again(folder):
     found = RunFolder.open(folder.path)
-    assert (found.config, found.fingerprint) == (folder.config, "abc")
+    assert (found.config, found.about.data) == (folder.config, "abc")
     assert found.metrics() == [] and found.summary() == {} and found.order().tolist() == []
     with pytest.raises(InputError, match="exists already"):
         RunFolder.create(folder.path, folder.config, "abc")
@@ -69,17 +70,24 @@ def test_a_torn_line_ends_the_metrics(folder):
 
 
 @pytest.mark.parametrize(
-    "line", [b"\xff", b"\0", b"", b"[1]", b"3", b'{"batch": 1}', b'{"kind": "epoch", "batch": "1"}']
+    "line", [b"\xff", b"\0", b"", b"[1]", b"3", b'{"batch": 1}', b'{"kind": "epoch", "batch": "1"}', b"[" * 100_000]
 )
-def test_a_damaged_line_is_named_and_nothing_is_dropped(folder, line):
-    folder.log({"kind": "interval", "batch": 1})
+def test_a_damaged_line_is_named_and_left_out(folder, capsys, line):
+    lines = [{"kind": "interval", "batch": 1}, {"kind": "interval", "batch": 2}]
+    folder.log(lines[0])
     with open(folder.path / "metrics.jsonl", "ab") as file:
         file.write(line + b"\n")
-    folder.log({"kind": "interval", "batch": 2})
-    assert_nothing_is_dropped(folder, r"metrics.jsonl:2: is damaged")
+    folder.log(lines[1])
+    assert folder.metrics() == lines
+    said = f"note: {folder.path}/metrics.jsonl:2: is damaged; this line is left out\n"
+    assert capsys.readouterr().err == said
+    folder.append_order(list(range(10)))
+    folder.rewind(10)
+    assert capsys.readouterr().err == said
+    assert folder.metrics() == lines and capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("order, message", [(b"", "can't be read"), (None, "holds 0 batches, 10 are expected")])
+@pytest.mark.parametrize("order, message", [(b"", "is no .npy file"), (None, "holds 0 batches, 10 are expected")])
 def test_a_damaged_order_is_named_and_nothing_is_dropped(folder, order, message):
     if order is not None:
         (folder.path / "order.npy").write_bytes(order)
@@ -98,6 +106,7 @@ def assert_nothing_is_dropped(folder, message):
 
 @pytest.mark.parametrize("file, content", [("summary.json", "[1"), ("summary.json", "3"), ("run.json", "[]")])
 def test_a_damaged_file_is_named(folder, file, content):
+    folder.write_summary({"a": 1})
     (folder.path / file).write_text(content)
     with pytest.raises(CheckpointError, match=rf"{file}: is damaged"):
         RunFolder.open(folder.path).summary()
@@ -153,10 +162,12 @@ def test_what_a_resumed_run_may_change(folder, key, allowed):
 
 def test_no_pickle_in_the_order_is_opened(folder):
     np.save(folder.path / "order.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(CheckpointError, match=r"order.npy: can't be read"):
+    with pytest.raises(CheckpointError, match=r"order.npy: holds Python objects"):
         folder.order()
 
 
 def test_the_folder_says_what_made_it(folder):
     about = json.loads((folder.path / "run.json").read_text())
-    assert about.keys() == {"format", "version", "package", "data", "kernels"} and about["version"] == 1
+    assert about.keys() == {"format", "version", "package", "data", "kernels", "path", "config", "files", "result",
+                            "sha256"}  # fmt: skip
+    assert (about["version"], about["path"], about["package"]) == (2, str(folder.path.resolve()), __version__)

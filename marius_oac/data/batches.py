@@ -29,7 +29,6 @@ from marius_oac.types import Plan, Side, TableSpec
 
 ENTITIES = "entities"
 """The table of the nodes' rows."""
-_EDGES_AT_ONCE = 1 << 20  # in a pass over all of them
 
 
 class Place(NamedTuple):
@@ -63,7 +62,7 @@ class GraphPlanner(ABC):
 
     Args:
         edges: int32 or int64, C order, an array or a memmap: [E, 3] (head, relation, tail) where num_relations > 0,
-            else [E, 2] (head, tail). Read once through to check the ids, then at random.
+            else [E, 2] (head, tail). Their ids have been checked (`Graph.edges` does); they are read at random.
         num_nodes: ids lie in [0, num_nodes), at most 2**40.
         num_relations: relation ids lie in [0, num_relations); 0: the edges have none.
         config: `seed`, `model` and `training` are used.
@@ -75,7 +74,7 @@ class GraphPlanner(ABC):
         share: the part of each batch that is planned; may be set before the first `plan`.
 
     Raises:
-        InputError: no edges, an id out of range, or a configuration that doesn't fit the graph, named by its key.
+        InputError: no edges, or a configuration that doesn't fit the graph, named by its key.
         ValueError: `edges` has another type or shape.
     """
 
@@ -94,7 +93,7 @@ class GraphPlanner(ABC):
         if edges.shape[1] != (3 if num_relations else 2):
             raise ValueError(f"edges have {edges.shape[1]} columns, but the graph has {num_relations} relations")
         _check_model(config, num_relations)
-        _check_ids(self._edges, num_nodes, num_relations, self._resident)
+        _check_sizes(edges, num_nodes)
         negatives, self._sides_of_edge = config.training.negatives, 1 + config.model.reciprocal
         self._num_relations = 0 if config.model.decoder == "dot" else num_relations * self._sides_of_edge
         self._num_examples = len(edges) * self._sides_of_edge
@@ -109,7 +108,7 @@ class GraphPlanner(ABC):
         self._shuffle_key = stream_key(config.seed, "shuffle")
         self._negatives_key = stream_key(config.seed, "negatives")
         most_ids = 2 * self._batch_size + len(self._sides) * self._chunks * self._count
-        if bit_length(max(num_nodes, self._num_relations) - 1) + bit_length(most_ids - 1) > 63:
+        if (max(num_nodes, self._num_relations) - 1).bit_length() + (most_ids - 1).bit_length() > 63:
             raise InputError(f"{most_ids:,} ids in a batch are too many for {num_nodes:,} nodes", "training.batch_size")
         most_rows = num_nodes if negatives.all else min(num_nodes, most_ids)
         table = TableSpec(ENTITIES, num_nodes, most_rows)
@@ -153,7 +152,7 @@ class GraphPlanner(ABC):
             arrays["negatives"] = negatives
         if self._around:
             return self._around.plan(sequence, (at.epoch, at.batch), rows, arrays, size, numbers)
-        return Plan(sequence, (rows,), arrays, size)
+        return Plan(sequence, (rows,), arrays, size if part else 0)
 
     def _gather(
         self,
@@ -283,19 +282,6 @@ def _gather_edges(edges, spans, num_examples, num_relations, key, start, heads, 
         tails[i] = edges[edge, 0 if backward else last]
 
 
-@compiled
-def _first_bad_id(edges, num_nodes, num_relations):
-    """The first edge with an id out of range; -1: none."""
-    last = edges.shape[1] - 1
-    for i in range(edges.shape[0]):
-        good = 0 <= edges[i, 0] < num_nodes and 0 <= edges[i, last] < num_nodes
-        if last == 2:
-            good = good and 0 <= edges[i, 1] < num_relations
-        if not good:
-            return i
-    return -1
-
-
 def _read_only(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
@@ -309,16 +295,8 @@ def _check_model(config: Config, num_relations: int) -> None:
         raise InputError("dot has no relations that could be reversed", "model.reciprocal")
 
 
-def _check_ids(edges: np.ndarray, num_nodes: int, num_relations: int, resident: Resident) -> None:
+def _check_sizes(edges: np.ndarray, num_nodes: int) -> None:
     if not len(edges):
         raise InputError("the graph has no training edges", "data.path")
     if not 1 <= num_nodes <= MAX_SIZE:
         raise InputError(f"{num_nodes:,} nodes, 1 to 2**40 are possible", "data.path")
-    for first in range(0, len(edges), _EDGES_AT_ONCE):
-        bad = _first_bad_id(edges[first : first + _EDGES_AT_ONCE], num_nodes, num_relations)
-        resident.drop()
-        if bad < 0:
-            continue
-        bad += first
-        limits = f"{num_nodes:,} nodes" + (f" and {num_relations:,} relations" if num_relations else "")
-        raise InputError(f"training edge {bad} is {edges[bad].tolist()}, but the graph has {limits}", "data.path")

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from marius_oac.data.compiled import compiled
-from marius_oac.data.derived import open_derived
+from marius_oac.data.derived import DerivedArray, open_derived
+from marius_oac.data.edge_ids import first_bad_edge
 from marius_oac.data.negatives import as_kernel_input
 from marius_oac.data.resident import Resident
 
@@ -33,7 +34,7 @@ def count_buckets(edges: np.ndarray, num_nodes: int, partitions: int) -> np.ndar
     """Edges of each bucket, int64 [P, P].
 
     Args:
-        edges: as `EdgePlanner` takes and has checked them.
+        edges: as `Graph.edges` gives them, ids in range.
     """
     counts = np.zeros(partitions * partitions, dtype=np.int64)
     plain, per_chunk, resident = as_kernel_input(edges), _edges_per_chunk(edges), Resident(edges, CHUNK_BYTES)
@@ -45,7 +46,9 @@ def count_buckets(edges: np.ndarray, num_nodes: int, partitions: int) -> np.ndar
     return counts.reshape(partitions, partitions)
 
 
-def open_buckets(folder: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int, fingerprint: str) -> np.ndarray:
+def open_buckets(
+    folder: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int, num_relations: int, fingerprint: str
+) -> np.ndarray:
     """The sorted edges in `folder`, mapped; they are sorted first where there are none, or none that are sound.
 
     Args:
@@ -61,11 +64,32 @@ def open_buckets(folder: Path, edges: np.ndarray, counts: np.ndarray, num_nodes:
     def make(temporary: Path) -> None:
         _sort(temporary / EDGES, edges, counts, num_nodes)
 
-    return open_derived(folder, MANIFEST, wanted, [EDGES], make, "the edges are sorted again")[0]
+    def sound(found: np.ndarray) -> bool:
+        return _is_sorted(found, counts, num_nodes, num_relations)
+
+    array = DerivedArray(EDGES, (edges.dtype,), edges.shape)
+    return open_derived(folder, MANIFEST, wanted, [array], make, "the edges are sorted again", sound)[0]
 
 
 def _edges_per_chunk(edges: np.ndarray) -> int:
     return max(1, CHUNK_BYTES // (edges.itemsize * edges.shape[1]))
+
+
+def _is_sorted(edges: np.ndarray, counts: np.ndarray, num_nodes: int, num_relations: int) -> bool:
+    """Whether ids are in range, and each bucket has as many edges as it should, all its own."""
+    found, per_chunk, resident = np.zeros(counts.size, np.int64), _edges_per_chunk(edges), Resident(edges, CHUNK_BYTES)
+    plain, last = as_kernel_input(edges), -1
+    for begin in range(0, len(plain), per_chunk):
+        chunk = plain[begin : begin + per_chunk]
+        if first_bad_edge(chunk, num_nodes, num_relations) >= 0:
+            return False
+        numbers = np.empty(len(chunk), dtype=np.int64)
+        _number_buckets(chunk, num_nodes, len(counts), numbers, found)
+        if numbers[0] < last or (np.diff(numbers) < 0).any():
+            return False
+        last = int(numbers[-1])
+        resident.drop()
+    return np.array_equal(found, counts.ravel())
 
 
 def _sort(path: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int) -> None:

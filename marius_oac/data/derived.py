@@ -8,24 +8,42 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from marius_oac.files import disk_errors, sync, unfinished, write_flushed
+from marius_oac.console import say
+from marius_oac.errors import InputError
+from marius_oac.files import check_no_link, disk_errors, remove_folder, sealed, sync, unfinished, write_flushed
+from marius_oac.untrusted import DescribedFile, open_regular, parse_json, parse_sealed, read_bounded, typed
+from marius_oac.untrusted_npy import map_npy
+
+
+@dataclass(frozen=True)
+class DerivedArray:
+    """A .npy file of such a folder: the types that it may have, and its shape; None: any length."""
+
+    name: str
+    dtypes: tuple[type | np.dtype, ...]
+    shape: tuple[int | None, ...]
 
 
 def open_derived(
-    folder: Path, manifest: str, wanted: dict[str, Any], names: Sequence[str], make: Callable[[Path], None], again: str
+    folder: Path,
+    manifest: str,
+    wanted: dict[str, Any],
+    arrays: Sequence[DerivedArray],
+    make: Callable[[Path], None],
+    again: str,
+    sound: Callable[..., bool] = lambda *arrays: True,
 ) -> list[np.ndarray]:
-    """The .npy files `names` in `folder`, mapped read-only; they are made first where there are none that are sound.
+    """The arrays in `folder`, mapped read-only; they are made first where there are none that are sound.
 
     Args:
         folder: of these files alone.
@@ -33,18 +51,38 @@ def open_derived(
         wanted: what the folder must belong to; JSON.
         make: writes the files into the folder that it is given.
         again: what is said after the reason when they are made anew.
+        sound: whether the arrays, in their order, hold what kernels may use: who has written the folder may have
+            written its checksums too.
 
     Raises:
         InputError: the disk is full, or can't be written.
     """
-    if _fault(folder, manifest, wanted, names):
+    found = _open(folder, manifest, wanted, arrays, sound)
+    if isinstance(found, str):
         with disk_errors(folder), _alone_in(folder.parent):
-            fault = _fault(folder, manifest, wanted, names)  # by now another process may have made it
-            if fault and folder.exists():
-                sys.stderr.write(f"note: {folder}: {fault}; {again}\n")
-            if fault:
-                _make(folder, manifest, wanted, names, make)
-    return [np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in names]
+            found = _open(folder, manifest, wanted, arrays, sound)  # by now another process may have made it
+            if isinstance(found, str):
+                if folder.exists():
+                    say(f"note: {folder}: {found}; {again}")
+                _make(folder, manifest, wanted, [each.name for each in arrays], make)
+                found = [map_npy(folder / each.name, each.dtypes, each.shape) for each in arrays]
+    return found
+
+
+def read_derived(path: Path) -> dict[str, Any]:
+    """What the manifest of such a folder says. Raises InputError where it is damaged; OSError: it can't be read."""
+    content = read_bounded(path)
+    tree = parse_json(content, path, dict[str, Any])
+    # Those that the version before made have no checksum of their own.
+    return parse_sealed(content, path, dict[str, Any]) if "sha256" in tree else tree
+
+
+def derived_files(tree: dict[str, Any], path: Path) -> dict[str, DescribedFile]:
+    """The files that a manifest lists, by name. Raises InputError where it lists none."""
+    files = {name: typed(entry, path, DescribedFile) for name, entry in tree.items() if name.endswith(".npy")}
+    if not files:
+        raise InputError("is damaged: it lists no files", path)
+    return files
 
 
 @contextmanager
@@ -63,24 +101,26 @@ def _lock(opened: int, parent: Path) -> None:
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.stderr.write(f"waiting for another process that writes to {parent}\n")
+        say(f"waiting for another process that writes to {parent}")
         fcntl.flock(opened, fcntl.LOCK_EX)
     except OSError as error:  # some network file systems lock no folders
-        sys.stderr.write(f"note: {parent} can't be locked ({error.strerror}): let one run at a time begin on it\n")
+        say(f"note: {parent} can't be locked ({error.strerror}): let one run at a time begin on it")
 
 
 def _make(
     folder: Path, manifest: str, wanted: dict[str, Any], names: Sequence[str], make: Callable[[Path], None]
 ) -> None:
     temporary = unfinished(folder)
+    check_no_link(folder)
+    check_no_link(temporary)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
         make(temporary)
         content = wanted | {name: _digest(temporary / name) for name in names}
-        write_flushed(temporary / manifest, json.dumps(content, indent=1).encode())
+        write_flushed(temporary / manifest, sealed(content))
         sync(temporary)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder, (manifest, *names))
         os.rename(temporary, folder)
         sync(folder.parent)
     except BaseException:
@@ -88,24 +128,27 @@ def _make(
         raise
 
 
-def _fault(folder: Path, manifest: str, wanted: dict[str, Any], names: Sequence[str]) -> str | None:
-    """What is wrong with the folder, if anything."""
+def _open(
+    folder: Path, manifest: str, wanted: dict[str, Any], arrays: Sequence[DerivedArray], sound: Callable[..., bool]
+) -> list[np.ndarray] | str:
+    """The arrays, or what is wrong with the folder."""
     if not folder.exists():
         return "isn't there"
     try:
-        content = json.loads((folder / manifest).read_text("utf-8"))
-        if {key: content[key] for key in wanted} != wanted:
+        content = read_derived(folder / manifest)
+        if {key: content.get(key) for key in wanted} != wanted:
             return "belongs to another graph or file, or is of another version"
-        for name in names:
-            if _digest(folder / name) != content[name]:
-                return f"{name} is damaged"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        for each in arrays:
+            if _digest(folder / each.name) != content.get(each.name):
+                return f"{each.name} is damaged"
+        found = [map_npy(folder / each.name, each.dtypes, each.shape) for each in arrays]
+    except (OSError, InputError):
         return "is damaged"
-    return None
+    return found if sound(*found) else "holds numbers that are out of range"
 
 
 def _digest(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
         return {"bytes": file.tell(), "sha256": digest}

@@ -32,7 +32,7 @@ class Encoder:
 
     Raises:
         InputError: names in one file and integer ids in another, relations in one and none in another.
-        duckdb.Error: the disk is full (see `prepare.disk_full`), or a fault of the data base.
+        duckdb.Error: the disk is full (see `queries.query_errors`), or a fault of the data base.
     """
 
     def __init__(self, work: Path) -> None:

@@ -23,12 +23,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from marius_oac.command import run_command
+from marius_oac.console import say
 from marius_oac.data.generate import GeneratedGraph, write_graph
 from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PrepareRequest, new_folder, prepare
 from marius_oac.data.readers import ReadOptions
 from marius_oac.data.splits import SPLITS
-from marius_oac.errors import InputError, run_command
+from marius_oac.errors import InputError
 
 CHUNK_NODES = 1 << 14
 """Nodes whose numbers are drawn together; part of what the seed means, so never an option."""
@@ -147,7 +149,7 @@ def _generate(args: argparse.Namespace) -> None:
         graph = Graph.open(folder / "graph", verify=False)
         write_labels(spec, graph, folder / "labels.tsv")
         write_features(spec, graph, folder / "features.parquet", args.features, noise=1.0)
-    sys.stderr.write(f"{args.out}: {made.num_nodes:,} nodes, {sum(made.edges.values()):,} edges\n")
+    say(f"{args.out}: {made.num_nodes:,} nodes, {sum(made.edges.values()):,} edges")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-GRAPH = "data.path"
+GRAPH, ORDER = "data.path", "pipeline.order"
 
 
 def joined(graph: str, others: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.data.log_columns import LogBlock
 from marius_oac.data.log_files import BlockReader, LazyBlock, LogFile
+from marius_oac.data.log_pieces import Pieces
 from marius_oac.data.log_tables import FeatureTable, TableKeys
 from marius_oac.data.permutation import Permutation
 from marius_oac.data.relabel import relabel
@@ -92,6 +93,7 @@ class LogPlanner:
         road: which of their examples each batch has.
         tables: of `feature_tables`.
         key_tables: the rows of each table's keys: `find`, `admit` and `capacity` of `storage.key_table.KeyTable`.
+        pieces: of each file, if what is read is to be compared with what was read before.
 
     Attributes:
         share: the part of each batch that is planned; may be set before the first `plan`.
@@ -104,13 +106,15 @@ class LogPlanner:
         road: LogRoad,
         tables: Sequence[FeatureTable],
         key_tables: Sequence[Any],
+        pieces: Sequence[Pieces] | None = None,
     ):
         self._config, self._road, self._feature_tables, self._key_tables = config, road, tables, key_tables
         self._files = files
         self.share = WHOLE
         size, shuffle = config.training.batch_size, config.data.shuffle
         self._block_examples = -(-max(shuffle, _BLOCK_EXAMPLES if not shuffle else 0) // size) * size
-        self._blocks = _Blocks(BlockReader(files, config.data), self._block_examples, config.pipeline.workers.plan + 1)
+        reader = BlockReader(files, config.data, pieces=pieces)
+        self._blocks = _Blocks(reader, self._block_examples, config.pipeline.workers.plan + 1)
         self.tables = [
             TableSpec(table.name, keys.capacity, min(keys.capacity, size * table.max_ids))
             for table, keys in zip(tables, key_tables, strict=True)
@@ -123,7 +127,7 @@ class LogPlanner:
         keys = [table_keys(table, examples) for table in self._feature_tables]
         ids = [table.find(*each.asked) for table, each in zip(self._key_tables, keys, strict=True)]
         arrays = _arrays(examples, number) | {"share": np.array([part])}
-        plan = LogPlan(sequence, (), arrays, stop - skip, keys, ids, file)
+        plan = LogPlan(sequence, (), arrays, stop - skip if part else 0, keys, ids, file)
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 
     def settle(self, plan: LogPlan) -> Plan:

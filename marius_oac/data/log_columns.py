@@ -1,4 +1,4 @@
-"""Columns of a click log as NumPy: labels, numbers, and the keys of what has rows.
+"""Columns of a click log as NumPy: labels (`log_labels`), numbers (`log_numbers`), and the keys of what has rows.
 
 A key is an int64. Integers are their own keys; a hexadecimal text is the integer it spells; any other text has its
 64-bit fingerprint for a key and a second, independent one of 32 bits beside it as a check, by which an index can tell
@@ -19,6 +19,11 @@ import pyarrow.compute as pc
 
 from marius_oac.config_ctr import CategoricalConfig, LogConfig, SequenceConfig
 from marius_oac.data.fingerprints import MISSING, cut_bags, fingerprints, hexadecimals, integers, split_texts
+from marius_oac.data.log_labels import labels_of
+from marius_oac.data.log_numbers import numbers_of
+from marius_oac.data.log_place import Place
+from marius_oac.data.log_types import TIME_HINT, is_text, plain
+from marius_oac.data.parquet_pages import decoded
 from marius_oac.errors import InputError
 
 __all__ = ["MISSING", "Bag", "LogBlock", "convert", "key_type"]
@@ -60,8 +65,9 @@ class LogBlock:
 
     Attributes:
         labels: float32 [n], 0 or 1; None where they were not read.
-        numbers: float32 [n, N], the numeric columns in the order of the config; finite.
-        keys: int64 [n] of each categorical feature; checks: uint32 [n], or None where keys are no fingerprints.
+        numbers: float32 [n, N], finite: the numeric columns in the order of the config but for those of buckets, then
+            indicators.
+        keys: int64 [n] of each single-valued feature; checks: uint32 [n], or None where keys are no fingerprints.
         bags: of each multi-valued feature and sequence, at most `max_values` an example.
         cut: how many values that limit cut off in all of the block as it was read.
     """
@@ -130,17 +136,6 @@ def _join_bags(parts: Sequence[Bag]) -> Bag:
     )
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a batch lies, for what is wrong in it: its rows are counted from 1, a header line is none."""
-
-    path: Path
-    rows: np.ndarray
-
-    def wrong(self, index: int, message: str) -> InputError:
-        return InputError(f"row {self.rows[index] + 1}: {message}", self.path)
-
-
 def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: Path, rows: np.ndarray) -> LogBlock:
     """A batch of Arrow columns, named as in the config, as a block.
 
@@ -148,11 +143,13 @@ def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: P
         path, rows: the file, and the number in it, from 0, of each row, int64 [n], for messages.
 
     Raises:
-        InputError: a label is missing or neither 0 nor 1; a number is missing and `missing_numbers` refuses that; a
-            value of an integer or hex feature is no such number, or is -2**63, which MISSING stands for.
+        InputError: as `labels_of` and `numbers_of`; a value of an integer or hex feature is no such number, or is
+            -2**63, which MISSING stands for.
     """
-    place = _Place(path, rows)
-    labels = _labels(batch.column(config.label), config.label, place) if with_labels else None
+    place = Place(path, rows)
+    label = config.label
+    labels = labels_of(batch.column(label.column), label, place) if with_labels else None
+    numbers, buckets = numbers_of(batch, config, place)
     keys: dict[str, np.ndarray] = {}
     checks: dict[str, np.ndarray | None] = {}
     for each in config.categorical:
@@ -161,7 +158,9 @@ def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: P
     for each in (*config.multi_valued, *config.sequences):
         bags[each.name], dropped = _bag(batch.column(each.name), each, place)
         cut += dropped
-    return LogBlock(labels, _numbers(batch, config, place), keys, checks, bags, cut)
+    for name, numbered in buckets.items():
+        keys[name], checks[name] = numbered, None
+    return LogBlock(labels, numbers, keys, checks, bags, cut)
 
 
 def key_type(kind: pa.DataType, feature: CategoricalConfig) -> str | None:
@@ -170,65 +169,22 @@ def key_type(kind: pa.DataType, feature: CategoricalConfig) -> str | None:
     Raises:
         InputError: the feature can't be read from such a column.
     """
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = plain(kind)
     if pa.types.is_null(kind):
         return None
-    if _is_text(kind):
+    if is_text(kind):
         return "string" if feature.kind in ("auto", "string") else "integer"
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        raise InputError(f"column '{feature.name}' holds {kind}: integers or texts are needed")
+        hint = f" ({TIME_HINT})" if pa.types.is_temporal(kind) else ""
+        raise InputError(f"column '{feature.name}' holds {kind}: integers or texts are needed{hint}")
     if feature.kind == "hex":
         raise InputError(f"column '{feature.name}' holds {kind}: its kind, hex, needs texts")
     return "string" if feature.kind == "string" else "integer"
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-
-
-def _labels(column: pa.Array, name: str, place: _Place) -> np.ndarray:
-    if column.null_count:
-        raise place.wrong(pc.index(pc.is_null(column), True).as_py(), f"column '{name}' has no label")
-    values = _floats(column, pa.float64())
-    wrong = np.flatnonzero((values != 0) & (values != 1))
-    if len(wrong):
-        raise place.wrong(wrong[0], f"the label in column '{name}' is {values[wrong[0]]:g}, neither 0 nor 1")
-    return values.astype(np.float32)
-
-
-def _floats(column: pa.Array, kind: pa.DataType) -> np.ndarray:
-    """Numbers as floats, NaN for null."""
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    if column.type != kind:
-        column = column.cast(kind, safe=False)
-    return column.to_numpy(zero_copy_only=False)
-
-
-def _numbers(batch: pa.RecordBatch, config: LogConfig, place: _Place) -> np.ndarray:
-    numbers = np.empty((batch.num_rows, len(config.numeric)), np.float32)
-    for index, name in enumerate(config.numeric):
-        values = numbers[:, index]
-        values[:] = _floats(batch.column(name), pa.float32())
-        wrong = ~np.isfinite(values)
-        if wrong.any():
-            if config.missing_numbers == "refuse":
-                row = int(np.argmax(wrong))
-                what = "is empty or NaN" if np.isnan(values[row]) else "is infinite or beyond 32-bit floats"
-                raise place.wrong(row, f"the number in column '{name}' {what} (missing_numbers can replace such)")
-            values[wrong] = config.missing_numbers
-    if config.log_numbers:
-        # Wang et al., "Field-aware factorization in the Criteo challenge" (the 3 Idiots' solution, 2014), unrounded.
-        large = numbers > 2
-        numbers[large] = np.square(np.log(numbers[large]))
-    return numbers
-
-
-def _keys(column: pa.Array, feature: CategoricalConfig, place: _Place) -> tuple[np.ndarray, np.ndarray | None]:
+def _keys(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[np.ndarray, np.ndarray | None]:
     """Keys int64 [n] and checks uint32 [n], or None, of a column's values."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(column, place.path)
     if pa.types.is_null(column.type):
         return np.full(len(column), MISSING), None
     if pa.types.is_boolean(column.type):
@@ -240,7 +196,7 @@ def _keys(column: pa.Array, feature: CategoricalConfig, place: _Place) -> tuple[
     return _text_keys(*_texts(column), feature, place, None)
 
 
-def _integer_keys(column: pa.Array, name: str, place: _Place) -> np.ndarray:
+def _integer_keys(column: pa.Array, name: str, place: Place) -> np.ndarray:
     valid = np.ones(len(column), bool) if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
     column = column.fill_null(0) if column.null_count else column
     # Unsigned 64-bit keys, hashes mostly, keep their bits.
@@ -271,7 +227,7 @@ def _text_keys(
     starts: np.ndarray,
     ends: np.ndarray,
     feature: CategoricalConfig,
-    place: _Place,
+    place: Place,
     offsets: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Keys of texts. With `offsets`, these belong to bags and a wrong one's row is found by them."""
@@ -286,13 +242,12 @@ def _text_keys(
     return keys, None
 
 
-def _bag(column: pa.Array, feature: CategoricalConfig, place: _Place) -> tuple[Bag, int]:
+def _bag(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[Bag, int]:
     """The values of each row of a column, and how many more there were."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(column, place.path)
     if pa.types.is_null(column.type):
         return Bag(_NO_ROWS, None, np.zeros(len(column) + 1, np.int64)), 0
-    if _is_text(column.type):
+    if is_text(column.type):
         text, starts, ends, offsets = split_texts(*_texts(column), feature.separator.encode())
         keys, checks = _text_keys(text, starts, ends, feature, place, offsets)
     else:
@@ -304,11 +259,11 @@ def _bag(column: pa.Array, feature: CategoricalConfig, place: _Place) -> tuple[B
 
 
 def _list_keys(
-    column: pa.Array, feature: CategoricalConfig, place: _Place
+    column: pa.Array, feature: CategoricalConfig, place: Place
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
     """Keys, checks and offsets of a column of lists; null is an empty list."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(column) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    keys, checks = _keys(pc.list_flatten(column), feature, _Place(place.path, np.repeat(place.rows, lengths)))
+    keys, checks = _keys(pc.list_flatten(column), feature, Place(place.path, np.repeat(place.rows, lengths)))
     return keys, checks, offsets

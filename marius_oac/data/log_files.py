@@ -21,7 +21,9 @@ import numpy as np
 
 from marius_oac.config_ctr import LogConfig
 from marius_oac.data.log_columns import LogBlock, convert
-from marius_oac.data.log_formats import RawBlock, open_log
+from marius_oac.data.log_formats import open_log
+from marius_oac.data.log_pieces import Pieces
+from marius_oac.data.log_schema import RawBlock
 from marius_oac.data.readers import check_readable
 from marius_oac.errors import InputError
 
@@ -36,8 +38,9 @@ class LogFile:
     Attributes:
         path, format: where and what ("csv", "parquet", "libsvm") it is.
         rows: examples, at least 1.
-        fingerprint: of its size and of samples of its bytes, hexadecimal.
+        fingerprint: of its size and of samples of its bytes, hexadecimal; by it files are told apart.
         kinds: whether keys of a feature of kind auto are "integer" or "string" here, by feature.
+        pieces: what is known of all of its bytes, see `log_pieces`.
     """
 
     path: Path
@@ -45,6 +48,7 @@ class LogFile:
     rows: int
     fingerprint: str
     kinds: dict[str, str] = field(default_factory=dict)
+    pieces: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class LogFiles:
         """
         files = []
         seen: dict[Path, Path] = {}
-        for path in (path for pattern in patterns for path in _paths(pattern)):
+        for path in (path for pattern in patterns for path in paths_of(pattern)):
             real = path.resolve()
             if real in seen:
                 raise InputError(f"is named twice, also as {seen[real]}", path)
@@ -90,7 +94,8 @@ def check_kinds(files: Sequence[LogFile]) -> None:
                 )
 
 
-def _paths(pattern: str) -> Iterator[Path]:
+def paths_of(pattern: str) -> Iterator[Path]:
+    """The files that a name or pattern means, in order. Raises InputError where a pattern has none."""
     if os.path.exists(pattern) or not glob.has_magic(pattern):
         yield Path(pattern)
         return
@@ -107,11 +112,11 @@ def natural_order(name: str | Path) -> list[tuple[int, str]]:
 
 def _scanned(path: Path, config: LogConfig, with_labels: bool) -> LogFile:
     check_readable(path)
-    log = open_log(path, config, with_labels)
-    rows = log.rows()
+    log, pieces = open_log(path, config, with_labels), Pieces(path)
+    rows = log.rows(pieces)
     if not rows:
         raise InputError("the file has no examples", path)
-    return LogFile(path, log.format, rows, _fingerprint(path), log.kinds)
+    return LogFile(path, log.format, rows, _fingerprint(path), log.kinds, pieces.known())
 
 
 def _fingerprint(path: Path) -> str:
@@ -155,14 +160,21 @@ class BlockReader:
     Args:
         files: of `LogFiles.scan`, of one scan or several.
         with_labels: whether blocks have labels.
+        pieces: of each file, if what is read is to be compared with what was read before.
 
     Raises:
         InputError: a column's type changes from file to file.
     """
 
-    def __init__(self, files: Sequence[LogFile], config: LogConfig, with_labels: bool = True):
+    def __init__(
+        self,
+        files: Sequence[LogFile],
+        config: LogConfig,
+        with_labels: bool = True,
+        pieces: Sequence[Pieces] | None = None,
+    ):
         check_kinds(files)
-        self._files, self._config, self._with_labels = files, config, with_labels
+        self._files, self._config, self._with_labels, self._pieces = files, config, with_labels, pieces
         self._passed: dict[tuple[int, int, int], LazyBlock] = {}  # by file, number, rows; in order of reading
         self._open: _OpenFile | None = None
 
@@ -189,18 +201,28 @@ class BlockReader:
             now = None
         if now is None or not now.next <= number <= now.next + AHEAD:
             self.close_file()
-            now = self._open = _OpenFile(self._files[file], self._config, self._with_labels, file, number, block_rows)
+            now = self._open = self._opened(file, number, block_rows)
         while now.next < number:
             self._keep(now)
-        block = now.read()
+        block = self._next(now)
         if now.next * block_rows >= self._files[file].rows:
             self.close_file()
         return block
 
+    def _opened(self, file: int, number: int, block_rows: int) -> _OpenFile:
+        found = self._files[file]
+        check_readable(found.path)
+        log, pieces = open_log(found.path, self._config, self._with_labels), self._pieces and self._pieces[file]
+        blocks = log.blocks(number * block_rows, min(block_rows, found.rows), pieces)
+        return _OpenFile(found, blocks, file, number, block_rows)
+
+    def _next(self, now: _OpenFile) -> LazyBlock:
+        return LazyBlock(now.read(), self._config, self._with_labels, self._files[now.file].path)
+
     def _keep(self, now: _OpenFile) -> None:
         """Reads a block that was not asked for yet: another thread is about to."""
         key = (now.file, now.next, now.block_rows)
-        self._passed[key] = now.read()
+        self._passed[key] = self._next(now)
         while len(self._passed) > AHEAD:
             del self._passed[next(iter(self._passed))]
 
@@ -237,14 +259,11 @@ class BlockReader:
 class _OpenFile:
     """A file being read, from block `number` on; `next` is the block that `read` gives."""
 
-    def __init__(self, found: LogFile, config: LogConfig, with_labels: bool, file: int, number: int, block_rows: int):
-        check_readable(found.path)
+    def __init__(self, found: LogFile, blocks: Iterator[RawBlock], file: int, number: int, block_rows: int):
         self.file, self.next, self.block_rows = file, number, block_rows
-        self._found, self._config, self._with_labels = found, config, with_labels
-        log = open_log(found.path, config, with_labels)
-        self._blocks = log.blocks(number * block_rows, min(block_rows, found.rows))
+        self._found, self._blocks = found, blocks
 
-    def read(self) -> LazyBlock:
+    def read(self) -> RawBlock:
         first, rows = self.next * self.block_rows, self._found.rows
         end = min(first + self.block_rows, rows)
         raw = next(self._blocks, None)
@@ -254,7 +273,7 @@ class _OpenFile:
         if found < end:
             raise self._changed(f"{found:,}")
         self.next += 1
-        return LazyBlock(raw, self._config, self._with_labels, self._found.path)
+        return raw
 
     def _changed(self, found: str) -> InputError:
         what = f"{self._found.rows:,} examples were counted, {found} are found: the file has changed"

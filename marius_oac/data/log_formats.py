@@ -13,25 +13,26 @@ without the header.
 from __future__ import annotations
 
 import csv
-import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
 from marius_oac.config_ctr import LogConfig
-from marius_oac.data.log_columns import key_type
+from marius_oac.data.log_labels import read_as
 from marius_oac.data.log_lines import BYTE_ORDER_MARK, TEXT_BYTES, Lines, blocks_of_lines, count_rows, read_first_line
+from marius_oac.data.log_numbers import arrow_type
+from marius_oac.data.log_parquet import ParquetLog
+from marius_oac.data.log_pieces import Pieces
+from marius_oac.data.log_schema import Parsed, RawBlock, check_columns
+from marius_oac.data.log_types import MISSING_TEXTS, TIME_HINT, looks_like_a_time
 from marius_oac.data.svm import parse_svm
 from marius_oac.errors import InputError
 
-BATCH_ROWS = 1 << 16
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -43,23 +44,6 @@ _SUFFIXES = {
     ".libfm": "libsvm",
 }
 
-Parsed = Iterator[tuple[np.ndarray, pa.RecordBatch]]
-"""Batches in order, and the number in the file, from 0, of each of their rows, int64 [n]."""
-
-
-class RawBlock(Protocol):
-    """Consecutive rows of a file, n in all, not parsed yet."""
-
-    def __len__(self) -> int: ...
-
-    def parse(self, rows: np.ndarray) -> Parsed:
-        """The rows with these numbers, int64 [k] in [0, n), ascending, k >= 1; may be called by several threads.
-
-        Raises:
-            InputError: what the format refuses.
-        """
-        ...
-
 
 def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | ParquetLog | SvmLog:
     """The reader of a file by the config's format, or its suffix.
@@ -68,18 +52,28 @@ def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | Parq
         InputError: the suffix says nothing; the file can't be read, or is not of the format; its columns aren't the
             schema's.
     """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    zipped = suffixes[-1:] == [".gz"]
-    suffix = "".join(suffixes[-2:-1] if zipped else suffixes[-1:])
-    kind = _SUFFIXES.get(suffix) if config.format == "auto" else config.format
-    if kind is None:
-        known = ", ".join((*_SUFFIXES, ".gz of the texts"))
-        raise InputError(f"unknown kind of file ({known} are known); data.format says what it is", path)
+    kind, delimiter = format_of(path, config.format)
     if kind == "parquet":
         return ParquetLog(path, config, with_labels)
     if kind == "libsvm":
         return SvmLog(path, config)
-    return TextLog(path, config, with_labels, "\t" if suffix in (".tsv", ".txt") else ",")
+    return TextLog(path, config, with_labels, delimiter)
+
+
+def format_of(path: Path, format: str = "auto") -> tuple[str, str]:
+    """What a file is, "csv", "parquet" or "libsvm", and the usual delimiter of such a text.
+
+    Raises:
+        InputError: `format` is auto and the suffix says nothing.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    zipped = suffixes[-1:] == [".gz"]
+    suffix = "".join(suffixes[-2:-1] if zipped else suffixes[-1:])
+    kind = _SUFFIXES.get(suffix) if format == "auto" else format
+    if kind is None:
+        known = ", ".join((*_SUFFIXES, ".gz of the texts"))
+        raise InputError(f"unknown kind of file ({known} are known); data.format says what it is", path)
+    return kind, "\t" if suffix in (".tsv", ".txt") else ","
 
 
 class TextLog:
@@ -91,30 +85,31 @@ class TextLog:
         self.path, self._config, self._delimiter = path, config, config.delimiter or delimiter
         if len(self._delimiter) != 1 or not self._delimiter.isascii() or self._delimiter in '\r\n"':
             raise InputError(f"one ASCII character is needed, not {self._delimiter!r}", "data.delimiter")
-        self.kinds = {each.name: "string" for each in config.features() if each.kind == "auto"}
+        self.kinds = {each.name: "string" for each in config.keyed() if each.kind == "auto"}
         first = self._first_line()
         if config.columns:
             self.names = list(config.columns)
-            if len(first) == len(self.names) - 1 and not with_labels and config.label in self.names:
-                self.names.remove(config.label)
+            if len(first) == len(self.names) - 1 and not with_labels and config.label.column in self.names:
+                self.names.remove(config.label.column)
             if len(first) != len(self.names):
                 raise InputError(f"data.columns names {len(self.names)} columns, the file has {len(first)}", path)
         else:
             self.names = first
         self._wanted = check_columns(self.names, config, with_labels, path)
 
-    def rows(self) -> int:
-        """Counts the lines that aren't blank, but for the header."""
-        return count_rows(self.path) - self._header
+    def rows(self, pieces: Pieces | None = None) -> int:
+        """Counts the lines that aren't blank, but for the header; what is read is checked against `pieces`."""
+        return count_rows(self.path, pieces) - self._header
 
-    def blocks(self, start: int, rows: int) -> Iterator[RawBlock]:
-        """Blocks of so many rows from row `start` on; the last one may be shorter.
+    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Iterator[RawBlock]:
+        """Blocks of so many rows from row `start` on; the last one may be shorter. What is read is checked against
+        `pieces`, if they are given.
 
         Raises:
-            InputError: a damaged archive; when a block is parsed, ragged rows, what is no number in a numeric column,
-                bytes that aren't UTF-8, a value that spans lines.
+            InputError: a damaged archive, a piece that has changed; when a block is parsed, ragged rows, what is no
+                number in a numeric column, bytes that aren't UTF-8, a value that spans lines.
         """
-        for lines in blocks_of_lines(self.path, start + self._header, rows):
+        for lines in blocks_of_lines(self.path, start + self._header, rows, pieces):
             yield _RawLines(replace(lines, first=lines.first - self._header), self._parse)
 
     @property
@@ -135,7 +130,7 @@ class TextLog:
 
     def _table(self, text: np.ndarray, threads: bool) -> pa.Table:
         config = self._config
-        numbers = {config.label: pa.float64(), **dict.fromkeys(config.numeric, pa.float32())}
+        types = {config.label.column: read_as(), **{each.name: arrow_type(each) for each in config.numeric}}
         if text[:3].tobytes() == BYTE_ORDER_MARK:  # within a file it belongs to a value
             text = np.concatenate((np.frombuffer(b"\n", np.uint8), text))
         return pa_csv.read_csv(
@@ -143,9 +138,9 @@ class TextLog:
             pa_csv.ReadOptions(use_threads=threads, block_size=TEXT_BYTES, column_names=self.names),
             pa_csv.ParseOptions(delimiter=self._delimiter, quote_char='"' if self._delimiter == "," else False),
             pa_csv.ConvertOptions(
-                column_types={name: numbers.get(name, pa.string()) for name in self._wanted},
+                column_types={name: types.get(name, pa.string()) for name in self._wanted},
                 include_columns=self._wanted,
-                null_values=[""],
+                null_values=MISSING_TEXTS,
             ),
         )
 
@@ -169,7 +164,8 @@ class TextLog:
         place = f"row {rows[int(row[1]) - 1] + 1}: " if row else ""
         name = f"column '{self.names[int(column[1])]}' has " if column else ""
         what = re.sub(r"^(In CSV column #\d+: |CSV parse error: )?(Row #\d+: )?", "", message)
-        what = re.sub(r"^CSV conversion error to (float|double): (.*)", r"\2 (a number is needed)", what)
+        needed = f"a number is needed; {TIME_HINT}" if looks_like_a_time(what) else "a number is needed"
+        what = re.sub(r"^CSV conversion error to (float|double): (.*)", rf"\2 ({needed})", what)
         what = re.sub(r"^CSV conversion error to \w+: ", "", what)
         return InputError(f"{place}{name}{what[:200]}", self.path)
 
@@ -189,74 +185,6 @@ class TextLog:
             raise InputError(f"the quotes of the first line don't match ({error})", self.path) from None
 
 
-class ParquetLog:
-    """A Parquet file; `names` and `kinds` as above."""
-
-    format = "parquet"
-
-    def __init__(self, path: Path, config: LogConfig, with_labels: bool):
-        self.path = path
-        try:
-            with pq.ParquetFile(path) as parquet:
-                schema = parquet.schema_arrow
-                self._groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"not a Parquet file, or a damaged one: {error}", path) from None
-        self.names = list(schema.names)
-        self._wanted = check_columns(self.names, config, with_labels, path)
-        numbers = [config.label] if with_labels else []
-        for name in (*numbers, *config.numeric):
-            if not _is_number(schema.field(name).type):
-                raise InputError(f"column '{name}' holds {schema.field(name).type}: numbers are needed", path)
-        self.kinds = {}
-        bags = {each.name for each in (*config.multi_valued, *config.sequences)}
-        for each in config.features():
-            kind = schema.field(each.name).type
-            if each.name in bags and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-                kind = kind.value_type
-            elif each.name in bags and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-                raise InputError(f"column '{each.name}' holds {kind}: lists, or texts to be split, are needed", path)
-            try:
-                key = key_type(kind, each)
-            except InputError as error:
-                raise InputError(error.message, path) from None
-            if each.kind == "auto" and key is not None:
-                self.kinds[each.name] = key
-
-    def rows(self) -> int:
-        """By the file's metadata."""
-        return sum(self._groups)
-
-    def blocks(self, start: int, rows: int) -> Iterator[RawBlock]:
-        """As `TextLog.blocks`, but parsed as they are read; begins with the row group that has row `start`."""
-        held, size = [], 0
-        for batch in self._batches(start):
-            while batch.num_rows:
-                part, batch = batch.slice(0, rows - size), batch.slice(rows - size)
-                held.append(part)
-                size += part.num_rows
-                if size == rows:
-                    yield _RawBatches(start, held)
-                    start, held, size = start + size, [], 0
-        if held:
-            yield _RawBatches(start, held)
-
-    def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
-        group, done = 0, 0
-        while group < len(self._groups) and done + self._groups[group] <= start:
-            done += self._groups[group]
-            group += 1
-        try:
-            # Without pre_buffer=False the whole file would gather in memory while it is read.
-            with pq.ParquetFile(self.path, pre_buffer=False) as parquet:
-                groups = list(range(group, len(self._groups)))
-                for batch in parquet.iter_batches(BATCH_ROWS, groups, self._wanted, use_threads=True):
-                    yield batch.slice(max(start - done, 0))
-                    done += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"not a Parquet file, or a damaged one: {error}", self.path) from None
-
-
 class SvmLog:
     """A libsvm or libFM file; all lines have labels, whether they are wanted or not. `kinds` as above."""
 
@@ -268,25 +196,25 @@ class SvmLog:
         if len(config.multi_valued) > 1:
             raise InputError("a libsvm file has one bag of ids, not several", "data.multi_valued")
         self.path, self._config = path, config
-        self.names = [config.label, *(each.name for each in config.features())]
-        for each in config.features():
+        self.names = [config.label.column, *(each.name for each in config.keyed())]
+        for each in config.keyed():
             if each.kind not in ("auto", "integer"):
                 raise InputError(f"the ids of a libsvm file are integers, not {each.kind}", f"data: '{each.name}'")
-        self.kinds = {each.name: "integer" for each in config.features() if each.kind == "auto"}
+        self.kinds = {each.name: "integer" for each in config.keyed() if each.kind == "auto"}
         read_first_line(path)
 
-    def rows(self) -> int:
-        """Counts the lines that aren't blank."""
-        return count_rows(self.path)
+    def rows(self, pieces: Pieces | None = None) -> int:
+        """Counts the lines that aren't blank, as `TextLog.rows`."""
+        return count_rows(self.path, pieces)
 
-    def blocks(self, start: int, rows: int) -> Iterator[RawBlock]:
+    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Iterator[RawBlock]:
         """As `TextLog.blocks`.
 
         Raises:
             InputError: a damaged archive; when a block is parsed, a syntax error, a value other than 1, ids of
                 categorical features that aren't one each.
         """
-        for lines in blocks_of_lines(self.path, start, rows):
+        for lines in blocks_of_lines(self.path, start, rows, pieces):
             yield _RawLines(lines, self._parse)
 
     def _parse(self, lines: Lines, wanted: np.ndarray) -> Parsed:
@@ -324,58 +252,6 @@ class _RawLines:
         return self.parser(self.lines, rows)
 
 
-@dataclass(frozen=True)
-class _RawBatches:
-    first: int
-    batches: Sequence[pa.RecordBatch]
-
-    def __len__(self) -> int:
-        return sum(batch.num_rows for batch in self.batches)
-
-    def parse(self, rows: np.ndarray) -> Parsed:
-        first = 0
-        for batch in self.batches:
-            here = rows[slice(*np.searchsorted(rows, (first, first + batch.num_rows)))]
-            if here.size:
-                yield self.first + here, _taken(batch, here - first)
-            first += batch.num_rows
-
-
-def _taken(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
-    """Some rows, ascending; copied only where there are gaps."""
-    if rows[-1] - rows[0] == rows.size - 1:
-        return batch.slice(rows[0], rows.size)
-    return batch.take(pa.array(rows))
-
-
 def _not_as_counted(rows: np.ndarray, found: int, path: Path) -> InputError:
     what = f"{rows.size:,} examples were counted, {found:,} are found: a quoted value spans lines"
     return InputError(f"rows {rows[0] + 1} to {rows[-1] + 1}: {what}, or the file has changed", path)
-
-
-def check_columns(names: list[str], config: LogConfig, with_labels: bool, path: Path) -> list[str]:
-    """The columns to read of a file that has columns `names`.
-
-    Raises:
-        InputError: two have the same name; the schema's are not all there; there are others that `ignored` lacks.
-    """
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise InputError(f"two columns are named '{twice}'", path)
-    wanted = [*config.numeric, *(each.name for each in config.features())]
-    wanted = [config.label, *wanted] if with_labels else wanted
-    for name in wanted:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names[:10])}"
-            raise InputError(f"there is no column '{name}', which the schema names; {hint}", path)
-    known = {config.label, *wanted, *config.ignored}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise InputError(f"the schema names no column '{unknown[0]}' (data.ignored lists those to leave out)", path)
-    return wanted
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
-    return any(test(kind) for test in tests)

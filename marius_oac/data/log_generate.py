@@ -29,11 +29,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from marius_oac.command import run_command
 from marius_oac.data import log_generate_kernels as kernels
 from marius_oac.data.log_columns import Bag, LogBlock
 from marius_oac.data.progress import Progress
 from marius_oac.data.random import stream_key, wrapping
-from marius_oac.errors import InputError, run_command
+from marius_oac.errors import InputError
 from marius_oac.files import disk_errors, unfinished
 
 BLOCK_ROWS = 1 << 16  # examples of a block, and of a row group

@@ -5,6 +5,7 @@ Guarantees: the file is read once, in order; in memory are the lines of one bloc
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +17,15 @@ import pyarrow as pa
 
 from marius_oac.data.compiled import compiled
 from marius_oac.data.fingerprints import count_lines
+from marius_oac.data.log_pieces import PIECE_BYTES, Pieces
 from marius_oac.data.progress import Progress
 from marius_oac.errors import InputError
 
-TEXT_BYTES = 4 << 20  # of text read, and parsed, at once
+TEXT_BYTES = PIECE_BYTES  # of text read, and parsed, at once
+MOST_LINE_BYTES = TEXT_BYTES
+"""Of a line: what is parsed at once."""
+MOST_BLOCK_BYTES = 2 << 30
+"""Of the lines of a block, which are in memory at once."""
 _FIRST_LINE_BYTES = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _STRIDE = 32  # bytes that are looked at together
@@ -51,18 +57,18 @@ class Lines:
         return out
 
 
-def blocks_of_lines(path: Path, first: int, rows: int) -> Iterator[Lines]:
+def blocks_of_lines(path: Path, first: int, rows: int, pieces: Pieces | None = None) -> Iterator[Lines]:
     """Blocks of so many rows from row `first` on, the last one of what is left; what comes before is passed over.
 
     Raises:
-        InputError: the file can't be read.
+        InputError: the file can't be read, or is not what `pieces` say.
     """
     # What is passed over comes in blocks too, the first of which is shorter.
     done, wanted = 0, first % rows or rows
     starts, found, inside = np.empty(rows + 1, np.int64), 0, False
     held: list[np.ndarray] = []  # the block's text as far as it was read, `size` bytes
     size = 0
-    for piece in _pieces(path):
+    for piece in _pieces(path, pieces):
         rest = np.frombuffer(piece, np.uint8)
         while True:
             count, inside = _row_starts(rest, inside, starts[found : wanted + 1])
@@ -79,6 +85,9 @@ def blocks_of_lines(path: Path, first: int, rows: int) -> Iterator[Lines]:
             found, starts[0], inside = 0, 0, False
         held.append(rest)
         size += rest.size
+        if size > MOST_BLOCK_BYTES:
+            what = f"{MOST_BLOCK_BYTES >> 30} GiB and more in rows {done + 1:,} to {done + found:,}"
+            raise InputError(f"{what}: {wanted:,} rows are taken at once (data.shuffle, training.batch_size)", path)
     if found and done >= first:
         starts[found] = size + inside
         held.append(np.frombuffer(b"\n" if inside else b"", np.uint8))
@@ -89,15 +98,15 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def count_rows(path: Path) -> int:
+def count_rows(path: Path, pieces: Pieces | None = None) -> int:
     """How many rows the file has, a header among them.
 
     Raises:
-        InputError: it can't be read.
+        InputError: it can't be read, or is not what `pieces` say.
     """
     rows, inside = 0, False
     with Progress(f"counting the examples of {path.name}", "B") as progress:
-        for piece in _pieces(path):
+        for piece in _pieces(path, pieces):
             lines, inside = count_lines(np.frombuffer(piece, np.uint8), inside)
             rows += lines
             progress.add(len(piece))
@@ -120,6 +129,8 @@ def read_first_line(path: Path) -> bytes:
     if head.startswith(b"PAR1"):
         raise InputError("this is a Parquet file, but its name or data.format says it is text", path)
     line = re.split(rb"[\r\n]", head.removeprefix(BYTE_ORDER_MARK), maxsplit=1)[0]
+    if len(line) + len(BYTE_ORDER_MARK) >= _FIRST_LINE_BYTES:
+        raise InputError(f"the first line is longer than {_FIRST_LINE_BYTES >> 20} MiB", path)
     if not line:
         raise InputError("the first line is blank" if head else "the file has no examples", path)
     return line
@@ -139,16 +150,36 @@ def _read_error(error: OSError, path: Path) -> InputError:
     return InputError(f"can't be read: {error.strerror or error}", path)
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    """The file's text without a byte order mark."""
-    mark = BYTE_ORDER_MARK
+def _pieces(path: Path, pieces: Pieces | None) -> Iterator[bytes]:
+    """The file's text without a byte order mark.
+
+    Raises:
+        InputError: it can't be read, is not what `pieces` say, or a line is longer than `MOST_LINE_BYTES`.
+    """
+    numbers = itertools.count()
+    mark, begin, open_bytes = BYTE_ORDER_MARK, 0, 0  # where the piece begins, and how much of a line came before it
     try:
         with _open_text(path) as stream:
             while piece := stream.read(TEXT_BYTES):
+                if pieces:
+                    what = f"what begins at byte {begin:,} of its text"
+                    pieces.check(next(numbers), (piece,), what)
+                first, last = _line_ends(piece)
+                if open_bytes + (len(piece) if first < 0 else first) > MOST_LINE_BYTES:
+                    which = f"the line that begins at byte {begin - open_bytes:,} of the text"
+                    raise InputError(f"{which} is longer than {MOST_LINE_BYTES >> 20} MiB", path)
+                open_bytes = open_bytes + len(piece) if last < 0 else len(piece) - last - 1
+                begin += len(piece)
                 yield piece.removeprefix(mark)
                 mark = b""
     except OSError as error:
         raise _read_error(error, path) from None
+
+
+def _line_ends(piece: bytes) -> tuple[int, int]:
+    """Where the first and the last line end; -1: none does."""
+    ends = [piece.find(end) for end in (b"\n", b"\r")]
+    return min((end for end in ends if end >= 0), default=-1), max(piece.rfind(b"\n"), piece.rfind(b"\r"))
 
 
 @compiled

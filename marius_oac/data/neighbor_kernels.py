@@ -81,6 +81,25 @@ def scatter_entries(records, first_node, places, entries):
 
 
 @compiled
+def ascends(offsets, last):
+    """Whether offsets, int64 [n], begin with 0, never fall and end with `last`."""
+    wrong = offsets[0] != 0 or offsets[-1] != last
+    for i in range(1, offsets.size):
+        wrong |= offsets[i] < offsets[i - 1]
+    return not wrong
+
+
+@compiled
+def in_range(entries, bounds):
+    """Whether each column of entries, [n, columns], lies in [0, bounds[column]); bounds uint64."""
+    wrong = False
+    for i in range(entries.shape[0]):
+        for column in range(entries.shape[1]):
+            wrong |= np.uint64(np.int64(entries[i, column])) >= bounds[column]
+    return not wrong
+
+
+@compiled
 def find_neighborhoods(offsets, nodes, fanout, starts, degrees):
     """Where each node's entries begin and how many there are, int64 [n]; returns how many at most are drawn of all."""
     total = 0

@@ -19,9 +19,17 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from marius_oac.data.derived import open_derived
+from marius_oac.data.derived import DerivedArray, open_derived
 from marius_oac.data.negatives import as_kernel_input
-from marius_oac.data.neighbor_kernels import count_groups, count_nodes, group_records, make_records, scatter_entries
+from marius_oac.data.neighbor_kernels import (
+    ascends,
+    count_groups,
+    count_nodes,
+    group_records,
+    in_range,
+    make_records,
+    scatter_entries,
+)  # fmt: skip
 from marius_oac.data.progress import Progress
 from marius_oac.data.resident import Resident
 from marius_oac.files import mapped_npy
@@ -96,6 +104,18 @@ class _Source:
         groups = -(-max(self.num_entries * entry_bytes, self.num_nodes * 8) // CHUNK_BYTES)
         return -(-self.num_nodes // max(1, groups))
 
+    def sound(self, offsets: np.ndarray, entries: np.ndarray) -> bool:
+        """Whether every number that a kernel goes by is in range."""
+        relations = [self.num_relations * sum(self.ways)] * (self.columns == 3)
+        bounds = np.array([self.num_nodes, *relations, len(self.edges)], np.uint64)
+        plain, resident = as_kernel_input(entries), Resident(entries, CHUNK_BYTES)
+        per_chunk = max(1, CHUNK_BYTES // (entries.itemsize * self.columns))
+        for begin in range(0, len(plain), per_chunk):
+            if not in_range(plain[begin : begin + per_chunk], bounds):
+                return False
+            resident.drop()
+        return ascends(offsets.view(np.ndarray), len(entries))
+
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
         """The edges, as many at a time as fill a chunk with their records, and the number of the first."""
         per_chunk = max(1, CHUNK_BYTES // (self.dtype.itemsize * (self.columns + 1) * sum(self.ways)))
@@ -112,7 +132,7 @@ def open_neighbors(
 
     Args:
         folder: of these files alone.
-        edges: as `EdgePlanner` takes and has checked them; every relation of the edges is kept.
+        edges: as `Graph.edges` gives them, ids in range; every relation of the edges is kept.
         direction: `in`: of a node's neighbours, the edges lead to it (they are heads, it is the tail); `out`: away
             from it; `both`: one entry for each, the relation of those that lead away being r + R. An edge from a node
             to itself is its neighbour once, in `both` twice.
@@ -130,8 +150,12 @@ def open_neighbors(
         with Progress("gathering neighbours", "steps", 3 * source.num_entries) as progress:
             _sort(temporary, source, progress)
 
-    names, again = [OFFSETS, ENTRIES], "the neighbours are gathered again"
-    offsets, entries = open_derived(folder, MANIFEST, wanted, names, make, again)
+    arrays = (
+        DerivedArray(OFFSETS, (np.int64,), (num_nodes + 1,)),
+        DerivedArray(ENTRIES, (source.dtype,), (source.num_entries, source.columns)),
+    )
+    again = "the neighbours are gathered again"
+    offsets, entries = open_derived(folder, MANIFEST, wanted, arrays, make, again, source.sound)
     return Neighbors(offsets, entries, edges, num_relations * sum(source.ways))
 
 

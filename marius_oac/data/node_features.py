@@ -12,11 +12,9 @@ The folder is made and checked as `derived` says.
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +24,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import Field
 
-from marius_oac.data.derived import open_derived
+from marius_oac.console import say
+from marius_oac.data.derived import DerivedArray, open_derived
 from marius_oac.data.graph import Graph
 from marius_oac.data.node_names import NodeLookup
+from marius_oac.data.parquet_pages import parquet_batches
 from marius_oac.data.progress import Progress
 from marius_oac.data.readers import BATCH_ROWS, check_readable, checked_names
 from marius_oac.data.resident import Resident
 from marius_oac.errors import InputError
 from marius_oac.files import mapped_npy
+from marius_oac.untrusted import Described, DescribedFile, read_json
 
 FORMAT, VERSION = "marius_oac.features", 1
 FEATURES, MANIFEST = "features.npy", "features.json"
@@ -42,6 +44,10 @@ COLUMNS = ("features", "embedding")
 CHUNK_BYTES = 32 << 20
 """Features that are laid out at once; a few times as much memory is held."""
 _READ_BYTES = 1 << 20  # of a column's bytes in the file, else a whole row group's would be held
+
+
+class _Manifest(Described):
+    features: DescribedFile = Field(alias=FEATURES)
 
 
 def open_features(path: str | os.PathLike[str], graph: Graph, folder: Path) -> np.ndarray:
@@ -66,12 +72,13 @@ def open_features(path: str | os.PathLike[str], graph: Graph, folder: Path) -> n
     def make(temporary: Path) -> None:
         _lay_out(_FeatureFile.open(source), graph, temporary)
 
-    return open_derived(folder, MANIFEST, wanted, [FEATURES], make, "the features are laid out again")[0]
+    array = DerivedArray(FEATURES, (np.float32,), (graph.num_nodes, _FeatureFile.open(source).width))
+    return open_derived(folder, MANIFEST, wanted, [array], make, "the features are laid out again")[0]
 
 
 def features_fingerprint(folder: Path) -> str:
     """Of the features that `open_features` has laid into a folder: equal exactly where these are."""
-    return json.loads((folder / MANIFEST).read_text("utf-8"))[FEATURES]["sha256"]
+    return read_json(folder / MANIFEST, _Manifest).features.sha256
 
 
 @dataclass(frozen=True)
@@ -153,11 +160,10 @@ class _FeatureFile:
 def _batches(path: Path, column: str, rows: int) -> Iterator[tuple[int, pa.Array]]:
     """(number of the first row, counted from 1; up to so many rows of the column)."""
     try:
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES) as file:
-            first = 1
-            for batch in file.iter_batches(batch_size=rows, columns=[column]):
-                yield first, batch.column(column)
-                first += len(batch)
+        first = 1
+        for batch in parquet_batches(path, [column], rows, buffer_bytes=_READ_BYTES):
+            yield first, batch.column(column)
+            first += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"not a Parquet file, or a damaged one: {error}", path) from None
 
@@ -220,7 +226,7 @@ def _check_rows(file: _FeatureFile, graph: Graph, ids: np.ndarray) -> None:
     if unknown:
         name = file.name(first_unknown)
         which = f"{unknown:,} rows are left out, the graph has no such nodes: {name!r} for one"
-        sys.stderr.write(f"note: {file.path}: {which}\n")
+        say(f"note: {file.path}: {which}")
 
 
 def _second_row(ids: np.ndarray, seen: np.ndarray) -> int:

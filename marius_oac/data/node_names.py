@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from marius_oac.data.encode import STREAM_ROWS, connect
 from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import disk_full
-from marius_oac.errors import InputError
+from marius_oac.data.graph_names import name_batches
+from marius_oac.data.queries import query_errors
 
 _ASKED = pa.schema([("i", pa.int64()), ("name", pa.string())])
 _KNOWN = pa.schema([("name", pa.string()), ("id", pa.int64())])
@@ -40,7 +37,7 @@ class NodeLookup:
     def add(self, names: pa.Array) -> None:
         """Append names, strings without nulls; the same name may come again."""
         numbers = pa.array(np.arange(self.rows, self.rows + len(names)))
-        with self._errors():
+        with query_errors(self._work, "nothing was kept"):
             self._connection.register("incoming", pa.table([numbers, names], schema=_ASKED))
             self._connection.execute("INSERT INTO asked SELECT * FROM incoming")
             self._connection.unregister("incoming")
@@ -49,7 +46,7 @@ class NodeLookup:
     def find(self, ids: np.ndarray) -> None:
         """Writes the id of each name, in the order in which they were added, to `ids`, int64 [rows]; -1: unknown."""
         ids[:] = -1
-        with self._errors():
+        with query_errors(self._work, "nothing was kept"):
             known = pa.RecordBatchReader.from_batches(_KNOWN, self._known())
             self._connection.register("known", known)
             found = self._connection.sql("SELECT i, id FROM asked JOIN known USING (name)")
@@ -59,20 +56,10 @@ class NodeLookup:
 
     def _known(self) -> Iterator[pa.RecordBatch]:
         start = 0
-        with pq.ParquetFile(self._graph.path / "nodes.parquet", pre_buffer=False) as file:
-            for batch in file.iter_batches(STREAM_ROWS, columns=["name"]):
-                ids = pa.array(np.arange(start, start + len(batch)))
-                yield pa.record_batch([batch.column(0).cast(pa.string()), ids], schema=_KNOWN)
-                start += len(batch)
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (duckdb.Error, OSError) as error:
-            if not disk_full(error):
-                raise
-            raise InputError("the disk is full; nothing was kept", self._work) from error
+        for names in name_batches(self._graph.path / "nodes.parquet", STREAM_ROWS):
+            ids = pa.array(np.arange(start, start + len(names)))
+            yield pa.record_batch([names.cast(pa.string()), ids], schema=_KNOWN)
+            start += len(names)
 
     def __enter__(self) -> NodeLookup:
         return self

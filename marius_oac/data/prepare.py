@@ -8,25 +8,24 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
-
-import duckdb
-import pyarrow as pa
 
 from marius_oac.data.assemble import Assembler, Counts, RawEdges
 from marius_oac.data.download import default_cache_dir, fetch
 from marius_oac.data.encode import Encoder
 from marius_oac.data.layout import write_manifest
+from marius_oac.data.parts import flush_folder, new_part
 from marius_oac.data.progress import Progress
+from marius_oac.data.queries import query_errors
 from marius_oac.data.readers import EdgeFile, ReadOptions, check_readable
 from marius_oac.data.registry import EMBEDDED, find_dataset, is_known, locate
 from marius_oac.data.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
 from marius_oac.errors import InputError
+from marius_oac.files import sync
 
 DEFAULT_FRACTION = 0.05
 
@@ -237,36 +236,24 @@ def _manifest(
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out` that becomes `out` when the block ends well, and is removed when it doesn't.
+    """A hidden folder beside `out` that becomes `out` when the block ends well and the disk has it, and is removed when
+    it doesn't.
 
     Raises:
         InputError: it can't be made there, `out` came into being meanwhile, or the disk is full.
     """
-    folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.part"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-    except OSError as error:
-        raise InputError(f"can't be made: {error.strerror}", out) from None
-    try:
-        yield folder
+    with ExitStack() as stack:
         try:
-            os.rename(folder, out)
+            folder = stack.enter_context(new_part(out))
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise InputError("came into being while it was prepared; nothing was changed", out) from None
-            raise
-    except (OSError, duckdb.Error, pa.ArrowException) as error:
-        if not disk_full(error):
-            raise
-        raise InputError("the disk is full; nothing was kept", out) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def disk_full(error: BaseException) -> bool:
-    """Whether this error, from us or a library, says that there is no space left."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    text = str(error).lower()
-    return "no space left" in text or "max_temp_directory_size" in text
+            raise InputError(f"can't be made: {error.strerror}", out) from None
+        with query_errors(out, "nothing was kept"):
+            yield folder
+            flush_folder(folder)
+            try:
+                os.rename(folder, out)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise InputError("came into being while it was prepared; nothing was changed", out) from None
+                raise
+            sync(out.parent)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 
 from tqdm import tqdm
+
+from marius_oac.console import NOTICES, is_terminal, say
 
 FIRST_SECONDS = 2.0  # nothing is said of what ends sooner
 LINE_SECONDS = 10.0  # plain lines come no faster than that
@@ -26,8 +27,17 @@ class Progress:
         self._next_line = time.monotonic() + FIRST_SECONDS
         self._said = False
         self._bar = (
-            tqdm(desc=what, unit=f" {unit}", total=total, unit_scale=True, delay=FIRST_SECONDS, leave=False)
-            if sys.stderr.isatty()
+            tqdm(
+                desc=what,
+                unit=f" {unit}",
+                total=total,
+                unit_scale=True,
+                delay=FIRST_SECONDS,
+                leave=False,
+                file=NOTICES,
+                dynamic_ncols=True,
+            )
+            if is_terminal()
             else None
         )
 
@@ -42,7 +52,7 @@ class Progress:
 
     def _say(self, end: str) -> None:
         of = f" of {self._total:,}" if self._total else ""
-        print(f"{self._what}: {self._done:,}{of} {self._unit}{end}", file=sys.stderr, flush=True)
+        say(f"{self._what}: {self._done:,}{of} {self._unit}{end}")
         self._said = True
 
     def __enter__(self) -> Progress:

@@ -18,8 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from marius_oac.data.edge_columns import column_names, roles
+from marius_oac.data.parquet_pages import decoded, parquet_batches
 from marius_oac.data.text import read_text
 from marius_oac.errors import InputError
+from marius_oac.untrusted import open_regular
+from marius_oac.untrusted_npy import npy_header
 
 BATCH_ROWS = 1 << 19
 TEXT_DELIMITERS = {".tsv": "\t", ".txt": "\t", ".tab": "\t", ".csv": ","}
@@ -32,9 +36,9 @@ class ReadOptions:
 
     Attributes:
         columns: names or numbers (from 0) of the head, relation and tail columns, or of source and destination.
-            Default: columns of these very names where the file has names, else the file's two or three columns.
+            Default: columns of such names where the file has names, else the file's two or three columns.
         relations: False ignores the relation column.
-        header: whether a text file's first line holds column names.
+        header: whether a text file's first line holds column names; None: as it looks, which is said where it does.
         delimiter: one character; default by suffix (tab for .tsv, .txt and .tab, comma for .csv).
         comment: lines of a text file that begin with this are skipped and counted; "" for none.
 
@@ -44,7 +48,7 @@ class ReadOptions:
 
     columns: tuple[str, ...] | None = None
     relations: bool = True
-    header: bool = False
+    header: bool | None = None
     delimiter: str | None = None
     comment: str = "#"
 
@@ -113,8 +117,11 @@ class EdgeFile:
                 if names and set(default) <= set(names):
                     wanted = default
                     break
+        said = roles(names) if names and wanted is None else None
         if wanted is not None:
             found = [self._find(column, width, names) for column in wanted]
+        elif said is not None:
+            found = said
         elif width in (2, 3):
             found = list(range(width))
         else:
@@ -140,45 +147,38 @@ class EdgeFile:
 def check_readable(path: Path) -> None:
     """Raises InputError unless `path` is a readable file that isn't empty."""
     try:
-        size = os.stat(path).st_size
-        if path.is_dir():
-            raise InputError("is a folder, not a file", path)
-        with open(path, "rb"):
-            pass
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         raise InputError("no such file", path) from None
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror}", path) from None
-    if path.is_file() and size == 0:
+    if size == 0:
         raise InputError("the file is empty", path)
-
-
-def column_names(count: int) -> list[str]:
-    """["head", "relation", "tail"], or without the relation for two columns."""
-    return ["head", "relation", "tail"] if count == 3 else ["head", "tail"]
 
 
 def _read_parquet(file: EdgeFile) -> Iterator[pa.RecordBatch]:
     try:
-        # Without pre_buffer=False the whole file would gather in memory while it is read.
-        with pq.ParquetFile(file.path, pre_buffer=False) as parquet:
-            names = list(parquet.schema_arrow.names)
-            chosen = [names[index] for index in file.select(len(names), names)]
-            if parquet.metadata.num_rows == 0:
-                raise InputError(f"the file has no {file.holds}", file.path)
-            row = 1
-            for batch in parquet.iter_batches(batch_size=BATCH_ROWS, columns=chosen):
-                columns = [checked_names(batch.column(name), name, row, file.path) for name in chosen]
-                yield pa.RecordBatch.from_arrays(columns, names=column_names(len(chosen)))
-                row += len(batch)
+        with pq.ParquetFile(file.path) as parquet:
+            names, rows = list(parquet.schema_arrow.names), parquet.metadata.num_rows
+        chosen = [names[index] for index in file.select(len(names), names)]
+        for name in chosen:
+            if names.count(name) > 1:
+                raise InputError(f"two columns are named {name!r}", file.path)
+        if rows == 0:
+            raise InputError(f"the file has no {file.holds}", file.path)
+        row = 1
+        for batch in parquet_batches(file.path, chosen, BATCH_ROWS):
+            columns = [checked_names(batch.column(name), name, row, file.path) for name in chosen]
+            yield pa.RecordBatch.from_arrays(columns, names=column_names(len(chosen)))
+            row += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"not a Parquet file, or a damaged one: {error}", file.path) from None
 
 
 def checked_names(column: pa.Array, name: str, first_row: int, path: Path) -> pa.Array:
     """A Parquet column as strings or int64; refuses nulls, empty names and what isn't an id."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(column, path)
     if column.null_count:
         row = first_row + pc.index(pc.is_null(column), True).as_py()
         raise InputError(f"row {row} has no value in column {name!r}", path)
@@ -213,10 +213,12 @@ def _refuse_floats(ids: np.ndarray, first_row: int, path: Path) -> None:
 
 def _open_npy(path: Path) -> np.ndarray:
     try:
+        npy_header(path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
+    except InputError as error:
+        raise InputError(f"not a NumPy file of integers, or a damaged one: it {error.message}", path) from None
     except (ValueError, OSError, EOFError) as error:
-        reason = "it holds Python objects" if "object" in str(error).lower() else str(error)
-        raise InputError(f"not a NumPy file of integers, or a damaged one: {reason}", path) from None
+        raise InputError(f"not a NumPy file of integers, or a damaged one: {error}", path) from None
 
 
 def _read_npy(file: EdgeFile) -> Iterator[pa.RecordBatch]:

@@ -23,7 +23,7 @@ class Share:
         """First example, end, and what part of the batch that is.
 
         Of a batch with fewer examples than trainers, those who would have none take one of the others' that counts
-        for nothing: so everyone has a batch to compute.
+        for nothing, a part of 0: so everyone has a batch to compute. Nothing is updated by it, and none is counted.
         """
         first, end = size * self.rank // self.count, size * (self.rank + 1) // self.count
         if first == end:

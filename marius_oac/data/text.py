@@ -10,6 +10,7 @@ import csv
 import gzip
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -17,12 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from marius_oac.console import say
+from marius_oac.data.edge_columns import column_names, hold_names
 from marius_oac.errors import InputError
 
 if TYPE_CHECKING:
     from marius_oac.data.readers import EdgeFile
 
 BLOCK_BYTES = 16 << 20
+_LOOKED_AT = 100  # lines that may tell whether the one before them holds names
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -138,7 +142,7 @@ class _Parser:
                 strings_can_be_null=False,
             ),
         )
-        return table.rename_columns(["head", "relation", "tail"] if len(wanted) == 3 else ["head", "tail"])
+        return table.rename_columns(column_names(len(wanted)))
 
     def _without_comments(self, block: bytes) -> bytes:
         mark = self.comment
@@ -151,18 +155,37 @@ class _Parser:
 
     def _settle_columns(self, first_line: int, block: bytes, body: bytes) -> bytes:
         """Finds width and columns in the first line of data; returns the body without its header."""
-        for number, line in self._lines(first_line, block):
-            fields = self._fields(number, line)
-            self.width = len(fields)
-            names = fields if self.file.options.header else None
-            self.chosen = self.file.select(self.width, names)
-            numbered = [f"{index} (counted from 0)" for index in range(self.width)]
-            self.titles = numbered if names is None else [repr(name) for name in names]
-            break
-        if self.file.options.header and self.width is not None:
+        lines = list(islice(self._lines(first_line, block), 1 + _LOOKED_AT))
+        if not lines:
+            return body
+        fields = self._fields(*lines[0])
+        self.width = len(fields)
+        header = self._has_header(lines)
+        names = fields if header else None
+        self.chosen = self.file.select(self.width, names)
+        numbered = [f"{index} (counted from 0)" for index in range(self.width)]
+        self.titles = numbered if names is None else [repr(name) for name in names]
+        if header:
             start = len(body) - len(body.lstrip(b"\r\n"))
             body = body[body.index(b"\n", start) + 1 :]
+            if self.file.options.header is None:
+                meant = ", ".join(repr(fields[index]) for index in self.chosen)
+                kinds = ", ".join(column_names(len(self.chosen)))
+                say(f"note: {self.file.path}:{lines[0][0]}: column names, not an edge; {kinds}: {meant} (--no-header)")
         return body
+
+    def _has_header(self, lines: list[tuple[int, bytes]]) -> bool:
+        """Whether the first of some lines with their numbers holds column names."""
+        asked, columns = self.file.options.header, self.file.options.columns
+        if asked is not None:
+            return asked
+        first = self._fields(*lines[0])
+        if columns and any(name in first and not name.isdecimal() for name in columns):
+            return True
+        try:
+            return hold_names(first, [self._fields(*line) for line in lines[1:]])
+        except InputError:  # it is found again where it stands
+            return False
 
     def _lines(self, first_line: int, block: bytes) -> Iterator[tuple[int, bytes]]:
         """The block's lines with their numbers, but for blank ones and comments."""

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from marius_oac.models.dense_moments import OWN
 from marius_oac.models.optimizers import RowOptimizer
 from marius_oac.models.scratch import Scratch
 from marius_oac.types import DenseSync
-
-OWN = "relations.optimizer."
-"""Begins the names of the state of an optimizer that the agreement brings along."""
 
 
 class AgreedRelations:
@@ -37,6 +35,7 @@ class AgreedRelations:
             self._values = table[:, :width]
             self._gradients = table.new_zeros(len(table), width)
             self._own = dense.optimizer([self._values])
+            self._rate = self._own.param_groups[0]["lr"] if self._own else None
             dense.attach([self._values])
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -66,11 +65,12 @@ class AgreedRelations:
         if self._dense.dealt:
             self._dense.hand_over([every], float(factor))
             return
-        self._dense.reduce([every], float(share.item()))
+        moves = self._dense.reduce([every], float(share.item()))
         if self._own is not None:
             self._values.grad = every
+            self._own.param_groups[0]["lr"] = self._rate * float(factor)
             self._own.step()
-        else:
+        elif moves:
             _update_touched(self._table, every, self._optimizer, timestamp, factor)
         self._dense.updated(timestamp)
 

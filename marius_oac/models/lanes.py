@@ -37,8 +37,10 @@ class Lanes:
         if self._pool is None or len(tasks) < 2:
             _drain(queue)
             return
-        futures = [self._pool.submit(_drain, queue) for _ in range(min(self._others, len(tasks) - 1))]
+        futures = []
         try:
+            for _ in range(min(self._others, len(tasks) - 1)):
+                futures.append(self._pool.submit(_drain, queue))
             _drain(queue)
         finally:
             for future in futures:

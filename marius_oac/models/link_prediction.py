@@ -23,13 +23,11 @@ from marius_oac.errors import ConfigError
 from marius_oac.models.agreed import AgreedRelations
 from marius_oac.models.autograd import AutogradGradient
 from marius_oac.models.decoders import make_decoder
+from marius_oac.models.dense_moments import RELATIONS
 from marius_oac.models.handwritten import HandwrittenGradient, Relations
 from marius_oac.models.lanes import Lanes
 from marius_oac.models.optimizers import HandOver, RowOptimizer
 from marius_oac.types import DenseSync
-
-RELATIONS = "relations"
-"""The key of the relations' table, [R, Dr + state], in the dense state."""
 
 
 def entity_width(config: Config) -> tuple[int, int]:
@@ -176,8 +174,8 @@ class LinkPredictionStep:
         Raises:
             ValueError: the state is that of another model.
         """
-        mine = {name: tuple(tensor.shape) for name, tensor in self.dense_state().items()}
-        theirs = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        mine = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self._dense().items()}
+        theirs = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
         if mine != theirs:
             raise ValueError(f"dense state {theirs}, but this model has {mine}")
         for name, tensor in self._dense().items():

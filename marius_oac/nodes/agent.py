@@ -25,8 +25,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from marius_oac.console import say
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.nodes.cluster import endpoint
+from marius_oac.runtime.signals import StopSignal
 
 MEETING = 600  # seconds that nodes wait for each other to be started
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch 2.11: 30)
@@ -125,7 +127,7 @@ def told_to_end() -> Iterator[None]:
 
     def handle(number: int, frame: object) -> None:
         if sys.exception() is None:
-            raise KeyboardInterrupt
+            raise StopSignal(number)
 
     before = signal.signal(signal.SIGTERM, handle)
     try:
@@ -196,7 +198,8 @@ def _explain(crew: Crew, failures: Mapping[int, Any], logs: Path) -> int:
     causes = [local for local, lines in said.items() if not lines[-1:] or not lines[-1].startswith(_LOST)]
     for local in causes:
         if codes.get(0) != 2 or codes[local] != 2:  # 2: all have refused alike, and the first has said so
-            sys.stderr.writelines(f"{crew.names[local]}: {line}\n" for line in said[local])
+            for line in said[local]:
+                say(f"{crew.names[local]}: {line}")
     return codes[causes[0]] if causes else next(iter(codes.values()), 1)
 
 

@@ -19,7 +19,7 @@ class AllReduce(DenseAgreement):
 
     _flat: Flat | None = None
 
-    def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> None:
+    def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> bool:
         """See `DenseSync.reduce`; gradients have the same shapes in every call.
 
         Raises:
@@ -34,3 +34,4 @@ class AllReduce(DenseAgreement):
             self._channel.all_reduce(self._flat.buffer)
             self._flat.give(gradients)
         self._count(begun)
+        return True

@@ -12,12 +12,12 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from marius_oac.config_cluster import ClusterConfig, NodeConfig, is_loopback
 from marius_oac.errors import InputError
+from marius_oac.runtime.topology import running_kernel
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,13 @@ def guest_name(number: int) -> str:
 
 def this_machine() -> Machine:
     """This machine, as psutil and the kernel tell of it."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
     found = {
         name: tuple(one.address.partition("%")[0] for one in each if one.family in (socket.AF_INET, socket.AF_INET6))
         for name, each in psutil.net_if_addrs().items()
     }
     return Machine(
         host=socket.gethostname(),
-        boot=boot.read_text("ascii").strip() if boot.exists() else "",
+        boot=running_kernel(),
         addresses=found,
         cores=len(os.sched_getaffinity(0)),
         memory=psutil.virtual_memory().total,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from marius_oac.config_cluster import read_secret
+from marius_oac.console import say
 from marius_oac.errors import InputError
 from marius_oac.nodes.cluster import Place, guest_name, listening_at, names
 from marius_oac.nodes.dealt_rows import COORDINATOR
@@ -25,6 +25,7 @@ from marius_oac.nodes.transport.contract import Limits, Security
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
+from marius_oac.runtime.binding import UNBOUND, Binding
 from marius_oac.types import Plan
 
 _LIMITS = Limits()
@@ -53,8 +54,24 @@ class Connections:
         tables: Sequence[ShardTable],
         dimensions: Sequence[int],
         factor: Callable[[Plan], float],
+        binding: Binding = UNBOUND,
     ) -> NodeSource:
-        """Collective. What must be closed is entered into `stack`."""
+        """Collective. What must be closed is entered into `stack`.
+
+        Args:
+            binding: of the threads that are started: roles `network`, `serve` and `receive`.
+        """
+        with binding.bound("network"):  # of the threads that the transport starts by itself
+            return self._connected(stack, tables, dimensions, factor, binding)
+
+    def _connected(
+        self,
+        stack: ExitStack,
+        tables: Sequence[ShardTable],
+        dimensions: Sequence[int],
+        factor: Callable[[Plan], float],
+        binding: Binding,
+    ) -> NodeSource:
         cluster, group, rank = self._place.cluster, self._group, self._place.rank
         security = self._security()
         own, server, address = None, None, None
@@ -70,7 +87,8 @@ class Connections:
             sync = None if self._alpha is None else SyncServer(self._alpha)
             shard = Shard(tables, group.size, self._lockstep, sync, self._ahead)
             # It serves before anybody connects: a server makes connections while it receives.
-            server = self._server = ShardServer(shard, [(door, [rank]), (outer, list(every))], self._failed, group.size)
+            doors = [(door, [rank]), (outer, list(every))]
+            server = self._server = ShardServer(shard, doors, self._failed, group.size, binding.bind_thread)
             stack.enter_context(server)
             address = outer.address
         lines = []
@@ -100,7 +118,7 @@ class Connections:
             group.abort()
 
         about = (lines, dimensions, self._lockstep, self._ahead)
-        source = self._source = NodeSource(*about, begin, abort, factor, finish)
+        source = self._source = NodeSource(*about, begin, abort, factor, finish, binding.bind_thread)
         if server:
             self._source.refused = lambda: outer.refused.total()
             self._source.counts = lambda: server.counts
@@ -140,4 +158,4 @@ def check_port(place: Place) -> None:
 
 
 def _log(line: str) -> None:
-    sys.stderr.write(f"note: {line}\n")
+    say(f"note: {line}")

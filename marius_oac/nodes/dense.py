@@ -68,11 +68,19 @@ class DenseAgreement:
         together.give(self._live)
         self._prepare(together)
 
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Makes tensors, in place, their mean over the trainers; collective, while nothing is started."""
+        if self._channel is not None:
+            for tensor in tensors:
+                self._channel.all_reduce(tensor)
+                tensor.div_(self._group.size)
+
     def start(self) -> None:
         """Begins work in the background, if there is any."""
 
-    def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> None:
+    def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> bool:
         """See `DenseSync.reduce`."""
+        return share > 0
 
     def hand_over(self, gradients: Sequence[torch.Tensor], factor: float) -> None:
         """See `DenseSync.hand_over`; of those that can be `dealt`."""

@@ -19,13 +19,14 @@ def make_dense_sync(
     lockstep: bool,
     servers: SyncServers | None = None,
     assign: Assign | None = None,
+    weight_decay: float = 0.0,
 ) -> DenseAgreement:
     """The configured way to agree; nothing is exchanged before its `attach`.
 
     Args:
         config: the section.
         group: of the trainers.
-        learning_rate: kstep's, which is an optimizer of its own.
+        learning_rate, weight_decay: kstep's, which is an optimizer of its own.
         lockstep: whether the trainers make the same steps.
         servers: easgd's sync servers, whose alpha is `config.alpha`.
         assign: see `Easgd`.
@@ -39,7 +40,7 @@ def make_dense_sync(
         return Served(group)
     if config.kind == "kstep":
         moments = (config.beta1, config.beta2)
-        return KStep(group, learning_rate, config.k, config.warm_up, moments, config.epsilon)
+        return KStep(group, learning_rate, config.k, config.warm_up, moments, config.epsilon, weight_decay)
     pace = (config.alpha, config.iterations_between, config.background)
     if config.kind == "ma":
         return Averaging(group, *pace)

@@ -55,6 +55,7 @@ class NodeSource(RowSource):
         abort: called when this trainer can't go on: ends what else its threads wait for.
         factor: of a plan: what its learning rate is multiplied with.
         finish: called where batches are dealt, when none is left or out; returns when all that were are in the rows.
+        bind: called by each thread that receives, with "receive", before its first message (`runtime/binding.py`).
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class NodeSource(RowSource):
         abort: Callable[[], None],
         factor: Callable[[Plan], float] = lambda plan: 1.0,
         finish: Callable[[], None] = lambda: None,
+        bind: Callable[[str], object] = lambda role: None,
     ):
         self.lines, self.lockstep, self.ahead, self.factor = lines, lockstep, ahead, factor
-        self._prepare, self._abort, self.finish = prepare, abort, finish
+        self._prepare, self._abort, self.finish, self._bind = prepare, abort, finish, bind
         self.layouts = [RowLayout(dimension, 0) for dimension in dimensions]
         self.caching = False
         self.dealing: Dealing | None = None
@@ -152,6 +154,7 @@ class NodeSource(RowSource):
 
     def _listen(self, node: int) -> None:
         try:
+            self._bind("receive")
             while True:
                 frames = self.lines[node].receive()
                 self.bytes_received += sum(memoryview(frame).nbytes for frame in frames)

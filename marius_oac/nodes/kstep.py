@@ -2,6 +2,7 @@
 
 With learning rate a, gradient g_i of trainer i, N trainers, t = 1, 2, ...:
 
+    g_i = g_i + w x_i, where there is a weight decay w (not in the paper; Adam's, as torch has it)
     m_i = beta1 m_i + (1 - beta1) g_i
     v_i = beta2 v_i + (1 - beta2) g_i^2
     t mod k != 0:  x_i = x_i - a m_i / sqrt(v)
@@ -10,7 +11,11 @@ With learning rate a, gradient g_i of trainer i, N trainers, t = 1, 2, ...:
 v, the second moment that divides, is frozen between merges, while each trainer's own v_i goes on. m is never merged.
 v and v_i begin as epsilon; nothing is corrected for that, and nothing is added to the denominator. So with a small
 epsilon the first k - 1 steps would be a g / sqrt(epsilon): the trainers merge in each of the first `warm_up` steps.
-With `warm_up=0` the algorithm is the paper's to the letter, for models whose v is taken over from a checkpoint.
+With `warm_up=0` the algorithm is the paper's to the letter, for models whose v is taken over from a checkpoint
+(`models/dense_moments.py`); their steps count, too, so t goes on from there.
+
+A trainer that has no example of a batch makes no step of its own: x_i, m_i and v_i stay, t counts, and it merges as
+all do.
 
 A merge is two all-reduces as long as the parameters, of v_i and of x_i - a m_i / sqrt(v), which needs the merged v.
 (One would do with x_i, m_i and v_i in it, and send half as much again.)
@@ -43,6 +48,10 @@ class KStepAdam(torch.optim.Optimizer):
         warm_up: steps at the beginning that each end in a merge.
         betas: beta1 and beta2.
         epsilon: v before the first step.
+        weight_decay: w.
+
+    Attributes:
+        idle: whether the next step is of no example of this trainer's.
     """
 
     def __init__(
@@ -54,8 +63,10 @@ class KStepAdam(torch.optim.Optimizer):
         warm_up: int,
         betas: tuple[float, float],
         epsilon: float,
+        weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas})
+        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        self.idle = False
         self._merge, self._k, self._warm_up = merge, k, warm_up
         (group,) = self.param_groups
         self._parameters: list[torch.Tensor] = group["params"]
@@ -76,22 +87,28 @@ class KStepAdam(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:
         """One update; with a merge, where it is due."""
         (group,) = self.param_groups
-        beta1, beta2 = group["betas"]
         for parameter in self._parameters:
-            state, gradient = self.state[parameter], parameter.grad
-            state["step"] += 1
-            state["exp_avg"].mul_(beta1)
-            state["exp_avg_sq"].mul_(beta2)
-            if gradient is not None:
-                state["exp_avg"].add_(gradient, alpha=1 - beta1)
-                state["exp_avg_sq"].addcmul_(gradient, gradient, value=1 - beta2)
+            self.state[parameter]["step"] += 1
+            if not self.idle:
+                self._accumulate(parameter, *group["betas"], group["weight_decay"])
         if self.merged:
             self._merge(lambda mean: self._update_merged(mean, group["lr"]))
         else:
             self._update(group["lr"])
 
+    def _accumulate(self, parameter: torch.Tensor, beta1: float, beta2: float, weight_decay: float) -> None:
+        state, gradient = self.state[parameter], parameter.grad
+        state["exp_avg"].mul_(beta1)
+        state["exp_avg_sq"].mul_(beta2)
+        if weight_decay:
+            own = parameter * weight_decay
+            gradient = own if gradient is None else own.add_(gradient)
+        if gradient is not None:
+            state["exp_avg"].add_(gradient, alpha=1 - beta1)
+            state["exp_avg_sq"].addcmul_(gradient, gradient, value=1 - beta2)
+
     def _update(self, rate: float) -> None:
-        for parameter in self._parameters:
+        for parameter in self._parameters if not self.idle else ():
             state = self.state[parameter]
             parameter.addcdiv_(state["exp_avg"], state["merged_sq"].sqrt(), value=-rate)
 
@@ -114,7 +131,7 @@ class KStep(DenseAgreement):
 
     Args:
         group: of the trainers.
-        learning_rate, k, warm_up, betas, epsilon: see `KStepAdam`.
+        learning_rate, k, warm_up, betas, epsilon, weight_decay: see `KStepAdam`.
     """
 
     _optimizer: KStepAdam
@@ -128,17 +145,24 @@ class KStep(DenseAgreement):
         warm_up: int,
         betas: tuple[float, float] = (0.0, 0.999),
         epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
     ) -> None:
         super().__init__(group)
         self._learning_rate, self._k, self._warm_up = learning_rate, k, warm_up
-        self._betas, self._epsilon = betas, epsilon
+        self._betas, self._epsilon, self._weight_decay = betas, epsilon, weight_decay
 
     def optimizer(self, parameters: Sequence[torch.Tensor]) -> KStepAdam:
         """See `DenseSync.optimizer`. Its state is what a checkpoint must keep."""
         self._optimizer = KStepAdam(
-            parameters, self._merge, self._learning_rate, self._k, self._warm_up, self._betas, self._epsilon
-        )
+            parameters, self._merge, self._learning_rate, self._k, self._warm_up, self._betas, self._epsilon,
+            self._weight_decay,
+        )  # fmt: skip
         return self._optimizer
+
+    def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> bool:
+        """See `DenseSync.reduce`."""
+        self._optimizer.idle = not share
+        return True
 
     def _prepare(self, together: Flat) -> None:
         self._flat = together

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig, read_secret
+from marius_oac.console import answer, report, say
 from marius_oac.errors import InputError
 from marius_oac.nodes.agent import NO_SHARED_STORE, Crew, end_with_agent, listen, run, told_to_end
 from marius_oac.nodes.cluster import Place, check_machine, endpoint, find_place, names, node_named, this_machine
@@ -89,12 +89,12 @@ def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
         place = find_place(cluster, request.node)
         read_secret(cluster)
         if place.attempt and not place.local:
-            sys.stderr.write(f"node {place.node.name}: started again ({place.attempt})\n")
+            say(f"node {place.node.name}: started again ({place.attempt})")
         with told_to_end(), _store():
             os.environ.update(place.environment())
             result = train(place)
         if not place.rank and result is not None:
-            sys.stdout.write(f"{result}\n")
+            report(result)
         return 0
     if request.local is not None:
         return start_local(request, cluster)
@@ -107,7 +107,7 @@ def start_local(request: Request, cluster: ClusterConfig) -> int:
     if request.dry_run:
         torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cluster.size)]
         words = [word for word in [*torchrun, *command] if word != "--dry-run"]
-        sys.stdout.write(f"{SECRET_VARIABLE}=$(openssl rand -hex 32) {NO_SHARED_STORE}=1 {shlex.join(words)}\n")
+        answer(f"{SECRET_VARIABLE}=$(openssl rand -hex 32) {NO_SHARED_STORE}=1 {shlex.join(words)}")
         return 0
     machine = this_machine()
     for node in cluster.nodes:
@@ -144,8 +144,8 @@ def start_everywhere(request: Request, cluster: ClusterConfig) -> int:
     words = [*request.program, *(word for word in request.argv if word != "--dry-run")]
     made = commands(cluster, words)
     if request.dry_run:
-        sys.stdout.write("# each reads the run's secret from its standard input, and stops when that ends\n")
-        sys.stdout.writelines(f"{shlex.join(command)}\n" for _, command in made)
+        about = "# each reads the run's secret from its standard input, and stops when that ends"
+        answer("\n".join([about, *(shlex.join(command) for _, command in made)]))
         return 0
     given = SECRET_VARIABLE in os.environ or cluster.secret is not None
     return start(made, read_secret(cluster) if given else new_secret())

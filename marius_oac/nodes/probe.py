@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from marius_oac import __version__
+from marius_oac.console import answer
 from marius_oac.nodes.cluster import this_machine
 
 PATIENCE = 20.0  # seconds that a measurement may take
@@ -146,8 +147,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def _answer(value: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    answer(json.dumps(value))
 
 
 if __name__ == "__main__":

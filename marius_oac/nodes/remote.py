@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from marius_oac.config_cluster import ClusterConfig, NodeConfig
+from marius_oac.console import say
 from marius_oac.errors import InputError
 from marius_oac.nodes.guard import PATIENCE
 from marius_oac.runtime.signals import handled, woken_by_signals
@@ -94,7 +95,7 @@ class _Started:
         if rest:
             self.partial[descriptor] = rest
         for line in lines:
-            sys.stderr.write(f"{self.name}: {line.decode('utf-8', 'replace').rstrip()}\n")
+            say(f"{self.name}: {line.decode('utf-8', 'replace').rstrip()}")
         return bool(found)
 
 
@@ -168,7 +169,7 @@ class _Watch:
         code = one.process.wait()
         if code and not self.failed and not self.signal:
             self.failed = code if code > 0 else 128 - code
-            sys.stderr.write(f"marius-oac: node {one.name}: ended with exit code {self.failed}\n")
+            say(f"marius-oac: node {one.name}: ended with exit code {self.failed}")
             self._ask()
         return False
 

@@ -33,6 +33,7 @@ class ShardServer:
         on the network for the others. Closed by their owner.
     on_failure: called once, by the thread that failed, which holds no lock.
     trainers: ranks below it are the run's own; others are guests.
+    bind: called by each thread with "serve" before its first message (`runtime/binding.py`).
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class ShardServer:
         doors: Sequence[tuple[Server, Sequence[int]]],
         on_failure: Callable[[BaseException], None],
         trainers: int | None = None,
+        bind: Callable[[str], object] = lambda role: None,
     ):
-        self.shard, self._on_failure = shard, on_failure
+        self.shard, self._on_failure, self._bind = shard, on_failure, bind
         self._trainers = trainers
         self._welcome: np.ndarray | None = None
         self._joining: list[int] = []  # guests that want to know the run, before anybody does
@@ -100,6 +102,7 @@ class ShardServer:
 
     def _serve(self, door: Server) -> None:
         try:
+            self._bind("serve")
             while True:
                 request = door.receive()
                 self._handle(request.peer, request.frames)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from marius_oac import console
 from marius_oac.runtime.sysfs import format_list
 
 # (mbind, get_mempolicy) of the kernel's tables of system calls
@@ -79,7 +80,7 @@ def memory_policy(address: int, num_bytes: int, policy: MemoryPolicy | None, wha
 @functools.cache
 def say(line: str) -> None:
     """A line on standard error, the first time that there is reason for it."""
-    print(line, file=sys.stderr)
+    console.say(line)
 
 
 def allowed_nodes() -> tuple[int, ...] | None:

@@ -1,6 +1,15 @@
-"""Signals: what Ctrl-C does, and waits that any signal ends.
+"""Signals: SIGINT (Ctrl-C), SIGTERM and SIGHUP ask a process to stop; waits that any signal ends.
 
-The first Ctrl-C stops after the batches in flight, the second at once; so does the first while there are none.
+Guarantees, in the main thread of a command (`stopped_by_signals`):
+- The first request raises `StopSignal`, so that what is half done is cleaned up. Within `stop_on_interrupt` it asks
+  politely, unless there is nothing to lose. Where a library has caught it, it is raised again.
+- The second raises it there, too. From then on the system ends the process at the next signal, or after
+  `FORCED_SECONDS`, whatever it is doing.
+- The same signal within `SAME_SECONDS` is the same request: `timeout`, a closing terminal and cluster managers send it
+  to the process and to its group.
+- A SIGHUP that was ignored stays so: `nohup`.
+
+Elsewhere, as in a notebook, `stop_on_interrupt` is alike, but no process is ended.
 """
 
 from __future__ import annotations
@@ -9,46 +18,197 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_SECONDS = 0.5
+FORCED_SECONDS = 1.0
+REMIND_SECONDS = 0.3
+
+
+class StopSignal(KeyboardInterrupt):
+    """A signal has asked the process to stop. `number` says which."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def signal_behind(error: BaseException) -> int | None:
+    """The signal that an error is due to, if it is due to one.
+
+    Where a StopSignal was raised in this command, any error is: libraries make others of it (DuckDB a RuntimeError,
+    "Query interrupted"; NumPy whatever it was about to say).
+    """
+    if isinstance(error, StopSignal):
+        return error.number
+    if _process and _process.raised:
+        return _process.first
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
+
+
+class Requests:
+    """What signals have asked for. `first` is the signal of the first request, SIGINT as long as there is none;
+    `raised` says whether a StopSignal was raised.
+
+    With `forced`, that of a whole process, the system sees to the second request, and the first one is not forgotten.
+    """
+
+    def __init__(self, forced: bool = False):
+        self.first: int = signal.SIGINT
+        self.raised = False
+        self._forced, self._count, self._last = forced, 0, (0, 0.0)
+        self._reminds, self._timer = False, threading.Timer(0, lambda: None)
+
+    def add(self, number: int) -> int:
+        """Counts a signal; returns how many requests there have been, or 0 if it is the last one come again.
+
+        Raises StopSignal where it is a reminder, and nobody has heard the first.
+        """
+        if self._reminds:
+            self._reminds = False
+            self._raise(number, unless_on_its_way=True)
+            return 0
+        now, (last, when) = time.monotonic(), self._last
+        if number == last and now - when < SAME_SECONDS:
+            return 0
+        self._count, self._last = self._count + 1, (number, now)
+        if self._count == 1:
+            self.first = number
+        return self._count
+
+    def stop(self, number: int) -> None:
+        """Raises StopSignal. Where an error is on its way already, a second request does not cut its clean-up short."""
+        again = self._forced and self._count > 1
+        if again:
+            self._end_soon(number)
+        self._raise(number, unless_on_its_way=again)
+
+    def _raise(self, number: int, unless_on_its_way: bool) -> None:
+        self.raised = True
+        if self._forced and self._count == 1:
+            self._remind(number)
+        if not unless_on_its_way or sys.exception() is None:
+            raise StopSignal(number)
+
+    def _remind(self, number: int) -> None:
+        """Sends the signal once more, in case what it raises now is lost: in a destructor, or within compiled code."""
+
+        def remind() -> None:
+            self._reminds = True
+            os.kill(os.getpid(), number)
+
+        self._start(threading.Timer(REMIND_SECONDS, remind))
+
+    def _end_soon(self, number: int) -> None:
+        """Whatever happens, the process ends."""
+        for each in STOPPING:
+            if signal.getsignal(each) is not signal.SIG_IGN:
+                signal.signal(each, signal.SIG_DFL)
+        if not self._start(threading.Timer(FORCED_SECONDS, os.kill, (os.getpid(), number))):
+            signal.raise_signal(number)
+
+    def _start(self, timer: threading.Timer) -> bool:
+        """In the place of the one before; False where there are no threads to be had."""
+        self.settle()
+        try:
+            timer.start()
+        except RuntimeError:
+            return False
+        self._timer = timer
+        return True
+
+    def settle(self) -> None:
+        """Calls everything off that is still to come: it is known that the process is to end."""
+        self._timer.cancel()
+        if self._timer.ident:
+            self._timer.join()
+        self._reminds = False
+
+
+_process: Requests | None = None
+"""Of this process, where it is a command."""
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[Requests]:
+    """Within the block, which is all that a command does, signals stop it as the head of this module says. Gives what
+    has been asked for.
+
+    Outside the main thread signals can't be caught, and nothing is changed.
+    """
+    global _process
+    if threading.current_thread() is not threading.main_thread() or _process:
+        yield _process or Requests()
+        return
+    requests = _process = Requests(forced=True)
+    before, handlers = sys.unraisablehook, [signal.getsignal(number) for number in STOPPING]
+
+    def handle(number: int, frame: object) -> None:
+        if requests.add(number):
+            requests.stop(number)
+
+    def unraisable(error: sys.UnraisableHookArgs) -> None:
+        if not isinstance(error.exc_value, StopSignal):
+            before(error)
+
+    try:
+        with handled(STOPPING, handle):
+            sys.unraisablehook = unraisable
+            yield requests
+    finally:
+        requests.settle()
+        for number, handler in zip(STOPPING, handlers, strict=True):
+            signal.signal(number, handler)
+        sys.unraisablehook, _process = before, None
 
 
 @contextmanager
 def stop_on_interrupt(
     request_stop: Callable[[], None], nothing_to_lose: Callable[[], bool] = lambda: False
-) -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM call `request_stop`; a second one raises KeyboardInterrupt, and so does the
-    first while there is `nothing_to_lose`.
+) -> Iterator[Requests]:
+    """Within the block the first request calls `request_stop`; a second one raises StopSignal, and so does the first
+    while there is `nothing_to_lose`. Gives what has been asked for.
 
     Outside the main thread signals can't be caught, and nothing is changed.
     """
+    requests = _process or Requests()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield requests
         return
-    asked = False
 
     def handle(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked or nothing_to_lose():
-            raise KeyboardInterrupt
-        asked = True
-        request_stop()
-        os.write(2, b"\nstopping after the batches in flight; again to stop at once\n")  # sys.stderr may be in use
+        count = requests.add(number)
+        if count > 1 or (count and nothing_to_lose()):
+            requests.stop(number)
+        elif count:
+            request_stop()
+            with suppress(OSError):  # sys.stderr may be in use
+                os.write(2, b"\nstopping after the batches in flight; again to stop at once\n")
 
-    with handled((signal.SIGINT, signal.SIGTERM), handle):
-        yield
+    with handled(STOPPING, handle):
+        yield requests
 
 
 @contextmanager
 def handled(signals: Sequence[int], handle: Callable[[int, object], None]) -> Iterator[None]:
-    """Within the block these signals call `handle`; in the main thread only."""
-    before = [signal.signal(number, handle) for number in signals]
+    """Within the block these signals call `handle`, but for a SIGHUP that is ignored; in the main thread only.
+
+    Where another handler has been set meanwhile, it stays.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    ours = [number for number in signals if not (ignored and number == signal.SIGHUP)]
+    before = [signal.signal(number, handle) for number in ours]
     try:
         yield
     finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
+        for number, handler in zip(ours, before, strict=True):
+            if signal.getsignal(number) is handle:
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Telemetry:
         self._trace, self._file = trace, None
         if trace:
             with self._disk_errors():
-                self._file = open(trace, "w", encoding="utf-8")  # noqa: SIM115 - closed by close()
+                self._file = open(trace, "x", encoding="utf-8")  # noqa: SIM115 - closed by close()
                 self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
                 named = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "marius-oac"}}
                 self._file.write(json.dumps(named))

@@ -20,6 +20,7 @@ from marius_oac.runtime.devices import Disk, Gpu, Nic, gpu_names, read_disks, re
 from marius_oac.runtime.numa_memory import allowed_nodes
 from marius_oac.runtime.sysfs import SYSFS
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCAL, _REMOTE = 10, 20  # ACPI's distances where the kernel gives none: of a node to itself, to another
 
 
@@ -145,6 +146,12 @@ def read(root: Path = SYSFS, allowed: Iterable[int] | None = None, names: Mappin
         gpus=read_gpus(root, node_cpus, names or {}),
         nics=read_nics(root, node_cpus),
     )
+
+
+def running_kernel() -> str:
+    """What tells this machine's kernel, as it was booted, from all others: containers of one machine have it in common;
+    "" where the kernel doesn't say."""
+    return sysfs.text(_BOOT_ID) or ""
 
 
 def _online(root: Path) -> tuple[int, ...]:

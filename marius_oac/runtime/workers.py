@@ -34,7 +34,11 @@ class Workers:
         self._error: BaseException | None = None
 
     def start(self, name: str, count: int, work: Callable[[], None], when_all_done: Callable[[], None]) -> None:
-        """Starts `count` threads that call `work()`; the last one to end in peace calls `when_all_done()`."""
+        """Starts `count` threads that call `work()`; the last one to end in peace calls `when_all_done()`.
+
+        Raises:
+            RuntimeError: the system starts no more threads; leaving the `with` block ends those that there are.
+        """
         left = [count]
 
         def attempt() -> None:
@@ -65,8 +69,13 @@ class Workers:
             thread = threading.Thread(target=run, name=f"{name}-{number}")
             with self._lock:
                 self._running += 1
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no room for one more: nobody waits for it
+                with self._ended:
+                    self._running -= 1
+                raise
             self._threads.append(thread)
-            thread.start()
 
     def join(self) -> None:
         """Waits for every thread, then raises the first error if there was one."""

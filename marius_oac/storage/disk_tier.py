@@ -189,7 +189,11 @@ class DiskTier:
         return {"slots": self.slot_of[pages] - 1, "checksums": self.checksum_of[pages].copy()}
 
     def keep(self, slots: np.ndarray) -> None:
-        """A checkpoint refers to these slots, -1 apart: they stay as they are."""
+        """A checkpoint refers to these slots, -1 apart: they stay as they are.
+
+        Raises InputError where they can't be any that were written.
+        """
+        self.files.check_slots(slots)
         with self._lock, self._failing():
             self._slots.refer(slots[slots >= 0])
 
@@ -208,10 +212,10 @@ class DiskTier:
 
     def restore(self, table: str, slots: np.ndarray, checksums: np.ndarray) -> None:
         """The table's pages are the ones of `saved`; after `forget`."""
+        self.keep(slots)
         first = self.tables[table].first_page
         pages = slice(first, first + len(slots))
         self.slot_of[pages], self.checksum_of[pages] = slots + 1, checksums
-        self.keep(slots)
 
     @property
     def nbytes(self) -> int:

@@ -36,6 +36,7 @@ _GROWTH = 1.5
 _MAX_SLOTS = 1 << 32
 _HUGE_PAGE = 1 << 21
 _ROWS_PER_BLOCK = 1 << 16
+_SAVED = {"keys": np.int64, "vocabularies": np.uint16, "checks": np.uint32, "free": np.int64}
 _NO_CHECKS = np.empty(0, np.uint32)
 
 
@@ -54,6 +55,15 @@ def _size_classes() -> np.ndarray:
 
 _SIZES = _size_classes()
 _ROOMS = _room(_SIZES)
+
+
+def saved_array(arrays: Mapping[str, np.ndarray], name: str, dtype: type, table: str) -> np.ndarray:
+    """One of the saved arrays. Raises InputError where there is none, or one of another type."""
+    array = arrays.get(name)
+    if array is None or array.dtype != dtype or array.ndim != 1:
+        found = "missing" if array is None else f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} [n]"
+        raise InputError(f"table {table}: the saved keys are damaged: {name!r} is {found}")
+    return array
 
 
 class _Epoch:
@@ -237,10 +247,10 @@ class KeyIndex:
         Raises:
             InputError: the arrays do not fit together or into this table; the index is empty then.
         """
-        keys, vocabularies, checks, free = (arrays[name] for name in ("keys", "vocabularies", "checks", "free"))
-        count = keys.size
         self._records[: len(self)] = (0, 0, 0, 0)
         self._clear()
+        keys, vocabularies, checks, free = (saved_array(arrays, *each, self.name) for each in _SAVED.items())
+        count = keys.size
         if count > self.capacity:
             raise InputError(f"table {self.name}: {count} saved keys are more than {self.capacity} rows take")
         in_order = (np.diff(free) > 0).all() and (free.size == 0 or 0 <= free[0] <= free[-1] < count)

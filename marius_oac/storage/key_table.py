@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from marius_oac.errors import InputError
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
-from marius_oac.storage.key_index import KeyIndex, initial_keys
+from marius_oac.storage.key_index import KeyIndex, initial_keys, saved_array
 
 NO_KEY = -(2**63) + 1
 """The key, in every vocabulary, whose row stands for the keys that are not admitted yet."""
@@ -164,14 +165,26 @@ class KeyTable:
         return state
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes back what `arrays` gave, whatever the table held; the rows themselves are still to be loaded."""
+        """Takes back what `arrays` gave, whatever the table held; the rows themselves are still to be loaded.
+
+        Raises:
+            InputError: the arrays do not fit together or into this table.
+        """
         self.index.load(_of(arrays, "index."))
         if self._waiting is not None:
             self._waiting.load(_of(arrays, "waiting."))
-            self._seen = np.array(arrays["seen"])
+            self._seen = self._saved(arrays, "seen", np.int64, len(self._waiting))
         if self._drop_after:
-            self._last_file, self.dropped = np.array(arrays["last_file"]), int(arrays["dropped"][0])
+            self._last_file = self._saved(arrays, "last_file", np.int32, len(self.index))
+            self.dropped = int(self._saved(arrays, "dropped", np.int64, 1)[0])
         self.store.resize(len(self.index))
+
+    def _saved(self, arrays: Mapping[str, np.ndarray], name: str, dtype: type, count: int) -> np.ndarray:
+        array = saved_array(arrays, name, dtype, self.store.name)
+        if array.size != count:
+            wrong = f"{name!r} has {array.size:,} numbers, not {count:,}"
+            raise InputError(f"table {self.store.name}: the saved keys are damaged: {wrong}")
+        return np.array(array)
 
 
 def _of(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from marius_oac.errors import InputError
+from marius_oac.files import remove_file
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
@@ -35,7 +36,8 @@ class MappedStore(MemoryStore):
     def _make_memory(self, num_bytes: int) -> mmap.mmap:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            remove_file(self._path)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 os.truncate(descriptor, max(num_bytes, 1))
                 memory = mmap.mmap(descriptor, max(num_bytes, 1), flags=mmap.MAP_SHARED)

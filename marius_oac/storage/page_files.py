@@ -6,6 +6,8 @@
 Guarantees:
 - `read` and `write` may be called by any number of threads, `write` never for a slot that another call reads or writes.
 - An error of the disk is an `OSError` that names the file, in the thread that called.
+- Files that are opened for writing are locked (flock(2)) until `close`, and have no links of either kind. `page_owner`
+  keeps copies of a run from writing to the same files one after the other.
 - Nothing outlives `close`.
 
 Measured (`benchmarks/page_io.py`): compiled loops of `preadv` in many threads reach 0.9 and more of fio's io_uring at
@@ -18,8 +20,10 @@ fifth.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
 import sys
 import threading
 import uuid
@@ -28,16 +32,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, shown
+from marius_oac.files import check_no_link
 from marius_oac.storage import async_io, page_kernels
+from marius_oac.untrusted import read_json, typed
 
 FORMAT, VERSION = "marius-oac pages", 1
 LISTING = "pages.json"
 HEADER_BYTES = 4096
 MOST_PAGES_A_JOB = 128  # a job's thread makes its requests one after the other
+MOST_PAGE_BYTES = 1 << 30
+_MOST_FILES = 1024
 _FEWEST_PAGES_A_JOB = 8  # a job costs as much as some pages
 _MOST_THREADS = 32
 _NICE = 10  # pages are asked for batches ahead: where cores are short, whoever computes goes first
@@ -62,20 +71,30 @@ class Listing:
         text = json.dumps({**asdict(self), "files": len(self.files), "number": number})
         return text.encode().ljust(HEADER_BYTES, b"\n")
 
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9a-f]{32}", self.identity):
+            raise ValueError(f"identity {shown(self.identity)} is none")
+        if self.page_bytes % HEADER_BYTES or not 0 < self.page_bytes <= MOST_PAGE_BYTES:
+            raise ValueError(f"page_bytes {self.page_bytes} is no multiple of {HEADER_BYTES} up to {MOST_PAGE_BYTES}")
+        for number, file in enumerate(self.files):  # a name that is no page file's may be anything on this machine
+            if Path(file).name != f"{number}-{self.identity}.pages" or "\0" in file or ".." in Path(file).parts:
+                raise ValueError(f"files.{number} {shown(file)} is no name of a page file")
+        if not 0 < len(self.files) <= _MOST_FILES:
+            raise ValueError(f"{len(self.files)} files are listed")
+
     @classmethod
     def load(cls, path: Path) -> Listing:
         """Raises InputError: missing, broken, of another version."""
         try:
-            found = json.loads(path.read_text("utf-8"))
-            if found["format"] != FORMAT:
-                raise ValueError
-            if found["version"] != VERSION:
-                raise InputError(f"page files of format version {found['version']}, not {VERSION}", path)
-            return cls(**{**found, "files": tuple(found["files"])})
+            found = read_json(path, dict[str, Any])
         except OSError as error:
             raise InputError(f"the run's page files are missing: {error.strerror}", path) from None
-        except (ValueError, KeyError, TypeError):
-            raise InputError("is damaged", path) from None
+        if found.get("format") == FORMAT and found.get("version", VERSION) != VERSION:
+            raise InputError(f"page files of format version {shown(found.get('version'))}, not {VERSION}", path)
+        listing = typed(found, path, cls)
+        if listing.format != FORMAT:
+            raise InputError("is damaged, or belongs to something else", path)
+        return listing
 
     @classmethod
     def new(cls, page_bytes: int, folders: Sequence[Path] = ()) -> Listing:
@@ -85,6 +104,11 @@ class Listing:
         return cls(
             identity, page_bytes, tuple(str(part / f"{number}-{identity}.pages") for number, part in enumerate(parts))
         )
+
+
+def is_page_file(name: str) -> bool:
+    """Whether `Listing.new` may have given a file this name."""
+    return re.fullmatch(r"[0-9]+-[0-9a-f]{32}\.pages", name) is not None
 
 
 def num_threads(io: str, depth: int) -> int:
@@ -108,7 +132,8 @@ class PageFiles:
         bind: called by each thread with its name before its first request.
 
     Raises:
-        InputError: a file is missing, can't be made, is another run's, or of another version.
+        InputError: a file is missing, can't be made, is another run's, or of another version; or it is to be written,
+            and is in use, or linked to from elsewhere.
     """
 
     def __init__(
@@ -153,6 +178,8 @@ class PageFiles:
 
     def _open(self, path: Path, number: int, io: str, create: bool, writable: bool, warn) -> int:
         header = self.listing.header(number)
+        if writable:
+            check_no_link(path)
         try:
             if create:
                 with open(path, "xb") as file:
@@ -164,17 +191,16 @@ class PageFiles:
                 with open(path, "rb") as file:
                     if file.read(HEADER_BYTES) != header:
                         raise InputError("is not a page file of this run", path)
-            flags = os.O_RDWR if writable else os.O_RDONLY
-            if io == "direct":
-                try:
-                    return os.open(path, flags | os.O_DIRECT)
-                except OSError as error:
-                    if error.errno != errno.EINVAL:
-                        raise
-                    warn(f"{path.parent}: this file system has no direct I/O; storage.io is 'buffered' there")
-            return os.open(path, flags)
+            descriptor = _opened(path, io, os.O_RDWR if writable else os.O_RDONLY, warn)
         except OSError as error:
             raise InputError(f"page file: {error.strerror}", path) from None
+        if writable:
+            try:
+                _lock(descriptor, path)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        return descriptor
 
     def grow(self, slots: int) -> None:
         """Makes room for so many slots. Raises OSError where the disk has none."""
@@ -192,6 +218,21 @@ class PageFiles:
                     raise OSError(error.errno, error.strerror, str(path)) from None
         self._slots = slots
 
+    def check_slots(self, slots: np.ndarray) -> None:
+        """Raises InputError unless each of these slots, int64, is -1 (of a page that was never written) or one that
+        the files have room for, and none is there twice."""
+        segment, count = page_kernels.SLOTS_PER_SEGMENT, len(self._descriptors)
+        sizes = [(os.fstat(each).st_size - HEADER_BYTES) // self.page_bytes // segment for each in self._descriptors]
+        first_missing = [number + size * count for number, size in enumerate(sizes)]  # segment, of each file
+        room, shortest = min(first_missing) * segment, self._paths[int(np.argmin(first_missing))]
+        used = np.sort(slots)
+        if used.size and not -1 <= used[0] <= used[-1] < room:
+            wrong = int(used[0] if used[0] < -1 else used[-1])
+            raise InputError(f"a checkpoint refers to slot {wrong}; the page files have {room:,}", shortest)
+        used = used[np.searchsorted(used, 0) :]
+        if (used[1:] == used[:-1]).any():
+            raise InputError("a checkpoint refers to a slot twice", self._paths[0])
+
     def submit(self, work: Callable, *arguments):
         """A future of `work(*arguments)` in one of the I/O threads."""
         return self._threads.submit(work, *arguments)
@@ -205,7 +246,11 @@ class PageFiles:
 
     def path_of(self, slot: int) -> Path:
         """The file that a slot lies in."""
-        return self._paths[slot // page_kernels.SLOTS_PER_SEGMENT % len(self._paths)]
+        return self._paths[int(self.numbers_of(np.array(slot)))]
+
+    def numbers_of(self, slots: np.ndarray) -> np.ndarray:
+        """The numbers of the files that slots lie in."""
+        return slots // page_kernels.SLOTS_PER_SEGMENT % len(self._paths)
 
     def read(self, slots: np.ndarray, addresses: np.ndarray) -> int:
         """Reads slots, int64 ascending, to addresses, int64; in an I/O thread at most `MOST_PAGES_A_JOB`.
@@ -252,3 +297,31 @@ class PageFiles:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _opened(path: Path, io: str, flags: int, warn: Callable[[str], None]) -> int:
+    if io == "direct":
+        try:
+            return os.open(path, flags | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            warn(f"{path.parent}: this file system has no direct I/O; storage.io is 'buffered' there")
+    return os.open(path, flags)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Locks a page file that is to be written. Raises InputError where somebody else would see what is written."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError("is in use: another process trains with it", path) from None
+    except OSError as error:
+        raise InputError(f"can't be locked: {error.strerror}", path) from None
+    links = os.fstat(descriptor).st_nlink
+    if links > 1:
+        raise InputError(
+            f"has {links} hard links, and what is written to it changes under all of these names; give this run a file "
+            f"of its own: cp {path.name} copy && mv copy {path.name}",
+            path,
+        )

@@ -62,6 +62,21 @@ def first_damaged(addresses, num_bytes, pages, checksums):
 
 
 @compiled
+def first_locked(addresses, pages, shapes):
+    """Index of the first page in memory that has a row with its lock bit set, or a word that is none; -1 if there is
+    none. `copy_page` writes no such page, and whoever reads a row of it waits forever. `shapes` as of `copy_pages`."""
+    for i in range(pages.size):
+        table = shapes.shape[0] - 1
+        while shapes[table, 0] > pages[i]:
+            table -= 1
+        for row in range(shapes[table, 1]):
+            word = atomics.load(addresses[i] + row * shapes[table, 2])
+            if word & _LOCKED or word < 0:
+                return i
+    return -1
+
+
+@compiled
 def copy_page(source, target, rows, row_bytes, page_bytes):
     """Copies a page of rows that others may be writing to; what lies behind its last row becomes zero."""
     for i in range(rows):

@@ -104,6 +104,8 @@ class PageMover:
             wrong = page_kernels.first_damaged(
                 addresses, self._page_bytes, self._within_tables(pages), self._checksum_of[pages]
             )
+        if wrong < 0:
+            wrong = page_kernels.first_locked(addresses, pages, self._shapes)
         if wrong >= 0:
             table = self._table_of(pages[wrong])
             page = int(pages[wrong]) - table.first_page

@@ -108,7 +108,8 @@ IDS = np.array([[0, 1], [1, 2], [2, 0]])
         (np.array([[0.0, 1.0]]), FLOATS),
         (np.array([["a", "b"]]), "ids must be integers, not <U1"),
         (np.array([[True, False]]), "ids must be integers, not bool"),
-        (np.array([[0, None]], object), "not a NumPy file of integers, or a damaged one: it holds Python objects"),
+        (np.array([[0, None]], object),
+         "not a NumPy file of integers, or a damaged one: it holds Python objects, which are never opened"),
         (np.zeros((3, 4), np.int64), "2 or 3 columns are expected, 4 found; say which ones with `columns`"),
         (np.zeros(3, np.int64), "an array [edges, 2 or 3] is needed, not one of shape (3,)"),
         (np.zeros((0, 2), np.int64), "the file has no edges"),
@@ -165,7 +166,9 @@ def test_columns_that_are_not_there(tmp_path):
         return text.removeprefix(f"{tmp_path}/g.csv: ")
 
     assert message(columns=("0", "3")) == "there is no column 3: 3 columns, counted from 0"
-    assert message(columns=("head", "tail")) == "column 'head' is a name, but the file has none (no header)"
+    assert (
+        message(columns=("head", "tail"), header=False) == "column 'head' is a name, but the file has none (no header)"
+    )
     assert message(columns=("haed", "tail"), header=True) == "there is no column 'haed'; did you mean 'head'?"
     assert message(columns=("xyz", "tail"), header=True).endswith("there are 'head', 'relation', 'tail'")
     assert message(columns=("0", "head"), header=True) == "the same column is named twice: 0, head"

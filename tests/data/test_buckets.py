@@ -20,7 +20,8 @@ from tests.runs import contents, flip_a_byte
 
 def sort(folder, edges, num_nodes, partitions, fingerprint="a graph"):
     counts = count_buckets(edges, num_nodes, partitions)
-    return open_buckets(folder, edges, counts, num_nodes, fingerprint)
+    relations = int(edges[:, 1].max()) + 1 if edges.shape[1] == 3 else 0
+    return open_buckets(folder, edges, counts, num_nodes, relations, fingerprint)
 
 
 @settings(deadline=None, max_examples=20 if numba.config.DISABLE_JIT else 60)

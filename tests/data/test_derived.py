@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from marius_oac.data import derived
-from marius_oac.data.derived import open_derived
+from marius_oac.data.derived import DerivedArray, open_derived
 from marius_oac.errors import InputError
 
 NAMES = ["numbers.npy"]
+ARRAYS = [DerivedArray(NAMES[0], (np.int64,), (5,))]
 
 
 class Maker:
@@ -27,7 +28,7 @@ class Maker:
         np.save(folder / NAMES[0], np.arange(5))
 
     def open(self, folder, of="this"):
-        return open_derived(folder, "about.json", {"of": of}, NAMES, self, "it is made again")[0]
+        return open_derived(folder, "about.json", {"of": of}, ARRAYS, self, "it is made again")[0]
 
 
 def test_it_is_made_once_and_anew_where_it_is_not_sound(tmp_path, capsys):
@@ -78,7 +79,7 @@ def test_an_error_leaves_nothing_and_lets_the_next_one_in(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(InputError, match="[Nn]o space left"):
-        open_derived(tmp_path / "folder", "about.json", {}, NAMES, fail, "")
+        open_derived(tmp_path / "folder", "about.json", {}, ARRAYS, fail, "")
     assert list(tmp_path.iterdir()) == []
     assert Maker().open(tmp_path / "folder").tolist() == list(range(5))
 

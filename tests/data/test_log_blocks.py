@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data import log_files, log_formats, log_lines
+from marius_oac.data import log_files, log_formats, log_lines, log_parquet
 from marius_oac.data.log_columns import LogBlock
 from marius_oac.data.log_files import BlockReader, LogFiles
 from marius_oac.errors import InputError
@@ -38,7 +38,7 @@ def numbers(block):
 def test_blocks_in_order(logs, monkeypatch):
     for module in (log_formats, log_lines):
         monkeypatch.setattr(module, "TEXT_BYTES", 1 << 12)
-    monkeypatch.setattr(log_formats, "BATCH_ROWS", 170)
+    monkeypatch.setattr(log_parquet, "BATCH_ROWS", 170)
     with BlockReader(logs, config()) as reader:
         for file, rows in itertools.product(range(3), (1, 64, 999, 2500, 10_000)):
             if rows == 1:

@@ -72,3 +72,26 @@ def test_close_leaves_no_thread_and_may_be_repeated():
 def test_no_lanes():
     with pytest.raises(ValueError):
         Lanes(0)
+
+
+def test_a_lane_that_the_system_does_not_start_ends_the_others_first(monkeypatch):
+    lanes, meeting, real, done = Lanes(3), threading.Event(), threading.Thread.start, []
+
+    def start(thread):
+        if not done:
+            done.append("first lane")
+            return real(thread)
+        meeting.set()
+        raise RuntimeError("can't start new thread")
+
+    def work():
+        assert meeting.wait(30)
+        done.append("task")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            lanes.run([work] * 4)
+        assert done == ["first lane", *["task"] * 4], "the first lane was still at work"
+    finally:
+        lanes.close()

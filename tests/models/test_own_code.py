@@ -28,6 +28,7 @@ def test_the_texts_that_a_run_keeps(tmp_path):
         own_files([b], "a key")
 
 
+@pytest.mark.usefixtures("all_code_is_known")
 @pytest.mark.parametrize("where", ["absolute", "relative", "link"])
 def test_a_mistake_in_own_code_has_a_line(tmp_path, monkeypatch, where):
     monkeypatch.chdir(tmp_path)

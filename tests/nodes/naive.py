@@ -3,22 +3,25 @@
 import numpy as np
 
 
-def kstep_adam(start, gradients, k, rate, beta1=0.0, beta2=0.999, epsilon=1e-8, warm_up=0):
-    """Zhao et al., Algorithm 2. `gradients(t, i, x)` of trainer i at step t; yields all x after each step, [N, d]."""
+def kstep_adam(start, gradients, k, rate, beta1=0.0, beta2=0.999, epsilon=1e-8, warm_up=0, decay=0.0):
+    """Zhao et al., Algorithm 2. `gradients(t, i, x)` of trainer i at step t, None: it has no example and makes no step;
+    yields all x after each step, [N, d]. `decay`: of the weights."""
     count, size = start.shape
     x, m = start.astype(np.float64), np.zeros((count, size))
     v_own, v = np.full((count, size), epsilon), np.full(size, epsilon)
     t = 0
     while True:
         t += 1
-        g = np.array([gradients(t, i, x[i]) for i in range(count)], np.float64)
-        m = beta1 * m + (1 - beta1) * g
-        v_own = beta2 * v_own + (1 - beta2) * g**2
+        found = [gradients(t, i, x[i]) for i in range(count)]
+        works = np.array([each is not None for each in found])[:, None]
+        g = np.array([np.zeros(size) if each is None else each + decay * x[i] for i, each in enumerate(found)])
+        m = np.where(works, beta1 * m + (1 - beta1) * g, m)
+        v_own = np.where(works, beta2 * v_own + (1 - beta2) * g**2, v_own)
         if t % k != 0 and t > warm_up:
-            x = x - rate * m / np.sqrt(v)
+            x = x - works * rate * m / np.sqrt(v)
         else:
             v = v_own.mean(0)
-            x = np.broadcast_to((x - rate * m / np.sqrt(v)).mean(0), x.shape).copy()
+            x = np.broadcast_to((x - works * rate * m / np.sqrt(v)).mean(0), x.shape).copy()
         yield x
 
 

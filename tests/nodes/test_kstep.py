@@ -16,6 +16,8 @@ from tests.nodes.worlds import together
 
 SIZES = [(3, 2), (2,), (2, 2)]
 TOTAL = 12
+NOBODYS = np.full(TOTAL, 1e6)
+"""The gradient of an example that counts for nothing."""
 
 
 def cut(flat):
@@ -48,9 +50,10 @@ def train(group, start, gradient, steps, sync, split=None):
     optimizer = sync.optimizer(parameters)
     sync.attach(parameters)
     for t in range(1, steps + 1):
-        for parameter, part in zip(parameters, cut(gradient(t, group.rank, flat_of(parameters))), strict=True):
+        found = gradient(t, group.rank, flat_of(parameters))
+        for parameter, part in zip(parameters, cut(NOBODYS if found is None else found), strict=True):
             parameter.grad = part
-        sync.reduce([parameter.grad for parameter in parameters], 1 / group.size)
+        assert sync.reduce([parameter.grad for parameter in parameters], 0.0 if found is None else 1 / group.size)
         optimizer.step()
         sync.updated(t - 1)
         yield flat_of(parameters)
@@ -98,6 +101,23 @@ def test_any_schedule_is_algorithm_2(size, k, warm_up, beta1, steps, seed):
         np.testing.assert_allclose(final, expected[-1].mean(0), atol=1e-5)
         assert (final == outcomes[0][1]).all()
         assert (metrics["syncs"], metrics["iterations"]) == (size * merges, size * steps)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_weights_decay_as_in_adam_and_who_has_no_example_makes_no_step(k):
+    """Trainer 1 has none in every third step, a merge among them; nobody has one in step 8."""
+    own = quadratic(5)
+
+    def gradient(t, i, x):
+        return None if (i == 1 and t % 3 == 0) or t == 8 else own(t, i, x)
+
+    def work(group):
+        sync = KStep(group, 0.02, k, 2, (0.5, 0.9), 0.1, 0.3)
+        return list(train(group, np.ones(TOTAL, np.float32), gradient, 20, sync))
+
+    found = np.array(together(ThreadGroup.members(3), work)).swapaxes(0, 1)
+    oracle = naive.kstep_adam(np.ones((3, TOTAL)), gradient, k, 0.02, 0.5, 0.9, 0.1, 2, 0.3)
+    np.testing.assert_allclose(found, np.array(list(itertools.islice(oracle, 20))), atol=1e-5)
 
 
 def test_merged_parameters_are_not_exchanged_again_when_training_ends():

@@ -4,12 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from marius_oac.ctr_task import CtrTask
+from marius_oac.ctr_task import start_ctr_task
 from marius_oac.errors import ConfigError
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_training import data_digest
 from marius_oac.nodes.shards import Placement
-from marius_oac.run_log import RunLog
 from tests.click_logs import ctr_config, small_log
 
 
@@ -34,6 +33,6 @@ def test_dropping_keys_is_refused():
 def test_nodes_with_other_files_under_the_same_names_are_told_apart(tmp_path):
     def digest(**changed):
         config = ctr_config(small_log(tmp_path / "day.parquet", **changed))
-        return data_digest(CtrTask(config, RunLog.start(config)))
+        return data_digest(start_ctr_task(config)[0])
 
     assert digest() == digest() and len({digest(), digest(rows=301), digest(seed=1)}) == 3

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from marius_oac import node_packing
-from marius_oac.checkpoint import Checkpoints
+from marius_oac.checkpoints import Checkpoints
 from marius_oac.config_cluster import ClusterConfig
-from marius_oac.ctr_task import CtrTask
+from marius_oac.ctr_task import start_ctr_task
 from marius_oac.data.graph import Graph
 from marius_oac.data.log_tables import vocabulary_names
 from marius_oac.data.prepare import PrepareRequest, prepare
@@ -28,7 +28,6 @@ from marius_oac.nodes.packing import even, heaviest
 from marius_oac.nodes.shards import NUM_SHARDS
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.run import RunFolder
-from marius_oac.run_log import RunLog
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.nodes import naive_shards as naive
@@ -62,7 +61,7 @@ def graph_nodes(graph, *overrides):
 
 def click_nodes(log, *overrides):
     config = ctr_config(log, *overrides)
-    return config, lambda *place: CtrNodes(CtrTask(config, RunLog.start(config)), *place, None, None)
+    return config, lambda *place: CtrNodes(start_ctr_task(config)[0], *place, None, None)
 
 
 def cluster(*nodes):

@@ -1,12 +1,15 @@
 """Which checkpoint a run over nodes goes on from, and what becomes of the others."""
 
-from dataclasses import asdict
+import itertools
+import shutil
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from marius_oac.checkpoint import Checkpoints
+from marius_oac import node_training
+from marius_oac.checkpoints import START, Checkpoints, write_saved
 from marius_oac.compare import _difference
 from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.node_crew import NodeCrew
@@ -24,15 +27,20 @@ OPENED = "opened"
 
 @pytest.fixture(autouse=True)
 def opened(monkeypatch):
-    monkeypatch.setattr(Layout, "open", lambda self, name: (OPENED, self.path.name, name))
+    monkeypatch.setattr(Layout, "open", lambda self, name, pinned=False: (OPENED, self.path.name, name))
 
 
-def write(folder, layouts):
-    """Folders of checkpoints: {layout: {node: [numbers]}}."""
+def write(folder, layouts, saved=None):
+    """Folders of checkpoints: {layout: {node: [numbers]}}, and what all have saved, as said by the node."""
     for layout, nodes in layouts.items():
         for node, numbers in nodes.items():
+            if node in (saved or {}):
+                (folder / "nodes" / layout / node).mkdir(parents=True)
+                write_saved(folder / "nodes" / layout / node, saved[node] and f"{saved[node]:010d}")
             for number in numbers:
-                (folder / "nodes" / layout / node / "checkpoints" / f"{number:010d}").mkdir(parents=True)
+                path = folder / "nodes" / layout / node / "checkpoints" / f"{number:010d}"
+                path.mkdir(parents=True)
+                (path / "manifest.json").write_text("")
             (folder / "nodes" / layout / node / "checkpoints").mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -85,8 +93,122 @@ def test_a_run_does_not_start_again_because_a_disk_was_lost(tmp_path):
     runs = [write(tmp_path / "a", {NOW: {"a": [10, 20]}}), write(tmp_path / "b", {})]
     with pytest.raises(InputError, match="node b: its part of the run is gone"):
         chosen(runs)
-    write(tmp_path / "b", {NOW: {"b": []}})  # there, but killed before its first checkpoint
+    write(tmp_path / "b", {NOW: {"b": []}})  # what is in the part is gone
+    with pytest.raises(InputError, match=r"node b: lacks checkpoint 0000000020.*--checkpoint start"):
+        chosen(runs)
+    assert chosen(runs, START) is None
+
+
+def test_where_an_earlier_version_noted_nothing_a_common_checkpoint_is_gone_on_from(tmp_path):
+    runs = [write(tmp_path / "a", {NOW: {"a": [10, 20]}}), write(tmp_path / "b", {NOW: {"b": [10]}})]
     assert chosen(runs) is None
+    shutil.rmtree(runs[0] / "nodes" / NOW / "a" / "checkpoints" / "0000000010")
+    with pytest.raises(InputError, match=r"node b: lacks checkpoint 0000000020"):
+        chosen(runs)
+
+
+def test_a_node_that_lost_its_checkpoints_is_named_for_other_nodes_too(tmp_path):
+    """Who goes on instead of them would remove what is left of theirs."""
+    parts = {"c": [30], "d": [30], "e": []}
+    run = write(tmp_path / "run", {NOW: {"a": [10], "b": [10]}, "3-y": parts}, dict.fromkeys("cde", 30))
+    with pytest.raises(InputError, match=r"node a, b: checkpoint 0000000030 was written by other nodes.*not whole"):
+        chosen([run, run])
+    before = write(tmp_path / "before", {NOW: {"a": [10], "b": [10]}, "3-y": parts})
+    with pytest.raises(InputError, match=r"node a, b: checkpoint 0000000030"):
+        chosen([before, before])
+    assert chosen([run, run], "0000000010") is None
+
+
+def test_a_run_that_was_trained_without_nodes_goes_on_so(tmp_path):
+    run = write(tmp_path / "run", {NOW: {"a": [], "b": []}})
+    path = run / "checkpoints" / "0000000010"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text("")
+    for checkpoint in (None, START, "0000000010"):
+        with pytest.raises(InputError, match="was trained without nodes"):
+            chosen([run, run], checkpoint)
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node has: checkpoints, and what it noted that all have."""
+
+    names: tuple[int, ...] = ()
+    saved: int = 0
+
+    def after(self, step, number, keep):
+        """When it has done a step of saving checkpoint `number`."""
+        match step:
+            case "write":
+                return replace(self, names=(*self.names, number))
+            case "note":
+                return replace(self, saved=number)
+            case "remove":
+                return replace(self, names=self.names[-keep:])
+
+
+def crashes(count, keep, numbers=(10, 20, 30)):
+    """Every state that nodes can be in when all end while they save checkpoints one after the other."""
+    states = {(Node(),) * count}
+    at_rest = (Node(),) * count
+    for number in numbers:
+        written = [(at_rest[0], at_rest[0].after("write", number, keep))] * count
+        states |= set(itertools.product(*written))
+        all_have = written[0][1]
+        noted = all_have.after("note", number, keep)
+        states |= set(itertools.product((all_have, noted, noted.after("remove", number, keep)), repeat=count))
+        at_rest = (noted.after("remove", number, keep),) * count
+    return sorted(states, key=str)
+
+
+DISASTERS = {
+    "all of its checkpoints are gone": lambda node: replace(node, names=()),
+    "the newest is gone": lambda node: replace(node, names=node.names[:-1]),
+    "all is gone": lambda node: Node((), -1),
+    "a backup was restored": lambda node: Node((10,), 10) if node.saved > 10 else node,
+}
+
+
+def gone_on_from(folder, state):
+    """The number of the checkpoint that two nodes go on from, 0: they start; or what they say."""
+    runs = []
+    for name, node in zip("ab", state, strict=False):
+        saved = {name: node.saved or ""} if node.saved >= 0 else None
+        runs.append(write(folder / name, {NOW: {name: node.names}}, saved))
+    try:
+        assert chosen(runs) is None
+    except InputError as error:
+        return str(error)
+    return max(set.intersection(*(set(node.names) for node in state)), default=0)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_whatever_a_crash_while_saving_leaves_is_gone_on_from_and_whatever_is_lost_is_named(tmp_path, keep):
+    """Model-checked: every state of two nodes that a crash can leave, alone and with a loss on one of the nodes."""
+    states = crashes(2, keep)
+    assert len(states) > 20 and (Node((10, 20), 10), Node((10,), 10)) in states
+    for number, state in enumerate(states):
+        found = gone_on_from(tmp_path / f"{number}", state)
+        newest = max(max(node.names, default=0) for node in state)
+        assert found == (newest if all(newest in node.names for node in state) else max(node.saved for node in state))
+        for what, disaster in DISASTERS.items():
+            hurt = (state[0], disaster(state[1]))
+            said = gone_on_from(tmp_path / f"{number} {what}", hurt)
+            noted = max(node.saved for node in hurt)
+            assert said == found if hurt == state else isinstance(said, str) or said >= noted, (state, what, said)
+            if isinstance(said, str):
+                assert f"node b: lacks checkpoint {noted:010d}" in said
+
+
+def test_a_crash_while_a_run_is_taken_back_stands_in_nobodys_way(tmp_path):
+    """All note where the run is taken back to before any removes what is later."""
+    whole = Node((10, 20, 30), 30)
+    noted = replace(whole, saved=10)
+    removing = (noted, Node((10, 20), 10), Node((10,), 10))
+    states = [*itertools.product((whole, noted), repeat=2), *itertools.product(removing, repeat=2)]
+    for number, state in enumerate(states):
+        expected = max(set.intersection(*(set(node.names) for node in state)))
+        assert gone_on_from(tmp_path / f"{number}", state) == expected
 
 
 def test_later_checkpoints_of_other_layouts_go_when_a_run_is_told_anew(tmp_path):
@@ -118,12 +240,35 @@ def test_other_nodes_take_over_no_more_than_is_asked_for():
     loop = object.__new__(TrainingLoop)
     loop.road, loop.config = Road([10]), SimpleNamespace(training=SimpleNamespace(epochs=1))
     with pytest.raises(ConfigError, match="epochs"):
-        loop.take_over(SimpleNamespace(extra=asdict(Position(sequence=20))))
+        loop.take_over(SimpleNamespace(extra=asdict(Position(sequence=20)), sequence=20, path="checkpoint"))
 
 
 def test_rows_of_several_parts_are_compared_as_one():
     parts = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((4, 3), np.float32)]
     ours, theirs = Joined(parts), Joined([parts[0], 2 * parts[1]])
-    assert ours.size == 18
+    assert ours.size == 18 and ours.nbytes == 72  # what an export says of a table before it is written
     found = _difference("rows", ours, theirs)
     assert (found.rows, found.differing, found.first, found.largest) == (6, 4, 2, 1.0)
+
+
+def test_who_is_started_again_is_not_taken_back_once_more(tmp_path, monkeypatch):
+    """torchrun gives a node that it starts again the arguments that it had before."""
+    (group,) = ThreadGroup.members(1)
+
+    class Place:
+        attempt = 1
+
+    class Opened:
+        def __enter__(self):
+            return group
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(node_training, "open_group", lambda place: Opened())
+    monkeypatch.setattr(node_training, "_resumed", lambda *arguments: "went on")
+    with pytest.raises(InputError, match="--checkpoint 0000000010: a node was lost and started again"):
+        node_training.resume_on_nodes(tmp_path, Place, checkpoint="0000000010")
+    assert node_training.resume_on_nodes(tmp_path, Place) == "went on"
+    Place.attempt = 0
+    assert node_training.resume_on_nodes(tmp_path, Place, checkpoint="0000000010") == "went on"

@@ -23,7 +23,7 @@ from marius_oac.node_graph import GraphNodes
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.run import RunFolder
 from tests.graphs import tiny_config
-from tests.runs import says
+from tests.runs import contents, flip_a_byte, says
 
 SMOOTH = "training.optimizer.initial_accumulator=0.1"
 """Adagrad's first step is the gradient's sign, which rounding turns where it is near zero; this makes it smooth."""
@@ -54,7 +54,8 @@ def configs(tmp_path_factory):
     write_day(folder / "next.parquet", 1, 2000, spec)
     clicks = {
         "task": "ctr",
-        "data": {"train": str(folder / "day.parquet"), "valid": str(folder / "next.parquet"), **spec.schema()},
+        "data": {"train": str(folder / "day.parquet"), "valid": str(folder / "next.parquet"), **spec.schema()}
+        | {"numeric": ["n0", {"name": "n1", "transform": "quantiles"}, {"name": "n2", "transform": "log1p"}]},
         "model": {"network": "deepfm", "dimension": 4, "hidden": [16]},
         "training": {"batch_size": 64, "epochs": 1, "embedding_l2": 1e-4},
     }
@@ -204,6 +205,27 @@ def test_a_run_over_nodes_is_evaluated_exported_and_compared(command, tmp_path, 
     assert code == 0 and "filtered.mrr" in "\n".join(out)
 
 
+def test_all_parts_of_a_run_over_nodes_are_verified(command, tmp_path, trained):
+    run = tmp_path / "run"
+    shutil.copytree(trained("clicks", 2), run)
+    code, out, _ = command("verify", run)
+    assert code == 0 and len(out) == 1, out
+    parts = sorted(run.glob("nodes/*/*"))
+    victims = [parts[0] / "saved.json", parts[1] / "run.json"]
+    victims += [next(part.glob("checkpoints/*/*.values.npy")) for part in parts]
+    for path in victims:
+        flip_a_byte(path)
+    code, out, _ = command("verify", run)
+    assert code == 2 and len(out) == 5
+    for path in victims:
+        assert any(line.startswith(f"  damaged: {path}: ") for line in out), (path, out)
+    shutil.rmtree(parts[1])
+    for path in (victims[0], victims[2]):
+        flip_a_byte(path)
+    code, out, _ = command("verify", run)
+    assert code == 0 and out[1:] == [f"  not checked: {parts[0].parent}: the parts of 1 nodes lie elsewhere"]
+
+
 def wait_for_batches(path, process, count):
     """Returns when the run has said that it has computed so many batches."""
     metrics = path / "metrics.jsonl"
@@ -331,3 +353,28 @@ def test_nodes_that_are_started_again_go_on_to_the_same_tables(configs, tmp_path
     assert [process.returncode for process in both] == [0, 0], texts
     assert any("started again" in text for text in texts)
     assert digests(path) == uninterrupted
+
+
+@pytest.mark.slow
+def test_a_node_without_its_checkpoints_is_named_and_the_others_keep_theirs(configs, tmp_path):
+    path, nodes = tmp_path / "run", ["--local-nodes", 2]
+    run("train", configs / "clicks.yaml", *nodes, "--out", path, "--set", "checkpoint.every_batches=40")
+    first = digests(path)
+    (layout,) = (path / "nodes").iterdir()
+    checkpoints = layout / "node1" / "checkpoints"
+    more = ["--set", "training.epochs=2"]
+    shutil.copytree(checkpoints, tmp_path / "kept")
+    newest = max(each.name for each in checkpoints.iterdir() if each.is_dir())
+    for lost in ("all of them", "the newest"):
+        shutil.rmtree(checkpoints if lost == "all of them" else checkpoints / newest)
+        before = contents(path)
+        text = run("resume", path, *nodes, *more, code=2)
+        assert "node node1: lacks checkpoint " + newest in text and "Traceback" not in text
+        assert contents(path) == before
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        shutil.copytree(tmp_path / "kept", checkpoints)
+    run("resume", path, *nodes, *more)
+    second = digests(path)
+    shutil.rmtree(checkpoints)
+    run("resume", path, *nodes, "--set", "training.epochs=1", "--checkpoint", "start")
+    assert digests(path) == first != second

@@ -2,8 +2,8 @@
 
 import pytest
 
-from marius_oac import checkpoint, resume, train
-from marius_oac.checkpoint import Checkpoints
+from marius_oac import checkpoints, resume, train
+from marius_oac.checkpoints import Checkpoints
 from marius_oac.errors import Interrupted, NodeLost
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.session import Session
@@ -14,7 +14,7 @@ from tests.graphs import tiny_config
 TOLD = {
     "batches": (Pipeline, "run"),
     "wait": (Crew, "wait"),
-    "write": (checkpoint, "_write"),
+    "write": (checkpoints, "write_checkpoint"),
     "load": (TrainingLoop, "_load"),
     "evaluate": (Session, "evaluate"),
 }
@@ -44,7 +44,12 @@ def test_nobody_saves_or_looks_at_rows_before_everyone_has_come_so_far(graph, tm
             assert told[number + 1] == "wait"  # another trainer's batches may not be in our rows yet
     told.clear()
     resume(tmp_path / "run", checkpoint="0000000050")
-    assert told[:3] == ["load", "wait", "evaluate"]  # else the first looks at rows that others are still loading
+    assert told[:4] == [
+        "load",
+        "wait",
+        "wait",
+        "evaluate",
+    ]  # else the first looks at rows that others are still loading
 
 
 def test_a_checkpoint_goes_when_all_have_the_next(graph, tmp_path, monkeypatch):

@@ -35,6 +35,20 @@ def test_no_node_is_over_its_budget_and_the_heaviest_is_near_the_mean(problem):
         assert free.max() <= sum(costs) / len(budgets) + max(costs)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 50) | st.just(1000), min_size=1, max_size=40),
+    st.lists(st.sampled_from([1.0, 2.0, 0.5, 8.0]), min_size=1, max_size=6),
+)
+@example([10] * 12, [8.0, 1.0])
+def test_nodes_of_unequal_weights_are_within_the_bound_of_a_list(costs, weights):
+    """A shard goes where it ends first: when the last one of the heaviest node came, it would not have ended sooner on
+    any other, so all of them together are loaded by that much (Graham's argument, with weights)."""
+    nodes = pack(costs, [0] * len(costs), [0] * len(weights), weights)
+    share = loads(costs, nodes, len(weights)) / weights
+    assert share.max() <= (sum(costs) + (len(weights) - 1) * max(costs)) / sum(weights) + 1e-9
+
+
 @settings(deadline=None, max_examples=80)
 @given(problems(most_shards=7, most_nodes=3))
 @example(([3, 3, 2, 2, 2], [0] * 5, [0, 0], [1.0, 1.0]))  # longest first alone ends at 7 of 6
@@ -74,6 +88,16 @@ def test_exchanges_relieve_the_heaviest_node():
 def test_stronger_nodes_take_more():
     load = loads(np.ones(100), pack(np.ones(100), np.ones(100, int), [100, 100], [3.0, 1.0]), 2)
     assert load.tolist() == [75, 25]
+
+
+@pytest.mark.parametrize(
+    "costs, weights", [([2, 5, 1, 2, 11], [1.0, 4.0, 2.0]), ([9, 8, 8, 11, 10, 10, 2], [0.5, 1.0, 0.5])]
+)
+def test_what_is_heavy_is_so_by_its_weight(costs, weights):
+    """Where a shard goes, and which node is relieved: by loads alone these would end an eighth above the best."""
+    nothing = [0] * len(costs), [0] * len(weights)
+    found = (loads(costs, pack(costs, *nothing, weights), len(weights)) / weights).max()
+    assert found == pytest.approx(naive.lightest(costs, *nothing, weights))
 
 
 def test_shards_that_cost_nothing_are_spread_by_size():

@@ -79,6 +79,37 @@ def test_async_differs_from_sync_and_counts_what_it_loses(synchronous, mode, dev
     assert (sum(result.lost for result in results) > 0) == (mode == "async")
 
 
+class Adding(ToyStep):
+    """Adds to each row what is this batch's alone."""
+
+    def compute(self, rows, arrays, timestamp):
+        for values in map(np.asarray, rows):
+            values += np.float32(2.0**timestamp)
+        return 0.0
+
+
+@pytest.mark.parametrize("device", [None, copying])
+@pytest.mark.parametrize("in_flight", [1, 8])
+def test_async_delta_adds_what_each_batch_has_changed_once(device, in_flight):
+    """However stale the rows were that it began with: nothing is lost, and nothing added twice."""
+    planner = ToyPlanner(batches=12)
+    stores = toy_stores(planner)
+    for store in stores:
+        for row in range(store.num_rows):
+            store.load(row, np.array([-1]), np.zeros((1, store.layout.width), np.float32))
+    *_, results, _ = run_toy(
+        planner, mode="async-delta", in_flight=in_flight, workers=workers(2), probe=jitter(3), stores=stores,
+        step=Adding(), device=device,
+    )  # fmt: skip
+    for table, store in enumerate(stores):
+        expected = np.zeros(store.num_rows)
+        for result in results:
+            expected[planner.plan(result.sequence).rows[table]] += 2.0**result.timestamp
+        found = np.empty((store.num_rows, store.layout.width), np.float32)
+        store.read(np.arange(store.num_rows), found, np.empty(store.num_rows, np.int64))
+        assert (found == expected[:, None]).all()
+
+
 def test_async_with_one_batch_in_flight_is_sync(synchronous):
     dtype, expected = synchronous
     *tables, results, _ = run_toy(mode="async", in_flight=1, dtype=dtype)

@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.runtime import binding, numa_memory
-from marius_oac.runtime.binding import STAGE_ROLES, Binding, Seat, choose, unbound
+from marius_oac.runtime.binding import ROLES, Binding, Seat, unbound
 from marius_oac.runtime.devices import Disk, Gpu
 from marius_oac.runtime.numa_memory import MemoryPolicy
 from marius_oac.runtime.places import Place, place
+from marius_oac.runtime.seating import Process, choose
 from marius_oac.runtime.sysfs import parse_list
 from marius_oac.runtime.topology import Core, Node, Topology, read
 from marius_oac.runtime.workers import Workers
+from tests.runtime import seat_table
 from tests.runtime.sysfs_trees import MACHINES
 
 
@@ -48,135 +50,215 @@ def cpus(chosen, *roles):
     return found.pop()
 
 
+def alone(machine, places=(), gpu=None, threads=0, table_bytes=0, over_nodes=False):
+    """What one process gets."""
+    (found,) = choose(machine, [Process(tuple(places), gpu, threads, table_bytes)], over_nodes)
+    return found
+
+
 def test_four_sockets_as_in_the_paper(four, roots):
     """Zhao et al., 3.1: a core an SSD next to it, one for the network on CPU 0, memory interleaved over all CPUs."""
-    chosen = choose(four, [place("/dev/md127", roots["four_sockets"])], four.gpu(0))
-    io = [chosen.cpus(f"io:{number}") for number in range(8)]
-    assert io == [(35, 83), (34, 82), (33, 81), (32, 80), (47, 95), (46, 94), (45, 93), (44, 92)]
-    assert cpus(chosen, "io") == tuple(sorted(cpu for core in io for cpu in core))
-    assert cpus(chosen, "network") == (11, 59) and chosen.seats["network"].why == "next to eth0"
-    assert cpus(chosen, "compute") == (10, 58)
-    assert cpus(chosen, "read", "upload", "download", "write") == parse_list("0-9,48-57")
+    disks = [place("/dev/md127", roots["four_sockets"])]
+    chosen = alone(four, disks, four.gpu(0))
+    assert cpus(chosen, "io") == parse_list("32-35,44-47,80-83,92-95")
+    assert chosen.seats["io"].why == "I/O of nvme0n1 to nvme7n1, a core each"
+    assert cpus(chosen, "compute") == (11, 59) and "network" not in chosen.seats
+    assert cpus(chosen, "read", "upload", "download", "write") == parse_list("0-10,48-58")
     assert cpus(chosen, "fetch") == parse_list("24-31,36-43,72-79,84-91")
     assert cpus(chosen, "plan", "settle") == parse_list("12-23,60-71")
     assert chosen.memory == MemoryPolicy("interleave", (0, 1, 2, 3))
-    assert chosen.disk_roles == {"/dev/md127": tuple(f"io:{number}" for number in range(8))}
     assert chosen.note.startswith("4 NUMA nodes: ") and chosen.note.endswith("tables are interleaved over nodes 0-3")
+    over_nodes = alone(four, disks, four.gpu(0), over_nodes=True)
+    assert cpus(over_nodes, "network") == (11, 59) and over_nodes.seats["network"].why == "next to eth0"
+    assert cpus(over_nodes, "compute") == (10, 58) and cpus(over_nodes, "io") == cpus(chosen, "io")
+    assert cpus(over_nodes, "read", "upload", "download", "write", "receive") == parse_list("0-9,48-57")
+    assert set(cpus(over_nodes, "serve")) == set(range(96)) - {10, 58, 11, 59} - set(cpus(chosen, "io"))
+    assert over_nodes.memory == MemoryPolicy("interleave", (0, 1, 2, 3))
+    assert "fetch" not in over_nodes.seats and "settle" not in over_nodes.seats  # they have no threads there
 
 
 def test_the_other_gpus_of_four_sockets_take_their_stages_along(four, roots):
-    chosen = choose(four, [place("/dev/nvme6n1", roots["four_sockets"])], four.gpu(7))
+    chosen = alone(four, [place("/dev/nvme6n1", roots["four_sockets"])], four.gpu(7))
     assert cpus(chosen, "compute") == (23, 71) and cpus(chosen, "read", "write") == parse_list("12-22,60-70")
-    assert cpus(chosen, "io:0", "io") == (47, 95) and cpus(chosen, "fetch") == parse_list("36-46,84-94")
-    assert cpus(chosen, "plan") == parse_list("0-10,24-35,48-58,72-83")  # what is left, without the network's core
+    assert cpus(chosen, "io") == (47, 95) and cpus(chosen, "fetch") == parse_list("36-46,84-94")
+    assert cpus(chosen, "plan") == parse_list("0-11,24-35,48-59,72-83")  # what is left
 
 
 def test_two_sockets_with_two_disks(two, roots):
-    chosen = choose(two, [place("/dev/md0", roots["two_sockets"])], two.gpu(6))
-    assert chosen.cpus("io:0") == (31, 95) and chosen.cpus("io:1") == (62, 126)  # core 63 is offline
-    assert chosen.cpus("network") == (61, 125) and chosen.cpus("compute") == (60, 124)
-    assert cpus(chosen, "read", "upload", "download", "write") == parse_list("32-59,96-123")
+    chosen = alone(two, [place("/dev/md0", roots["two_sockets"])], two.gpu(6))
+    assert chosen.cpus("io") == (31, 62, 95, 126)  # core 63 is offline
+    assert chosen.cpus("compute") == (61, 125)
+    assert cpus(chosen, "read", "upload", "download", "write") == parse_list("32-60,96-124")
     assert cpus(chosen, "plan", "settle") == parse_list("0-30,64-94")
     assert chosen.memory == MemoryPolicy("interleave", (0, 1))
 
 
 def test_tables_are_local_where_all_their_users_sit_on_one_node(two, roots):
     disk = [place("/dev/nvme1n1", roots["two_sockets"])]
-    assert choose(two, disk, two.gpu(4)).memory == MemoryPolicy("local", (1,))
-    assert choose(two, disk, two.gpu(0)).memory == MemoryPolicy("interleave", (0, 1))  # read from 1, used on 0
-    assert choose(two, [], two.gpu(4)).memory == MemoryPolicy("local", (1,))
-    assert choose(two, [], None, threads=16).memory == MemoryPolicy("local", (0,))
-    assert choose(two, [], None, threads=100).memory == MemoryPolicy("interleave", (0, 1))
+    assert alone(two, disk, two.gpu(4)).memory == MemoryPolicy("local", (1,))
+    assert alone(two, disk, two.gpu(0)).memory == MemoryPolicy("interleave", (0, 1))  # read from 1, used on 0
+    assert alone(two, [], two.gpu(4)).memory == MemoryPolicy("local", (1,))
+    assert alone(two, [], None, threads=16).memory == MemoryPolicy("local", (0,))
+    assert alone(two, [], None, threads=100).memory == MemoryPolicy("interleave", (0, 1))
 
 
 def test_tables_that_a_node_has_no_room_for_are_interleaved(two):
     half = two.node(1).num_bytes // 2
-    assert choose(two, [], two.gpu(4), table_bytes=half).memory.kind == "local"
-    assert choose(two, [], two.gpu(4), table_bytes=half + 1).memory == MemoryPolicy("interleave", (0, 1))
+    assert alone(two, [], two.gpu(4), table_bytes=half).memory.kind == "local"
+    assert alone(two, [], two.gpu(4), table_bytes=half + 1).memory == MemoryPolicy("interleave", (0, 1))
 
 
 def test_memory_that_may_not_be_used_is_left_out(two):
-    assert choose(dataclasses.replace(two, memory_nodes=(0,)), [], two.gpu(4)).memory.nodes == (0,)
-    assert choose(dataclasses.replace(two, memory_nodes=()), [], two.gpu(4)).memory is None
+    assert alone(dataclasses.replace(two, memory_nodes=(0,)), [], two.gpu(4)).memory.nodes == (0,)
+    assert alone(dataclasses.replace(two, memory_nodes=()), [], two.gpu(4)).memory is None
 
 
 def test_the_cpu_computes_on_one_node_where_it_can(two, roots):
     disk = [place("/dev/nvme1n1", roots["two_sockets"])]
-    chosen = choose(two, disk, None, threads=20)
+    chosen = alone(two, disk, None, threads=20)
     assert chosen.cpus("compute") == parse_list("52-61,116-125")  # next to the disk, ten cores of two
     assert cpus(chosen, "read", "write", "fetch") == parse_list("32-51,96-115")
     assert cpus(chosen, "plan") == parse_list("0-31,64-95")
     for threads in (0, 63):  # a node's 31 cores have 62 CPUs, and one core stays with the other stages
-        everywhere = choose(two, disk, None, threads)
+        everywhere = alone(two, disk, None, threads)
         assert cpus(everywhere, "compute", "read", "write", "plan", "settle") == parse_list("0-61,64-125")
-        assert everywhere.cpus("io:0") == (62, 126) and everywhere.memory.kind == "interleave"
-    assert choose(two, disk, None, 62).cpus("compute") == parse_list("1-31,65-95")
+        assert everywhere.cpus("io") == (62, 126) and everywhere.memory.kind == "interleave"
+    assert alone(two, disk, None, 62).cpus("compute") == parse_list("1-31,65-95")
     assert "network" not in everywhere.seats
 
 
 def test_a_tier_over_several_folders(two, roots):
     tier = [place(f"/dev/{name}", roots["two_sockets"]) for name in ("nvme1n1", "sda", "md0")]
-    chosen = choose(two, tier, two.gpu(0))
-    assert chosen.disk_roles == {"/dev/nvme1n1": ("io:0",), "/dev/sda": ("io:1",), "/dev/md0": ("io:2", "io:0")}
-    assert [chosen.cpus(f"io:{number}") for number in range(3)] == [(62, 126), (31, 95), (30, 94)]
-    assert chosen.cpus("io:7") == chosen.cpus("io")  # a disk that the topology didn't know
+    chosen = alone(two, tier, two.gpu(0))
+    assert chosen.cpus("io") == (30, 31, 62, 94, 95, 126)
+    assert chosen.seats["io"].why == "I/O of nvme1n1 to nvme0n1, a core each"
 
 
 def test_one_node_is_left_alone(roots):
     for name in ("desktop", "virtual_machine"):
         machine = read(roots[name])
-        chosen = choose(machine, [place("/dev/nvme0n1", roots[name])], machine.gpu(0))
+        chosen = alone(machine, [place("/dev/nvme0n1", roots[name])], machine.gpu(0))
         assert chosen == unbound("one NUMA node: threads and memory are left alone")
-        assert not any(chosen.bind_thread(role) for role in (*STAGE_ROLES, "io", "io:3", "network"))
+        assert not any(chosen.bind_thread(role) for role in ROLES)
 
 
 def test_cores_on_one_node_alone_are_left_alone(roots):
     machine = read(roots["two_sockets"], allowed=[3, 4, 64])
-    assert choose(machine, [], machine.gpu(5)).note.startswith("the CPUs that may be used are all on node 0: ")
-    assert choose(read(roots["two_sockets"], allowed=[]), []).seats == {}
+    assert alone(machine, [], machine.gpu(5)).note.startswith("the CPUs that may be used are all on node 0: ")
+    assert alone(read(roots["two_sockets"], allowed=[]), []).seats == {}
 
 
 def test_devices_of_unknown_nodes(two):
     disks = tuple(dataclasses.replace(disk, node=None) for disk in two.disks)
     gpu = dataclasses.replace(two.gpu(0), node=None)
     machine = dataclasses.replace(two, disks=disks, nics=())
-    chosen = choose(machine, [Place("/a", "nvme0n1", "ext4", ("nvme0n1",))], gpu)
-    assert "its node is unknown" in chosen.seats["io:0"].why and "is unknown" in chosen.seats["compute"].why
-    free = set(machine.allowed) - set(chosen.cpus("io:0"))
+    chosen = alone(machine, [Place("/a", "nvme0n1", "ext4", ("nvme0n1",))], gpu)
+    assert "(the node of nvme0n1 is unknown)" in chosen.seats["io"].why and "is unknown" in chosen.seats["compute"].why
+    free = set(machine.allowed) - set(chosen.cpus("io"))
     assert set(cpus(chosen, "compute", "read", "write", "fetch", "plan")) == free
     assert "network" not in chosen.seats and chosen.memory.kind == "interleave"
 
 
-@settings(deadline=None, max_examples=150)
+def cores_of(seat):
+    return set(seat.cpus)
+
+
+@st.composite
+def runs(draw, machine, root):
+    """Some CPUs of a machine, and processes of a run there."""
+    every = [cpu for core in machine.cores for cpu in core.cpus]
+    few = draw(st.one_of(st.lists(st.sampled_from(every), max_size=10), st.just(every)))
+    machine = dataclasses.replace(machine, allowed=tuple(sorted(set(few))))
+    disks = draw(st.lists(st.sampled_from([disk.name for disk in machine.disks]), unique=True))
+    places = tuple(place(f"/dev/{disk}", root) for disk in disks)
+    over_nodes = draw(st.booleans())
+    does = st.sampled_from([(True, True), (True, False), (False, True)] if over_nodes else [(True, True)])
+    process = st.builds(
+        lambda tier, gpu, threads, size, what: Process(tier, gpu if what[0] else None, threads, size, *what),
+        st.sampled_from([places, places[:1]]), st.sampled_from([None, *machine.gpus]), st.integers(0, 200),
+        st.integers(0, 1 << 40), does,
+    )  # fmt: skip
+    return machine, draw(st.lists(process, min_size=1, max_size=9)), over_nodes
+
+
+@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_every_choice_keeps_the_rules(four, two, roots, data):
-    machine, name = data.draw(st.sampled_from([(four, "four_sockets"), (two, "two_sockets")]))
-    every = [cpu for core in machine.cores for cpu in core.cpus]
-    few = data.draw(st.one_of(st.lists(st.sampled_from(every), max_size=10), st.just(every)))
-    machine = dataclasses.replace(machine, allowed=tuple(sorted(set(few))))
-    disks = data.draw(st.lists(st.sampled_from([disk.name for disk in machine.disks]), unique=True))
-    gpu = data.draw(st.sampled_from([None, *machine.gpus]))
-    threads = data.draw(st.integers(0, 200))
-    chosen = choose(machine, [place(f"/dev/{disk}", roots[name]) for disk in disks], gpu, threads)
+    name, machine = data.draw(st.sampled_from([("four_sockets", four), ("two_sockets", two)]))
+    machine, processes, over_nodes = data.draw(runs(machine, roots[name]))
+    every = choose(machine, processes, over_nodes)
+    assert every == choose(machine, processes, over_nodes) and len(every) == len(processes)
     if len(machine.usable_nodes()) < 2:
-        assert chosen.seats == {} and chosen.memory is None
+        assert all(each.seats == {} and each.memory is None for each in every)
         return
-    for role in (*STAGE_ROLES, *(f"io:{number}" for number in range(len(disks)))):
-        assert chosen.cpus(role) and set(chosen.cpus(role)) <= set(machine.allowed)
-    nodes = {disk.name: disk.node for disk in machine.disks}
-    homes = [machine.nearest(nodes[disk], machine.usable_nodes()) for disk in disks]
-    for number, home in enumerate(homes):
-        assert set(chosen.cpus(f"io:{number}")) <= set(machine.node(home).cpus)
-        if len(machine.allowed_cores(home)) > homes.count(home):  # there are cores enough, and one for the rest
-            own = set(chosen.cpus(f"io:{number}"))
-            assert own in [set(core) for core in machine.allowed_cores(home)]
-            others = [role for role in chosen.seats if role not in ("io", f"io:{number}")]
-            assert not any(own & set(chosen.cpus(role)) for role in others)
-    for node in machine.usable_nodes():  # the disks leave a core to the others wherever there are two
-        own = [set(core) for core in machine.allowed_cores(node)]
-        if disks and len(own) > 1:
-            assert not set().union(*own) <= set(chosen.cpus("io"))
-    assert set(chosen.memory.nodes) <= set(machine.memory_nodes)
+    for process, chosen in zip(processes, every, strict=True):
+        wanted = {"plan", "read", "upload", "compute", "download", "write"} if process.trains else set()
+        if process.trains and process.places and not over_nodes:
+            wanted |= {"fetch", "settle"}
+        wanted |= {"receive"} | ({"serve"} if process.serves else set()) if over_nodes else set()
+        wanted |= {"io"} if process.disks else set()
+        assert set(chosen.seats) - {"network"} == wanted, "a role that nobody has, or a thread without one"
+        assert all(seat.cpus and cores_of(seat) <= set(machine.allowed) for seat in chosen.seats.values())
+        assert chosen.memory is None or set(chosen.memory.nodes) <= set(machine.memory_nodes)
+    apart = ("io", "network")
+    shared = set().union(*(cores_of(each.seats[role]) for each in every for role in apart if role in each.seats))
+    own = [set().union(*(cores_of(each.seats[role]) for role in each.seats if role not in apart)) for each in every]
+    for node in machine.usable_nodes():
+        cores = [set(core) for core in machine.allowed_cores(node)]
+        assert len(cores) < 2 or not set().union(*cores) <= shared, "disks and network leave a core to the others"
+        users = [sum(bool(core & one) for one in own) for core in cores if not core & shared]
+        assert not users or max(users) <= 1 or min(users) >= 1, "a core of two processes, and another of none"
+
+
+def test_every_process_finds_its_own_part(four, two, roots):
+    """Zhao et al.'s machine with a process for each of eight GPUs: none of them shares a core with another."""
+    tier = (place("/dev/md127", roots["four_sockets"]),)
+    every = choose(four, [Process(tier, four.gpu(number)) for number in range(8)], over_nodes=True)
+    assert [each.cpus("compute") for each in every[:4]] == [(1, 49), (4, 52), (7, 55), (10, 58)]
+    assert [each.seats["compute"].nodes for each in every] == [(0,)] * 4 + [(1,)] * 4
+    assert {each.cpus("io") for each in every} == {parse_list("32-35,44-47,80-83,92-95")}
+    assert {each.cpus("network") for each in every} == {(11, 59)}
+    feeding = [each.cpus("read") for each in every]
+    assert len(set().union(*feeding)) == sum(map(len, feeding)) == 2 * (11 + 12 - 8)
+    plans = [each.seats["plan"].nodes for each in every]
+    assert plans == [(2,)] * 4 + [(3,)] * 4, "of the nodes without GPUs that which is nearer"
+    assert every[0].memory == MemoryPolicy("interleave", (0, 2, 3)) and every[7].memory.nodes == (1, 2, 3)
+
+
+def test_trainers_on_cpus_use_all_of_them(two, roots):
+    """Eight with the threads that `--local-nodes 8` gives each of them here, and eight with as many as they get."""
+    for threads in (126 // 8, 0):
+        every = choose(two, [Process(threads=threads)] * 8, over_nodes=True)
+        computing = [set(each.cpus("compute")) for each in every]
+        assert len(set().union(*computing)) == sum(map(len, computing)) == 126
+        assert [each.memory for each in every] == [MemoryPolicy("local", (number % 2,)) for number in range(8)]
+        assert {each.trainers for each in every} == {8} and every[0].threads() == 16
+
+
+def test_which_thread_sits_where_on_every_recorded_machine(roots):
+    """With 1, 2, 4 and 8 trainers: what has changed is looked at line by line, and written by seat_table.py."""
+    assert seat_table.text(roots).splitlines() == seat_table.FILE.read_text().splitlines()
+
+
+def test_tables_of_one_node_need_room_for_all_of_them(two):
+    room = two.node(0).num_bytes // 2
+    for bytes_each, kind in ((room // 4, "local"), (room // 4 + 1, "interleave")):
+        every = choose(two, [Process(table_bytes=bytes_each)] * 8, over_nodes=True)
+        assert every[0].memory.kind == kind and every[0].memory.nodes == (0,)
+
+
+def test_a_process_that_only_serves_has_a_part_of_its_own(two):
+    trainer, server = choose(two, [Process(serves=False), Process(trains=False)], over_nodes=True)
+    assert set(server.seats) == {"receive", "serve"} and "compute" not in server.seats
+    assert not set(server.cpus("serve")) & set(trainer.cpus("compute")) and "serve" not in trainer.seats
+    assert trainer.memory is None and server.memory.kind == "local" and server.trainers == 1
+
+
+def test_threads_of_several_trainers_on_one_node_are_divided(roots):
+    machine = read(roots["desktop"])
+    first, second = choose(machine, [Process(), Process(trains=False), Process()])[:2]
+    assert first.trainers == 2 and first == second
+    assert first.threads() == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def test_every_role_of_a_real_choice_holds_for_real_threads():
@@ -191,7 +273,7 @@ def test_every_role_of_a_real_choice_holds_for_real_threads():
     gpu = Gpu("0000:01:00.0", "NVIDIA", "a GPU", 1)
     disks = (Disk("nvme0n1", "NVMe", "", 1 << 40, False, None, 0),)
     machine = Topology(nodes, cores, (), (), here.allowed, (0, 1), disks, (gpu,), ())
-    chosen = choose(machine, [Place("/a", "nvme0n1", "ext4", ("nvme0n1",))], gpu)
+    chosen = alone(machine, [Place("/a", "nvme0n1", "ext4", ("nvme0n1",))], gpu)
     found = {}
 
     def bind(role):
@@ -199,16 +281,16 @@ def test_every_role_of_a_real_choice_holds_for_real_threads():
         found[role] = tuple(sorted(os.sched_getaffinity(0)))
 
     with Workers(lambda: None, bind) as workers:
-        for role in (*STAGE_ROLES, "io:0", "io"):
+        for role in chosen.seats:
             workers.start(role, 1, lambda: None, lambda: None)
         workers.join()
-    assert found == {role: chosen.cpus(role) for role in found} and len(found) == len(STAGE_ROLES) + 2
-    assert found["io:0"][0] in parts[0] and found["compute"][0] in parts[1]
+    assert found == {role: chosen.cpus(role) for role in chosen.seats} and len(found) == 9
+    assert found["io"][0] in parts[0] and found["compute"][0] in parts[1]
 
 
 def test_unknown_roles_are_a_defect_everywhere(two):
-    for chosen in (unbound("nothing"), choose(two, [], two.gpu(0))):
-        for role in ("reader", "io:", "io:x", ""):
+    for chosen in (unbound("nothing"), alone(two, [], two.gpu(0))):
+        for role in ("reader", "io:0", ""):
             with pytest.raises(ValueError, match="no role"):
                 chosen.bind_thread(role)
 
@@ -248,3 +330,18 @@ def test_a_thread_that_cannot_be_bound_runs_on_and_says_so_once(said, monkeypatc
     monkeypatch.setattr(binding.os, "sched_setaffinity", refuse)
     numa_memory.say.cache_clear()
     assert not chosen.bind_thread("read") and said()[0].endswith("Operation not permitted")
+
+
+def test_a_thread_is_bound_for_a_while(said):
+    allowed = os.sched_getaffinity(0)
+    chosen = Binding({"network": Seat((max(allowed),), (0,), "a test")}, None, "")
+    with chosen.bound("network"):
+        child = []
+        thread = threading.Thread(target=lambda: child.append(os.sched_getaffinity(0)))
+        thread.start()
+        thread.join()
+        assert child == [os.sched_getaffinity(0)] == [{max(allowed)}]
+    assert os.sched_getaffinity(0) == allowed
+    with chosen.bound("compute"):
+        assert os.sched_getaffinity(0) == allowed
+    assert said() == []  # a role without a seat is nobody's loss here

@@ -1,10 +1,18 @@
-"""A signal ends a wait, whichever thread it comes to."""
+"""What signals ask for, and how often; a signal ends a wait, whichever thread it comes to."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 
 import pytest
+
+from marius_oac.runtime import signals
+from marius_oac.runtime.signals import STOPPING, StopSignal, signal_behind, stop_on_interrupt, stopped_by_signals
 
 WAITS = """if True:
     import selectors, signal, sys, threading, time
@@ -40,3 +48,146 @@ def test_a_signal_that_another_thread_gets_ends_the_wait(seconds):
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "heard\n")
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def untouched():
+    """Whatever the test did, handlers, hook and threads are as they were."""
+    before = [signal.getsignal(number) for number in STOPPING], sys.unraisablehook, threading.active_count()
+    yield
+    assert before == ([signal.getsignal(number) for number in STOPPING], sys.unraisablehook, threading.active_count())
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_command_is_stopped_by_each_signal(untouched, number):
+    with pytest.raises(StopSignal) as caught, stopped_by_signals():
+        send(number)
+        pytest.fail("went on")
+    assert (caught.value.number, signal_behind(caught.value), str(caught.value)) == (number, number, number.name)
+    assert signal_behind(RuntimeError()) is None and signal_behind(KeyboardInterrupt()) == signal.SIGINT
+
+
+def test_a_request_is_polite_once_and_a_signal_that_comes_twice_at_once_is_one(untouched, monkeypatch, capfd):
+    asked, clock = [], iter((10.0, 10.4, 10.6))
+    monkeypatch.setattr(signals.time, "monotonic", lambda: next(clock))
+    with pytest.raises(StopSignal) as caught, stop_on_interrupt(lambda: asked.append("asked")) as requests:
+        assert requests.first == signal.SIGINT
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        asked.append(requests.first)
+        send(signal.SIGTERM)
+        pytest.fail("went on")
+    assert asked == ["asked", signal.SIGTERM] and caught.value.number == signal.SIGTERM
+    assert capfd.readouterr().err.count("stopping after the batches in flight") == 1
+
+
+def test_the_first_request_stops_at_once_where_there_is_nothing_to_lose(untouched):
+    with pytest.raises(StopSignal), stop_on_interrupt(lambda: pytest.fail("asked politely"), lambda: True):
+        send(signal.SIGHUP)
+
+
+def test_within_a_command_the_second_request_raises_too(untouched):
+    """And is counted across both: the loop's is the command's."""
+    asked = []
+    with pytest.raises(StopSignal) as caught, stopped_by_signals(), stop_on_interrupt(lambda: asked.append(1)):
+        send(signal.SIGINT)
+        send(signal.SIGTERM)
+    assert asked == [1] and caught.value.number == signal.SIGTERM
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(untouched):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopped_by_signals(), stop_on_interrupt(lambda: pytest.fail("asked")):
+            send(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_standard_error_that_is_gone_does_not_break_the_handler(untouched, monkeypatch):
+    def gone(descriptor, content):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(os, "write", gone)
+    asked = []
+    with stop_on_interrupt(lambda: asked.append("asked")):
+        send(signal.SIGTERM)
+    assert asked == ["asked"]
+
+
+def swallowed_in_a_destructor():
+    class Dying:
+        def __del__(self):
+            send(signal.SIGTERM)
+
+    Dying()
+
+
+def swallowed_by_a_library():
+    with suppress(StopSignal):
+        send(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("swallowed", [swallowed_in_a_destructor, swallowed_by_a_library])
+def test_a_signal_that_somebody_has_swallowed_comes_again(untouched, swallowed, capfd):
+    with pytest.raises(StopSignal), stopped_by_signals():
+        swallowed()
+        threading.Event().wait(30)
+        pytest.fail("went on")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_it_does_not_come_again_while_what_it_stopped_is_cleaned_up(untouched, monkeypatch):
+    monkeypatch.setattr(signals, "REMIND_SECONDS", 0.02)
+    real, reminded = signals.Requests.add, []
+
+    def add(requests, number):
+        reminded.append(requests._reminds)
+        return real(requests, number)
+
+    monkeypatch.setattr(signals.Requests, "add", add)
+    with pytest.raises(StopSignal), stopped_by_signals():
+        try:
+            send(signal.SIGTERM)
+        finally:
+            while reminded != [False, True, True]:
+                threading.Event().wait(0.01)
+
+
+STUBBORN = """if True:
+    import ctypes, os, signal, sys, threading, time
+    from marius_oac.runtime.signals import stopped_by_signals
+
+    with stopped_by_signals():
+        try:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                print("cleans up", flush=True)
+                if sys.argv[1] == "quick":
+                    print("done", flush=True)
+                else:  # compiled code that looks at no signals
+                    print(time.monotonic(), flush=True)
+                    until = time.monotonic() + 60
+                    while (left := until - time.monotonic()) > 0:
+                        ctypes.CDLL(None).usleep(min(900_000, int(left * 1e6)))
+        except KeyboardInterrupt as stop:
+            print(stop.number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["quick", "stuck"])
+def test_a_second_signal_lets_clean_up_but_not_for_long(how):
+    done = subprocess.run([sys.executable, "-c", STUBBORN, how], capture_output=True, text=True, timeout=30)
+    said = done.stdout.splitlines()
+    assert said[0] == "cleans up" and not done.stderr
+    if how == "quick":
+        assert (done.returncode, said[1:]) == (0, ["done", str(int(signal.SIGINT))])
+    else:
+        assert done.returncode == -signal.SIGTERM and time.monotonic() - float(said[1]) < 10

@@ -101,3 +101,19 @@ def test_a_binding_that_fails_is_an_error_like_any_other():
         workers.start("reed", 1, lambda: told.append("worked"), lambda: told.append("done"))
         workers.join()
     assert set(told) == {"failure"}
+
+
+def test_a_thread_that_the_system_does_not_start_is_not_waited_for(monkeypatch):
+    """The second of three: the first one ends, and the block is left with the error."""
+    stop, before, real, started = threading.Event(), threading.active_count(), threading.Thread.start, []
+
+    def start(thread):
+        started.append(thread)
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"), Workers(stop.set) as workers:
+        workers.start("waiting", 3, lambda: stop.wait(30), lambda: None)
+    assert len(started) == 2 and threading.active_count() == before

@@ -134,7 +134,12 @@ def test_any_changed_byte_of_a_listing_is_found(tmp_path):
     (b'{"format": "marius-oac pages"}', "is damaged"),
     ({"format": "other"}, "is damaged"),
     ({"version": 2}, "format version 2, not 1"),
-    ({"more": 1}, "is damaged"),
+    ({"identity": "../x"}, "identity '../x' is none"),
+    ({"page_bytes": 0}, "page_bytes 0 is no multiple of 4096"),
+    ({"page_bytes": 4097}, "page_bytes 4097 is no multiple of 4096"),
+    ({"page_bytes": 2**62}, "page_bytes 4611686018427387904 is no multiple"),
+    ({"files": []}, "0 files are listed"),
+    ({"files": ["../../other.pages"]}, "files.0 '../../other.pages' is no name of a page file"),
     ({"files": None}, "is damaged"),
 ])  # fmt: skip
 def test_a_listing_that_is_none_is_named(tmp_path, content, message):
@@ -363,3 +368,16 @@ def test_asynchronous_requests_move_what_single_ones_move(tmp_path):
             files.submit(files.read, slots, at).result()
         assert len(files._contexts) == 1
     assert not files._contexts
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_file_that_lacks_slots_is_the_one_that_is_named(tmp_path, number):
+    """Of two whose segments take turns."""
+    listing, slots = Listing.new(PAGE, [tmp_path / "a", tmp_path / "b"]), np.arange(4) * SLOTS_PER_SEGMENT
+    with open_files(tmp_path, listing, create=True) as files:
+        files.grow(4 * SLOTS_PER_SEGMENT)
+        files.check_slots(slots)
+    os.truncate(listing.files[number], HEADER_BYTES + PAGE)
+    with open_files(tmp_path, listing) as files, pytest.raises(InputError, match="refers to slot 768") as caught:
+        files.check_slots(slots)
+    assert caught.value.where == listing.files[number]

@@ -62,9 +62,8 @@ class DenseOptimizer:
                 return
             if decay != 1:
                 _set_rate(self._optimizer, self._config.learning_rate * factor)
-            if self._sync:
-                self._sync.reduce(self._gradients(), float(arrays["share"].item()))
-            self._optimizer.step()
+            if not self._sync or self._sync.reduce(self._gradients(), float(arrays["share"].item())):
+                self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             if self._sync:
                 self._sync.updated(timestamp)

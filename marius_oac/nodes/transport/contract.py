@@ -30,7 +30,6 @@ from marius_oac.errors import InputError
 SECRET_BYTES = 32
 TAKEN = "a rank that is connected already"
 """Why a trainer is refused: another one has its rank."""
-BUSY = "too many handshakes at once"
 _FAILED = "it can't go on: "
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray
 
@@ -161,7 +160,7 @@ def failed(why: str) -> str:
 
 def passes(reason: str) -> bool:
     """Whether who is refused for this reason may be let in later."""
-    return reason in (TAKEN, BUSY) or reason.startswith(_FAILED)
+    return reason == TAKEN or reason.startswith(_FAILED)
 
 
 def nonsense(what: object) -> str:

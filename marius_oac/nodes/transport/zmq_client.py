@@ -2,11 +2,13 @@
 
 Guarantees: those of `contract.py` and `zmq_endpoint.py`. A constructed client has proved its rank and has proof that
 the server has the run's secret. A connection that ended is never made again: what was on its way would be lost without
-anybody's notice.
+anybody's notice. One that is broken off before it was made is tried `_TRIES` times: a server that strangers crowd does
+that.
 """
 
 from __future__ import annotations
 
+import random
 import select
 import time
 from collections.abc import Sequence
@@ -22,18 +24,21 @@ from marius_oac.nodes.transport.wire import Kind, Malformed, parse
 from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLOUT, Line, ZmqEndpoint
 
 _PAUSE = 50  # milliseconds between attempts while nobody listens
+_TRIES = 6  # attempts that may be broken off, before another program or secret is what is there; 1.5 s in all
+_BACKOFF = 0.05  # seconds before the second attempt, twice as many before each further one, more or less
 _BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
 _WATCHED = _BROKEN_OFF | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CLOSED
 
 
 class ZmqClient(ZmqEndpoint, Client):
-    """Connects; waits for a server that doesn't listen yet, or is busy, for `timeout` seconds.
+    """Connects; waits for a server that doesn't listen yet, or is busy, for `patience` seconds.
 
     Args:
         address: "HOST:PORT" of the server.
         name: the server's node.
         rank: this trainer's.
         timeout: seconds after which a silent server is lost.
+        patience: default: `timeout`.
 
     Raises:
         NodeLost: it can't be reached, or refuses this trainer now: see `Client`.
@@ -48,13 +53,16 @@ class ZmqClient(ZmqEndpoint, Client):
         security: Security,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         timeout: float = 30.0,
+        patience: float | None = None,
     ):
         super().__init__(zmq.DEALER, name, limits, timeout)
         self._address, self._rank, self._security = address, rank, security
+        self._patience = timeout if patience is None else patience
         self._keys = Keys(security, name)
         self._line = Line(name, [], limits)
         self._socket: zmq.Socket | None = None
-        deadline = time.monotonic() + timeout
+        self._broken_off = 0
+        deadline = time.monotonic() + self._patience
         try:
             while not self._connect(deadline):
                 self._socket.close(0)
@@ -75,7 +83,7 @@ class ZmqClient(ZmqEndpoint, Client):
     # --- connecting --------------------------------------------------------------------------------------------------
 
     def _connect(self, deadline: float) -> bool:
-        """One attempt; False if nobody listens yet."""
+        """One attempt; False if another one may do better."""
         self._socket = socket = self._open()
         if self._security.encrypted:
             public, secret = zmq.curve_keypair()
@@ -112,16 +120,23 @@ class ZmqClient(ZmqEndpoint, Client):
                 if event == zmq.EVENT_CLOSED:
                     events.poll(min(_PAUSE, 1000 * left))
                     return False
-                self._broken_off(event)
-        raise NodeLost(self.name, f"it didn't answer at {self._address} within {self.timeout:g} s")
+                if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    raise NodeRefused(self.name, f"refused at {self._address}: another secret, or another run")
+                self._back_off(left)
+                return False
+        raise NodeLost(self.name, f"it didn't answer at {self._address} within {self._patience:g} s")
 
-    def _broken_off(self, event: int) -> None:
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise NodeRefused(self.name, f"refused at {self._address}: another secret, or another run")
-        raise NodeRefused(
-            self.name,
-            f"broke off at {self._address}: another program or version, secret or run, or encrypted at one end only",
-        )
+    def _back_off(self, left: float) -> None:
+        """The attempt was broken off: waits before the next one, for `left` seconds at most."""
+        self._broken_off += 1
+        if self._broken_off == _TRIES:
+            raise NodeRefused(
+                self.name,
+                f"broke off at {self._address}: another program or version, secret or run, or encrypted at one end "
+                "only",
+            )
+        pause = _BACKOFF * 2 ** (self._broken_off - 1) * random.uniform(0.5, 1.5)
+        self._poll.poll(1000 * min(left, pause))  # for nothing: the socket is not registered yet
 
     def _converse(self, side: ClientSide, message: list[bytes]) -> bool:
         """Answers the server; returns whether all is said."""

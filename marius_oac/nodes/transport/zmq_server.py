@@ -3,8 +3,8 @@
 Guarantees, beyond those of `contract.py` and `zmq_endpoint.py`:
 - A connection belongs to a rank from its proof (`handshake.py`) until it ends. Connections are told apart by numbers
   that ZeroMQ gives them and clients can't choose.
-- What strangers send has no effect: it is counted in `refused`, by reason, and logged now and then. At most
-  `MOST_PENDING` of those who passed the gate may be in the middle of a handshake, for `timeout` seconds.
+- What strangers send has no effect: it is counted in `refused`, by reason, and logged now and then. Connections that
+  have proved nothing yet are bounded in number and time (`zmq_gate.Visitors`); of those that have, a rank has one.
 - A trainer that has proved its rank and says what none says is lost, which is counted as well. What it says after that
   has no effect.
 - It listens at the address that it was given and nowhere else.
@@ -23,7 +23,6 @@ from zmq.utils import z85
 
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.transport.contract import (
-    BUSY,
     TAKEN,
     Buffer,
     Limits,
@@ -37,9 +36,9 @@ from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES, Hello, 
 from marius_oac.nodes.transport.refusals import Refusals
 from marius_oac.nodes.transport.wire import Head, Kind, Malformed, parse
 from marius_oac.nodes.transport.zmq_endpoint import LEFT, Line, ZmqEndpoint
-from marius_oac.nodes.transport.zmq_gate import ZAP_DOMAIN, Events, Gate
+from marius_oac.nodes.transport.zmq_gate import PROVING, ZAP_DOMAIN, Gate, Visitor, Visitors, most_unproved
 
-MOST_PENDING = 64
+_BACKLOG = 1024  # connections that wait to be accepted; those beyond are only tried again after seconds
 _LONGEST_REASON = 1000  # characters
 _SUSPICIONS = 3  # looks at everybody after a connection ended: ZeroMQ tells of it a little before it is so
 
@@ -76,11 +75,13 @@ class ZmqServer(ZmqEndpoint, Server):
         self._refusals = Refusals(log)
         self._by_rank: dict[int, Line] = {}
         self._by_route: dict[bytes, tuple[int, Line]] = {}
-        self._pending: dict[bytes, tuple[float, ServerSide]] = {}
+        self._pending: dict[bytes, tuple[Visitor, ServerSide]] = {}
         self._suspicions, self._next_probe = 0, 0.0
         self._gate = None if security.encrypted else Gate(self._context, Tokens(self._keys), self._refusals)
         self._socket = self._open()
-        self._events = Events(self._socket, self._gate, self._refusals)
+        self._visitors = Visitors(
+            self._socket, self._gate, self._refusals, most_unproved(len(self.names)), min(timeout, PROVING)
+        )
         try:
             self._listen(endpoint)
         except zmq.ZMQError as error:
@@ -91,6 +92,7 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _listen(self, endpoint: str) -> None:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         self._socket.setsockopt(zmq.IPV6, "[" in endpoint)
         if self._gate is None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -100,7 +102,8 @@ class ZmqServer(ZmqEndpoint, Server):
             self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
             self._poll.register(self._gate.socket.getsockopt(zmq.FD), select.POLLIN)
         self._socket.bind(endpoint)
-        self._poll.register(self._socket.getsockopt(zmq.FD), select.POLLIN)
+        for socket in (self._socket, self._visitors.socket):
+            self._poll.register(socket.getsockopt(zmq.FD), select.POLLIN)
 
     @property
     def refused(self) -> Counter[str]:
@@ -154,43 +157,45 @@ class ZmqServer(ZmqEndpoint, Server):
     def _take_in(self, frames: list[zmq.Frame]) -> None:
         route = frames[0].bytes
         rank, line = self._by_route.get(route, (None, None))
+        visitor = self._visitors.whose(frames[-1]) if line is None else None
         try:
             if len(frames) < 2:
                 raise Malformed("malformed message")
             what, rest = parse(frames[1].buffer), frames[2:]
             if line is None:
-                self._events.heard(frames[1])
-                self._from_stranger(route, what, rest)
+                self._from_stranger(route, visitor, what, rest)
             elif line.over is None:
                 self._arrived(line, what, rest)
         except Malformed as reason:
             whom = "a connection" if line is None else f"a message of node {line.name} (rank {rank})"
             self._refusals.count(str(reason), whom)
-            if line is not None:
+            if line is None:
+                visitor.counted = True
+            else:
                 line.over = line.over or nonsense(reason)
 
-    def _from_stranger(self, route: bytes, what: Head, frames: Sequence[zmq.Frame]) -> None:
+    def _from_stranger(self, route: bytes, visitor: Visitor, what: Head, frames: Sequence[zmq.Frame]) -> None:
         sizes = [len(frame) for frame in frames]
         if what.kind is Kind.HELLO and route not in self._pending:
             if sizes != [HELLO_BYTES] or route[0]:  # a number that it chose doesn't begin with 0
                 raise Malformed("malformed handshake")
-            self._challenge(route, Hello.parse(frames[0].bytes))
+            self._challenge(route, visitor, Hello.parse(frames[0].bytes))
         elif what.kind is Kind.PROOF and route in self._pending:
             _, side = self._pending.pop(route)
             if sizes != [MAC_BYTES] or not side.accepts(frames[0].bytes):
                 raise Malformed("wrong proof")
             self._welcome(route, side.hello)
+            self._visitors.proved(visitor)
         else:
             raise Malformed("message before the handshake")
 
-    def _challenge(self, route: bytes, hello: Hello) -> None:
+    def _challenge(self, route: bytes, visitor: Visitor, hello: Hello) -> None:
         if hello.limits != self.limits:
             self._turn_away(route, "other limits of messages")
         self._check_rank(route, hello.rank)
-        if len(self._pending) >= MOST_PENDING:
-            self._turn_away(route, BUSY)
         side = ServerSide(self._keys, hello)
-        self._pending[route] = time.monotonic() + self.timeout, side
+        self._pending[route] = visitor, side
+        visitor.since, visitor.greeted = time.monotonic(), True
         self._say(route, Kind.CHALLENGE, side.challenge())
 
     def _welcome(self, route: bytes, hello: Hello) -> None:
@@ -221,11 +226,13 @@ class ZmqServer(ZmqEndpoint, Server):
         if self._gate is not None:
             self._gate.answer()
         super()._drain()
+        if self._visitors.look():
+            self._suspicions = _SUSPICIONS
+            self._pending = {route: each for route, each in self._pending.items() if each[0].here}
+            self._look()
 
     def _look(self) -> None:
         now = time.monotonic()
-        if self._events.disconnected():
-            self._suspicions = _SUSPICIONS
         if self._suspicions or now >= self._next_probe:  # on a busy machine it may be so only after these looks
             self._suspicions = max(0, self._suspicions - 1)
             self._next_probe = now + self._tick
@@ -233,10 +240,6 @@ class ZmqServer(ZmqEndpoint, Server):
             gone = [line for line in present if not self._put(line, Kind.PROBE)]
             if gone:
                 self._gone(gone)
-        for route, (deadline, _) in list(self._pending.items()):
-            if now > deadline:
-                del self._pending[route]
-                self._refusals.count("handshake not finished", "a connection")
 
     def _lines(self) -> Sequence[Line]:
         return list(self._by_rank.values())
@@ -246,10 +249,11 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _release(self, linger: int) -> None:
         self._socket.disable_monitor()  # it would wait for room for its events, which nobody reads any more
+        self._visitors.close()
         super()._release(linger)
 
     def _sockets(self) -> Sequence[zmq.Socket]:
-        return [*([self._gate.socket] if self._gate else []), self._events.socket, self._socket]
+        return [*([self._gate.socket] if self._gate else []), self._socket]
 
 
 def _endpoint(address: str, name: str) -> str:

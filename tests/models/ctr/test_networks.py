@@ -209,6 +209,7 @@ def test_what_a_network_cannot_take_is_named(name, schema, message):
         make_network(schema, make_config(name), 0)
 
 
+@pytest.mark.usefixtures("all_code_is_known")
 @pytest.mark.parametrize("text, message", [
     ("class Net(dict): pass", "has no class 'Net' derived from marius_oac.Network"),
     ("def broken(:", "mine.py:1: invalid syntax"),
@@ -324,6 +325,7 @@ def test_cuda_repeats_its_bits_and_follows_the_cpu(name):
             torch.testing.assert_close(one.cpu(), cpu)
 
 
+@pytest.mark.usefixtures("all_code_is_known")
 def test_the_example_of_a_network_of_ones_own():
     from pathlib import Path
 

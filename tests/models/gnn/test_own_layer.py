@@ -15,6 +15,7 @@ from tests.models import naive_gnn as naive
 from tests.models.gnn.test_layers import draw_values, tensors
 from tests.test_dgl import dgl  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.usefixtures("all_code_is_known")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "my_layers.py"
 GOOD = """
 import torch

@@ -3,13 +3,13 @@
 import time
 
 from marius_oac.nodes.transport.contract import Limits
+from marius_oac.nodes.transport.zmq_gate import FOREIGN
 from tests.nodes.transport.conformance import content
 from tests.nodes.transport.strangers import Insider, counted
 from tests.nodes.transport.test_zmq import Zmq
 from tests.threads import PATIENCE
 
 LIMITS = Limits(max_bytes=100_000, max_frames=8, queue=8)
-FOREIGN = "no handshake of ours, or another key"
 EARLY = "message before the handshake"
 
 

@@ -4,6 +4,7 @@ python -m tests.nodes.transport.peer ADDRESS RANK wait|flood|busy|echo|serve ENC
 """
 
 import ctypes
+import json
 import os
 import sys
 
@@ -18,10 +19,9 @@ from tests.nodes.transport.conformance import NAMES, SERVER
 def serve(address, security, timeout):
     with ZmqServer(address, SERVER, NAMES, security, timeout=timeout) as server:
         print(server.address, flush=True)
-        request = server.receive()
-        server.send(request.peer, request.frames)
-        while server.receive():
-            continue
+        while request := server.receive():
+            refused = json.dumps(server.refused).encode()
+            server.send(request.peer, [refused] if request.frames == [b"refused?"] else request.frames)
 
 
 def train(client, what):

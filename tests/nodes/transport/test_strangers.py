@@ -2,18 +2,21 @@
 
 import socket
 import threading
+import time
 
 import pytest
 import zmq
 
-from marius_oac.errors import InputError, NodeRefused
+from marius_oac.errors import InputError, NodeLost, NodeRefused
+from marius_oac.nodes.transport import zmq_client
 from marius_oac.nodes.transport.contract import Security
 from marius_oac.nodes.transport.handshake import MAC_BYTES, NONCE_BYTES
 from marius_oac.nodes.transport.wire import Kind, head
 from marius_oac.nodes.transport.zmq_client import ZmqClient
+from marius_oac.nodes.transport.zmq_gate import FOREIGN, SLOW
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from tests.nodes.transport.conformance import NAMES, SERVER, beside, outcome_of
-from tests.nodes.transport.guarded import FOREIGN, LIMITS, Guarded, all_said
+from tests.nodes.transport.guarded import LIMITS, Guarded, all_said
 from tests.nodes.transport.strangers import counted, place, replay, throw
 from tests.nodes.transport.test_zmq import SECRET
 
@@ -38,25 +41,43 @@ def other(security, **changes):
 # --- strangers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def once(monkeypatch):
+    """A client that is broken off does not try again."""
+    monkeypatch.setattr(zmq_client, "_TRIES", 1)
+
+
 @pytest.mark.parametrize("changes", [{"secret": bytes(32)}, {"run": "another"}], ids=["secret", "run"])
-def test_another_secret_or_run(guarded, changes):
+def test_another_secret_or_run(guarded, once, changes):
     with pytest.raises(NodeRefused, match=f"node {SERVER}: .* another secret, or another run|secret or run"):
         ZmqClient(guarded.address, SERVER, 1, other(guarded.security, **changes), LIMITS)
     guarded.counted(FOREIGN if guarded.security.encrypted else "wrong secret")
     assert len(guarded.wires.lines) == 1 and guarded.wires.lines[0].startswith("refused a connection")
 
 
-def test_the_secret_of_this_run_for_another_server(guarded):
+def test_the_secret_of_this_run_for_another_server(guarded, once):
     with pytest.raises(NodeRefused):
         ZmqClient(guarded.address, "shard-1", 1, guarded.security, LIMITS)
     guarded.counted(FOREIGN if guarded.security.encrypted else "wrong secret")
 
 
-def test_encrypted_at_one_end_only(guarded):
+def test_encrypted_at_one_end_only(guarded, once):
     changed = other(guarded.security, encrypted=not guarded.security.encrypted)
     with pytest.raises(NodeRefused, match="encrypted at one end only"):
         ZmqClient(guarded.address, SERVER, 1, changed, LIMITS)
     guarded.counted(FOREIGN)
+
+
+def test_who_is_broken_off_tries_again_a_few_times(guarded):
+    """As a server that strangers crowd does."""
+    begin = time.monotonic()
+    with pytest.raises(NodeRefused, match="broke off at"):
+        ZmqClient(guarded.address, SERVER, 1, other(guarded.security, encrypted=not guarded.security.encrypted), LIMITS)
+    assert time.monotonic() - begin > 0.7
+    guarded.counted(FOREIGN, 6)
+    with pytest.raises(NodeLost, match="within 0.2 s"):  # and no longer than it has patience
+        changed = other(guarded.security, encrypted=not guarded.security.encrypted)
+        ZmqClient(guarded.address, SERVER, 1, changed, LIMITS, patience=0.2)
 
 
 def test_a_secret_is_no_text_and_is_not_shown():
@@ -90,7 +111,9 @@ def test_connections_that_say_nothing_are_ended(request):
         with connection:
             while connection.recv(1000):
                 continue
-    guarded.counted(FOREIGN, 50)
+    while guarded.server.refused[SLOW] + guarded.server.refused[FOREIGN] < 50:  # ZeroMQ's time is up as well
+        guarded.go_on()
+    assert guarded.server.refused.total() == 50
 
 
 # --- recorded handshakes ---------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_a_trainer_is_lost_even_if_its_end_was_told_too_early(wires):
     """ZeroMQ tells of it a little before it is so: on a busy machine all looks may be over by then."""
     server, client = wires.pair(0)
     with server._changed:
-        server._events.disconnected = lambda: False
+        server._visitors.look = lambda: False
     waiting = beside(server.receive)
     client.abort()
     client.close()

@@ -1,0 +1,79 @@
+"""What is around every command: its signals, its streams and its exit code.
+
+| exit code | what happened |
+|---|---|
+| 0 | it is done; its results may have gone nowhere, where nobody reads on or standard output was closed |
+| 1 | the answer is no (`compare`, `nodes check`), another node was lost, or there is a defect, with its traceback |
+| 2 | a mistake of the user, a damaged file, a full disk, no more memory or threads, a number that diverged |
+| 128 + n | signal n (SIGINT, SIGTERM or SIGHUP: 130, 143, 129) has stopped it |
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from marius_oac import console
+from marius_oac.errors import Interrupted, MariusOacError
+from marius_oac.runtime.signals import Requests, signal_behind, stopped_by_signals
+
+_OF_THE_MACHINE = frozenset((
+    errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE,
+    errno.ENOMEM, errno.EAGAIN, errno.ENOLCK, errno.ESTALE,
+))  # fmt: skip
+"""Errors of system calls that say something of the disk, its limits and its owner, and nothing of this program."""
+_NO_THREAD = "can't start new thread"  # CPython's
+
+
+def run_command(program: str, work: Callable[[], int | None]) -> int:
+    """The exit code of a command; errors that are no mistake of the user surface with their traceback."""
+    console.open_standard_streams()
+    with stopped_by_signals() as stops:
+        try:
+            return _run(program, work, stops)
+        except BaseException as error:
+            stops.settle()
+            number = signal_behind(error)
+            if number is None:
+                raise
+            console.say(f"{program}: stopped")
+            return 128 + number
+        finally:
+            console.let_go()
+
+
+def _run(program: str, work: Callable[[], int | None], stops: Requests) -> int:
+    try:
+        try:
+            code = work()
+        except SystemExit as ended:  # argparse's, after `--help`
+            code = ended.code
+        console.finish()
+        return code or 0
+    except MariusOacError as error:
+        if signal_behind(error) is not None and not isinstance(error, Interrupted):
+            raise
+        stops.settle()
+        console.say(f"{program}: {error}")
+        return error.exit_code
+    except (OSError, MemoryError, RuntimeError) as error:
+        reason = failure_of_machine(error)
+        if reason is None:
+            raise
+        console.say(f"{program}: {reason}")
+        return 2
+
+
+def failure_of_machine(error: BaseException) -> str | None:
+    """In one line what the machine could not do, where that is what an error says; None for every other one.
+
+    Most such errors are an InputError by then, which says more. This is for those that any system call may raise.
+    """
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror or error}"
+    if isinstance(error, MemoryError):
+        return " ".join(f"there is not enough memory: {error}".split()).removesuffix(":")
+    if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+        return "the system starts no more threads: its limit is reached (ulimit -u, or the container's)"
+    return None

@@ -1,0 +1,128 @@
+"""What this program says: notes and progress on standard error, results on standard output.
+
+Guarantees:
+- A stream that is closed, full or gone (EPIPE, EIO, ENOSPC, no stream at all) stops no work and changes no exit code,
+  with one exception: what a command is asked for, and can't be written (`answer`), is an error. That nobody reads on,
+  as behind `| head`, is none.
+- A file that the program opens never gets the number of a standard stream that was closed (`open_standard_streams`):
+  what is said would be written into it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Any, TextIO
+
+from marius_oac.errors import InputError
+
+
+def say(text: str) -> None:
+    """Writes lines to standard error, if that can be done."""
+    NOTICES.write(text + "\n")
+    NOTICES.flush()
+
+
+def report(text: object) -> None:
+    """Writes to standard output what became of work that is done, if that can be done: the work counts."""
+    if _is_open(sys.stdout):
+        try:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+        except OSError:
+            _let_go(sys.stdout)
+
+
+def answer(text: object) -> None:
+    """Writes to standard output what the user has asked for; nothing where nobody reads on.
+
+    Raises:
+        InputError: it can't be written.
+    """
+    if _is_open(sys.stdout):
+        with _asked_for():
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+
+def finish() -> None:
+    """Writes what is left in the buffer of standard output, such as a text of argparse's; as `answer`."""
+    if _is_open(sys.stdout):
+        with _asked_for():
+            sys.stdout.flush()
+
+
+def let_go() -> None:
+    """Whatever a stream could not write does not fail again when the process ends, which would change its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if _is_open(stream):
+            try:
+                stream.flush()
+            except OSError:
+                _let_go(stream)
+
+
+def is_terminal() -> bool:
+    """Whether standard error is one."""
+    return _is_open(sys.stderr) and sys.stderr.isatty()
+
+
+def open_standard_streams() -> None:
+    """Opens standard streams that were closed when the process began; nobody hears what is written there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the smallest number that is free: this one
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
+
+
+class _asked_for:
+    """Within the block a failure of standard output is an InputError, unless it is that nobody reads on."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, OSError):
+            return False
+        _let_go(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            return True
+        raise InputError(f"can't be written: {error.strerror or error}", "standard output") from None
+
+
+def _is_open(stream: TextIO | None) -> bool:
+    return stream is not None and not getattr(stream, "closed", False)  # others put streams of their own there
+
+
+def _let_go(stream: TextIO) -> None:
+    """Empties the buffer of a stream that can't be written; what is written from now on is lost, too."""
+    with suppress(OSError):
+        number, nowhere = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+        stream.flush()
+
+
+class _Notices:
+    """Standard error as it is at each moment, for `say` and for bars of tqdm. Its failures are not theirs."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            if _is_open(sys.stderr):
+                sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            if _is_open(sys.stderr):
+                sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+NOTICES = _Notices()

@@ -1,0 +1,31 @@
+"""A full disk, as DuckDB and Arrow tell of it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import duckdb
+import pyarrow as pa
+
+from marius_oac.errors import InputError
+
+
+@contextmanager
+def query_errors(where: object, hint: str) -> Iterator[None]:
+    """Within the block that a disk is full becomes an InputError that names `where` and gives the `hint`."""
+    try:
+        yield
+    except (OSError, duckdb.Error, pa.ArrowException) as error:
+        if not disk_full(error):
+            raise
+        raise InputError(f"the disk is full; {hint}", where) from error
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether this error, from us or a library, says that there is no space left."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    text = str(error).lower()
+    return "no space left" in text or "max_temp_directory_size" in text

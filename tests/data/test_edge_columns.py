@@ -1,0 +1,108 @@
+"""Files of edges with a line of names above them: found, said, and never an edge."""
+
+import gzip
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from marius_oac.data.edge_columns import hold_names, roles
+from marius_oac.data.graph import Graph
+from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.data.readers import ReadOptions
+
+
+def prepared(folder, text, name="g.csv", **read):
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    options = {"valid_fraction": 0.0, "test_fraction": 0.0, "read": ReadOptions(**read)}
+    prepare(PrepareRequest(source=str(path), out=folder / "graph", **options))
+    return edges_of(Graph.open(folder / "graph"))
+
+
+def edges_of(graph):
+    names = graph.node_names(range(graph.num_nodes))
+    kinds = graph.relation_names(range(graph.num_relations)) if graph.num_relations else []
+    rows = graph.edges("train").tolist()
+    return sorted((names[row[0]], *(kinds[kind] for kind in row[1:-1]), names[row[-1]]) for row in rows)
+
+
+EDGES = [("a b", "likes", "c"), ("c", "hates", "d,e")]
+TEXT = 'a b,likes,c\nc,hates,"d,e"\n'
+
+
+@pytest.mark.parametrize(
+    "header", ["head,relation,tail", '"Head","Relation","Tail"', "source,type,target", ":START_ID,:TYPE,:END_ID",
+               "subject_id,predicate,object_id", "src,rel,dst"],
+)  # fmt: skip
+def test_a_line_of_names_is_no_edge(tmp_path, capsys, header):
+    assert prepared(tmp_path, f"{header}\n{TEXT}") == EDGES
+    said = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in said if "column names" in line]
+    assert line.startswith(f"note: {tmp_path}/g.csv:1: column names, not an edge; head, relation, tail: ")
+    assert line.endswith("(--no-header)")
+
+
+def test_a_name_says_which_column_it_is(tmp_path, capsys):
+    text = "target,weight,source\n5,0.5,1\n6,0.7,2\n"
+    assert prepared(tmp_path, text) == [("1", "5"), ("2", "6")]
+    assert "head, tail: 'source', 'target'" in capsys.readouterr().err
+
+
+def test_names_over_integers_are_told_from_them(tmp_path, capsys):
+    text = "% a graph\nwho\twhom\n1\t2\n3\t4\n"
+    assert prepared(tmp_path, text, "g.tsv", comment="%") == [("1", "2"), ("3", "4")]
+    assert "g.tsv:2: column names, not an edge; head, tail: 'who', 'whom'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["a,likes,b\nb,likes,c\n", "head,likes,tail\nb,likes,c\n", "1,2\n3,4\n", "1,r,2\n3,q,4\n", "from,to\n"]
+)
+def test_what_is_an_edge_stays_one(tmp_path, capsys, text):
+    assert prepared(tmp_path, text) == sorted(tuple(line.split(",")) for line in text.splitlines())
+    assert "column names" not in capsys.readouterr().err
+
+
+def test_the_user_has_the_last_word(tmp_path, capsys, command):
+    (tmp_path / "g.csv").write_text("from,to\na,b\n")
+    code, out, err = command(
+        "prepare", tmp_path / "g.csv", "--out", tmp_path / "kept", "--no-header", "--test-fraction", "0"
+    )
+    assert code == 0 and not any("column names" in line for line in err)
+    assert Graph.open(tmp_path / "kept").num_nodes == 4
+    code, _, err = command(
+        "prepare", tmp_path / "g.csv", "--out", tmp_path / "told", "--header", "--test-fraction", "0"
+    )
+    assert (
+        code == 0 and not any("column names" in line for line in err) and Graph.open(tmp_path / "told").num_nodes == 2
+    )
+    code, _, err = command("prepare", tmp_path / "g.csv", "--out", tmp_path / "seen", "--test-fraction", "0")
+    assert code == 0 and any("column names" in line for line in err) and Graph.open(tmp_path / "seen").num_nodes == 2
+
+
+def test_columns_that_are_named_are_names(tmp_path):
+    assert prepared(tmp_path, "x,kind,y\na,r,b\n", columns=("y", "kind", "x")) == [("b", "r", "a")]
+
+
+def test_each_split_has_a_header_of_its_own(tmp_path, capsys):
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.csv.gz").write_bytes(gzip.compress(f"source,target\na,{split}\na,b\n".encode()))
+    files = {split: tmp_path / f"{split}.csv.gz" for split in ("train", "valid")}
+    prepare(PrepareRequest(out=tmp_path / "g", unseen="keep", **files))
+    assert Graph.open(tmp_path / "g").num_nodes == 4 and capsys.readouterr().err.count("column names") == 2
+
+
+def test_parquet_columns_are_chosen_by_what_they_are_called(tmp_path):
+    pq.write_table(pa.table({"dst": ["t"], "src": ["h"], "ts": [5], "weight": [1.0]}), tmp_path / "g.parquet")
+    prepare(
+        PrepareRequest(source=str(tmp_path / "g.parquet"), out=tmp_path / "g", test_fraction=0.0, valid_fraction=0.0)
+    )
+    assert edges_of(Graph.open(tmp_path / "g")) == [("h", "t")]
+
+
+def test_rules():
+    assert not hold_names(["head", "tail"], []) and not hold_names(["head", "tail"], [["a"]])
+    assert hold_names(["x", "r", "y"], [["1", "a", "2"], ["-3", "b", "+4"]])
+    assert not hold_names(["x", "r", "7"], [["1", "a", "2"]]) and not hold_names(["x", "y"], [["1", "a"]])
+    assert roles(["source", "target", "friendship"]) == [0, 2, 1] and roles(["a", "b"]) is None
+    assert roles(["user", "item", "rating"]) == [0, 1] and roles(["from", "to", "source"]) is None

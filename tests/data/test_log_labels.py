@@ -1,0 +1,76 @@
+"""What a label may be, and what is said where it can't be told."""
+
+import pyarrow as pa
+import pytest
+
+from marius_oac.config import Config
+from marius_oac.config_ctr import LogConfig
+from marius_oac.errors import ConfigError
+from tests.data.written_logs import read, refused, write, write_parquet
+
+
+def labelled(label="label"):
+    return LogConfig(train="x", categorical=["c"], label=label)
+
+
+def texts(folder, *values):
+    return write(folder / "a.csv", "label,c\n" + "".join(f"{value},k\n" for value in values))
+
+
+@pytest.mark.parametrize(
+    "yes, no",
+    [
+        ("true", "false"),
+        ("True", "FALSE"),
+        ("yes", "no"),
+        ("t", "f"),
+        ("Y", "N"),
+        ("1", "0"),
+        ("1.0", "+0"),
+        (" 1", "0 "),
+    ],
+)
+def test_known_texts(tmp_path, yes, no):
+    path = texts(tmp_path, yes, no, no, yes)
+    assert read(path, labelled()).labels.tolist() == [1, 0, 0, 1]
+    columns = {"label": [yes, no], "c": ["k", "k"]}
+    assert read(write_parquet(tmp_path / "a.parquet", **columns), labelled()).labels.tolist() == [1, 0]
+
+
+def test_the_value_that_means_1_is_named(tmp_path):
+    path = texts(tmp_path, "<=50K", ">50K", " >50K", "unknown")
+    assert read(path, labelled({"column": "label", "positive": ">50K"})).labels.tolist() == [0, 1, 1, 0]
+    path = texts(tmp_path, "5", "4.0", "3.5", "1")
+    assert read(path, labelled({"column": "label", "positive": [4, 5]})).labels.tolist() == [1, 1, 0, 0]
+    for values in ([1, -1, -1], [1.0, -1.0, -1.0], pa.array(["1", "-1", "-1"]).dictionary_encode()):
+        path = write_parquet(tmp_path / "a.parquet", label=values, c=["k"] * 3)
+        assert read(path, labelled({"column": "label", "positive": 1})).labels.tolist() == [1, 0, 0]
+    path = write_parquet(tmp_path / "a.parquet", label=[True, False], c=["k"] * 2)
+    assert read(path, labelled({"column": "label", "positive": "false"})).labels.tolist() == [0, 1]
+
+
+def test_a_text_label_is_listed_and_offered(tmp_path):
+    path = texts(tmp_path, "<=50K", ">50K", "<=50K")
+    said = "row 1: the label in column 'label' is '<=50K', neither 0 nor 1; it has values '<=50K', '>50K': "
+    refused(path, labelled(), said + "say which means 1, as in label: {column: label, positive: '>50K'}")
+    refused(texts(tmp_path, 1, 0, 2, 1, 0), labelled(), "row 3: the label in column 'label' is 2, neither 0 nor 1")
+    refused(texts(tmp_path, -1, 1, 1), labelled(), "as in label: {column: label, positive: -1}")
+    refused(texts(tmp_path, *(f"v{i}" for i in range(99))), labelled(), "the column has 99 different values and more")
+    refused(texts(tmp_path, *"abcdefg"), labelled(), "it has values 'a', 'b', 'c', 'd', 'e', ...: say which")
+
+
+@pytest.mark.parametrize("positive", [None, "1"])
+def test_a_missing_label_is_none_of_them(tmp_path, positive):
+    label = {"column": "label", "positive": positive} if positive else "label"
+    refused(texts(tmp_path, 1, "", 0), labelled(label), "row 2: column 'label' has no label")
+    columns = {"label": [1, None], "c": ["k"] * 2}
+    refused(write_parquet(tmp_path / "a.parquet", **columns), labelled(label), "row 2: column 'label' has no label")
+    refused(write_parquet(tmp_path / "b.parquet", **columns | {"label": pa.nulls(2)}), labelled(label), "row 1: column")
+
+
+def test_what_is_no_label_is_refused(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", label=[[1]], c=["k"])
+    refused(path, labelled(), "column 'label' holds list<element: int64>: numbers, truth values or texts are needed")
+    tree = {"task": "ctr", "data": {"train": "x", "categorical": ["c"], "label": {"column": "label", "positive": True}}}
+    with pytest.raises(ConfigError, match="data.label.positive: must be text, not true"):
+        Config.build(tree)

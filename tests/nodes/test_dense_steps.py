@@ -1,0 +1,216 @@
+"""What a batch's step asks of the agreement on dense parameters, of clicks and of graphs alike."""
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.trainers import train_together
+from marius_oac.config_cluster import ClusterConfig
+from marius_oac.config_ctr import CtrConfig
+from marius_oac.ctr_task import CtrTask
+from marius_oac.data.share import Share
+from marius_oac.models.ctr.step import CtrStep
+from marius_oac.models.link_prediction import LinkPredictionStep
+from marius_oac.node_training import node_task
+from marius_oac.nodes.cluster import Place
+from marius_oac.nodes.dense_kinds import make_dense_sync
+from marius_oac.nodes.sync_server import LocalSyncServers
+from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.run_log import RunLog
+from marius_oac.training import start_task
+from tests.click_logs import generated_days
+from tests.graphs import tiny_config
+from tests.models import batches as graph_batches
+from tests.models.ctr import step_batches as click_batches
+from tests.nodes.worlds import together
+
+CPU = torch.device("cpu")
+TASKS = ["clicks", "graph"]
+REPLICAS = ["kstep", "easgd", "ma", "bmuf"]
+
+
+class Told:
+    """A `DenseSync` that writes down what it is told; `moves` is what `reduce` answers, `own` its optimizer's class."""
+
+    dealt = False
+
+    def __init__(self, moves=True, own=None):
+        self.moves, self.own, self.calls = moves, own, []
+
+    def optimizer(self, parameters):
+        return self.own(self, parameters) if self.own else None
+
+    def attach(self, parameters):
+        self.calls.append("attach")
+
+    def reduce(self, gradients, share):
+        self.calls.append(("reduce", share, sum(float(each.abs().sum()) for each in gradients) > 0))
+        return self.moves
+
+    def updated(self, sequence):
+        self.calls.append(("updated", sequence))
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of the agreement's own."""
+
+    def __init__(self, told, parameters):
+        super().__init__(parameters, lr=0.5)
+        self.told = told
+
+    def step(self, closure=None):
+        self.told.calls.append(("own", self.param_groups[0]["lr"]))
+        super().step()
+
+
+class World:
+    """A task's step, and batches for it, over nodes."""
+
+    def __init__(self, task, dense, network=None, **others):
+        self.task = task
+        if task == "clicks":
+            self.batch = click_batches.draw("equal")
+            config = click_batches.configure(**others)
+            self.step = CtrStep(config, self.batch.layout, network or self.batch.network(), CPU, 1, dense)
+        else:
+            config = graph_batches.configure("distmult", **others)
+            self.batch = graph_batches.draw(config, graph_batches.Shape())
+            count = len(self.batch.relations)
+            self.step = LinkPredictionStep(config, count, CPU, 1, self.batch.relations, dense)
+
+    def compute(self, timestamp, share=1.0, epoch=0):
+        arrays = self.batch.arrays | {"share": np.array([share]), "epoch": np.array([epoch])}
+        values = self.batch.values if self.task == "clicks" else [self.batch.values]
+        self.step.compute([each.copy() for each in values], arrays, timestamp)
+
+    def parameters(self):
+        """Dense parameters without their optimizer's state."""
+        state = self.step.dense_state()
+        if self.task == "graph":
+            return {"relations": state["relations"][:, :6]}
+        return {name: tensor for name, tensor in state.items() if name.startswith("network.")}
+
+
+def bits(state):
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_batch_is_reduced_updated_and_told_of(task):
+    told = Told()
+    world = World(task, told)
+    before = bits(world.parameters())
+    world.compute(7, share=0.25)
+    world.compute(8, share=0.25)
+    assert told.calls == ["attach", ("reduce", 0.25, True), ("updated", 7), ("reduce", 0.25, True), ("updated", 8)]
+    assert bits(world.parameters()) != before
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_optimizer_of_the_agreements_own_makes_the_update(task):
+    """And no other one; its rate decays with the epochs as the configuration says."""
+    section = "training__dense_optimizer__decay" if task == "clicks" else "training__optimizer__decay"
+    moved = {}
+    for epoch in (0, 2):
+        told = Told(own=Own)
+        world = World(task, told, **{section: 0.5})
+        before = world.parameters()
+        world.compute(3, epoch=epoch)
+        rate = told.calls[2][1]
+        assert told.calls[0] == "attach" and [call[0] for call in told.calls[1:]] == ["reduce", "own", "updated"]
+        after = world.parameters()
+        moved[epoch] = rate, sum(float((after[name] - before[name]).abs().sum()) for name in after)
+    (first, far), (third, near) = moved[0], moved[2]
+    assert third == first * 0.25 and near == pytest.approx(far * 0.25, rel=1e-4)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_without_an_update_parameters_and_moments_stay(task):
+    told = Told(moves=False)
+    world = World(task, told)
+    before = bits(world.step.dense_state())
+    world.compute(0, share=0.0)
+    assert bits(world.step.dense_state()) == before and told.calls[-1] == ("updated", 0)
+
+
+@pytest.mark.parametrize("kind", REPLICAS)
+@pytest.mark.parametrize("task", TASKS)
+def test_an_example_of_another_trainers_moves_no_replica(task, kind):
+    """A share of 0 counts for nothing, wherever trainers have replicas, but as an iteration: all keep step."""
+    (group,) = ThreadGroup.members(1)
+    config = click_batches.configure(nodes__dense__kind=kind).nodes.dense
+    servers = LocalSyncServers(1, 0.5)
+    assign = [0] * 20
+    dense = make_dense_sync(config, group, 0.1, True, servers, lambda sizes: assign[: len(sizes)], 0.1)
+    decay = {"training__dense_optimizer__weight_decay": 0.1} if task == "clicks" else {}
+    world = World(task, dense, **decay)
+    world.compute(0)
+    before, moments = bits(world.parameters()), bits(world.step.dense_state())
+    world.compute(1, share=0.0)
+    assert bits(world.parameters()) == before and dense.metrics()["iterations"] == 2
+    after = bits(world.step.dense_state())
+    changed = {name.rpartition(".")[2] for name in after if after[name] != moments[name]}
+    assert changed <= {"step"}
+    world.compute(2)
+    assert bits(world.parameters()) != before
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_where_gradients_are_summed_it_takes_part(task):
+    """Trainer 1 has no example: both are where one alone would be."""
+
+    networks = [click_batches.draw("equal").network() for _ in range(3)]  # torch's random numbers have one source
+
+    def work(group):
+        dense = make_dense_sync(click_batches.configure().nodes.dense, group, 0.1, True)
+        world = World(task, dense, networks.pop())
+        for timestamp in range(3):
+            world.compute(timestamp, share=1.0 - group.rank)
+        return bits(world.step.dense_state())
+
+    alone = together(ThreadGroup.members(1), work)[0]
+    assert together(ThreadGroup.members(2), work) == [alone, alone]
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "kstep", "ma"])
+def test_batches_of_one_example_are_counted_once(tmp_path, kind):
+    """Of two trainers one has it, and the other nothing: it is counted once, and nothing is divided by none."""
+    tree = generated_days(tmp_path, 30)
+    config = CtrConfig.build(tree | {"training": {"batch_size": 1}, "nodes": {"dense": {"kind": kind}}})
+    task = start_task(config)
+    rows = sum(each.rows for each in task.log.files)
+    trained = train_together(config, 2)
+    assert trained.dense["iterations"] == 2 * rows and np.isfinite(trained.train_loss)
+    with ExitStack() as stack:
+        planner = task.build(stack, CPU, 1).planner
+        for share, examples in ((Share(0, 2), 0), (Share(1, 2), 1), (Share(), 1)):
+            planner.share = share
+            assert planner.plan(0).examples == examples
+
+
+def test_an_edge_of_another_trainers_is_not_counted(graph):
+    config = tiny_config(graph, "training.batch_size=1", "training.negatives.chunks=1")
+    planner = start_task(config).planner
+    for share, examples in ((Share(0, 3), 0), (Share(2, 3), 1)):
+        planner.share = share
+        assert planner.plan(4).examples == examples
+
+
+def dense_of(tree):
+    """The agreement of a run over nodes with this configuration."""
+    config = CtrConfig.build(tree)
+    (group,) = ThreadGroup.members(1)
+    cluster = ClusterConfig.local(1, 1)
+    task = node_task(CtrTask(config, RunLog.start(config)), Place(cluster, cluster.nodes[0], 0, 0, None), group)
+    return task._make_dense(LocalSyncServers(1, 0.5))
+
+
+def test_k_step_has_the_weight_decay_of_the_configuration(tmp_path):
+    tree = generated_days(tmp_path, 30) | {
+        "training": {"dense_optimizer": {"weight_decay": 0.25, "learning_rate": 0.125}},
+        "nodes": {"dense": {"kind": "kstep"}},
+    }
+    (group,) = dense_of(tree).optimizer([torch.zeros(2)]).param_groups
+    assert (group["weight_decay"], group["lr"]) == (0.25, 0.125)

@@ -1,0 +1,66 @@
+"""Which thread of which trainer is bound where on the recorded machines: `python -m tests.runtime.seat_table` writes
+`bindings.txt`, which `test_binding.py` compares."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from marius_oac.runtime.places import place
+from marius_oac.runtime.seating import Process, choose
+from marius_oac.runtime.sysfs import format_list
+from marius_oac.runtime.topology import read
+from tests.runtime.sysfs_trees import MACHINES, build
+
+FILE = Path(__file__).parent / "bindings.txt"
+TIERS = {"two_sockets": "/dev/md0", "four_sockets": "/dev/md127", "desktop": "/dev/nvme0n1", "virtual_machine": ""}
+COLUMNS = {
+    "compute": ["compute"], "feed": ["read", "upload", "download", "write", "receive"], "serve": ["serve"],
+    "plan": ["plan"], "io": ["io"], "network": ["network"],
+}  # fmt: skip
+"""Roles that always sit together."""
+COUNTS = (1, 2, 4, 8)
+
+
+def table(name, root):
+    """Of one machine: trainers of a run over nodes, with a disk tier, on GPUs if there are any and on the CPU."""
+    machine = read(root)
+    tier = (place(TIERS[name], root),) if TIERS[name] else ()
+    lines = [f"{name}: {len(machine.cores)} cores, {len(machine.allowed)} CPUs, {len(machine.nodes)} NUMA nodes"]
+    gpus = sum(gpu.computes for gpu in machine.gpus)
+    kinds = {"GPU": [machine.gpu(number) for number in range(8)], "CPU": [None] * 8}
+    for kind, cards in kinds.items():
+        for count in COUNTS:
+            if kind == "GPU" and count > gpus:
+                continue
+            every = choose(machine, [Process(tier, card) for card in cards[:count]], over_nodes=True)
+            lines += ["", f"{count} on {kind}s" if kind == "GPU" else f"{count} on CPUs"]
+            lines += rows(every) if every[0].seats else [f"  {every[0].note}"]
+    return lines
+
+
+def rows(every):
+    cells = [["trainer", *COLUMNS, "tables"]]
+    for number, each in enumerate(every):
+        places = []
+        for roles in COLUMNS.values():
+            (cpus,) = {each.cpus(role) for role in roles}
+            places.append(format_list(cpus) if cpus else "-")
+        cells.append([str(number), *places, str(each.memory)])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip() for row in cells
+    ]
+
+
+def text(roots):
+    """The whole file."""
+    parts = [f"CPUs of each role (feed: {', '.join(COLUMNS['feed'])}) of each trainer of a run over nodes."]
+    for name in MACHINES:
+        parts += ["", "", *table(name, roots[name])]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        FILE.write_text(text({name: build(name, Path(folder) / name) for name in MACHINES}))
+    sys.stdout.write(f"{FILE}\n")

@@ -1,0 +1,54 @@
+"""What a command makes of errors that are neither the user's nor ours, but the machine's."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from marius_oac.command import run_command
+
+
+def ended(error, capsys):
+    """Exit code and standard error of a command that raises this."""
+
+    def work():
+        raise error
+
+    code = run_command("prog", work)
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EROFS, errno.EACCES])
+def test_a_system_call_that_the_machine_refuses_is_told_in_one_line(capsys, number):
+    reason = os.strerror(number)
+    assert ended(OSError(number, reason, "/disk/file"), capsys) == (2, f"prog: /disk/file: {reason}\n")
+    assert ended(OSError(number, reason), capsys) == (2, f"prog: {reason}\n")
+
+
+def test_so_is_memory_that_there_is_not(capsys):
+    assert ended(MemoryError(), capsys) == (2, "prog: there is not enough memory\n")
+    with pytest.raises(MemoryError) as caught:
+        np.empty(1 << 60, np.uint8)
+    code, said = ended(caught.value, capsys)
+    assert (
+        code == 2 and said.startswith("prog: there is not enough memory: Unable to allocate") and said.count("\n") == 1
+    )
+
+
+def test_so_are_threads_that_the_system_does_not_start(capsys):
+    code, said = ended(RuntimeError("can't start new thread"), capsys)
+    assert code == 2 and "no more threads" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [
+    OSError(errno.ENOENT, "No such file or directory", "x"), OSError(errno.EBADF, "Bad file descriptor"),
+    OSError("no number"), RuntimeError("a defect"), ValueError("a defect"),
+])  # fmt: skip
+def test_a_defect_keeps_its_traceback(error):
+    def work():
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        run_command("prog", work)
+    assert caught.value is error
