@@ -219,7 +219,7 @@ def _parser() -> Parser:
         "--progressive", action="store_true", help="a click log: predict each file before it is trained on"
     )
     for added, text in ((training, "click log to train on"), (resuming, "more of the click log to train on")):
-        added.add_argument("--data", nargs="+", metavar="FILE", help=f"{text}: files or patterns")
+        _add_data(added, f"{text}: files or patterns")
         _add_set(added)
         added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
         _add_nodes(added)
@@ -228,7 +228,7 @@ def _parser() -> Parser:
     _add_set(joining)
     evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; AUC, log loss.")
     evaluating.add_argument("run", type=Path, help="folder of the run")
-    evaluating.add_argument("--data", nargs="+", metavar="FILE", help="evaluate these files of a click log instead")
+    _add_data(evaluating, "evaluate these files of a click log instead")
     evaluating.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
     _add_set(evaluating)
     _add_predict(
@@ -260,6 +260,10 @@ def _parser() -> Parser:
             "resume also from the 'start', which removes all of them",
         )
     return parser
+
+
+def _add_data(parser: Parser, text: str) -> None:
+    parser.add_argument("--data", action="extend", nargs="+", metavar="FILE", help=text)
 
 
 def _add_set(parser: Parser) -> None:
@@ -329,9 +333,7 @@ def _add_topology(parser: Parser) -> None:
 
 def _add_predict(parser: Parser) -> None:
     parser.add_argument("run", type=Path, help="folder of the run")
-    parser.add_argument(
-        "--data", nargs="+", metavar="FILE", help="files of a click log: the probability of each example"
-    )
+    _add_data(parser, "files of a click log: the probability of each example")
     parser.add_argument(
         "--out",
         type=Path,

@@ -17,6 +17,7 @@ from marius_oac.ctr_memory import plan_ctr_memory
 from marius_oac.ctr_parts import capacity_of, make_ctr_network, make_ctr_step, make_key_table, row_layout, tables_of
 from marius_oac.ctr_predict import ClickPredictor, evaluate_files
 from marius_oac.data.log_batches import LogPlanner
+from marius_oac.data.log_check import check_rows
 from marius_oac.data.log_files import LogFile, LogFiles, check_kinds
 from marius_oac.data.log_guess import offered
 from marius_oac.data.log_pieces import Pieces
@@ -84,6 +85,14 @@ class CtrTask(Task):
 
     def check_data_from(self, sequence: int) -> None:
         self.log.check_files(self.config, sequence)
+
+    def check_new_data(self, first: int) -> None:
+        self.check_rows(first, 0, 1)
+
+    def check_rows(self, first: int, part: int, parts: int) -> None:
+        """Raises InputError where an example of the files from number `first` on can't be trained on; see
+        `data.log_check`."""
+        check_rows(self.log.files[first:], self.config.data, self.pieces[first:], part, parts)
 
     def files_of(self, split: str) -> tuple[LogFile, ...]:
         """The files that a split is evaluated on."""

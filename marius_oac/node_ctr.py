@@ -109,6 +109,10 @@ class CtrNodes(NodeTask):
             # Each node would have a shared row of its own, and the checkpoint the same key more than once.
             raise ConfigError("the row that rare keys share can't lie on several nodes", "keys.admit_after")
 
+    def check_new_data(self, first: int) -> None:
+        crew = self.crew
+        crew.agreed(lambda: self.task.check_rows(first, crew.rank, self.group.size))
+
     def _tables(self, stack: ExitStack, binding: Binding) -> list[KeyedTable]:
         config, training = self.config, self.config.training
         layouts = {table.name: row_layout(config, table, self._network) for table in self._feature_tables}

@@ -146,6 +146,8 @@ def _resumed(
         return resume_task(code_to_resume(config, path, trust), log, data)
 
     task = agreed_task(shared, place, group, make, path, checkpoint)
+    if log and data:
+        task.check_new_data(len(log.files))
     config = task.config
     part = path / NODES / task.layout / name_of(place)
     before = _before(path, part, task, checkpoint)

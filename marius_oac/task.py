@@ -178,6 +178,11 @@ class Task(ABC):
         """Raises where data that batches from `sequence` on need have changed since the run began, or are gone."""
         return
 
+    def check_new_data(self, first: int) -> None:
+        """Raises InputError where a run could not train on all of what it is given to go on with: on its files from
+        number `first` on. Collective."""
+        return
+
     def run_files(self) -> Mapping[str, str]:
         """Texts of files that the run's folder holds, by name."""
         return {}

@@ -100,20 +100,23 @@ def resume(
 
     Raises:
         CheckpointError: no run, a damaged checkpoint, another graph, config or version.
-        InputError: the run has code that is not trusted, or a file is wrong.
+        InputError: the run has code that is not trusted, or a file is wrong, or a row of `data`; the run is as before.
     """
     with RunFolder.open(path) as folder:
         if folder.over_nodes:
             raise InputError("the run was trained over nodes; it goes on with --nodes FILE, or --local-nodes N", path)
         config = with_data(folder.config.replace(*overrides), data)
         config = code_to_resume(config, folder.path, trust)
-        task = resume_task(config, log_of(folder), data)
+        log = log_of(folder)
+        task = resume_task(config, log, data)
         folder.check_resumable(config, task.fingerprint)
         if checkpoint is None and not data and has_ended(folder, task):
             epochs = folder.summary()["training.epochs"]
             say(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N")
             return open_run(path)
         check_task(task, folder.path)
+        if log and data:  # before anything is written: a run that has taken a bad row in could not go on
+            task.check_new_data(len(log.files))
         run_task(task, folder, trace, probe, lambda loop: loop.restore(checkpoint))
     return open_run(path)
 

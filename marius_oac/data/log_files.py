@@ -150,8 +150,16 @@ class LazyBlock:
         Raises:
             InputError: they hold what `convert` or the format's reader refuses.
         """
+        return LogBlock.join(list(self._converted(numbers)))
+
+    def check(self) -> None:
+        """Raises InputError as `examples` of all of them would, and keeps none."""
+        for _ in self._converted(np.arange(self.size)):
+            pass
+
+    def _converted(self, numbers: np.ndarray) -> Iterator[LogBlock]:
         parsed = self.raw.parse(numbers)
-        return LogBlock.join([convert(batch, self.config, self.with_labels, self.path, rows) for rows, batch in parsed])
+        return (convert(batch, self.config, self.with_labels, self.path, rows) for rows, batch in parsed)
 
 
 class BlockReader:
