@@ -4,11 +4,17 @@ import functools
 
 import pytest
 import torch
+from hypothesis import settings
 
 from marius_oac import cli, training
 from marius_oac.models import own_code
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
+
+# Property tests draw the same examples every time; `make fuzz` takes the other profile, with a seed that it prints.
+settings.register_profile("repeatable", derandomize=True, database=None)
+settings.register_profile("random", max_examples=500, deadline=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session", autouse=True)

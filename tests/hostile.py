@@ -28,8 +28,8 @@ def reseal_derived(folder: Path) -> None:
     """Likewise of what follows from a graph: neighbours, sorted edges, features."""
     (path,) = folder.glob("*.json")
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({key: listed(folder / key) if key.endswith(".npy") else value
-                                for key, value in content.items()}))  # fmt: skip
+    content.pop("sha256", None)
+    path.write_bytes(sealed(content | {name: listed(folder / name) for name in content if name.endswith(".npy")}))
 
 
 def reseal_checkpoint(folder: Path, change=lambda manifest: None) -> None:

@@ -59,11 +59,13 @@ class DrawnSplits:
     def _stratum(self, number: int) -> np.ndarray:
         start = number * STRATUM_EDGES
         stop = min(start + STRATUM_EDGES, self.edges)
-        counts = []
-        for fraction in (self.valid_fraction, self.test_fraction):
-            total = round(fraction * self.edges)
-            # Cumulative shares in integers: they add up to `total` exactly, whatever the size.
-            counts.append(total * stop // self.edges - total * start // self.edges)
+        # Cumulative shares in integers: they add up to the totals exactly. The test split's are of the edges that
+        # validation leaves, so that even a stratum of one edge never owes more than it has.
+        valid, test = (round(fraction * self.edges) for fraction in (self.valid_fraction, self.test_fraction))
+        valid_before, valid_after = (valid * edges // self.edges for edges in (start, stop))
+        left = max(self.edges - valid, 1)
+        test_before, test_after = (test * edges // left for edges in (start - valid_before, stop - valid_after))
+        counts = valid_after - valid_before, test_after - test_before
         splits = np.zeros(stop - start, dtype=np.int8)
         splits[: counts[0]] = 1
         splits[counts[0] : counts[0] + counts[1]] = 2

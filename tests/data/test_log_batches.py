@@ -112,9 +112,11 @@ def content(plan):
     columns, at = [plan.arrays["labels"].tolist(), plan.arrays["numbers"].tolist()], 0
     asked = list(zip(*(part.tolist() for part in keys.asked), strict=True))
     (offsets,) = keys.offsets.values()
+    examples = len(plan.arrays["labels"])
+    assert plan.examples == (examples if plan.arrays["share"] else 0), "a borrowed example counts for nothing"
     while at < len(asked) - offsets[-1]:
-        columns.append(asked[at : at + plan.examples])
-        at += plan.examples
+        columns.append(asked[at : at + examples])
+        at += examples
     columns.append([asked[at + low : at + high] for low, high in zip(offsets[:-1], offsets[1:], strict=True)])
     return list(zip(*columns, strict=True))
 

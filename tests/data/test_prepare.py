@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.data import assemble, encode
@@ -196,6 +196,7 @@ def test_duplicates_leave_before_fractions_are_drawn(tmp_path):
 
 
 @settings(deadline=None, max_examples=60)
+@example(edges=4 * STRATUM_EDGES + 1, valid=0.5, test=0.25, seed=0, cut=0.5)  # the last stratum has one edge
 @given(
     edges=st.integers(1, 5 * STRATUM_EDGES),
     valid=st.floats(0, 0.5),
