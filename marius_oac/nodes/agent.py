@@ -5,7 +5,8 @@ Guarantees:
   end and don't are killed.
 - SIGINT, SIGTERM, SIGHUP are passed on to every process, once each time they come: the first stops a trainer after the
   batches in flight, the second at once.
-- No process outlives the agent, even if it is killed (`end_with_agent`, which each process calls).
+- After the loss of a node all processes are started again, `restarts` times at most; after any other end none is.
+- No process outlives the agent, even if it is killed (`end_with_parent`, which each process calls).
 - Standard output and error of the first process are this process's own. What another says is shown if it fails first.
 """
 
@@ -30,18 +31,12 @@ from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.nodes.cluster import endpoint
 from marius_oac.runtime.signals import StopSignal
 
-MEETING = 600  # seconds that nodes wait for each other to be started
-SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch 2.11: 30)
-_AGENT_VARIABLE = "MARIUS_OAC_AGENT"
-NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch: 30)
+PARENT = "MARIUS_OAC_PARENT"  # variable: the process that has started this one, and must not be outlived
+LOST = 75  # exit code of a process that has lost another node: its agent may start it again
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _LINES = 40  # of what a process said before it failed
-_ASKED = (-signal.SIGTERM, -signal.SIGINT)  # exit codes of those that were asked to end
-_LOST = "marius-oac: node "  # how the last line of a process begins that ended because another one did
-
-_ENDED_BY: list[BaseException] = []
-"""What holds torch's rendezvous until the process ends. Its timer, which is not stopped after a signal, would otherwise
-end within its own thread at times, and show a traceback."""
+_ASKED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)  # exit codes of those that were asked to end
 
 
 @dataclass(frozen=True)
@@ -51,71 +46,95 @@ class Crew:
     Attributes:
         command: of each process, without the interpreter.
         names: of each process, for messages.
-        nodes: agents that meet, this one among them.
-        endpoint: where they meet: HOST:PORT, or the path of a file if they are all here.
-        host: whether this agent keeps the store by which they meet, on that host's address alone.
+        nodes: names of all nodes, whose agents meet; `index`: which of them this is.
+        endpoint: HOST:PORT where they meet, if they are several: the first node's agent listens there.
         environment: variables that the processes get beside this one's own.
         address: this node's, as the others know it.
-        restarts: how often the processes are started again after one failed.
+        restarts: how often all processes are started again after one was lost.
+        patience: seconds that agents wait for each other.
     """
 
     command: Sequence[str]
     names: Sequence[str]
-    endpoint: str
-    nodes: int = 1
-    host: bool = False
+    nodes: Sequence[str] = ("this",)
+    index: int = 0
+    endpoint: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     address: str = "127.0.0.1"
     restarts: int = 0
+    patience: float = 60.0
 
 
 def run(crew: Crew) -> int:
     """Runs the processes until all have ended; returns the exit code: 0, the failed one's, or 128 and the signal.
 
     Raises:
-        NodeLost: a process was ended by a signal that nobody here sent.
-        MariusOacError: the other nodes did not come, or the first one, where they meet, has ended.
+        NodeLost: a process was ended by a signal that nobody here sent; or the agent of another node has not come, has
+            ended, or does not answer.
+        InputError: the agents can't meet here, or there is another one of this node.
     """
     with _variables({"TORCH_CPP_LOG_LEVEL": "ERROR"}):  # at the end agents lose sight of each other, which is no news
+        from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing.api import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.elastic.rendezvous.api import RendezvousError
-        from torch.distributed.launcher.api import elastic_launch
+
+        from marius_oac.nodes.elastic import Agent
+        from marius_oac.nodes.meeting import Meeting
 
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False  # what it has to say of a failure is said below, in a line
-    ours = {**crew.environment, _AGENT_VARIABLE: str(os.getpid()), NO_SHARED_STORE: "1"}
+    ours = {**crew.environment, PARENT: str(os.getpid())}
     with tempfile.TemporaryDirectory(prefix="marius-oac-") as logs, _variables(ours), _signals_restored():
-        kept = _keep_store(crew) if crew.host else None
+        meeting = Meeting(_store_of(crew), crew.nodes, crew.index, crew.address, crew.patience)
+        about = (crew.command, len(crew.names), crew.address, crew.restarts, SAVING, logs)
+        agent = Agent(meeting, *about, exit_code_of)
         try:
-            elastic_launch(_launch_config(crew, logs), sys.executable)(*crew.command)
-            failures = {}
-        except ChildFailedError as error:
-            failures = error.failures
+            failures = agent.run().failures
         except SignalException as error:
-            _ENDED_BY.append(error)
-            return 128 + int(error.sigval)
-        except RendezvousError as error:
-            why = _first_line(error)
-            raise MariusOacError(f"the other nodes are not to be met at {crew.endpoint}: {why}") from error
-        finally:
-            del kept
+            if not agent.failures:
+                return 128 + int(error.sigval)
+            failures = agent.failures  # the others are told to stop because of it
+        except DistError as error:
+            why = str(error).partition("\n")[0]
+            raise NodeLost(crew.nodes[0], f"its agent, through which all meet, has ended: {why}") from error
         return _explain(crew, failures, Path(logs)) if failures else 0
 
 
-def end_with_agent() -> None:
-    """From now on this process, one that an agent started, is killed when its agent ends (on Linux).
+def exit_code_of(codes: Sequence[int]) -> int | None:
+    """What the exit codes of a node's processes come to; None: one was lost, here or elsewhere: they may be started
+    again. A mistake, a full disk or a defect would be there the next time, too; who was asked to stop is to stop.
+    """
+    defects = [code for code in codes if 0 < code < 128 and code != LOST]
+    if defects:
+        return max(defects)
+    if any(code == LOST or (code < 0 and code not in _ASKED) for code in codes):
+        return None
+    return next(128 - code if code < 0 else code for code in codes)
+
+
+def end_with_parent() -> None:
+    """From now on this process, which an agent or a guard started, is killed when that ends (on Linux).
 
     Raises:
-        MariusOacError: the agent has ended already.
+        MariusOacError: it has ended already.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    agent = os.environ.get(_AGENT_VARIABLE)
-    if agent is not None and int(agent) != os.getppid():
+    parent = os.environ.get(PARENT)
+    if parent is not None and int(parent) != os.getppid():
         raise MariusOacError("the launcher has ended")
+
+
+@contextmanager
+def told_if_lost() -> Iterator[None]:
+    """Within the block, NodeLost gets an exit code by which this process's agent knows it from all other failures."""
+    try:
+        yield
+    except NodeLost as error:
+        if PARENT in os.environ and error.exit_code == NodeLost.exit_code:
+            error.exit_code = LOST
+        raise
 
 
 @contextmanager
@@ -139,38 +158,22 @@ def told_to_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _launch_config(crew: Crew, logs: str) -> Any:
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
-    from torch.distributed.launcher.api import LaunchConfig
+def _store_of(crew: Crew) -> Any:
+    """The store by which agents meet. torch's own would listen on every interface, so the first node's agent keeps it.
 
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING))
-    return LaunchConfig(
-        min_nodes=crew.nodes,
-        max_nodes=crew.nodes,
-        nproc_per_node=len(crew.names),
-        run_id="marius-oac",
-        role="node",
-        rdzv_backend="c10d",
-        rdzv_endpoint=crew.endpoint,
-        rdzv_configs=_meeting(crew),
-        local_addr=crew.address,
-        max_restarts=crew.restarts,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, len(crew.names)), Std.ALL)),
-    )
+    Raises:
+        InputError: the port is taken, or the address is another's.
+        NodeLost: the first node's agent is not there.
+    """
+    from torch.distributed import HashStore
 
+    from marius_oac.nodes.meeting import connect
 
-def _meeting(crew: Crew) -> dict[str, Any]:
-    """How agents meet. torch's own store would listen on every interface, so this agent or a file keeps it."""
-    if crew.nodes == 1:
-        return {"store_type": "file"}
-    return {"is_host": "false", "read_timeout": MEETING, "timeout": MEETING}
-
-
-def _keep_store(crew: Crew) -> Any:
-    """The store by which agents meet. Raises InputError where the port is taken, or the address is another's."""
+    if len(crew.nodes) == 1:
+        return HashStore()
     host, _, port = crew.endpoint.rpartition(":")
-    return listen(host.strip("[]"), int(port), MEETING)
+    where = host.strip("[]"), int(port)
+    return connect(*where, crew.nodes[0], crew.patience) if crew.index else listen(*where, crew.patience)
 
 
 def listen(host: str, port: int, patience: float) -> Any:
@@ -188,19 +191,19 @@ def listen(host: str, port: int, patience: float) -> Any:
 
 def _explain(crew: Crew, failures: Mapping[int, Any], logs: Path) -> int:
     """Says whose failure ended the run; returns the exit code."""
+    codes = {each.local_rank: each.exitcode for each in failures.values()}
+    ended = exit_code_of(list(codes.values()))
     soonest = min(each.timestamp for each in failures.values())
-    for each in failures.values():  # later ones were killed because they did not end
+    for each in failures.values() if ended is None else ():  # later ones were killed because they did not end
         if each.exitcode < 0 and each.exitcode not in _ASKED and each.timestamp <= soonest + 1:
             how = signal.Signals(-each.exitcode).name
             raise NodeLost(crew.names[each.local_rank], f"process {each.pid} was ended by {how}")
-    codes = {each.local_rank: each.exitcode for each in failures.values() if 0 < each.exitcode < 128}
-    said = {local: _said(logs, local) for local in codes if local}
-    causes = [local for local, lines in said.items() if not lines[-1:] or not lines[-1].startswith(_LOST)]
-    for local in causes:
-        if codes.get(0) != 2 or codes[local] != 2:  # 2: all have refused alike, and the first has said so
-            for line in said[local]:
+    for local, code in codes.items():
+        # LOST: it ended because of another one. 2: all have refused alike, and the first has said so.
+        if local and 0 < code < 128 and code != LOST and (codes.get(0) != 2 or code != 2):
+            for line in _said(logs, local):
                 say(f"{crew.names[local]}: {line}")
-    return codes[causes[0]] if causes else next(iter(codes.values()), 1)
+    return 1 if ended is None else ended
 
 
 def _said(logs: Path, local: int) -> list[str]:
@@ -213,7 +216,7 @@ def _said(logs: Path, local: int) -> list[str]:
 @contextmanager
 def _variables(ours: Mapping[str, str]) -> Iterator[None]:
     """The agent's processes inherit this process's variables."""
-    before = {name: os.environ.get(name) for name in (*ours, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")}
+    before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:
         yield
@@ -235,7 +238,3 @@ def _signals_restored() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error.__cause__ or error).partition("\n")[0]

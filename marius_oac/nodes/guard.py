@@ -4,8 +4,8 @@ The first line of standard input is the run's secret, which so stands on no comm
 command to stop (SIGINT), and so does the end of the input; the second time it is SIGTERM. ssh passes on no signals, but
 ends the input when it ends, however it ends: what a launcher started elsewhere ends with it.
 
-Guarantees: the command has ended when this process ends, unless this one is killed; its exit code is passed on. What
-does not end in time is killed.
+Guarantees: the command has ended when this process ends, and is killed with it (`agent.end_with_parent`); its exit code
+is passed on. What does not end in time is killed. Without a first line nothing is started.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 
 from marius_oac.config_cluster import SECRET_VARIABLE
+from marius_oac.nodes.agent import PARENT
 from marius_oac.runtime.signals import woken_by_signals
 
 PATIENCE = 660.0  # seconds from the first request to stop: a checkpoint may have to be written
@@ -27,7 +28,9 @@ PATIENCE = 660.0  # seconds from the first request to stop: a checkpoint may hav
 def main(command: Sequence[str]) -> int:
     """Runs the command; returns its exit code, or 128 and the signal that ended it."""
     secret = sys.stdin.buffer.raw.readline().decode("ascii", "replace").strip()  # type: ignore[attr-defined]
-    variables = {**os.environ, SECRET_VARIABLE: secret}
+    if not secret:
+        return 1  # the launcher has ended
+    variables = {**os.environ, SECRET_VARIABLE: secret, PARENT: str(os.getpid())}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables, start_new_session=True) as process:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda received, frame: process.send_signal(signal.SIGINT))

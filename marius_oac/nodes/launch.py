@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +21,13 @@ from typing import Any
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig, read_secret
 from marius_oac.console import answer, report, say
 from marius_oac.errors import InputError
-from marius_oac.nodes.agent import NO_SHARED_STORE, Crew, end_with_agent, listen, run, told_to_end
+from marius_oac.nodes.agent import PARENT, Crew, end_with_parent, listen, run, told_if_lost, told_to_end
 from marius_oac.nodes.cluster import Place, check_machine, endpoint, find_place, names, node_named, this_machine
 from marius_oac.nodes.remote import commands, start
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+MEETING = 3  # times `timeout`: so long nodes wait for each other to start, and to start again
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,16 @@ def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
 
     Raises:
         InputError: nodes.yaml or its secret is wrong, or this machine is not as it says. Nothing was started.
-        NodeLost: a process was ended by a signal.
+        NodeLost: a process was ended by a signal, or a node has not come.
     """
     cluster = request.cluster()
     if "RANK" in os.environ:
-        end_with_agent()
+        end_with_parent()
         place = find_place(cluster, request.node)
         read_secret(cluster)
         if place.attempt and not place.local:
             say(f"node {place.node.name}: started again ({place.attempt})")
-        with told_to_end(), _store():
+        with told_to_end(), told_if_lost(), _store():
             os.environ.update(place.environment())
             result = train(place)
         if not place.rank and result is not None:
@@ -107,18 +108,19 @@ def start_local(request: Request, cluster: ClusterConfig) -> int:
     if request.dry_run:
         torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cluster.size)]
         words = [word for word in [*torchrun, *command] if word != "--dry-run"]
-        answer(f"{SECRET_VARIABLE}=$(openssl rand -hex 32) {NO_SHARED_STORE}=1 {shlex.join(words)}")
+        answer(f"{SECRET_VARIABLE}=$(openssl rand -hex 32) {_NO_SHARED_STORE}=1 {shlex.join(words)}")
         return 0
     machine = this_machine()
     for node in cluster.nodes:
         check_machine(node, machine)
-    with tempfile.TemporaryDirectory(prefix="marius-oac-") as folder:
-        meeting = str(Path(folder) / "rendezvous")
-        return run(Crew(command, names(cluster), meeting, environment={SECRET_VARIABLE: new_secret()}))
+    return run(Crew(command, names(cluster), environment={SECRET_VARIABLE: new_secret()}))
 
 
 def start_node(request: Request, cluster: ClusterConfig) -> int:
-    """Starts the processes of `--node NAME` on this machine, and waits for them."""
+    """Starts the processes of `--node NAME` on this machine, and waits for them. They end with the guard, if there is
+    one."""
+    if PARENT in os.environ:
+        end_with_parent()
     index = node_named(cluster, request.node)
     node = cluster.nodes[index]
     check_machine(node, this_machine())
@@ -129,12 +131,13 @@ def start_node(request: Request, cluster: ClusterConfig) -> int:
         Crew(
             command,
             own,
+            nodes=[each.name for each in cluster.nodes],
+            index=index,
             endpoint=endpoint(cluster.nodes[0].address, cluster.port),
-            nodes=len(cluster.nodes),
-            host=index == 0,
             environment={SECRET_VARIABLE: read_secret(cluster)},
             address=node.address,
             restarts=cluster.restarts,
+            patience=MEETING * cluster.timeout,
         )
     )
 
@@ -171,7 +174,7 @@ def _store() -> Iterator[None]:
     if os.environ.get(_AGENT_STORE) == "True":
         if restarts:
             raise InputError(
-                f"torchrun needs {NO_SHARED_STORE}=1 in its environment to start nodes again", "--max-restarts"
+                f"torchrun needs {_NO_SHARED_STORE}=1 in its environment to start nodes again", "--max-restarts"
             )
     elif number == "0":
         kept = listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 60)

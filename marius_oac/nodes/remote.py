@@ -2,7 +2,8 @@
 
 Guarantees:
 - When this process ends, however it ends, what it started elsewhere is asked to stop (see `guard`).
-- A node that fails stops all; the first failure's exit code is passed on, and its node is named.
+- A node that fails stops all; the first failure's node is named, and its exit code is passed on, unless another node's
+  says that it has refused (2).
 - SIGINT or SIGTERM stops trainers after the batches in flight, a second one at once; a third one waits for nobody.
 - The first node's output is shown as it is, that of the others behind their names.
 """
@@ -28,6 +29,9 @@ from marius_oac.nodes.guard import PATIENCE
 from marius_oac.runtime.signals import handled, woken_by_signals
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_REFUSED = (
+    2  # exit code of a mistake, a full disk, ...: where one node ends with it, others may have lost that node first
+)
 
 
 def commands(
@@ -129,6 +133,22 @@ def start(each: Sequence[tuple[str, Sequence[str]]], secret: str) -> int:
                     stream.close()
 
 
+def end_of(code: int) -> tuple[int, str]:
+    """The exit code that a node's comes to here, and in words how it has ended.
+
+    Args:
+        code: of its guard, or of what reaches it: negative where a signal has ended that.
+    """
+    number = code - 128 if code > 128 else max(0, -code)
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return (code if code in (0, _REFUSED) else 1), f"ended with exit code {code}"
+    if number in _SIGNALS:
+        return 128 + number, f"was stopped by {name}"
+    return 1, f"was ended by {name}"
+
+
 class _Watch:
     """Output, ends and signals of all that were started."""
 
@@ -166,11 +186,12 @@ class _Watch:
 
     def _ended(self, one: _Started) -> bool:
         """A command has ended; False, as `show` at the end."""
-        code = one.process.wait()
-        if code and not self.failed and not self.signal:
-            self.failed = code if code > 0 else 128 - code
-            say(f"marius-oac: node {one.name}: ended with exit code {self.failed}")
-            self._ask()
+        code, how = end_of(one.process.wait())
+        if code and not self.signal:
+            if not self.failed:
+                say(f"marius-oac: node {one.name}: {how}")
+                self._ask()
+            self.failed = _REFUSED if _REFUSED in (code, self.failed) else self.failed or code
         return False
 
     def _interrupted(self, number: int, frame: object) -> None:

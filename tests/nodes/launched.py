@@ -41,8 +41,8 @@ def wait(folder, times):
             asked.get()
 
 
-def meet(place, folder):
-    """Two barriers; the second node does not come to the last one the first time."""
+def meet(place, folder, end):
+    """Two barriers; before the last one the second node ends, the first time."""
     from marius_oac.nodes.torch_group import TorchGroup
 
     first = not (folder / "killed").exists()
@@ -50,8 +50,16 @@ def meet(place, folder):
         group.barrier()
         if place.rank == 1 and first:
             (folder / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            end()
         group.barrier()
+
+
+def be_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse():
+    raise InputError("no space left on device", "a file")
 
 
 def behave(behaviour, folder, place):
@@ -60,11 +68,11 @@ def behave(behaviour, folder, place):
         raise ZeroDivisionError("a defect")
     if behaviour == "refuse":
         raise InputError("all nodes find the same", "config")
-    if behaviour == "killed once":
-        meet(place, folder)
+    if behaviour in ("killed once", "full disk"):
+        meet(place, folder, be_killed if behaviour == "killed once" else refuse)
         return
     if behaviour == "killed" and second:
-        os.kill(os.getpid(), signal.SIGKILL)
+        be_killed()
     if behaviour == "stubborn":
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     if behaviour != "ok":

@@ -117,7 +117,7 @@ def torchrun(monkeypatch, **more):
         monkeypatch.setenv(name, "")  # so that it is restored
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("marius_oac.nodes.launch.end_with_agent", lambda: None)  # the tests' own parent is no agent
+    monkeypatch.setattr("marius_oac.nodes.launch.end_with_parent", lambda: None)  # the tests' own parent is no agent
 
 
 def test_inside_torchrun_it_trains(command, config, tmp_path, monkeypatch):
@@ -131,7 +131,7 @@ def test_inside_torchrun_it_trains(command, config, tmp_path, monkeypatch):
     assert (given.training.epochs, place.rank, place.node.name, str(out), keys) == (1, 1, "node1", "x", {"trace": True})
     (run, place, overrides), keys = seen[1]
     assert (run, place.rank, overrides) == (tmp_path, 1, [])
-    assert keys == {"data": (), "checkpoint": "best", "trace": False}
+    assert keys == {"data": (), "checkpoint": "best", "trace": False, "trust": False}
 
 
 def test_only_the_first_process_says_the_result(command, config, monkeypatch):

@@ -1,0 +1,104 @@
+"""What the ends of processes come to, and that none outlives the one that has started it."""
+
+import os
+import selectors
+import subprocess
+import sys
+
+import pytest
+
+from marius_oac.errors import DivergedError, InputError, MariusOacError, NodeLost
+from marius_oac.nodes.agent import LOST, PARENT, end_with_parent, exit_code_of, told_if_lost
+from marius_oac.nodes.remote import end_of
+
+GUARD = [sys.executable, "-m", "marius_oac.nodes.guard"]
+WAITS = """
+import os, signal
+from marius_oac.nodes.agent import end_with_parent
+end_with_parent()
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "comes_to"),
+    [
+        ([2], 2),  # a full disk
+        ([1], 1),  # a defect
+        ([LOST, 2], 2),
+        ([-9, 2], 2),
+        ([143, 2], 2),  # the first was stopped because of the second
+        ([-9], None),
+        ([-11, 143], None),
+        ([LOST], None),
+        ([LOST, -15], None),
+        ([130, 130], 130),
+        ([-1], 129),
+        ([-15], 143),
+    ],
+)
+def test_only_after_a_loss_are_processes_started_again(codes, comes_to):
+    assert exit_code_of(codes) == exit_code_of(codes[::-1]) == comes_to
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (0, (0, "ended with exit code 0")),
+        (1, (1, "ended with exit code 1")),
+        (2, (2, "ended with exit code 2")),
+        (255, (1, "ended with exit code 255")),
+        (130, (130, "was stopped by SIGINT")),
+        (129, (129, "was stopped by SIGHUP")),
+        (137, (1, "was ended by SIGKILL")),
+        (-9, (1, "was ended by SIGKILL")),
+        (-15, (143, "was stopped by SIGTERM")),
+    ],
+)
+def test_the_launchers_exit_code_is_one_of_the_documented(code, found):
+    assert end_of(code) == found
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(NodeLost("b", "gone"), LOST), (InputError("x"), 2), (DivergedError(1, float("nan")), 2)]
+)
+def test_an_agent_is_told_that_a_node_was_lost(monkeypatch, error, code):
+    monkeypatch.setenv(PARENT, "1")
+    with pytest.raises(type(error)), told_if_lost():
+        raise error
+    assert error.exit_code == code
+
+
+def test_torchrun_is_told_nothing(monkeypatch):
+    monkeypatch.delenv(PARENT, raising=False)
+    error = NodeLost("b", "gone")
+    with pytest.raises(NodeLost), told_if_lost():
+        raise error
+    assert error.exit_code == 1
+
+
+def test_whose_parent_has_ended_does_not_begin(monkeypatch):
+    monkeypatch.setenv(PARENT, str(os.getpid()))
+    monkeypatch.setattr("marius_oac.nodes.agent.ctypes.CDLL", lambda name: None)
+    with pytest.raises(MariusOacError, match="the launcher has ended"):
+        end_with_parent()
+
+
+def test_what_a_guard_has_started_ends_with_it():
+    with subprocess.Popen(
+        [*GUARD, sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as guard:
+        guard.stdin.write(b"secret\n")
+        guard.stdin.flush()
+        agent = os.pidfd_open(int(guard.stdout.readline()))
+        guard.kill()
+        with selectors.DefaultSelector() as selector:
+            selector.register(agent, selectors.EVENT_READ)
+            assert selector.select(60), "it has outlived its guard"
+        os.close(agent)
+
+
+def test_a_guard_without_a_launcher_starts_nothing():
+    done = subprocess.run([*GUARD, "echo", "started"], stdin=subprocess.DEVNULL, capture_output=True)
+    assert (done.returncode, done.stdout) == (1, b"")

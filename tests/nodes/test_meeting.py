@@ -1,0 +1,93 @@
+"""Agents meet, or end: who is missing is named in time, and who has ended for good is waited for by nobody."""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.meeting import Meeting, connect
+
+NODES = ["a", "b", "c"]
+
+
+@pytest.fixture
+def meetings():
+    store = dist.HashStore()
+    return [Meeting(store, NODES, index, "127.0.0.1", 60.0) for index in range(3)]
+
+
+def together(meetings):
+    with ThreadPoolExecutor(len(meetings)) as pool:
+        return [one.result() for one in [pool.submit(each.next_rendezvous) for each in meetings]]
+
+
+def test_all_come_every_time_and_have_their_places_of_the_file(meetings):
+    ports = []
+    for number in range(2):
+        found = together(meetings)
+        assert [(each.rank, each.world_size) for each in found] == [(0, 3), (1, 3), (2, 3)]
+        assert len({each.bootstrap_store_info.master_port for each in found}) == 1
+        ports.append(found[0].store)
+        assert [each.round for each in meetings] == [number] * 3
+        assert not any(each.num_nodes_waiting() for each in meetings)
+    ports[0].set("left over", "x")
+    assert not ports[1].check(["left over"]), "what a start left leads the next one astray"
+
+
+def test_who_is_missing_is_named_in_time():
+    meeting = Meeting(dist.HashStore(), NODES, 1, "127.0.0.1", 0.3)
+    began = time.monotonic()
+    with pytest.raises(NodeLost, match=r"^node a, c: has not come to start in 0.3 s$") as lost:
+        meeting.next_rendezvous()
+    assert lost.value.exit_code == 1 and time.monotonic() - began < 30
+
+
+def test_nobody_comes_to_the_first_node():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(
+        NodeLost, match=rf"^node a: has not come within 0 s, 127.0.0.1 port {port}: Connection refused$"
+    ):
+        connect("127.0.0.1", port, "a", 0.0)
+
+
+@pytest.mark.parametrize(("code", "ends_with"), [(2, 2), (1, 1), (130, 1), (0, 1)])
+def test_who_has_ended_is_not_waited_for(meetings, code, ends_with):
+    together(meetings)
+    meetings[1].leave(code)
+    assert [each.num_nodes_waiting() for each in meetings] == [int(code in (1, 2))] * 3, "those who save are let be"
+    with pytest.raises(NodeLost, match=f"^node b: it has ended with exit code {code}: ") as lost:
+        meetings[0].next_rendezvous()
+    assert lost.value.exit_code == ends_with
+
+
+def test_those_who_train_are_told_that_others_start_again(meetings):
+    together(meetings)
+    with ThreadPoolExecutor(3) as pool:
+        again = [pool.submit(meetings[0].next_rendezvous)]
+        while not meetings[1].num_nodes_waiting():
+            time.sleep(0)
+        again += [pool.submit(each.next_rendezvous) for each in meetings[1:]]
+        assert [each.result().rank for each in again] == [0, 1, 2]
+
+
+def test_two_of_one_name_are_refused(meetings):
+    together(meetings)
+    with pytest.raises(InputError, match="node b: is there already: two were started of the same name"):
+        Meeting(meetings[0]._store, NODES, 1, "127.0.0.1", 60.0).next_rendezvous()
+
+
+def test_the_first_nodes_agent_may_be_gone(meetings):
+    class Gone:
+        def check(self, keys):
+            raise dist.DistNetworkError("Broken pipe")
+
+        def compare_set(self, *args):
+            raise dist.DistNetworkError("Broken pipe")
+
+    meeting = Meeting(Gone(), NODES, 1, "127.0.0.1", 60.0)
+    assert meeting.num_nodes_waiting() == 0
+    meeting.leave(0)
