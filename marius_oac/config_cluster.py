@@ -132,9 +132,15 @@ class ClusterConfig(Section):
         False,
         description="Encrypt rows and their gradients between trainers and shards; what gloo and NCCL carry is not.",
     )
-    timeout: PositiveFloat = Field(60.0, description="Seconds until a node that says nothing is given up.")
+    timeout: PositiveFloat = Field(
+        60.0,
+        description="Seconds until a node that says nothing is given up; at the start, and when trainers start again, "
+        "three times as many.",
+    )
     restarts: NonNegativeInt = Field(
-        0, description="How often torchrun starts the trainers again, from the last checkpoint, after one was lost."
+        0,
+        description="How often all trainers are started again, from the last checkpoint, after one was lost; after no "
+        "other end.",
     )
     guests: Annotated[NonNegativeInt, Field(le=1024)] = Field(
         0, description="So many processes may join a run in its dealt modes with `marius-oac join`, and leave it."
