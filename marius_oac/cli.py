@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from marius_oac import __version__
+from marius_oac.cli_data import add_init, add_prepare
 from marius_oac.command import run_command
 from marius_oac.console import answer, report
 from marius_oac.errors import InputError
+
+_PREDICT = "The likeliest tails of (head, relation, ?), heads of (?, relation, tail), classes of a node; of clicks, probabilities."
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,6 +52,14 @@ def _prepare(args: argparse.Namespace) -> None:
         duplicates=args.duplicates,
     )
     report(prepare_source(request))
+
+
+def _init(args: argparse.Namespace) -> None:
+    from marius_oac.first_config import InitRequest, init
+    from marius_oac.first_log import LogRequest
+
+    log = LogRequest(args.label, tuple(args.positive), args.delimiter, args.split)
+    init(InitRequest(sources=args.source, out=args.out, task=args.task, log=log))
 
 
 def _train(args: argparse.Namespace) -> int | None:
@@ -199,7 +210,8 @@ def _parser() -> Parser:
         added.set_defaults(function=function)
         return added
 
-    _add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
+    add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
+    add_init(command("init", _init, "Write a config to start from, for a click log or a graph of your own."))
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
     command("config", _config, "List every key of the config and of nodes.yaml: default and meaning.")
     _add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
@@ -231,14 +243,7 @@ def _parser() -> Parser:
     _add_data(evaluating, "evaluate these files of a click log instead")
     evaluating.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
     _add_set(evaluating)
-    _add_predict(
-        command(
-            "predict",
-            _predict,
-            "The likeliest tails of (head, relation, ?), heads of (?, relation, tail), classes of a node; of clicks, "
-            "probabilities.",
-        )
-    )
+    _add_predict(command("predict", _predict, _PREDICT))
     exporting = command("export", _export, "Write the embeddings with their names.")
     exporting.add_argument("run", type=Path, help="folder of the run")
     exporting.add_argument("--format", choices=("safetensors", "npy", "parquet"), default="safetensors")
@@ -276,41 +281,6 @@ def _add_nodes(parser: Parser) -> None:
     several.add_argument("--local-nodes", type=int, metavar="N", help="on N nodes on this machine, to try it")
     parser.add_argument("--node", metavar="NAME", help="with --nodes: start, or be, this node alone")
     parser.add_argument("--dry-run", action="store_true", help="print the commands that start the nodes")
-
-
-def _add_prepare(parser: Parser) -> None:
-    parser.add_argument(
-        "source",
-        nargs="?",
-        help="a .tsv, .csv (also .gz), .parquet or .npy file, dgl's .bin file or CSV folder, or a data set's name",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        help="graph folder to make; what dgl's source says of nodes lies there as labels.tsv (name, label, split) and "
-        "features.parquet (name, features)",
-    )
-    for split in ("train", "valid", "test"):
-        parser.add_argument(f"--{split}", type=Path, metavar="FILE", help=f"edges of the {split} split")
-    parser.add_argument("--from", dest="from_dir", type=Path, metavar="DIR", help="take the data set's files from here")
-    parser.add_argument(
-        "--columns", help="names or numbers (from 0), in the order head,relation,tail or source,destination"
-    )
-    parser.add_argument("--no-relations", action="store_true", help="ignore the relation column")
-    parser.add_argument(
-        "--header",
-        action=argparse.BooleanOptionalAction,
-        help="whether the first line holds column names (default: as it looks, and said)",
-    )
-    parser.add_argument("--delimiter", help="of text files (default: by suffix)")
-    parser.add_argument("--comment", default="#", help="lines that begin with it are skipped (default: #)")
-    for split in ("valid", "test"):
-        parser.add_argument(f"--{split}-fraction", type=float, help="share of a single file (default: 0.05)")
-    parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
-    parser.add_argument("--unseen", choices=("skip", "error", "keep"), default="skip",
-                        help="edges of valid and test whose names train lacks (default: skip)")  # fmt: skip
-    parser.add_argument("--duplicates", choices=("keep", "drop"), default="keep", help="default: keep")
 
 
 def _add_topology(parser: Parser) -> None:

@@ -52,5 +52,86 @@ def census(path: Path, rows: int, seed: int = 0) -> Path:
     return path
 
 
+def ratings(path: Path, rows: int, seed: int = 0) -> Path:
+    """Users who rate films from 1 to 5 as both their tastes go, each at some second of 2015 to 2020. CSV."""
+    draw = np.random.default_rng(seed)
+    users, films = 300, 200
+    taste, kind = draw.normal(size=(users, 2)), draw.normal(size=(films, 2))
+    user, film = draw.integers(users, size=rows), (draw.zipf(1.2, rows) - 1) % films
+    liked = 3.4 + 0.9 * (taste[user] * kind[film]).sum(1) + draw.normal(0, 0.5, rows)
+    stars = np.clip(np.round(liked), 1, 5).astype(int)
+    when = np.sort(draw.integers(1_420_000_000, 1_600_000_000, rows))
+    with _text(path) as file:
+        write = csv.writer(file)
+        write.writerow(("userId", "movieId", "rating", "timestamp"))
+        write.writerows(zip(user + 1, 10 * film + 7, stars, when, strict=True))
+    return path
+
+
+def advertising(path: Path, rows: int, seed: int = 0) -> Path:
+    """As Criteo's log: no names, tabs, a label, counts with gaps and some of -1, ids in hexadecimal with gaps."""
+    draw = np.random.default_rng(seed)
+    counts = np.floor(np.exp(draw.normal((0.5, 2.0, 3.0, 5.0), (1.0, 1.5, 1.2, 2.0), (rows, 4)))) - 1
+    ids = (draw.zipf(1.3, (rows, 5)) - 1) % np.array((20, 60, 200, 1000, 3000))
+    effect = np.random.default_rng(77).normal(0, 0.8, (5, 3000))
+    logit = (
+        effect[np.arange(5), ids].sum(1) - 1.2 + 0.9 * np.log1p(np.maximum(counts[:, 0], 0)) - 0.2 * (counts[:, 1] < 0)
+    )
+    click = (draw.random(rows) < 1 / (1 + np.exp(-logit))).astype(int)
+    gaps = draw.random((rows, 9)) < np.array((0.4, 0.0, 0.2, 0.03, 0, 0, 0.05, 0, 0.1))
+    with _text(path) as file:
+        for i in range(rows):
+            numbers = ["" if gap else str(int(each)) for each, gap in zip(counts[i], gaps[i], strict=False)]
+            keys = [
+                "" if gap else f"{(each * 2654435761 + 97) % 2**32:08x}"
+                for each, gap in zip(ids[i], gaps[i, 4:], strict=True)
+            ]
+            file.write("\t".join([str(click[i]), *numbers, *keys]) + "\n")
+    return path
+
+
+def links(path: Path, edges: int, seed: int = 0) -> Path:
+    """Pages of 30 sites that link to pages of their own site, mostly. Comments above, tabs, ids, no relations."""
+    draw = np.random.default_rng(seed)
+    sites, pages = 30, 20
+    source = draw.integers(sites * pages, size=edges)
+    site = np.where(draw.random(edges) < 0.9, source // pages, draw.integers(sites, size=edges))
+    target = site * pages + (draw.zipf(1.5, edges) - 1) % pages
+    with _text(path) as file:
+        file.write("# Links between pages\n# FromNodeId\tToNodeId\n")
+        file.writelines(f"{one}\t{other}\n" for one, other in _once(zip(source, target, strict=True)))
+    return path
+
+
+def facts(path: Path, edges: int, seed: int = 0) -> Path:
+    """Persons, towns, firms and trades, whose relations follow hidden groups. CSV with a header; all names stand in
+    quotes, and have commas and quotes in them."""
+    draw = np.random.default_rng(seed)
+    persons, towns = 300, 12
+    home, trade = np.arange(persons) % towns, draw.integers(4, size=persons)
+    names = [f'Meier "{number}", Anna' for number in range(persons)]
+    drawn = []
+    for one in draw.integers(persons, size=edges).tolist():
+        known = np.flatnonzero((home == home[one]) & (trade // 2 == trade[one] // 2))
+        drawn.append(
+            (
+                (names[one], "lives in", f"Town {home[one]}, North"),
+                (names[one], "works for", f"Firm {home[one]} & {trade[one] // 2}"),
+                (names[one], "has trade", f"Trade {trade[one]}"),
+                *([(names[one], "knows", names[draw.choice(known)])] * 4),
+            )[draw.integers(7)]
+        )
+    with _text(path) as file:
+        write = csv.writer(file, quoting=csv.QUOTE_ALL)
+        write.writerow(("subject", "predicate", "object"))
+        write.writerows(_once(drawn))
+    return path
+
+
+def _once(edges):
+    """Each edge once, where it comes first."""
+    return list(dict.fromkeys(edges))
+
+
 def _text(path: Path):
     return gzip.open(path, "wt", newline="") if path.suffix == ".gz" else open(path, "w", newline="")

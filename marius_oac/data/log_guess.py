@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from marius_oac.config_ctr import LogConfig
+from marius_oac.data.edge_columns import roles
 from marius_oac.data.log_files import paths_of
 from marius_oac.data.log_labels import FALSE_TEXTS, TRUE_TEXTS, number_of
 from marius_oac.data.log_sample import LogSample, read_sample
@@ -101,6 +102,8 @@ def words(name: str) -> list[str]:
 
 def _guessed(name: str, column: pa.Array) -> Column:
     kind = plain(column.type)
+    if is_list(kind) and not (is_text(kind.value_type) or pa.types.is_integer(kind.value_type)):
+        return Column(name, "unusable", f"holds {kind}, which no model is made for", 0)
     if is_list(kind):
         lists = pc.list_value_length(column)
         return Column(name, "multi_valued", f"up to {pc.max(lists).as_py() or 0} values", 0, column.null_count)
@@ -303,3 +306,22 @@ def _label(sample: LogSample, name: str) -> Label:
         shown = ", ".join(map(repr, texts[:5]))
         raise InputError(f"column '{name}' has {len(texts):,} different values ({shown}, ...): no label", "--label")
     return Label(name, tuple(texts[i] for i in chosen), float(counts[chosen].sum() / counts.sum()), why)
+
+
+def looks_like_edges(sample: LogSample) -> bool:
+    """Whether a file holds edges rather than a click log: two or three columns, or names of the ends of edges, and no
+    column of labels but one of texts between the ends, which is that of relations."""
+    width = len(sample.names)
+    said = roles(sample.names) if sample.header else None
+    if sample.format == "libsvm" or len(sample.columns) != width or width > (5 if said else 3):
+        return False
+    ends = (said[0], said[-1]) if said else (0, width - 1)
+    if width < 2 or any(_is_binary(sample.columns[sample.names[end]]) for end in ends):
+        return False
+    try:
+        label = guess_label(sample)
+    except InputError:
+        return True
+    if sample.names.index(label.name) in ends:
+        return False
+    return not sample.header or said is not None and bool(label.positive) and number_of(label.positive[0]) is None

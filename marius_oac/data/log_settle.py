@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -49,8 +50,19 @@ def settle(config: LogConfig, files: Sequence[LogFile]) -> tuple[LogConfig, list
     with BlockReader(files[:1], config) as reader:
         block = reader.lazy_block(0, 0, min(EXAMPLES, file.rows))
         parsed = list(block.raw.parse(np.arange(block.size)))
+    found, notes = settle_by(config, file.path, parsed)
+    chosen = _chosen(config, found)
+    if chosen:
+        notes.insert(0, f"numbers by the first {block.size:,} examples of {file.path.name}: {chosen}")
+    return found, notes
+
+
+def settle_by(
+    config: LogConfig, path: Path, parsed: Sequence[tuple[np.ndarray, pa.RecordBatch]]
+) -> tuple[LogConfig, list[str]]:
+    """As `settle`, by examples of a file that have been parsed: their numbers in the file, from 0, and columns."""
     for rows, batch in parsed:
-        labels_of(batch.column(config.label.column), config.label, Place(file.path, rows))
+        labels_of(batch.column(config.label.column), config.label, Place(path, rows))
     keyed = any(config.keyed())
     columns, notes = [], []
     for each in config.numeric:
@@ -59,10 +71,7 @@ def settle(config: LogConfig, files: Sequence[LogFile]) -> tuple[LogConfig, list
         notes += _strange(columns[-1], values)
     found = config.model_copy(update={"numeric": tuple(columns)})
     for rows, batch in parsed:
-        numbers_of(batch, found, Place(file.path, rows))
-    chosen = _chosen(config, found)
-    if chosen:
-        notes.insert(0, f"numbers by the first {block.size:,} examples of {file.path.name}: {chosen}")
+        numbers_of(batch, found, Place(path, rows))
     return found, notes
 
 

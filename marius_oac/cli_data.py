@@ -1,0 +1,63 @@
+"""Arguments of the commands that look at a user's own data: prepare and init."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_prepare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        nargs="?",
+        help="a .tsv, .csv (also .gz), .parquet or .npy file, dgl's .bin file or CSV folder, or a data set's name",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="graph folder to make; what dgl's source says of nodes lies there as labels.tsv (name, label, split) and "
+        "features.parquet (name, features)",
+    )
+    for split in ("train", "valid", "test"):
+        parser.add_argument(f"--{split}", type=Path, metavar="FILE", help=f"edges of the {split} split")
+    parser.add_argument("--from", dest="from_dir", type=Path, metavar="DIR", help="take the data set's files from here")
+    parser.add_argument(
+        "--columns", help="names or numbers (from 0), in the order head,relation,tail or source,destination"
+    )
+    parser.add_argument("--no-relations", action="store_true", help="ignore the relation column")
+    parser.add_argument(
+        "--header",
+        action=argparse.BooleanOptionalAction,
+        help="whether the first line holds column names (default: as it looks, and said)",
+    )
+    parser.add_argument("--delimiter", help="of text files (default: by suffix)")
+    parser.add_argument("--comment", default="#", help="lines that begin with it are skipped (default: #)")
+    for split in ("valid", "test"):
+        parser.add_argument(f"--{split}-fraction", type=float, help="share of a single file (default: 0.05)")
+    parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
+    parser.add_argument("--unseen", choices=("skip", "error", "keep"), default="skip",
+                        help="edges of valid and test whose names train lacks (default: skip)")  # fmt: skip
+    parser.add_argument("--duplicates", choices=("keep", "drop"), default="keep", help="default: keep")
+
+
+def add_init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        nargs="+",
+        help="a click log (CSV, TSV, .gz, Parquet, libsvm; of several files the last one tests), a file of edges, or a "
+        "graph folder",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the config to write (default: standard output)")
+    parser.add_argument("--task", choices=("ctr", "graph"), help="click log or graph (default: as it looks, and said)")
+    parser.add_argument("--label", metavar="COLUMN", help="a click log: the column of labels (default: a guess)")
+    parser.add_argument(
+        "--positive", action="append", default=[], metavar="VALUE", help="a label that means 1 (default: a guess)"
+    )
+    parser.add_argument("--delimiter", help="of text files (default: as it looks)")
+    parser.add_argument(
+        "--split",
+        type=Path,
+        metavar="FOLDER",
+        help="a click log of one file: write 80 %% of its rows, drawn, as FOLDER/train, 10 %% each as valid and test",
+    )

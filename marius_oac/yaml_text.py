@@ -1,0 +1,42 @@
+"""Pieces of YAML with comments, as a person would write them; PyYAML writes no comments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+_LONGEST = 150  # characters of a comment
+_COLUMN = 40  # where comments begin, behind what is shorter
+
+
+def scalar(value: Any) -> str:
+    """A value on one line: a text, a number, or a list or mapping of such in braces."""
+    texts = [value] if isinstance(value, str) else []
+    style = '"' if any(not text.isprintable() for text in texts) else None
+    flow = isinstance(value, list | dict)
+    dumped = yaml.safe_dump(
+        value, default_style=style, default_flow_style=flow, allow_unicode=style is None, width=float("inf"),
+        sort_keys=False,
+    )  # fmt: skip
+    return dumped.removesuffix("\n").removesuffix("\n...").removesuffix("\n")
+
+
+def commented(line: str, comment: str = "") -> str:
+    """A line with a comment behind it."""
+    return f"{line:<{_COLUMN}}  # {plain(comment)}" if comment else line
+
+
+def plain(text: str) -> str:
+    """A text as it may stand in a comment: printable, on one line, not long."""
+    one = "".join(each if each.isprintable() else " " for each in text)
+    one = " ".join(one.split())
+    return one if len(one) <= _LONGEST else f"{one[: _LONGEST - 3]}..."
+
+
+def listed(key: str, items: Sequence[tuple[Any, str]], comment: str = "") -> list[str]:
+    """The lines of a key with a list of values, each with its comment; none where there are no values."""
+    if not items:
+        return []
+    return [commented(f"  {key}:", comment), *(commented(f"    - {scalar(value)}", why) for value, why in items)]
