@@ -1,6 +1,8 @@
 # `make train` and `make test` need python3 (3.11 or newer) and nothing else: they set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+BUDGET ?= 1200
+SEED ?= 0
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1\t/' | expand -t 18
@@ -26,6 +28,9 @@ test: .venv/tested  ## the tests, less than ten minutes on two cores
 test-all: .venv/tested  ## the tests with the slow ones
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'slow or not slow'
 
+chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
+	$(BIN)/python -m tests.chaos --budget $(BUDGET) --seed $(SEED)
+
 lint: .venv/tested  ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,4 +39,4 @@ clean:  ## remove .venv and caches; runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all lint clean
+.PHONY: help setup train test test-all chaos lint clean

@@ -17,40 +17,22 @@ import os
 import random
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from tests.chaos.children import Outcome, outcomes_of
 from tests.runs import contents
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S, WARM_LIMIT_S = 40, 400
 MOST_LINES = 12
 MOST_BYTES = 8 << 30
 """Of memory that a command may ask for: a bomb is an error that is seen."""
-BEFORE = "before the first case"
 DERIVED = ("encoded", "neighbors-in", "neighbors-both", "neighbors-out", "features-", "buckets", ".lock", "made")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one case. `fault` is what was wrong with what a command did; None: nothing."""
-
-    specimen: str
-    number: int
-    change: str
-    commands: tuple[str, ...] = ()
-    codes: tuple[int, ...] = ()
-    fault: str | None = None
-
-    def __str__(self) -> str:
-        where = f"--only '{self.specimen}' --first {self.number} --count 1"
-        return f"{where}: {self.change}\n  {' ; '.join(self.commands)} -> {list(self.codes)}\n  {self.fault}"
 
 
 def sample(counts: dict[str, int], first: int = 0, deadline: float | None = None) -> Iterator[Outcome]:
@@ -69,42 +51,9 @@ def sample(counts: dict[str, int], first: int = 0, deadline: float | None = None
 
 def _child(specimen: str, begin: int, end: int, folder: Path, deadline: float | None) -> Iterator[Outcome]:
     """Outcomes of cases until one ends the process."""
-    command = [sys.executable, "-m", "tests.chaos.resealed", "--child", str(folder), "--only", specimen,
+    command = ["-m", "tests.chaos.resealed", "--child", str(folder), "--only", specimen,
                "--first", str(begin), "--count", str(end - begin)]  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "stderr", "wb") as errors:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment(folder)
-        )
-        now = Outcome(specimen, begin, BEFORE)
-        try:
-            for line in process.stdout:
-                told = json.loads(line)
-                now = Outcome(
-                    **{key: tuple(value) if isinstance(value, list) else value for key, value in told["of"].items()}
-                )
-                if told["done"]:
-                    yield now
-                    now = Outcome(specimen, now.number + 1, "between cases")
-                if deadline and time.monotonic() > deadline:
-                    process.kill()
-                    return
-        finally:
-            if process.poll() is None and sys.exc_info()[0]:
-                process.kill()
-            process.stdout.close()
-            code = process.wait()
-    if code:
-        tail = (folder / "stderr").read_text("utf-8", "replace")[-3000:]
-        if now.change == BEFORE:
-            raise RuntimeError(f"{specimen} can't be made, or read as it was made: {tail}")
-        fault = f"the process has ended with code {code}: {tail}"
-        yield Outcome(specimen, now.number, now.change, now.commands, now.codes, fault)
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key != "OPENBLAS_CORETYPE"}
-    return kept | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
+    return outcomes_of(command, specimen, begin, folder, deadline)
 
 
 class _Cases:

@@ -9,7 +9,7 @@ import pytest
 
 from marius_oac.data.graph import Graph
 from marius_oac.run import RunFolder
-from tests.chaos import resealed
+from tests.chaos import children, resealed
 from tests.chaos.resealed_changes import change
 from tests.chaos.resealed_seals import reseal_all
 from tests.runs import contents
@@ -100,10 +100,10 @@ def test_the_end_of_a_process_is_seen(tmp_path, monkeypatch, end):
 
     def command(line, **given):
         text = "".join(f"print({json.dumps(each)!r}, flush=True);" for each in told)
-        return real([resealed.sys.executable, "-c", text + end], **given)
+        return real([children.sys.executable, "-c", text + end], **given)
 
-    real = resealed.subprocess.Popen
-    monkeypatch.setattr(resealed.subprocess, "Popen", command)
+    real = children.subprocess.Popen
+    monkeypatch.setattr(children.subprocess, "Popen", command)
     outcomes = list(resealed._child("x", 0, 2, tmp_path / "x", None))
     assert [each.number for each in outcomes] == [0, 1]
     assert outcomes[0].fault is None and "has ended with code" in outcomes[1].fault
