@@ -164,15 +164,16 @@ def drop_after(run: Path, sequence: int, besides: Path) -> None:
         shutil.rmtree(unfinished(path), ignore_errors=True)
 
 
-def check_saved(crew: NodeCrew, part: Path, chosen: str) -> None:
+def check_saved(crew: NodeCrew, run: Path, part: Path, chosen: str) -> None:
     """Raises InputError, the same on all processes, where some lack a checkpoint that all had saved, and the run would
     go on from an older one, `chosen`, or if that is "" from the beginning. No crash while saving leaves such a state.
 
     Args:
+        run: its folder, where the first process noted it as well.
         part: this process's, of the layout that the run goes on with.
     """
-    every = crew.each((read_saved(part), Checkpoints(part / "checkpoints").names()))
-    known = [saved for _, (saved, _) in every if saved is not None]
+    every = crew.each(([read_saved(run), read_saved(part)], Checkpoints(part / "checkpoints").names()))
+    known = [saved for _, (noted, _) in every for saved in noted if saved is not None]
     # Of a run of before nothing says what all had; if they have none in common now, any may have been that.
     needed = (
         max(known) if known else "" if chosen else max((name for _, (_, names) in every for name in names), default="")

@@ -97,7 +97,7 @@ def _created(path: Path, place: Place, group: Group, task: NodeTask) -> Iterator
     if place.rank:
         group.barrier()  # the first process makes the folder that the others lie in
     where = part if place.rank else path
-    with RunFolder.create(where, task.config, task.fingerprint, task.run_files()) as folder:
+    with RunFolder.create(where, task.config, task.fingerprint, task.run_files(), over_nodes=True) as folder:
         if not place.rank:
             folder.keep_rows_in(part)
             group.barrier()
@@ -219,7 +219,7 @@ def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> N
     if gone and crew.any(bool(own)) and not mine and not theirs:
         raise InputError(f"its part of the run is gone: bring {part.parent} back to it", f"node {', '.join(gone)}")
     if checkpoint is None:
-        check_saved(crew, part, max(mine, theirs))
+        check_saved(crew, path, part, max(mine, theirs))
     return seen[theirs].open(theirs) if theirs > mine else None
 
 
@@ -231,7 +231,7 @@ def _opened(
     where = part if place.rank else path
     check_no_link(part, path)
     known = (where / "run.json").exists()
-    make = partial(RunFolder.create, where, config, task.fingerprint, task.run_files())
+    make = partial(RunFolder.create, where, config, task.fingerprint, task.run_files(), over_nodes=True)
     with RunFolder.open(where) if known else make() as folder:
         if not place.rank:
             folder.keep_rows_in(part)

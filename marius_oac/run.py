@@ -99,7 +99,12 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, config: BaseConfig, fingerprint: str, files: Mapping[str, str] = MappingProxyType({})
+        cls,
+        path: Path,
+        config: BaseConfig,
+        fingerprint: str,
+        files: Mapping[str, str] = MappingProxyType({}),
+        over_nodes: bool = False,
     ) -> RunFolder:
         """Makes the folder with its first files, `files` among them, under a temporary name first.
 
@@ -107,7 +112,7 @@ class RunFolder:
         """
         cls.check_new(path)
         temporary = unfinished(path)
-        about = _about(About(data=fingerprint, kernels=blas.kernels()), path, config, files)
+        about = _about(About(data=fingerprint, kernels=blas.kernels(), over_nodes=over_nodes), path, config, files)
         with disk_errors(path):
             try:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -202,8 +207,10 @@ class RunFolder:
         return bool(self.summary()) or evaluated  # what is evaluated was saved before
 
     def note_saved(self, sequence: int) -> None:
-        """Said when every process has its checkpoint of this moment, before an older one is removed."""
-        write_saved(self.rows, name_of(sequence))
+        """Said when every process has its checkpoint of this moment, before an older one is removed. A run over nodes
+        notes it beside its parts as well, which may all be lost."""
+        for folder in {self.path, self.rows}:
+            write_saved(folder, name_of(sequence))
 
     def rewind(
         self,
@@ -225,9 +232,10 @@ class RunFolder:
         recorded = self.config.pipeline.order == "arrival"
         order = self._order.checked(sequence, records) if recorded else None
         with self.checkpoints.alone_after(sequence):
-            if (read_saved(self.rows) or "") > name_of(sequence):
-                there = name_of(sequence) in self.checkpoints.names()
-                write_saved(self.rows, name_of(sequence) if there else "")
+            there = name_of(sequence) in self.checkpoints.names()
+            for folder in {self.path, self.rows}:
+                if (read_saved(folder) or "") > name_of(sequence):
+                    write_saved(folder, name_of(sequence) if there else "")
             wait()
             with disk_errors(self.path / SUMMARY):
                 remove_file(self.path / SUMMARY)
@@ -342,8 +350,8 @@ class RunFolder:
 
     @property
     def over_nodes(self) -> bool:
-        """Whether the run was trained over nodes, each of which has a part of its checkpoints."""
-        return (self.path / NODES).is_dir()
+        """Whether the run was trained over nodes; each has a part of its checkpoints, wherever they are now."""
+        return self.about.over_nodes or (self.path / NODES).is_dir()
 
     def __enter__(self) -> RunFolder:
         with ExitStack() as stack:

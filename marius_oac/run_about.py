@@ -7,6 +7,7 @@
     config            the configuration's keys that decide the run's bits, with their values
     files             SHA-256 of the task's own files in the folder, such as the user's code: of the present text, and
                       of the one before, which is there until the new one has been written
+    over_nodes        whether the run began over nodes: rows and checkpoints lie in `nodes/`, or with the nodes
     result            SHA-256 of summary.json, and length and SHA-256 of metrics.jsonl, of a run that has ended
 
 Version 1 has the first five keys alone, and no checksum.
@@ -64,6 +65,7 @@ class About(Described):
     path: str | None = None
     config: dict[str, Any] | None = None
     files: dict[str, list[Sha256]] = {}
+    over_nodes: bool = False
     result: Result | None = None
 
     @property

@@ -135,7 +135,11 @@ class _Run:
         """Checks the checkpoints in a folder, with their pages; gives position and records of each."""
         found, checkpoints = self.found, Checkpoints(rows / FOLDER)
         if (rows / SAVED).exists():
-            found.small(rows / SAVED, lambda: _check_named(lambda: read_saved(rows), checkpoints, rows / SAVED))
+            over_nodes = (
+                rows == self.path and (rows / NODES).is_dir()
+            )  # then it is of the parts, which may be elsewhere
+            named = None if over_nodes else checkpoints
+            found.small(rows / SAVED, lambda: _check_named(lambda: read_saved(rows), named, rows / SAVED))
         if (rows / FOLDER / BEST).exists():
             path = rows / FOLDER / BEST
             found.small(path, lambda: _check_named(checkpoints.best, checkpoints, path))
@@ -220,10 +224,10 @@ class _Run:
             self.found.unchecked.append(f"{self.path}: {', '.join(others)}: nothing of the run depends on them")
 
 
-def _check_named(read: Callable[[], str | None], checkpoints: Checkpoints, path: Path) -> None:
-    """Raises CheckpointError where a file, which `read` reads, names a checkpoint that is not there."""
+def _check_named(read: Callable[[], str | None], checkpoints: Checkpoints | None, path: Path) -> None:
+    """Raises CheckpointError where a file, which `read` reads, names none of the checkpoints, if these are here."""
     name = read()
-    while name and name not in checkpoints.names():
+    while name and checkpoints and name not in checkpoints.names():
         before, name = name, read()
         if name == before:  # else who trains has named another one
             raise CheckpointError(f"names checkpoint {name}, which is not there", path)

@@ -7,6 +7,8 @@ import pytest
 from marius_oac import resume, train
 from marius_oac.checkpoints import SAVED, START, Checkpoints, read_saved
 from marius_oac.errors import CheckpointError, InputError
+from marius_oac.run import RunFolder
+from marius_oac.run_about import ABOUT
 from marius_oac.task import Crew
 from tests.graphs import tiny_config
 from tests.runs import contents, outcome, says, stop_at, story
@@ -109,11 +111,24 @@ def test_a_run_over_nodes_goes_on_over_nodes(stopped, command):
     """Its checkpoints lie with the nodes: here alone there seem to be none."""
     (stopped / "nodes").mkdir()
     lose(stopped)
-    before = contents(stopped)
+    _refused_on_one_box(stopped, command)
+
+
+def test_so_does_one_whose_nodes_have_it_all(stopped, command):
+    folder = RunFolder.open(stopped)
+    (stopped / ABOUT).write_bytes(folder.about.model_copy(update={"over_nodes": True}).dump())
+    lose(stopped)
+    _refused_on_one_box(stopped, command)
+    code, _, err = command("eval", stopped)
+    assert code == 2 and says(err, f"{stopped}/nodes: no checkpoint: the parts of all nodes must lie here, and don't")
+
+
+def _refused_on_one_box(run, command):
+    before = contents(run)
     for argv in ((), ("--checkpoint", START)):
-        code, _, err = command("resume", stopped, *argv)
+        code, _, err = command("resume", run, *argv)
         assert code == 2 and says(err, "was trained over nodes; it goes on with --nodes FILE, or --local-nodes N")
-    assert contents(stopped) == before
+    assert contents(run) == before
 
 
 def test_a_damaged_note_is_named(stopped, command):

@@ -99,6 +99,18 @@ def test_a_run_does_not_start_again_because_a_disk_was_lost(tmp_path):
     assert chosen(runs, START) is None
 
 
+def test_a_run_does_not_start_again_because_the_folder_of_all_parts_was_lost(tmp_path):
+    """The first process has noted beside it what all had."""
+    parts = {NOW: {"a": [10, 20], "b": [10, 20]}}
+    run = write(tmp_path / "run", parts, dict.fromkeys("ab", 20))
+    write_saved(run, "0000000020")
+    assert chosen([run, run]) is None
+    shutil.rmtree(run / "nodes")
+    with pytest.raises(InputError, match=r"node a, b: lacks checkpoint 0000000020.*--checkpoint start"):
+        chosen([run, run])
+    assert chosen([run, run], START) is None
+
+
 def test_where_an_earlier_version_noted_nothing_a_common_checkpoint_is_gone_on_from(tmp_path):
     runs = [write(tmp_path / "a", {NOW: {"a": [10, 20]}}), write(tmp_path / "b", {NOW: {"b": [10]}})]
     assert chosen(runs) is None
