@@ -33,6 +33,7 @@ from safetensors.torch import load, save
 from marius_oac.checkpoint_manifest import PAGED_PARTS, PARTS, check_manifest, kind_of
 from marius_oac.errors import CheckpointError, DivergedError, shown
 from marius_oac.files import NpyWriter, json_digest, sealed, sync, write_flushed
+from marius_oac.models.soundness import LARGEST_VALUE
 from marius_oac.pins import Pin
 from marius_oac.storage.contract import MAX_TIMESTAMP, ROWS_PER_BLOCK, ParameterStore
 from marius_oac.storage.disk import SsdStore
@@ -224,6 +225,12 @@ def _check_finite(name: str, numbers: np.ndarray, sequence: int) -> None:
         raise DivergedError(sequence - 1, f"{name} hold NaN or infinite numbers")
 
 
+def _check_values(name: str, values: np.ndarray, sequence: int) -> None:
+    """Of rows on other nodes no batch sees more than gradients."""
+    if values.size and max(values.max(), -values.min()) > LARGEST_VALUE:
+        raise DivergedError(sequence - 1, f"{name} hold numbers that are too large (beyond {LARGEST_VALUE:,.0f})")
+
+
 def _shapes(store: ParameterStore) -> dict[str, tuple[int, ...]]:
     count, layout = store.num_rows, store.layout
     return {"values": (count, layout.dimension), "state": (count, layout.state_width), "timestamps": (count,)}
@@ -253,6 +260,7 @@ def _write_table(folder: Path, store: ParameterStore, sequence: int) -> dict[str
         }
         for block in store.blocks():
             _check_finite(store.name, block.rows, sequence)
+            _check_values(store.name, block.rows[:, :dimension], sequence)
             writers["values"].write(block.rows[:, :dimension])
             writers["state"].write(block.rows[:, dimension:])
             writers["timestamps"].write(block.timestamps)

@@ -5,6 +5,7 @@ A key that was never trained has the initial row of its key; such ids are counte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from marius_oac.classification import ClickMetrics
 from marius_oac.config_ctr import CtrConfig
+from marius_oac.console import say
 from marius_oac.data.log_batches import local_arrays, table_keys
 from marius_oac.data.log_columns import LogBlock
 from marius_oac.data.log_files import BlockReader, LogFile
@@ -91,6 +93,9 @@ def evaluate_files(predictor: ClickPredictor, files: Sequence[LogFile], by_milli
         if waiting:
             millions.append(part.result())
         found = {**metrics.result(), "unknown_ids": predictor.unknown_ids - before}
+    if math.isnan(found["auc"]):
+        click = "no click" if math.isnan(found["calibration"]) else "a click"
+        say(f"note: all {found['examples']:,} examples are {click}: no AUC without both classes (null in files)")
     if by_million:
         found["millions"] = [{name: each[name] for name in ("examples", "auc", "log_loss")} for each in millions]
     return found

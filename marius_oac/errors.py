@@ -35,12 +35,16 @@ class CheckpointError(InputError):
     """A checkpoint or run folder is missing, damaged, or belongs to another run, graph or version."""
 
 
+_OR = " (or a parameter of the network or a relation, or its gradient, is not finite or far too large)"
+
+
 class DivergedError(MariusOacError):
-    """A number became NaN or infinite: training stopped before that batch, or that checkpoint, was kept.
+    """A number became NaN, infinite or larger than any that is of use: training stopped before that batch, or that
+    checkpoint, was kept.
 
     Args:
         sequence: the batch.
-        found: its loss, or which numbers are NaN or infinite after it.
+        found: its loss, NaN also where dense parameters or their gradients are of no use; or what is, after it.
         kept: where training can go on from, with smaller steps.
     """
 
@@ -48,9 +52,12 @@ class DivergedError(MariusOacError):
 
     def __init__(self, sequence: int, found: float | str, kept: object = None):
         self.sequence, self.found, self.kept = sequence, found, kept
-        what = found if isinstance(found, str) else f"the loss is {found}"
+        what = found if isinstance(found, str) else f"the loss is {found}{_OR}"
         left = f"; the last good checkpoint is {kept}" if kept else ""
-        super().__init__(f"{what} at batch {sequence}: training stopped, nothing of that batch was kept{left}")
+        super().__init__(
+            f"diverged: {what} at batch {sequence}: training stopped, nothing of that batch was kept{left}; a smaller "
+            "learning_rate may help"
+        )
 
 
 class NodeLost(MariusOacError):

@@ -67,9 +67,22 @@ def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np
     return np.load(path, mmap_mode="r+", allow_pickle=False)
 
 
+def json_text(content: Any, indent: int | None = None) -> str:
+    """Plain data as JSON. A number that is NaN or infinite is null there: JSON has no name for it."""
+    return json.dumps(_with_nulls(content), indent=indent, allow_nan=False)
+
+
+def _with_nulls(content: Any) -> Any:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: _with_nulls(value) for key, value in content.items()}
+    return [_with_nulls(value) for value in content] if isinstance(content, list | tuple) else content
+
+
 def sealed(content: Mapping[str, Any]) -> bytes:
     """The text of a JSON file that ends with the SHA-256 of its content, which has no key `sha256`."""
-    return json.dumps(content | {"sha256": json_digest(content)}, indent=1).encode()
+    return json.dumps(content | {"sha256": json_digest(content)}, indent=1, allow_nan=False).encode()
 
 
 def json_digest(content: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from marius_oac.console import NOTICES, is_terminal, say
 from marius_oac.pipeline.runner import BatchResult
 
+FEW_BATCHES = 10
 BAR_SECONDS = 1.0
 LINE_SECONDS = 10.0  # plain lines come no faster than that
 
@@ -124,12 +126,12 @@ class SegmentReport:
         self._stage_seconds, self._channel_fill = stage_seconds, channel_fill
         self._next, self._intervals = first, {}
         self._since, self._fill, self._filled = time.perf_counter(), {}, 0
-        self._order: list[tuple[int, int]] = []
+        self._order: list[tuple[int, int, float]] = []
         self.totals = Totals()
 
     def add(self, result: BatchResult) -> None:
         self._intervals.setdefault(result.timestamp // self._every, []).append(result)
-        self._order.append((result.timestamp, result.sequence))
+        self._order.append((result.timestamp, result.sequence, result.loss))
         self._fill = _added(self._fill, self._channel_fill())
         self._filled += 1
         while len(self._intervals.get(self._next // self._every, ())) == self._every - self._next % self._every:
@@ -160,7 +162,19 @@ class SegmentReport:
 
     def computation_order(self) -> list[int]:
         """The batches' numbers in the order in which they were computed."""
-        return [sequence for _, sequence in sorted(self._order)]
+        return [sequence for _, sequence, _ in sorted(self._order)]
+
+    def first_loss(self) -> float | None:
+        """The median of the first few batches computed, of those that there are; None without any."""
+        return self._median(sorted(self._order)[:FEW_BATCHES])
+
+    def last_loss(self) -> float | None:
+        """Likewise of the last ones."""
+        return self._median(sorted(self._order)[-FEW_BATCHES:])
+
+    @staticmethod
+    def _median(batches: Sequence[tuple[int, int, float]]) -> float | None:
+        return statistics.median(loss for *_, loss in batches) if batches else None
 
 
 class TrainingProgress:

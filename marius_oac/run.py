@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -44,6 +43,7 @@ from marius_oac.files import (
     check_no_link,
     clean,
     disk_errors,
+    json_text,
     make_folder,
     open_own,
     remove_file,
@@ -296,7 +296,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Ends the run: its results, and what its metrics are."""
-        text = json.dumps(summary, indent=1) + "\n"
+        text = json_text(summary, indent=1) + "\n"
         result = Result(summary=hashlib.sha256(text.encode()).hexdigest(), metrics=self._metrics.flushed())
         self._write_about(self.about.model_copy(update={"result": result}))
         write_atomically(self.path / SUMMARY, text)

@@ -14,7 +14,7 @@ from typing import Any
 
 from marius_oac.console import say
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.files import disk_errors, open_own, sync, write_atomically
+from marius_oac.files import disk_errors, json_text, open_own, sync, write_atomically
 from marius_oac.untrusted import Count, Described, Sha256, open_regular, parse_json
 
 METRICS = "metrics.jsonl"
@@ -46,7 +46,7 @@ class MetricsFile:
     def add(self, line: Mapping[str, Any]) -> None:
         """Raises InputError where the disk is full, or can't be written."""
         with disk_errors(self.path), open(self.path, "a", encoding="utf-8", opener=open_own) as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json_text(line) + "\n")
 
     def lines(self) -> list[dict[str, Any]]:
         """What the lines say. A damaged one is left out, aloud; a last one without an end was torn by a kill, and is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -39,7 +40,8 @@ class ClickMetrics:
     values: dict[str, float]
 
     def __str__(self) -> str:
-        lines = [f"  {name:<28}{value:,.6g}" for name, value in self.values.items()]
+        told = {name: "none" if math.isnan(value) else f"{value:,.6g}" for name, value in self.values.items()}
+        lines = [f"  {name:<28}{value}" for name, value in told.items()]
         return "\n".join([self.title, *lines])
 
 

@@ -49,7 +49,8 @@ class Run:
         for key in keys:
             if key in self.summary:
                 value = self.summary[key]
-                lines.append(f"  {key:<32}{value:,.4f}" if isinstance(value, float) else f"  {key:<32}{value:,}")
+                told = "none" if value is None else f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+                lines.append(f"  {key:<32}{told}")
         return "\n".join(lines)
 
 

@@ -31,6 +31,9 @@ from marius_oac.runtime.signals import Requests, stop_on_interrupt
 from marius_oac.session import Session
 from marius_oac.untrusted import typed
 
+LARGEST_GROWTH = 1e6
+"""What the last batches' loss may be, against that of the first ones, or against 1 where that is more."""
+
 
 @dataclass(frozen=True)
 class Position:
@@ -39,6 +42,7 @@ class Position:
     Attributes:
         sequence: the next batch.
         total, epoch: sums over the run and over the present epoch so far.
+        first_loss: the median loss of the first few batches; None where there was none, or a version before this one.
         best: the best value of the decisive metric, -1 before the first; `best_epoch` when; `worse` evaluations since.
     """
 
@@ -48,6 +52,7 @@ class Position:
     best: float = -1.0
     best_epoch: int = 0
     worse: int = 0
+    first_loss: float | None = None
 
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> Position:
@@ -254,6 +259,7 @@ class TrainingLoop:
         self._decide(reached, epoch, progress)
         if reached == first:
             return  # stopped before the first batch
+        self._check_loss(reached, report)
         self._advance(reached, report.totals)
         if self.config.pipeline.order == "arrival":
             self.folder.append_order(report.computation_order())
@@ -261,6 +267,24 @@ class TrainingLoop:
             self._end_epoch(epoch, progress)
         if self._checkpoint_is_due(reached < last):
             self._save()
+
+    def _check_loss(self, reached: int, report: SegmentReport) -> None:
+        """Raises DivergedError where the last batches' loss is out of all proportion to that of the first ones.
+
+        Medians, as one batch may hold an outlier. A model that predicts a constant has a loss near 1, and so has an
+        untrained one; or that of the first batches, where a model of the user's, or columns that are not scaled, begin
+        with more. Steps that are too large may well make it ten thousand times that for a while, and training recover
+        as the optimizer's steps shrink; from a million on nothing has ever come back.
+        """
+        heard = self.crew.gather([report.first_loss(), report.last_loss()])
+        first = self.position.first_loss
+        if first is None:
+            first = max((begun for begun, _ in heard if begun is not None), default=None)
+        self.position = replace(self.position, first_loss=first)
+        last = max((ended for _, ended in heard if ended is not None), default=0.0)
+        if first is not None and last > LARGEST_GROWTH * max(1.0, first):
+            found = f"the loss is {last:.3g}, and began with {first:.3g}"
+            raise self._diverged(DivergedError(reached - 1, found))
 
     def _decide(self, reached: int, epoch: int, progress: TrainingProgress) -> None:
         for line in self.session.task.decided(reached):

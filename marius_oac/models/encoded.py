@@ -103,10 +103,10 @@ class EncodedStep:
             if encoded.requires_grad:  # a layer of the user's may have no parameters, and nodes no rows
                 encoded.backward(torch.from_numpy(handed))
         with torch_threads(1):  # without products to look for in each of its many small operations
-            self._dense.step(arrays, timestamp)
+            fault = self._dense.step(arrays, timestamp)
         if rows:
             self._update(rows[0], arrays["inputs"], inputs.grad.numpy(), timestamp, self._factor(arrays))
-        return loss
+        return loss + fault
 
     def _compute_tensors(self, rows: Sequence[Tensor], arrays: Mapping[str, Tensor], timestamp: int) -> Tensor:
         values = rows[0][:, : self._dimension] if rows else None
@@ -115,12 +115,12 @@ class EncodedStep:
         loss = self.head.compute([handed], arrays, timestamp)
         if encoded.requires_grad:
             encoded.backward(handed)
-        self._dense.step(arrays, timestamp)
+        fault = self._dense.step(arrays, timestamp)
         if rows:
             gradients = torch.empty_like(values)
             gradients[arrays["inputs"]] = inputs.grad[:, : self._dimension]
             self._rows.update(rows[0], gradients, timestamp, self._factor(arrays))
-        return loss
+        return loss + fault
 
     def _encode(
         self, values: Tensor | None, arrays: Mapping[str, Tensor], timestamp: int, lanes: Shared | None

@@ -10,6 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -27,6 +28,7 @@ from marius_oac.models.dense_moments import RELATIONS
 from marius_oac.models.handwritten import HandwrittenGradient, Relations
 from marius_oac.models.lanes import Lanes
 from marius_oac.models.optimizers import HandOver, RowOptimizer
+from marius_oac.models.soundness import LARGEST_VALUE, is_sound
 from marius_oac.types import DenseSync
 
 
@@ -135,14 +137,16 @@ class LinkPredictionStep:
         if self._agreed:
             handed = Relations(self._agreed.values(arrays), rule)
             loss = self._handwritten.compute(entities, arrays, rule, handed)
+            fault = self._fault(handed.table, arrays, math.inf)
             self._agreed.update(handed.table, arrays, timestamp, factor)
-            return loss
+            return loss + fault
         relations = Relations(table, self._relation_optimizer.rule(timestamp, factor))
-        return self._handwritten.compute(entities, arrays, rule, relations)
+        return self._handwritten.compute(entities, arrays, rule, relations) + self._fault(table, arrays)
 
     def _compute_tensors(self, rows: torch.Tensor, arrays: Mapping[str, torch.Tensor], timestamp: int) -> torch.Tensor:
         # The epoch stays on the device, so that nobody waits for it.
         factor = 1.0 if self._decay == 1 else self._decay ** arrays["epoch"].reshape(()).float()
+        largest = LARGEST_VALUE
         if self._relations is None:
             loss, gradients, _ = self._autograd(rows[:, : self._dimension], None, arrays)
         else:
@@ -153,11 +157,21 @@ class LinkPredictionStep:
             )
             if self._agreed:
                 self._agreed.update_tensor(relation_gradients, picks, arrays["share"], timestamp, factor)
+                largest, picked = math.inf, relation_gradients
             else:
                 self._relation_optimizer.update(picked, relation_gradients, timestamp, factor)
                 self._relations[picks] = picked
+            loss = loss + torch.where(is_sound(picked, self._relation_width, largest), 0.0, math.nan)
         self._entity_optimizer.update(rows, gradients, timestamp, factor)
         return loss
+
+    def _fault(
+        self, relations: np.ndarray | None, arrays: Mapping[str, np.ndarray], largest: float = LARGEST_VALUE
+    ) -> float:
+        """0, or NaN where the batch's relations are not sound; it is added to the batch's loss."""
+        if relations is None or is_sound(relations[arrays["relation_rows"]], self._relation_width, largest):
+            return 0.0
+        return math.nan
 
     def dense_state(self) -> Mapping[str, torch.Tensor]:
         """A copy of the dense parameters with their optimizer state; empty without relations."""

@@ -41,6 +41,8 @@ class Batch:
     uploaded: Any = None
     computed: Any = None
     loss: Any = None
+    sound: Sequence[Any] = ()
+    """Of each table, whether its rows are; on a device of torch's they are read after the download."""
     replaced: Any = 0
     refused: int = 0
     lost: int = 0

@@ -62,6 +62,13 @@ class Ledger:
                 self._finished.remove(self._mft)
             self._changed.notify_all()
 
+    def wait_before(self, timestamp: int) -> None:
+        """Waits until every batch before the one with this timestamp has been written back."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._aborted or self._mft >= timestamp - 1)
+            if self._aborted:
+                raise Closed("ledger")
+
     def abort(self) -> None:
         with self._changed:
             self._aborted = True

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from marius_oac.models.soundness import LARGEST_VALUE
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.validation import Cache
@@ -76,11 +78,13 @@ class RowSource(ABC):
         layouts: of each table's rows, as the staging buffers have them.
         validates: whether `validate` is called.
         caching: batches keep their resident buffers after `write`, until evicted.
+        largest: what no value of a row may exceed, up or down, when it has been computed (see `soundness`).
     """
 
     layouts: Sequence[RowLayout]
     validates: bool
     caching: bool
+    largest: float = math.inf
 
     @abstractmethod
     def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
@@ -94,6 +98,8 @@ class LocalSource(RowSource):
         stores: one per table.
         mode: of the pipeline.
     """
+
+    largest = LARGEST_VALUE
 
     def __init__(self, stores: Sequence[ParameterStore], mode: str):
         self.stores, self.mode = [store.held() for store in stores], mode

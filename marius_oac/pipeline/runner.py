@@ -27,6 +27,7 @@ import torch
 
 from marius_oac.config_sections import PipelineConfig
 from marius_oac.errors import DivergedError
+from marius_oac.models.soundness import LARGEST_VALUE, is_sound
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device, HostDevice, TorchDevice
 from marius_oac.pipeline.ledger import Ledger
@@ -125,7 +126,7 @@ class Pipeline:
             The number of the next batch to run: `last`, or less after `request_stop`.
 
         Raises:
-            DivergedError: a loss is NaN or infinite; the batch was not written.
+            DivergedError: a loss is NaN or infinite, or rows are not sound; the batch was not written.
             Exception: whatever a stage raised first.
         """
         run = _Run(self, first, last)
@@ -276,12 +277,37 @@ class _Run:
                 before = self._copies(values) if self.pipeline.config.mode == "async-delta" else None
                 batch.timestamp, self.next_timestamp = self.next_timestamp, self.next_timestamp + 1
                 batch.loss = step.compute(values, batch.arrays, batch.timestamp)
-                if isinstance(batch.loss, float) and not math.isfinite(batch.loss):
-                    raise DivergedError(self.rows.position(batch.sequence), batch.loss)
                 device.computed(batch)
+                source = self.pipeline.source
+                batch.sound = [
+                    is_sound(rows, layout.dimension, source.largest)
+                    for rows, layout in zip(values, source.layouts, strict=True)
+                ]
+                if isinstance(batch.loss, float):
+                    self._check_sound(batch)
                 for new, old in zip(values, before or (), strict=False):
                     new -= old
         self.rows.computed(batch)
+
+    def _check_downloaded(self, batch: Batch) -> None:
+        """`_check_sound`; of several batches that are not, it is the first one computed that is named."""
+        batch.loss = float(batch.loss)
+        try:
+            self._check_sound(batch)
+        except DivergedError:
+            self.ledger.wait_before(batch.timestamp)
+            raise
+
+    def _check_sound(self, batch: Batch) -> None:
+        """Raises DivergedError where the loss is NaN or infinite, or rows are not sound."""
+        if not math.isfinite(batch.loss):
+            raise DivergedError(self.rows.position(batch.sequence), batch.loss)
+        for table, sound in zip(self.pipeline.planner.tables, batch.sound, strict=True):
+            if not sound:
+                what = (
+                    f"rows of table {table.name!r} hold numbers that are NaN, infinite or beyond {LARGEST_VALUE:,.0f}"
+                )
+                raise DivergedError(self.rows.position(batch.sequence), what)
 
     @staticmethod
     def _copies(values: Sequence) -> list:
@@ -293,9 +319,8 @@ class _Run:
 
     def _write(self, batch: Batch) -> None:
         with self._begin("write", batch.sequence):
-            batch.loss = float(batch.loss)
-            if not math.isfinite(batch.loss):
-                raise DivergedError(self.rows.position(batch.sequence), batch.loss)
+            if not isinstance(batch.loss, float):
+                self._check_downloaded(batch)
             self.rows.write(batch)
             if batch.claim:
                 self.pipeline.tier.release(batch.claim)

@@ -188,8 +188,29 @@ def test_a_diverging_batch_is_named_and_not_written():
             loss = super().compute(rows, arrays, timestamp)
             return float("nan") if timestamp == 30 else loss
 
-    with pytest.raises(DivergedError, match="nan at batch 30"):
+    with pytest.raises(DivergedError, match="nan .* at batch 30"):
         run_toy(mode="oac", in_flight=4, step=Diverging())
+
+
+def test_of_two_diverged_batches_that_are_downloaded_the_first_is_named():
+    """The later one comes to be written first, and waits."""
+    held = {}
+
+    class Diverging(ToyStep):
+        def compute(self, rows, arrays, timestamp):
+            loss = super().compute(rows, arrays, timestamp)
+            return torch.tensor(float("nan") if timestamp in (30, 31) else loss)
+
+    def remember(pipeline):
+        held["pipeline"] = pipeline
+        return copying(pipeline)
+
+    def probe(stage, sequence):
+        if (stage, sequence) == ("write", 30):
+            held["pipeline"]._stopped.wait(0.3)
+
+    with pytest.raises(DivergedError, match="nan .* at batch 30"):
+        run_toy(mode="oac", in_flight=4, workers=workers(3), step=Diverging(), device=remember, probe=probe)
 
 
 def test_an_emulated_link_changes_no_bits_and_is_waited_for(synchronous):

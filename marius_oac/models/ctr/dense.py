@@ -6,20 +6,24 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import get_total_norm
 
 from marius_oac.config_sections import DenseOptimizerConfig
+from marius_oac.models.soundness import LARGEST_VALUE
 from marius_oac.types import DenseSync
 
 NETWORK, OPTIMIZER = "network.", "optimizer."
 """What the names of parameters and buffers, and of the optimizer's state by parameter, begin with."""
 
 
+_LARGEST_GRADIENT = 2.0**63  # its square is finite
 _STEP = "step"
 """What torch's optimizers call their count of steps, which is the only number that they keep for a whole parameter."""
 
@@ -45,28 +49,40 @@ class DenseOptimizer:
             if sync:
                 sync.attach(parameters)
         self._config = config
+        begun = [float(each.detach().abs().max()) for each in self._parameters.values() if each.numel()]
+        self._largest = max([LARGEST_VALUE, *(2 * one for one in begun)])  # a network of the user's may begin with more
         self.size = sum(each.numel() for each in self._parameters.values())
 
-    def step(self, arrays: Mapping[str, Any], timestamp: int) -> None:
+    def step(self, arrays: Mapping[str, Any], timestamp: int) -> torch.Tensor | float:
         """One update from the parameters' gradients, which are then forgotten.
+
+        Returns 0, or NaN where a gradient or its square is NaN or infinite, or an updated parameter is, or has grown
+        beyond use (see `soundness`): added to the batch's loss it tells whose it is.
 
         Where `decay` is not 1, the learning rate is `decay ** arrays["epoch"]` of itself (on CUDA the host then waits
         for that number). With a `sync` the gradients are `arrays["share"]` of those of a batch over all nodes.
         """
-        if self._optimizer is not None:
-            decay = self._config.decay
-            factor = 1.0 if decay == 1 else decay ** int(arrays["epoch"].item())
-            if self._sync and self._sync.dealt:
-                self._sync.hand_over(self._gradients(), factor)
-                self._optimizer.zero_grad(set_to_none=True)
-                return
-            if decay != 1:
-                _set_rate(self._optimizer, self._config.learning_rate * factor)
-            if not self._sync or self._sync.reduce(self._gradients(), float(arrays["share"].item())):
-                self._optimizer.step()
+        if self._optimizer is None:
+            return 0.0
+        gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
+        fault = _fault(gradients, _LARGEST_GRADIENT)
+        self._step(arrays, timestamp)
+        return fault + _fault([each.detach() for each in self._parameters.values()], self._largest)
+
+    def _step(self, arrays: Mapping[str, Any], timestamp: int) -> None:
+        decay = self._config.decay
+        factor = 1.0 if decay == 1 else decay ** int(arrays["epoch"].item())
+        if self._sync and self._sync.dealt:
+            self._sync.hand_over(self._gradients(), factor)
             self._optimizer.zero_grad(set_to_none=True)
-            if self._sync:
-                self._sync.updated(timestamp)
+            return
+        if decay != 1:
+            _set_rate(self._optimizer, self._config.learning_rate * factor)
+        if not self._sync or self._sync.reduce(self._gradients(), float(arrays["share"].item())):
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._sync:
+            self._sync.updated(timestamp)
 
     def _gradients(self) -> list[torch.Tensor]:
         for parameter in self._parameters.values():
@@ -152,6 +168,14 @@ class NetworkSlice:
         state = self._optimizer.state[self._parameter]
         planes = [self.values(), *(state[key].reshape(-1).numpy() for key in sorted(state))]
         return np.concatenate(planes)
+
+
+def _fault(tensors: Sequence[torch.Tensor], largest: float) -> torch.Tensor | float:
+    """0, or NaN where a number is NaN or beyond `largest`, up or down; of tensors on a device a tensor there."""
+    if not tensors:
+        return 0.0
+    fault = torch.where(get_total_norm(tensors, norm_type=math.inf) <= largest, 0.0, math.nan)
+    return fault.item() if fault.device.type == "cpu" else fault
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -117,20 +117,20 @@ class CtrStep:
             numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
             with seeded(self._masks(arrays, timestamp), self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
-            self._dense.step(arrays, timestamp)
+            fault = self._dense.step(arrays, timestamp)
         rule = self._optimizer.rule(timestamp, self._factor(arrays))
         weight = self._penalty
         squares = self._array_rows.update(rows, _as_arrays(gradients), rule, weight)
-        return loss.item() + weight / 2 * squares
+        return loss.item() + weight / 2 * squares + fault
 
     def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, arrays)
         with seeded(self._masks(arrays, timestamp), self._device):
             loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
-        self._dense.step(arrays, timestamp)
+        fault = self._dense.step(arrays, timestamp)
         weight = self._penalty
         squares = self._tensor_rows.update(rows, arrays, gradients, timestamp, self._factor(arrays), weight)
-        return loss + weight / 2 * squares
+        return loss + weight / 2 * squares + fault
 
     def predict(self, rows: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
         """Probabilities of a click, float32 [B], in the rows' library; changes nothing.
