@@ -23,6 +23,7 @@ from marius_oac import blas
 from marius_oac.checkpoint import Checkpoint, name_of
 from marius_oac.checkpoints import START, read_saved
 from marius_oac.console import say
+from marius_oac.divergence import first_loss, grown_loss
 from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Interrupted
 from marius_oac.memory import peak_rss
 from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
@@ -30,9 +31,6 @@ from marius_oac.run import RunFolder
 from marius_oac.runtime.signals import Requests, stop_on_interrupt
 from marius_oac.session import Session
 from marius_oac.untrusted import typed
-
-LARGEST_GROWTH = 1e6
-"""What the last batches' loss may be, against that of the first ones, or against 1 where that is more."""
 
 
 @dataclass(frozen=True)
@@ -269,22 +267,11 @@ class TrainingLoop:
             self._save()
 
     def _check_loss(self, reached: int, report: SegmentReport) -> None:
-        """Raises DivergedError where the last batches' loss is out of all proportion to that of the first ones.
-
-        Medians, as one batch may hold an outlier. A model that predicts a constant has a loss near 1, and so has an
-        untrained one; or that of the first batches, where a model of the user's, or columns that are not scaled, begin
-        with more. Steps that are too large may well make it ten thousand times that for a while, and training recover
-        as the optimizer's steps shrink; from a million on nothing has ever come back.
-        """
+        """Raises DivergedError where the last batches' loss is out of all proportion to that of the first ones."""
         heard = self.crew.gather([report.first_loss(), report.last_loss()])
-        first = self.position.first_loss
-        if first is None:
-            first = max((begun for begun, _ in heard if begun is not None), default=None)
-        self.position = replace(self.position, first_loss=first)
-        last = max((ended for _, ended in heard if ended is not None), default=0.0)
-        if first is not None and last > LARGEST_GROWTH * max(1.0, first):
-            found = f"the loss is {last:.3g}, and began with {first:.3g}"
-            raise self._diverged(DivergedError(reached - 1, found))
+        self.position = replace(self.position, first_loss=first_loss(self.position.first_loss, heard))
+        if wrong := grown_loss(self.position.first_loss, heard):
+            raise self._diverged(DivergedError(reached - 1, wrong))
 
     def _decide(self, reached: int, epoch: int, progress: TrainingProgress) -> None:
         for line in self.session.task.decided(reached):
