@@ -9,7 +9,7 @@ LARGEST_GROWTH = 1e6
 
 
 def first_loss(known: float | None, heard: Sequence[tuple[float | None, float | None]]) -> float | None:
-    """What a run's loss began with: `known`, or the largest of what the processes' first batches have; None: nothing."""
+    """What a run's loss began with: `known`, or the largest of what the processes' first batches had."""
     return max((begun for begun, _ in heard if begun is not None), default=None) if known is None else known
 
 

@@ -40,7 +40,7 @@ class Position:
     Attributes:
         sequence: the next batch.
         total, epoch: sums over the run and over the present epoch so far.
-        first_loss: the median loss of the first few batches; None where there was none, or a version before this one.
+        first_loss: the median of the first few batches; None: there was none, or it was not kept.
         best: the best value of the decisive metric, -1 before the first; `best_epoch` when; `worse` evaluations since.
     """
 
@@ -269,9 +269,10 @@ class TrainingLoop:
     def _check_loss(self, reached: int, report: SegmentReport) -> None:
         """Raises DivergedError where the last batches' loss is out of all proportion to that of the first ones."""
         heard = self.crew.gather([report.first_loss(), report.last_loss()])
-        self.position = replace(self.position, first_loss=first_loss(self.position.first_loss, heard))
-        if wrong := grown_loss(self.position.first_loss, heard):
+        first = first_loss(self.position.first_loss, heard)
+        if wrong := grown_loss(first, heard):
             raise self._diverged(DivergedError(reached - 1, wrong))
+        self.position = replace(self.position, first_loss=first)
 
     def _decide(self, reached: int, epoch: int, progress: TrainingProgress) -> None:
         for line in self.session.task.decided(reached):
@@ -331,8 +332,7 @@ class TrainingLoop:
 
     def _of_all(self, totals: Totals) -> Totals:
         """With those of the other processes."""
-        every = self.crew.gather(asdict(totals))
-        return reduce(Totals.beside, [Totals(**each) for each in every])
+        return reduce(Totals.beside, [Totals(**each) for each in self.crew.gather(asdict(totals))])
 
     def _disk_metrics(self) -> dict[str, float]:
         """What went to and from the disk since the program started, where rows lie there."""
@@ -396,6 +396,6 @@ class TrainingLoop:
             summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
         summary |= self.session.task.summary() | self._disk_metrics()
         summary["memory.peak_rss_bytes"] = peak_rss()
-        cores, memory = os.cpu_count(), psutil.virtual_memory().total >> 30
-        summary["machine"] = f"{cores} cores, {memory} GiB, {self.session.device}, {blas.kernels()} kernels"
+        machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"
+        summary["machine"] = f"{machine}, {self.session.device}, {blas.kernels()} kernels"
         self.folder.write_summary(summary)
