@@ -351,8 +351,7 @@ class TrainingLoop:
         epochs, metric = self._epochs_done(), self.session.task.decisive_metric
         with self._stopped_at_once():
             metrics = self.session.evaluate("valid", whole=False)
-        value = metrics[metric]
-        stopping = self.config.training.early_stopping
+        value, stopping = metrics[metric], self.config.training.early_stopping
         better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
         line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.sequence - 1}
         self.folder.log(line | {"training.seconds": self.position.total.seconds} | metrics)
