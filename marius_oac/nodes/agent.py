@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -85,7 +86,8 @@ def run(crew: Crew) -> int:
     elastic.propagate = False  # what it has to say of a failure is said below, in a line
     ours = {**crew.environment, PARENT: str(os.getpid())}
     with tempfile.TemporaryDirectory(prefix="marius-oac-") as logs, _variables(ours), _signals_restored():
-        meeting = Meeting(_store_of(crew), crew.nodes, crew.index, crew.address, crew.patience)
+        began = time.monotonic()
+        meeting = Meeting(_store_of(crew), crew.nodes, crew.index, crew.address, crew.patience, began)
         about = (crew.command, len(crew.names), crew.address, crew.restarts, SAVING, logs)
         agent = Agent(meeting, *about, exit_code_of)
         try:

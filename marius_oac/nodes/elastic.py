@@ -49,21 +49,20 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, kept, shutdown_timeout=saving)
         self._meeting, self._ended = meeting, ended
         self.failures: Mapping[int, Any] = {}
-        """The processes that failed in the last start, by rank."""
+        """The processes whose failure ends this node, by rank."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        self.failures = {}
         super()._rendezvous(worker_group)
         self._remaining_restarts = worker_group.spec.max_restarts - self._meeting.round
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
-            self.failures = result.failures
             code = self._ended([each.exitcode for each in result.failures.values()])
             if code is not None:
                 self._remaining_restarts = 0
             if not self._remaining_restarts:
+                self.failures = result.failures
                 self._meeting.leave(1 if code is None else code)
         return result
 

@@ -50,11 +50,14 @@ class Meeting(RendezvousHandler):
         index: which of them this one is.
         address: this one's, as the others know it.
         patience: seconds that a meeting may take.
+        began: when the first one began (`time.monotonic`); None: it begins with its call.
     """
 
-    def __init__(self, store: Store, nodes: Sequence[str], index: int, address: str, patience: float) -> None:
+    def __init__(
+        self, store: Store, nodes: Sequence[str], index: int, address: str, patience: float, began: float | None = None
+    ) -> None:
         self._store, self._nodes, self._index, self._address = store, nodes, index, address
-        self._patience = patience
+        self._patience, self._began = patience, began
         self.round = -1
         """Meetings before the last one."""
 
@@ -75,13 +78,14 @@ class Meeting(RendezvousHandler):
         return RendezvousInfo(start, self._index, len(self._nodes), about)
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + self._patience
+        began, self._began = self._began or time.monotonic(), None
         while True:
             self._check_ended()
             lacking = [k for k in range(len(self._nodes)) if not self._store.check([f"{self.round}/{k}"])]
             if not lacking:
                 return
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + self._patience:
+                self.leave(1)
                 who = ", ".join(self._nodes[k] for k in lacking)
                 raise NodeLost(
                     who, f"has not come to {'start again' if self.round else 'start'} in {self._patience:g} s"

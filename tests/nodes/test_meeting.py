@@ -45,6 +45,15 @@ def test_who_is_missing_is_named_in_time():
     assert lost.value.exit_code == 1 and time.monotonic() - began < 30
 
 
+def test_the_time_to_reach_the_first_node_is_part_of_the_meeting():
+    store = dist.HashStore()
+    late = Meeting(store, NODES, 1, "127.0.0.1", 3600.0, began=time.monotonic() - 4000.0)
+    with pytest.raises(NodeLost, match="^node a, c: has not come to start in"):
+        late.next_rendezvous()
+    with pytest.raises(NodeLost, match="^node b: it has ended with exit code 1"):  # and does not come any more
+        Meeting(store, NODES, 0, "127.0.0.1", 3600.0).next_rendezvous()
+
+
 def test_nobody_comes_to_the_first_node():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
