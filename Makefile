@@ -31,6 +31,10 @@ test-all: .venv/tested  ## the tests with the slow ones
 chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
 	$(BIN)/python -m tests.chaos --budget $(BUDGET) --seed $(SEED)
 
+fuzz: .venv/tested  ## the property tests with examples drawn at random; `make fuzz SEED=N` draws those of N again
+	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; echo "make fuzz SEED=$$seed"; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed
+
 lint: .venv/tested  ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -39,4 +43,4 @@ clean:  ## remove .venv and caches; runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all chaos lint clean
+.PHONY: help setup train test test-all chaos fuzz lint clean

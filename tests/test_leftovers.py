@@ -34,7 +34,7 @@ def command_lines(tmp_path, finished, clicks):
         "prepare": (cli, ["prepare", edges, "--out", "OUT", *fractions]),
         "generate_nodes": (generate_nodes, ["--out", "OUT", *sizes]),
         "log_generate": (log_generate, ["--out", "OUT", "--days", "2", "--rows", "300", "--keys", "80"]),
-        "predict": (cli, ["predict", run, "--data", log, "--out", "OUT"]),
+        "predict": (cli, ["predict", run, "--data", log, "--out", "OUT.parquet"]),
         "eval": (cli, ["eval", run]),
     }
 

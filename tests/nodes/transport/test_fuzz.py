@@ -1,6 +1,5 @@
 """Random and broken heads, tokens and messages: refused and counted, and an honest trainer beside them goes on."""
 
-import os
 import random
 
 import pytest
@@ -133,22 +132,26 @@ def fuzz(guarded, recorded, messages, seed):
     return sent, thrown
 
 
-def run_fuzz(guarded, recorded, messages):
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}")
+@pytest.fixture
+def seed(request):
+    """Another one with each `make fuzz`, else always the same."""
+    return int(request.config.getoption("--hypothesis-seed") or 0)
+
+
+def run_fuzz(guarded, recorded, messages, seed):
     sent, thrown = fuzz(guarded, recorded, messages, seed)
     guarded.all_counted(thrown, sent)
     assert len(guarded.wires.lines) <= 20 * len(guarded.server.refused)
 
 
-def test_some_thousand_fuzzed_messages(guarded, recorded):
-    run_fuzz(guarded, recorded, 3000)
+@pytest.mark.hypothesis
+def test_some_thousand_fuzzed_messages(guarded, recorded, seed):
+    run_fuzz(guarded, recorded, 3000, seed)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("connections", [10, pytest.param(500, marks=pytest.mark.slow)])
-def test_fuzzed_messages_of_authenticated_peers_end_their_connections(connections):
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed {seed}")
+def test_fuzzed_messages_of_authenticated_peers_end_their_connections(connections, seed):
     random_source = random.Random(seed)
     for _ in range(connections):
         guarded = Guarded()
@@ -162,6 +165,7 @@ def test_fuzzed_messages_of_authenticated_peers_end_their_connections(connection
         guarded.close()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.slow
-def test_100_000_fuzzed_messages(guarded, recorded):
-    run_fuzz(guarded, recorded, 100_000)
+def test_100_000_fuzzed_messages(guarded, recorded, seed):
+    run_fuzz(guarded, recorded, 100_000, seed)
