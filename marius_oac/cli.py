@@ -15,7 +15,10 @@ from marius_oac.command import run_command
 from marius_oac.console import answer, report
 from marius_oac.errors import InputError
 
-_PREDICT = "The likeliest tails of (head, relation, ?), heads of (?, relation, tail), classes of a node; of clicks, probabilities."
+_PREDICT = (
+    "The likeliest tails of (head, relation, ?), heads of (?, relation, tail), classes of a node; of clicks, "
+    "probabilities."
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,8 +86,16 @@ def _resume(args: argparse.Namespace) -> int | None:
         return _resume_on_nodes(args)
     from marius_oac.training import resume
 
-    given = {"data": args.data or (), "checkpoint": args.checkpoint, "trace": args.trace, "trust": args.trust}
-    report(resume(args.run, args.set, **given))
+    report(resume(args.run, args.set, **_resumed(args)))
+
+
+def _resumed(args: argparse.Namespace) -> dict:
+    return {"data": args.data or (), "checkpoint": args.checkpoint, "trace": args.trace, **_opened(args)}
+
+
+def _opened(args: argparse.Namespace) -> dict:
+    """What every command says that opens a run."""
+    return {"data_path": args.data_path, "trust": args.trust}
 
 
 def _request(args: argparse.Namespace):
@@ -110,8 +121,7 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
     def resume(place):
         from marius_oac.node_training import resume_on_nodes
 
-        given = {"data": args.data or (), "checkpoint": args.checkpoint, "trace": args.trace, "trust": args.trust}
-        return resume_on_nodes(args.run, place, args.set, **given)
+        return resume_on_nodes(args.run, place, args.set, **_resumed(args))
 
     return on_nodes(_request(args), resume)
 
@@ -126,7 +136,7 @@ def _join(args: argparse.Namespace) -> None:
 def _eval(args: argparse.Namespace) -> None:
     from marius_oac.trained import evaluate_run
 
-    answer(evaluate_run(args.run, args.data or args.split, args.set, args.checkpoint, trust=args.trust))
+    answer(evaluate_run(args.run, args.data or args.split, args.set, args.checkpoint, **_opened(args)))
 
 
 def _predict(args: argparse.Namespace) -> None:
@@ -135,13 +145,13 @@ def _predict(args: argparse.Namespace) -> None:
     from marius_oac.trained_ctr import predict_run
 
     if args.data:
-        report(predict_run(args.run, args.data, args.out, args.checkpoint, trust=args.trust))
+        report(predict_run(args.run, args.data, args.out, args.checkpoint, **_opened(args)))
         return
     if args.node:
-        classifier = TrainedClassifier.open(args.run, args.checkpoint, trust=args.trust)
+        classifier = TrainedClassifier.open(args.run, args.checkpoint, **_opened(args))
         found = classifier.predict(args.node, top=args.top)
     else:
-        model = TrainedModel.open(args.run, args.checkpoint, trust=args.trust)
+        model = TrainedModel.open(args.run, args.checkpoint, **_opened(args))
         found = model.predict(args.head, args.relation, args.tail, top=args.top, filtered=args.filtered)
     for name, score in found:
         answer(f"{score:.6g}\t{name}")
@@ -150,13 +160,13 @@ def _predict(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     from marius_oac.trained import export_run
 
-    report(export_run(args.run, args.format, args.out, args.checkpoint, trust=args.trust))
+    report(export_run(args.run, args.format, args.out, args.checkpoint, **_opened(args)))
 
 
 def _compare(args: argparse.Namespace) -> int:
     from marius_oac.trained import compare_runs
 
-    comparison = compare_runs(args.first, args.second)
+    comparison = compare_runs(args.first, args.second, data_path=args.data_path)
     report(comparison)
     return 0 if comparison.same else 1
 
@@ -257,6 +267,8 @@ def _parser() -> Parser:
         added.add_argument(
             "--trust", action="store_true", help="run the run's own code, FILE.py, though you have not trained with it"
         )
+    for added in (resuming, evaluating, commands.choices["predict"], exporting, comparing):
+        _add_data_path(added)
     for added in (resuming, evaluating, commands.choices["predict"], exporting):
         added.add_argument(
             "--checkpoint",
@@ -269,6 +281,11 @@ def _parser() -> Parser:
 
 def _add_data(parser: Parser, text: str) -> None:
     parser.add_argument("--data", action="extend", nargs="+", metavar="FILE", help=text)
+
+
+def _add_data_path(parser: Parser) -> None:
+    what = "where the run's data is now, if it was moved: the graph's folder, or one that holds the log's files"
+    parser.add_argument("--data-path", type=Path, metavar="FOLDER", help=f"{what}; other data is refused")
 
 
 def _add_set(parser: Parser) -> None:

@@ -37,6 +37,7 @@ from marius_oac.nodes.torch_group import TorchGroup
 from marius_oac.run import RunFolder
 from marius_oac.run_code import code_to_resume, code_to_train
 from marius_oac.run_log import LOG, RunLog
+from marius_oac.run_places import RunPlaces
 from marius_oac.runtime.channel import Closed
 from marius_oac.task import Task
 from marius_oac.training import (
@@ -68,7 +69,7 @@ def train_on_nodes(config: BaseConfig, place: Place, out: str | Path | None = No
     with open_group(place) as group:
         # Nodes that torchrun has started again, since one was lost, go on.
         if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
-            return _resumed(path, place, group, (), (), None, trace, trust=True)
+            return _resumed(path, place, group, (), (), None, None, trace, trust=True)
         own = config_of(config, place)
         task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
         with _created(path, place, group, task) as folder:
@@ -110,6 +111,7 @@ def resume_on_nodes(
     overrides: Iterable[str] = (),
     *,
     data: Sequence[str] = (),
+    data_path: str | Path | None = None,
     checkpoint: str | None = None,
     trace: bool = False,
     trust: bool = False,
@@ -125,7 +127,7 @@ def resume_on_nodes(
                 "without it",
                 f"--checkpoint {checkpoint}",
             )
-        return _resumed(Path(path), place, group, overrides, data, checkpoint, trace, trust)
+        return _resumed(Path(path), place, group, overrides, data, data_path, checkpoint, trace, trust)
 
 
 def _resumed(
@@ -134,11 +136,12 @@ def _resumed(
     group: Group,
     overrides: Iterable[str],
     data: Sequence[str],
+    data_path: str | Path | None,
     checkpoint: str | None,
     trace: bool,
     trust: bool,
 ) -> Run:
-    saved, log = _told(path, place, group)
+    saved, log = _told(path, place, group, data_path)
     shared = with_data(saved.replace(*overrides), data)
     config = config_of(shared, place)
 
@@ -170,14 +173,15 @@ def _resumed(
     return open_run(folder.path)
 
 
-def _told(path: Path, place: Place, group: Group) -> tuple[BaseConfig, RunLog | None]:
-    """Configuration and log of the run, as the first process has them."""
+def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) -> tuple[BaseConfig, RunLog | None]:
+    """Configuration and log of the run, as the first process has them, with files where they are for it."""
     said: dict[str, str] = {}
     if not place.rank:
         try:
             folder = RunFolder.open(path)
-            log = log_of(folder)
-            said = {"config": folder.config.dump()} | ({"log": log.dump()} if log else {})
+            places = RunPlaces(folder, data_path)
+            log = log_of(folder, places)
+            said = {"config": places.config().dump()} | ({"log": log.dump()} if log else {})
         except InputError as error:
             said = {"problem": str(error)}
     said = group.gather(said)[0]

@@ -384,5 +384,6 @@ def _clean(folder: Path) -> None:
 
 def _about(about: About, path: Path, config: BaseConfig, files: Mapping[str, str]) -> About:
     """What is known of a run whose configuration and files are written now; `log.json` has a checksum of its own."""
-    now = about.model_copy(update={"version": VERSION, "path": str(path.resolve()), "config": decisive(config)})
+    here = {"version": VERSION, "path": str(path.resolve()), "base": os.getcwd()}
+    now = about.model_copy(update={**here, "config": decisive(config)})
     return now.with_files({name: text for name, text in files.items() if name != LOG})

@@ -24,6 +24,7 @@ from marius_oac.models.torch_state import torch_threads
 from marius_oac.predict import Prediction, predict
 from marius_oac.run import RunFolder
 from marius_oac.run_code import kept_code
+from marius_oac.run_places import RunPlaces
 from marius_oac.scoring import EntityReader, LinkScorer
 from marius_oac.session import num_threads, pick_device
 from marius_oac.storage.saved_pages import PagedArray
@@ -45,9 +46,17 @@ class TrainedModel:
         self._folder, self._device = folder, pick_device(self.config.device)
 
     @classmethod
-    def open(cls, path: str | Path, checkpoint: str | None = None, *, trust: bool = False) -> TrainedModel:
+    def open(
+        cls,
+        path: str | Path,
+        checkpoint: str | None = None,
+        *,
+        data_path: str | Path | None = None,
+        trust: bool = False,
+    ) -> TrainedModel:
         """Opens a run's result: the checkpoint that its summary is about (the newest, or with early stopping the best),
-        the newest of a run that has not ended, or the named one, or the "best" one.
+        the newest of a run that has not ended, or the named one, or the "best" one; with the graph at `data_path`, or
+        where it is found (`run_places`).
 
         Raises:
             CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
@@ -58,6 +67,7 @@ class TrainedModel:
             raise InputError("was trained on a click log: name the files to predict with --data", path)
         if folder.config.task != "graph":
             raise InputError("was trained to tell classes: name the node to predict with --node", path)
+        folder.config = RunPlaces(folder, data_path).config()
         folder.config = kept_code(folder, trust)
         graph = open_or_prepare(folder.config.data.path)
         folder.check_data(graph.fingerprint, folder.config)
@@ -135,25 +145,33 @@ def evaluate_run(
     overrides: Iterable[str] = (),
     checkpoint: str | None = None,
     *,
+    data_path: str | Path | None = None,
     trust: bool = False,
 ) -> Metrics | ClickMetrics:
-    """Evaluates a run's result, whatever its task was, on a split, or one on a click log on files.
+    """Evaluates a run's result, whatever its task was, on a split, or one on a click log on files; its data lies at
+    `data_path`, or where it is found (`run_places`).
 
     Raises:
         InputError: files for a run on a graph; see also the classes' `evaluate`.
     """
     task = RunFolder.open(path).config.task
     if task == "ctr":
-        with TrainedClickModel.open(path, checkpoint, trust=trust) as model:
+        with TrainedClickModel.open(path, checkpoint, data_path=data_path, trust=trust) as model:
             return model.evaluate(data, overrides)
     if not isinstance(data, str):
         raise InputError("the run was trained on a graph; it is evaluated on its splits", "--data")
     opened = TrainedClassifier if task == "node_classification" else TrainedModel
-    return opened.open(path, checkpoint, trust=trust).evaluate(data, overrides)
+    return opened.open(path, checkpoint, data_path=data_path, trust=trust).evaluate(data, overrides)
 
 
 def export_run(
-    path: str | Path, format: str, out: Path | None = None, checkpoint: str | None = None, *, trust: bool = False
+    path: str | Path,
+    format: str,
+    out: Path | None = None,
+    checkpoint: str | None = None,
+    *,
+    data_path: str | Path | None = None,
+    trust: bool = False,
 ) -> Path:
     """Writes the embeddings of a run with their names; returns the new folder (default: RUN/export-FORMAT)."""
     run = RunFolder.open(path)
@@ -169,13 +187,13 @@ def export_run(
         )
         return folder
     if run.config.task == "node_classification":
-        classifier = TrainedClassifier.open(path, checkpoint, trust=trust)
+        classifier = TrainedClassifier.open(path, checkpoint, data_path=data_path, trust=trust)
         tables = {SCORES: classifier.scores}
         if classifier.config.row_dimension:
             tables[EMBEDDINGS] = classifier.embeddings()
         export(tables, dict.fromkeys(tables, classifier.graph.node_names), format, folder)
         return folder
-    model = TrainedModel.open(path, checkpoint, trust=trust)
+    model = TrainedModel.open(path, checkpoint, data_path=data_path, trust=trust)
     names = _row_names(model.config, model.graph)
     tables = {ENTITIES: model.entities}
     if model.config.encoder and model.config.row_dimension:
@@ -203,16 +221,20 @@ def _row_names(config: Config, graph: Graph) -> dict[str, Names]:
     }
 
 
-def compare_runs(first: str | Path, second: str | Path) -> Comparison:
-    """Compares the results of two runs, bit by bit; rows have names where the first run's graph is at hand."""
+def compare_runs(first: str | Path, second: str | Path, *, data_path: str | Path | None = None) -> Comparison:
+    """Compares the results of two runs, bit by bit; rows have names where the first run's graph is at hand, at
+    `data_path` or where it is found."""
     folder, other = RunFolder.open(first), RunFolder.open(second)
     if folder.config.task == "ctr":
         chosen = folder.checkpoint()
         return compare(chosen, other.checkpoint(), key_names(folder.config, chosen))
+    folder.config = RunPlaces(folder, data_path).config()
     try:
         graph = open_or_prepare(folder.config.data.path)
         folder.check_data(graph.fingerprint, folder.config)
         names = _row_names(folder.config, graph) if folder.config.task == "graph" else {ENTITIES: graph.node_names}
     except InputError:  # the bits are there without it
+        if data_path is not None:
+            raise
         names = {}
     return compare(folder.checkpoint(), other.checkpoint(), names)

@@ -20,6 +20,7 @@ from marius_oac.models.classes import class_metrics
 from marius_oac.predict import Prediction
 from marius_oac.run import RunFolder
 from marius_oac.run_code import kept_code
+from marius_oac.run_places import RunPlaces
 from marius_oac.session import num_threads, pick_device
 from marius_oac.storage.saved_pages import PagedArray
 from marius_oac.trained_metrics import Metrics
@@ -39,8 +40,15 @@ class TrainedClassifier:
         self.classes = _read_classes(folder)
 
     @classmethod
-    def open(cls, path: str | Path, checkpoint: str | None = None, *, trust: bool = False) -> TrainedClassifier:
-        """Opens a run's result; `checkpoint` as in `TrainedModel.open`.
+    def open(
+        cls,
+        path: str | Path,
+        checkpoint: str | None = None,
+        *,
+        data_path: str | Path | None = None,
+        trust: bool = False,
+    ) -> TrainedClassifier:
+        """Opens a run's result; `checkpoint` and `data_path` as in `TrainedModel.open`.
 
         Raises:
             CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
@@ -49,6 +57,7 @@ class TrainedClassifier:
         config = folder.config
         if not isinstance(config, ClassesConfig):
             raise InputError("was not trained to tell classes of nodes", path)
+        folder.config = RunPlaces(folder, data_path).config()
         config = folder.config = kept_code(folder, trust)
         graph = open_or_prepare(config.data.path)
         folder.check_data(graph.fingerprint, config)

@@ -29,6 +29,7 @@ from marius_oac.predictions import check_suffix, write_predictions
 from marius_oac.run import RunFolder
 from marius_oac.run_code import kept_code
 from marius_oac.run_log import RunLog
+from marius_oac.run_places import RunPlaces
 from marius_oac.session import num_threads, pick_device
 
 
@@ -75,7 +76,14 @@ class TrainedClickModel:
             self._stack = stack.pop_all()
 
     @classmethod
-    def open(cls, path: str | Path, checkpoint: str | None = None, *, trust: bool = False) -> TrainedClickModel:
+    def open(
+        cls,
+        path: str | Path,
+        checkpoint: str | None = None,
+        *,
+        data_path: str | Path | None = None,
+        trust: bool = False,
+    ) -> TrainedClickModel:
         """Opens a run's result, as `TrainedModel.open` does.
 
         Raises:
@@ -84,6 +92,7 @@ class TrainedClickModel:
         folder = RunFolder.open(path)
         if not isinstance(folder.config, CtrConfig):
             raise InputError("was trained on a graph, which knows no files of examples", path)
+        folder.config = RunPlaces(folder, data_path).config()
         config, log = kept_code(folder, trust), RunLog.read(folder.path, folder.about.checked)
         return cls(folder.path, config, folder.checkpoint(checkpoint), log)
 
@@ -147,10 +156,16 @@ class TrainedClickModel:
 
 
 def predict_run(
-    path: str | Path, data: Sequence[str], out: str | Path | None, checkpoint: str | None = None, *, trust: bool = False
+    path: str | Path,
+    data: Sequence[str],
+    out: str | Path | None,
+    checkpoint: str | None = None,
+    *,
+    data_path: str | Path | None = None,
+    trust: bool = False,
 ) -> Path:
     """`TrainedClickModel.predict_files` of a run's result."""
-    with TrainedClickModel.open(path, checkpoint, trust=trust) as model:
+    with TrainedClickModel.open(path, checkpoint, data_path=data_path, trust=trust) as model:
         return model.predict_files(data, out)
 
 

@@ -25,6 +25,7 @@ from marius_oac.pipeline.runner import Probe
 from marius_oac.run import RunFolder
 from marius_oac.run_code import code_to_resume, code_to_train
 from marius_oac.run_log import RunLog
+from marius_oac.run_places import RunPlaces
 from marius_oac.runtime.signals import signal_behind
 from marius_oac.session import Session, pick_device
 from marius_oac.task import Task
@@ -84,6 +85,7 @@ def resume(
     overrides: Iterable[str] = (),
     *,
     data: Sequence[str] = (),
+    data_path: str | Path | None = None,
     checkpoint: str | None = None,
     trace: bool = False,
     trust: bool = False,
@@ -97,6 +99,7 @@ def resume(
     Args:
         overrides: `key=value` changes of what a resumed run may change (`training.epochs`, metrics, workers, ...).
         data: files or patterns of a click log to train on when what the run had before is done.
+        data_path: where the data lies now: the graph's folder, or one that holds the files of the log.
         trust: run the run's own code also where this user has not trained with it; then it is known.
 
     Raises:
@@ -106,9 +109,12 @@ def resume(
     with RunFolder.open(path) as folder:
         if folder.over_nodes:
             raise InputError("the run was trained over nodes; it goes on with --nodes FILE, or --local-nodes N", path)
-        config = with_data(folder.config.replace(*overrides), data)
+        places = RunPlaces(folder, data_path)
+        folder.config = places.config()
+        data = places.given(data)
+        config = places.changed(with_data(folder.config.replace(*overrides), data))
         config = code_to_resume(config, folder.path, trust)
-        log = log_of(folder)
+        log = log_of(folder, places)
         task = resume_task(config, log, data)
         folder.check_resumable(config, task.fingerprint)
         if checkpoint is None and not data and has_ended(folder, task):
@@ -163,9 +169,11 @@ def resume_task(config: BaseConfig, log: RunLog | None, data: Sequence[str] = ()
     return CtrTask(config, log.extended(config, data) if data else log.with_epochs(config.training.epochs))
 
 
-def log_of(folder: RunFolder) -> RunLog | None:
-    """The log of a run; None of one on a graph."""
-    return RunLog.read(folder.path, folder.about.checked) if isinstance(folder.config, CtrConfig) else None
+def log_of(folder: RunFolder, places: RunPlaces) -> RunLog | None:
+    """The log of a run, its files where they are now; None of one on a graph."""
+    if not isinstance(folder.config, CtrConfig):
+        return None
+    return places.log(RunLog.read(folder.path, folder.about.checked))
 
 
 def with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
