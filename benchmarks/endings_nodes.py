@@ -277,7 +277,7 @@ def rows_of(args: argparse.Namespace) -> list[Row]:
     rows = [
         Row(who, what, moment, epochs=FEW if (what, who[:7]) == ("KILL", "trainer") and moment != "saving" else 100_000)
         for moment in args.moments
-        for who in PROCESSES
+        for who in args.processes
         if moment != "meeting" or not who.startswith("trainer")
         for what in args.signals
     ]
@@ -296,6 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", nargs="+", choices=MOMENTS, default=list(MOMENTS))
     parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=list(SIGNALS))
+    parser.add_argument("--processes", nargs="+", choices=PROCESSES, default=list(PROCESSES))
     parser.add_argument("--no-special", action="store_true", help="without the rows that are no signal")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds for a run to begin, and to end")

@@ -2,7 +2,7 @@
 
 Guarantees:
 - A meeting ends within `patience` seconds: all have come, or one line says who has not.
-- Who has ended for good (`leave`) is not waited for: the others end, too, and with its exit code if that is 2.
+- Who has ended for good (`leave`) is not waited for: the others end, too, with its exit code if that says why.
 - An agent that was killed can't come back; a second one of the same name is refused.
 - What agents tell each other is text.
 """
@@ -23,6 +23,7 @@ from marius_oac.errors import InputError, NodeLost
 
 _LOOK = 0.2  # seconds between two looks: signals are handled meanwhile
 _ENDED = "ended"
+_PASSED_ON = ("2", "129", "130", "143")  # exit codes that say why the run ends, on every node alike
 _DEFECTS = (1, 2)  # exit codes of what the others can't go on without; the others have been asked to stop, or are done
 
 
@@ -99,7 +100,7 @@ class Meeting(RendezvousHandler):
         who, _, code = self._store.get(_ENDED).decode("ascii", "replace").partition(" ")
         name = self._nodes[int(who)] if who.isdecimal() and int(who) < len(self._nodes) else "?"
         error = NodeLost(name, f"it has ended with exit code {code}: the others can't go on")
-        error.exit_code = 2 if code == "2" else 1
+        error.exit_code = int(code) if code in _PASSED_ON else 1
         raise error
 
     def leave(self, code: int) -> None:

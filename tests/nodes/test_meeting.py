@@ -63,7 +63,7 @@ def test_nobody_comes_to_the_first_node():
         connect("127.0.0.1", port, "a", 0.0)
 
 
-@pytest.mark.parametrize(("code", "ends_with"), [(2, 2), (1, 1), (130, 1), (0, 1)])
+@pytest.mark.parametrize(("code", "ends_with"), [(2, 2), (1, 1), (130, 130), (0, 1)])
 def test_who_has_ended_is_not_waited_for(meetings, code, ends_with):
     together(meetings)
     meetings[1].leave(code)
