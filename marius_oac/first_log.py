@@ -287,7 +287,7 @@ def _sizes(found: _Found, valid: bool) -> list[str]:
     rows = found.rows
     small, large = rows < _SMALL, rows > _LARGE
     batch = 256 if small else 1024 if not large else 4096
-    epochs = (10 if valid else 3) if small else 3 if valid and not large else 1
+    epochs = (20 if valid else 5) if small else 3 if valid and not large else 1
     stopping = [commented("  early_stopping: {patience: 2}", "epochs without a better AUC of `valid`")] if valid else []
     return [
         *([commented("  shuffle: 65536", "examples within such stretches")] if not large else []),
@@ -298,7 +298,7 @@ def _sizes(found: _Found, valid: bool) -> list[str]:
         "training:",
         f"  epochs: {epochs}",
         commented(f"  batch_size: {batch}", f"for about {rows:,} examples"),
-        "  optimizer: {kind: adagrad, learning_rate: 0.05}",
+        f"  optimizer: {{kind: adagrad, learning_rate: {0.02 if small else 0.05}}}",
         "  dense_optimizer: {kind: adam, learning_rate: 0.001}",
         *(stopping if epochs > 1 else []),
     ]
