@@ -13,6 +13,7 @@ Guarantees:
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import signal
@@ -21,18 +22,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from marius_oac.config_cluster import SECRET_VARIABLE
 from marius_oac.console import say
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.nodes.cluster import endpoint
+from marius_oac.nodes.transport.contract import TAKEN, Security
+from marius_oac.nodes.tunnel import LOOPBACK, StoreGate, StoreLine
 from marius_oac.runtime.signals import StopSignal
 
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch: 30)
+START = "MARIUS_OAC_START"  # variable: this start of the processes; what lies in the store under another is not theirs
 PARENT = "MARIUS_OAC_PARENT"  # variable: the process that has started this one, and must not be outlived
 LOST = 75  # exit code of a process that has lost another node: its agent may start it again
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -48,21 +53,23 @@ class Crew:
         command: of each process, without the interpreter.
         names: of each process, for messages.
         nodes: names of all nodes, whose agents meet; `index`: which of them this is.
-        endpoint: HOST:PORT where they meet, if they are several: the first node's agent listens there.
-        environment: variables that the processes get beside this one's own.
+        endpoint: IP:PORT where they meet, if they are several: the first node's agent listens there.
+        secret: of the run.
         address: this node's, as the others know it.
         restarts: how often all processes are started again after one was lost.
+        timeout: seconds after which an agent that is silent is lost.
         patience: seconds that agents wait for each other.
     """
 
     command: Sequence[str]
     names: Sequence[str]
+    secret: str = field(repr=False)
     nodes: Sequence[str] = ("this",)
     index: int = 0
     endpoint: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    address: str = "127.0.0.1"
+    address: str = LOOPBACK
     restarts: int = 0
+    timeout: float = 60.0
     patience: float = 60.0
 
 
@@ -84,10 +91,15 @@ def run(crew: Crew) -> int:
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False  # what it has to say of a failure is said below, in a line
-    ours = {**crew.environment, PARENT: str(os.getpid())}
-    with tempfile.TemporaryDirectory(prefix="marius-oac-") as logs, _variables(ours), _signals_restored():
-        began = time.monotonic()
-        meeting = Meeting(_store_of(crew), crew.nodes, crew.index, crew.address, crew.patience, began)
+    ours = {SECRET_VARIABLE: crew.secret, PARENT: str(os.getpid()), START: ""}
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="marius-oac-") as logs,
+        _variables(ours),
+        _signals_restored(),
+        _store_of(crew) as store,
+    ):
+        meeting = Meeting(store, crew.nodes, crew.index, crew.patience, began)
         about = (crew.command, len(crew.names), crew.address, crew.restarts, SAVING, logs)
         agent = Agent(meeting, *about, exit_code_of)
         try:
@@ -160,32 +172,59 @@ def told_to_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _store_of(crew: Crew) -> Any:
-    """The store by which agents meet. torch's own would listen on every interface, so the first node's agent keeps it.
+@contextmanager
+def _store_of(crew: Crew) -> Iterator[Any]:
+    """The store by which agents meet, and then their processes: the first node's agent keeps it on the loopback.
 
     Raises:
-        InputError: the port is taken, or the address is another's.
-        NodeLost: the first node's agent is not there.
+        InputError: the port is taken, or the address is another's; or there is another agent of this node.
+        NodeLost: the first node's agent is not there, or has another secret.
     """
-    from torch.distributed import HashStore
+    from torch.distributed import TCPStore
 
-    from marius_oac.nodes.meeting import connect
+    secret = hashlib.sha256(crew.secret.encode()).digest()
+    about = Security(secret=secret, run="rendezvous"), crew.timeout
+    if crew.index:
+        with _store_line(crew, *about) as line:
+            patience = timedelta(seconds=crew.patience)
+            yield TCPStore(LOOPBACK, line.port, None, False, patience, wait_for_workers=False)
+        return
+    store = listen(LOOPBACK, 0, crew.patience)
+    several = len(crew.nodes) > 1
+    with StoreGate(crew.endpoint, store.port, crew.nodes, *about, _log) if several else nullcontext():
+        yield store
 
-    if len(crew.nodes) == 1:
-        return HashStore()
-    host, _, port = crew.endpoint.rpartition(":")
-    where = host.strip("[]"), int(port)
-    return connect(*where, crew.nodes[0], crew.patience) if crew.index else listen(*where, crew.patience)
+
+def _store_line(crew: Crew, security: Security, timeout: float) -> StoreLine:
+    try:
+        return StoreLine(crew.endpoint, crew.nodes[0], crew.index, security, timeout, crew.patience)
+    except NodeLost as error:
+        if str(error).endswith(TAKEN):
+            raise InputError("is there already: two were started of the same name", _node(crew)) from None
+        raise
+
+
+def _node(crew: Crew) -> str:
+    return f"node {crew.nodes[crew.index]}"
+
+
+def _log(line: str) -> None:
+    say(f"note: {line}")
 
 
 def listen(host: str, port: int, patience: float) -> Any:
-    """torch's store on one address alone. Raises InputError where the port is taken, or the address is another's."""
+    """torch's store on one address alone; port 0: any that is free.
+
+    Raises:
+        InputError: the port is taken, or the address is another's.
+    """
     from torch.distributed import TCPStore
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as listening:
             seconds, descriptor = timedelta(seconds=patience), os.dup(listening.fileno())
+            port = listening.getsockname()[1]
             return TCPStore(host, port, None, True, seconds, wait_for_workers=False, master_listen_fd=descriptor)
     except OSError as error:
         raise InputError(f"can't listen there: {os.strerror(error.errno).lower()}", endpoint(host, port)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
 
+from marius_oac.nodes.agent import START
 from marius_oac.nodes.meeting import Meeting
 
 
@@ -53,6 +55,7 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
+        os.environ[START] = f"trainers of start {self._meeting.round}"  # they inherit it
         self._remaining_restarts = worker_group.spec.max_restarts - self._meeting.round
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

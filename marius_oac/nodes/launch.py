@@ -21,8 +21,8 @@ from typing import Any
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig, read_secret
 from marius_oac.console import answer, report, say
 from marius_oac.errors import InputError
-from marius_oac.nodes.agent import PARENT, Crew, end_with_parent, listen, run, told_if_lost, told_to_end
-from marius_oac.nodes.cluster import Place, check_machine, endpoint, find_place, names, node_named, this_machine
+from marius_oac.nodes.agent import PARENT, START, Crew, end_with_parent, listen, run, told_if_lost, told_to_end
+from marius_oac.nodes.cluster import Place, check_machine, find_place, listening_at, names, node_named, this_machine
 from marius_oac.nodes.remote import commands, start
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -113,7 +113,7 @@ def start_local(request: Request, cluster: ClusterConfig) -> int:
     machine = this_machine()
     for node in cluster.nodes:
         check_machine(node, machine)
-    return run(Crew(command, names(cluster), environment={SECRET_VARIABLE: new_secret()}))
+    return run(Crew(command, names(cluster), new_secret()))
 
 
 def start_node(request: Request, cluster: ClusterConfig) -> int:
@@ -131,15 +131,25 @@ def start_node(request: Request, cluster: ClusterConfig) -> int:
         Crew(
             command,
             own,
+            read_secret(cluster),
             nodes=[each.name for each in cluster.nodes],
             index=index,
-            endpoint=endpoint(cluster.nodes[0].address, cluster.port),
-            environment={SECRET_VARIABLE: read_secret(cluster)},
+            endpoint=_meeting_point(cluster),
             address=node.address,
+            timeout=cluster.timeout,
             restarts=cluster.restarts,
             patience=MEETING * cluster.timeout,
         )
     )
+
+
+def _meeting_point(cluster: ClusterConfig) -> str:
+    """IP:PORT. Raises InputError where the first node's name has no address."""
+    first = cluster.nodes[0]
+    try:
+        return listening_at(first.address, cluster.port)
+    except OSError as error:
+        raise InputError(f"there is no address of {first.address}: {error.strerror}", f"node {first.name}") from None
 
 
 def start_everywhere(request: Request, cluster: ClusterConfig) -> int:
@@ -161,14 +171,17 @@ def new_secret() -> str:
 
 @contextmanager
 def _store() -> Iterator[None]:
-    """The store by which the processes of a run find each other: kept by the one that torchrun calls rank 0.
+    """The store by which the processes find each other that the user's own torchrun started: kept by its rank 0.
 
     torch's own would listen on every interface. It is a new one for each start, where torchrun's agent keeps none:
-    what a start left in an agent's store leads the next one astray.
+    what a start left in an agent's store leads the next one astray. Those that our agent started have its store.
 
     Raises:
         InputError: torchrun would start again with the agent's store.
     """
+    if START in os.environ:
+        yield
+        return
     number, restarts = os.environ["RANK"], int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     kept = None
     if os.environ.get(_AGENT_STORE) == "True":

@@ -9,14 +9,12 @@ Guarantees:
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-from torch.distributed import DistError, DistStoreError, PrefixStore, Store, TCPStore
+from torch.distributed import DistError, DistStoreError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from marius_oac.errors import InputError, NodeLost
@@ -27,37 +25,22 @@ _PASSED_ON = ("2", "129", "130", "143")  # exit codes that say why the run ends,
 _DEFECTS = (1, 2)  # exit codes of what the others can't go on without; the others have been asked to stop, or are done
 
 
-def connect(host: str, port: int, node: str, patience: float) -> Store:
-    """The store that the agent of the first node keeps. Raises NodeLost where it is not there in time."""
-    deadline = time.monotonic() + patience
-    pause = threading.Event()
-    while True:
-        try:
-            socket.create_connection((host, port), 1.0).close()
-            return TCPStore(host, port, None, False, timedelta(seconds=patience), wait_for_workers=False)
-        except (OSError, DistError) as error:
-            if time.monotonic() > deadline:
-                why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-                raise NodeLost(node, f"has not come within {patience:g} s, {host} port {port}: {why}") from None
-        pause.wait(_LOOK)
-
-
 class Meeting(RendezvousHandler):
     """torch's rendezvous of nodes that are known by name.
 
     Args:
-        store: that all agents have.
+        store: that all agents have, each at some port of its machine's loopback. Their processes find each other by it,
+            too.
         nodes: all nodes' names, in the order of nodes.yaml.
         index: which of them this one is.
-        address: this one's, as the others know it.
         patience: seconds that a meeting may take.
         began: when the first one began (`time.monotonic`); None: it begins with its call.
     """
 
     def __init__(
-        self, store: Store, nodes: Sequence[str], index: int, address: str, patience: float, began: float | None = None
+        self, store: TCPStore, nodes: Sequence[str], index: int, patience: float, began: float | None = None
     ) -> None:
-        self._store, self._nodes, self._index, self._address = store, nodes, index, address
+        self._store, self._nodes, self._index = store, nodes, index
         self._patience, self._began = patience, began
         self.round = -1
         """Meetings before the last one."""
@@ -75,8 +58,14 @@ class Meeting(RendezvousHandler):
         self._store.set(f"{self.round}", "begun")
         self._wait()
         start = PrefixStore(f"start {self.round}", self._store)
-        about = RendezvousStoreInfo.build(self._index, start, self._address)
-        return RendezvousInfo(start, self._index, len(self._nodes), about)
+        return RendezvousInfo(
+            start, self._index, len(self._nodes), RendezvousStoreInfo(self._store.host, self._store.port)
+        )
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Processes make no store of their own."""
+        return True
 
     def _wait(self) -> None:
         began, self._began = self._began or time.monotonic(), None

@@ -9,8 +9,8 @@ Guarantees:
   receive of gloo time out at once: gloo has no other way to end a call that waits.
 - A channel is connected when all members have come, within `timeout` seconds: one that dies then is found, too.
 
-torch's store, which the members find each other by, knows no secret and listens where torchrun lets it; gloo and NCCL
-listen on the given interface.
+The members find each other by the store that torchrun's variables name. gloo and NCCL know no secret, and listen on the
+given interface: they carry tensors alone, and nothing that is unpickled.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.agent import START
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.pulse import SLOTS, Pulse
 from marius_oac.runtime.channel import Closed
@@ -73,7 +74,10 @@ class TorchGroup(Group):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         silence, shared = timedelta(seconds=timeout), _Shared(backend, timedelta(seconds=timeout))
         try:
-            dist.init_process_group(backend, "env://", timeout=silence)
+            store, *_ = next(dist.rendezvous("env://", timeout=silence))
+            store.set_timeout(silence)
+            store = dist.PrefixStore(os.environ.get(START, "only"), store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
             group = cls(rank, names, "", shared.connect(), shared)
             beats = dist.new_group(timeout=silence, backend="gloo")
         except RuntimeError as error:

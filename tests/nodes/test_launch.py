@@ -249,4 +249,4 @@ def test_a_port_that_is_taken_is_named(tmp_path):
             env=os.environ | {"PYTHONPATH": str(ROOT), "MARIUS_OAC_SECRET": "s" * 64},
         )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == f"marius-oac: 127.0.0.1:{port}: can't listen there: address already in use\n"
+    assert done.stderr == f"marius-oac: node 127.0.0.1: can't listen at 127.0.0.1:{port}: Address already in use\n"

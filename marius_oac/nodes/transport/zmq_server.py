@@ -86,7 +86,7 @@ class ZmqServer(ZmqEndpoint, Server):
             self._listen(endpoint)
         except zmq.ZMQError as error:
             self._release(0)
-            raise InputError(f"can't listen at {address}: {error.strerror}", where=f"node {name}") from None
+            raise InputError(f"can't listen at {address}: {zmq.strerror(error.errno)}", where=f"node {name}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         self._keeper.start()
 
