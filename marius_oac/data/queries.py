@@ -11,16 +11,23 @@ import pyarrow as pa
 
 from marius_oac.errors import InputError
 
+_OF_THE_DISK = (duckdb.IOException, duckdb.FatalException, duckdb.TransactionException)
+"""What DuckDB raises where a file of its own can't be read, written or flushed; nothing else that is asked of it here
+is a transaction."""
+
 
 @contextmanager
 def query_errors(where: object, hint: str) -> Iterator[None]:
-    """Within the block that a disk is full becomes an InputError that names `where` and gives the `hint`."""
+    """Within the block that a disk is full, or fails under DuckDB, becomes an InputError that names `where` and gives
+    the `hint`."""
     try:
         yield
     except (OSError, duckdb.Error, pa.ArrowException) as error:
-        if not disk_full(error):
-            raise
-        raise InputError(f"the disk is full; {hint}", where) from error
+        if disk_full(error):
+            raise InputError(f"the disk is full; {hint}", where) from error
+        if isinstance(error, _OF_THE_DISK):
+            raise InputError(f"can't be written: {str(error).splitlines()[0]}; {hint}", where) from error
+        raise
 
 
 def disk_full(error: BaseException) -> bool:

@@ -10,10 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos import resealed
+from tests.chaos import resealed, syscall_faults
 from tests.chaos.children import HEAD, Outcome, Tally, run_cases
 
-SWEEPS = {"crash": "crash_states"}
+SWEEPS = {"crash": "crash_states", "faults": "syscall_faults"}
 RESEALED = "resealed"
 
 
@@ -55,7 +55,8 @@ def main(argv=None) -> int:
                 tallies.append(_resealed(share, args.first, told))
             else:
                 rest = (args.first, args.count, share, told)
-                tallies.append(run_cases(SWEEPS[name], args.seed, Path(folder), *rest))
+                given = syscall_faults.environment(Path(folder)) if name == "faults" else {}
+                tallies.append(run_cases(SWEEPS[name], args.seed, Path(folder), *rest, given))
     print(HEAD, *(tally.row() for tally in tallies), sep="\n")
     return 1 if any(tally.faults for tally in tallies) else 0
 

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
@@ -184,7 +185,7 @@ HEAD = "| cases | number | refused in a line | lost | hung | tracebacks | other 
 
 def run_cases(
     name: str, seed: int, folder: Path, first: int = 0, count: int = 1 << 30, seconds: float | None = None,
-    told: Callable[[Outcome], None] = lambda outcome: None, environment: Mapping[str, str] | None = None,
+    told: Callable[[Outcome], None] = lambda outcome: None, environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Tally:  # fmt: skip
     """Cases of the module `tests.chaos.NAME`, in the order that the seed gives; none begins after so many seconds."""
     tally, began = Tally(name), time.monotonic()
@@ -193,7 +194,7 @@ def run_cases(
     while begin < end and not (deadline and time.monotonic() > deadline):
         before = tally.cases
         command = ["-m", "tests.chaos.children", name, str(folder / name), str(seed), str(begin), str(end)]
-        for outcome in outcomes_of(command, name, begin, folder / name, deadline, **(environment or {})):
+        for outcome in outcomes_of(command, name, begin, folder / name, deadline, **environment):
             begin = outcome.number + 1
             tally.add(outcome)
             told(outcome)

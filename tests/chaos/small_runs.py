@@ -6,7 +6,6 @@ HERE/held                                           where all is written: held/r
 """
 
 import json
-import os
 from pathlib import Path
 
 from marius_oac.data.graph import Graph
@@ -20,11 +19,6 @@ FEW = ("training.epochs=1", "evaluation.max_edges=20", "checkpoint.keep=2")
 TASKS = ("memory", "disk", "clicks")
 
 
-def flush_nothing() -> None:
-    """From now on: a sweep makes its power cuts itself, and has no time for real ones."""
-    os.fsync = os.fdatasync = lambda descriptor: None
-
-
 def make_all(here: Path) -> None:
     """All that is read."""
     (here / "held").mkdir(parents=True)
@@ -33,7 +27,7 @@ def make_all(here: Path) -> None:
     (here / "made" / "edges.npy").rename(here / "edges.npy")
     graph = Graph.open(here / "graph")
     write_config(here / "memory.yaml", tiny_config(graph, *FEW, "checkpoint.every_batches=9"))
-    rows = (budget(60), "storage.io=buffered", f"storage.path={json.dumps(str(here / 'work' / 'rows'))}")
+    rows = (budget(60), "storage.io=buffered", f"storage.path={json.dumps(str(here / 'held' / 'rows'))}")
     disk = graph_config(graph, *FEW, *rows, "training.batch_size=16", "checkpoint.every_batches=20")
     write_config(here / "disk.yaml", disk)
     log = small_log(here / "day_0.parquet", rows=60)

@@ -7,6 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -284,6 +285,18 @@ def test_disk_full_in_any_write_leaves_nothing(tmp_path, monkeypatch, call):
         monkeypatch.setattr(NpyWriter, "append", lambda *args: full() if next(calls) == call else append(*args))
     message = refused(tmp_path / "o", source=str(tmp_path / "a.tsv"))
     assert message == f"{tmp_path}/o: the disk is full; nothing was kept"
+
+
+@pytest.mark.parametrize("kind", ["IOException", "FatalException", "TransactionException"])
+def test_a_disk_that_fails_under_the_data_base_is_one_line(tmp_path, monkeypatch, kind):
+    (tmp_path / "a.tsv").write_bytes(GOOD)
+
+    def failing(*_):
+        raise getattr(duckdb, kind)("FATAL Error: fsync failed!\n and more")
+
+    monkeypatch.setattr("marius_oac.data.encode.Encoder.resolve", failing)
+    message = refused(tmp_path / "o", source=str(tmp_path / "a.tsv"))
+    assert message == f"{tmp_path}/o: can't be written: FATAL Error: fsync failed!; nothing was kept"
 
 
 def test_other_faults_keep_their_traceback_and_leave_nothing(tmp_path, monkeypatch):
