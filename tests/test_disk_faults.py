@@ -15,7 +15,7 @@ from marius_oac.errors import DivergedError
 from marius_oac.storage.page_files import HEADER_BYTES, PageFiles
 from tests.disk import PAGE, bits, budget, clicks_config, days, graph_config, page_files
 from tests.graphs import NODES
-from tests.runs import contents, flip_a_byte, says
+from tests.runs import contents, edit, flip_a_byte, says
 
 EVERY = ("checkpoint.every_batches=7", "checkpoint.keep=3")
 LITTLE = budget(20)
@@ -151,6 +151,13 @@ def test_files_that_are_gone_are_named_and_nothing_more_is_lost(run, command, ex
     shutil.rmtree(gone, ignore_errors=True)
     (tmp_path / "elsewhere").rename(gone)
     assert bits(resume(run).summary) == expected
+
+
+def test_a_page_file_of_another_name_leads_to_the_listing(run, command):
+    """Which may be what is damaged."""
+    listing = run / "tables" / "pages.json"
+    edit(listing, page_files(run)[0].name, "deeper/" + page_files(run)[0].name)
+    assert f"No such file or directory; it is named in {listing}" in fails(command, "eval", run)
 
 
 @pytest.mark.parametrize("task", ["graph", "clicks"])

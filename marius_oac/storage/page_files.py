@@ -148,7 +148,7 @@ class PageFiles:
         bind: Callable[[str], None] | None = None,
     ):
         self.listing, self.page_bytes, self._slots = listing, listing.page_bytes, 0
-        self._paths = [folder / name for name in listing.files]
+        self._folder, self._paths = folder, [folder / name for name in listing.files]
         self._descriptors, self._writable = [], writable
         self._made: list[Path] = []
         self._bind, self._contexts, self._own = bind, [], threading.local()
@@ -193,7 +193,8 @@ class PageFiles:
                         raise InputError("is not a page file of this run", path)
             descriptor = _opened(path, io, os.O_RDWR if writable else os.O_RDONLY, warn)
         except OSError as error:
-            raise InputError(f"page file: {error.strerror}", path) from None
+            named = f"; it is named in {self._folder / LISTING}" if isinstance(error, FileNotFoundError) else ""
+            raise InputError(f"page file: {error.strerror}{named}", path) from None
         if writable:
             try:
                 _lock(descriptor, path)
