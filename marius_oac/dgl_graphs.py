@@ -20,7 +20,7 @@ from marius_oac.dgl_columns import MASKS, data_masks
 from marius_oac.dgl_edges import RELATION, Edges, named, prepare_edges, relation_names
 from marius_oac.dgl_nodes import node_arrays, of_dgl
 from marius_oac.errors import InputError
-from marius_oac.files import sync, unfinished
+from marius_oac.files import sync, unfinished_here
 
 
 def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
@@ -84,7 +84,7 @@ def write_dgl(graph: Graph, path: Path, labels: Path | None = None, features: Pa
     if os.path.lexists(path):
         raise InputError("exists already; choose another file or remove it", path)
     made, dgl = to_dgl_graph(graph, labels, features), load()
-    temporary = unfinished(path)
+    temporary = unfinished_here(path)
     try:
         dgl.save_graphs(str(temporary), [made])
         sync(temporary)

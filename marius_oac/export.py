@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from marius_oac.async_files import write_files, write_npy_files
 from marius_oac.errors import InputError
-from marius_oac.files import disk_errors, make_folder, sync, unfinished, write_flushed
+from marius_oac.files import disk_errors, make_folder, sync, unfinished_here, write_flushed
 
 Names = Callable[[np.ndarray], list[str]]
 FORMATS = ("safetensors", "npy", "parquet")
@@ -51,7 +51,7 @@ def export(
         raise InputError(f"one of {', '.join(FORMATS)} is needed, not {format!r}", "format")
     if os.path.lexists(out):
         raise InputError("exists already", out)
-    temporary = unfinished(out)
+    temporary = unfinished_here(out)
     with disk_errors(out):
         try:
             shutil.rmtree(temporary, ignore_errors=True)

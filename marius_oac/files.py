@@ -98,6 +98,13 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f".{path.name}.unfinished")
 
 
+def unfinished_here(path: Path) -> Path:
+    """That name, for what is about to be written there. Raises InputError where it is a symbolic link."""
+    found = unfinished(path)
+    check_no_link(found)
+    return found
+
+
 def clean(folder: Path, files: str, folders: str) -> None:
     """Removes what a killed process left unfinished in a folder: plain files whose finished names match `files`, and
     folders whose finished names match `folders`, regular expressions. Everything else stays, links too."""

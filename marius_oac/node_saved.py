@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,6 +36,8 @@ PLACEMENT, PLACE, PACKING = (f"{NODES}.{each}" for each in ("placement", "place"
 """Arrays of a part: the node of each virtual shard, int32 [V]; this node's number among those that carry rows, [1]; and
 `Packed.figures`."""
 
+_LAYOUT = re.compile(r"[1-9][0-9]{0,5}-[^.]+")
+
 
 def layout_name(names: Sequence[str], weights: Sequence[float], nodes: np.ndarray) -> str:
     """Names who the processes are, what each should carry, and what it does, the node of each virtual shard: with other
@@ -52,7 +55,9 @@ class Layout:
 
     @classmethod
     def all(cls, run: Path) -> list[Layout]:
-        return [cls(path) for path in sorted((run / NODES).glob("[0-9]*-*")) if path.is_dir()]
+        """Those of a run; what has other names is somebody else's."""
+        found = sorted((run / NODES).glob("[0-9]*-*"))
+        return [cls(path) for path in found if _LAYOUT.fullmatch(path.name) and path.is_dir()]
 
     @property
     def size(self) -> int:
@@ -80,12 +85,22 @@ class Layout:
         """All parts of a checkpoint; `pinned`: see `read_checkpoint`. Raises CheckpointError where one is damaged, or
         Missing."""
         parts = [part.open(name, pinned=pinned) for part in self.parts]
-        carried = [part for part in parts if part.arrays()[PLACE][0] >= 0]
-        carried.sort(key=lambda part: int(part.arrays()[PLACE][0]))
-        first = parts[0]
+        numbered = [(int(_array_of(part, PLACE)[0]), part) for part in parts]
+        found = sorted(((place, part) for place, part in numbered if place >= 0), key=lambda each: each[0])
+        places, carried, first = [place for place, _ in found], [part for _, part in found], parts[0]
+        if not found or places != list(range(len(found))):
+            raise CheckpointError(f"is damaged: its parts are those of the nodes {places}", first.path)
         whole = NodesCheckpoint(first.path, first.sequence, first.extra, first.files, {})
         object.__setattr__(whole, "parts", carried)
         return whole
+
+
+def _array_of(part: Checkpoint, name: str) -> np.ndarray:
+    """An array of a part that says where rows are. Raises CheckpointError where there is none, or nothing in it."""
+    found = part.arrays().get(name)
+    if found is None or not found.size or found.dtype.kind != "i":
+        raise CheckpointError(f"is damaged: {name} says nothing", part.path)
+    return found
 
 
 def part_name(name: str) -> str:
@@ -231,7 +246,10 @@ class NodesCheckpoint(Checkpoint):
 
     @cached_property
     def _placement(self) -> Placement:
-        return Placement(np.array(self.parts[0].arrays()[PLACEMENT]), len(self.parts))
+        try:
+            return Placement(np.array(_array_of(self.parts[0], PLACEMENT)), len(self.parts))
+        except ValueError as error:
+            raise CheckpointError(f"is damaged: {PLACEMENT}: {error}", self.parts[0].path) from None
 
     def close(self) -> None:
         for part in self.parts:
@@ -246,7 +264,12 @@ class NodesCheckpoint(Checkpoint):
             return np.concatenate(arrays)
         keyed = f"{table}.index.keys" in self.parts[0].arrays()
         size = sum(map(len, arrays))
-        return Joined(arrays, None if keyed or not size else IdPlaces(size, self._placement))
+        if keyed or not size:
+            return Joined(arrays)
+        places = IdPlaces(size, self._placement)
+        if list(map(len, arrays)) != list(map(places.num_rows, range(len(arrays)))):
+            raise CheckpointError(f"is damaged: {table} has not the rows that belong to each node", self.path)
+        return Joined(arrays, places)
 
     def arrays(self) -> dict[str, np.ndarray]:
         every = [part.arrays() for part in self.parts]

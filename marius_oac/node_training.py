@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,8 @@ def train_on_nodes(config: BaseConfig, place: Place, out: str | Path | None = No
     with open_group(place) as group:
         # Nodes that torchrun has started again, since one was lost, go on.
         if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
-            return _resumed(path, place, group, (), (), None, None, trace, trust=True)
+            mine = code_to_train(config)  # it may be another run that lies here, which was refused before
+            return _resumed(path, place, group, (), (), None, None, trace, trust=mine)
         own = config_of(config, place)
         task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
         with _created(path, place, group, task) as folder:
@@ -139,7 +140,7 @@ def _resumed(
     data_path: str | Path | None,
     checkpoint: str | None,
     trace: bool,
-    trust: bool,
+    trust: bool | Collection[bytes],
 ) -> Run:
     saved, log = _told(path, place, group, data_path)
     shared = with_data(saved.replace(*overrides), data)

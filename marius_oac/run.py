@@ -48,7 +48,7 @@ from marius_oac.files import (
     open_own,
     remove_file,
     sync,
-    unfinished,
+    unfinished_here,
     write_atomically,
     write_flushed,
 )
@@ -111,7 +111,7 @@ class RunFolder:
         Raises InputError where it exists or can't be made.
         """
         cls.check_new(path)
-        temporary = unfinished(path)
+        temporary = unfinished_here(path)
         about = _about(About(data=fingerprint, kernels=blas.kernels(), over_nodes=over_nodes), path, config, files)
         with disk_errors(path):
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from marius_oac import trust
@@ -11,13 +12,15 @@ from marius_oac.models.own_code import admit, with_own_files
 from marius_oac.run import RunFolder
 
 
-def code_to_train(config: BaseConfig) -> None:
+def code_to_train(config: BaseConfig) -> list[bytes]:
     """Lets the code run that a new run is to be trained with: whoever trains with it has said so. From now on it is
-    known. Raises InputError where a file of it can't be read."""
-    trust.record(admit(config, trust=True))
+    known. Gives its texts. Raises InputError where a file of it can't be read."""
+    texts = admit(config, trust=True)
+    trust.record(texts)
+    return texts
 
 
-def code_to_resume(config: BaseConfig, run: Path, trusted: bool) -> BaseConfig:
+def code_to_resume(config: BaseConfig, run: Path, trusted: bool | Collection[bytes]) -> BaseConfig:
     """The configuration of a run that goes on, its code admitted: the files as they are now, and where one has gone the
     text that the run has kept. What is trusted is known from now on.
 

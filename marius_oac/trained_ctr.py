@@ -22,7 +22,7 @@ from marius_oac.data.log_files import LogFile, LogFiles
 from marius_oac.data.log_tables import vocabulary_names
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.export import Names
-from marius_oac.files import disk_errors, make_folder, sync, unfinished
+from marius_oac.files import disk_errors, make_folder, sync, unfinished_here
 from marius_oac.models.ctr.dense import OPTIMIZER
 from marius_oac.models.torch_state import torch_threads
 from marius_oac.predictions import check_suffix, write_predictions
@@ -125,7 +125,7 @@ class TrainedClickModel:
         if os.path.lexists(out):
             raise InputError("exists already", out)
         files = LogFiles.scan(data, self.config.data, with_labels=False).files
-        temporary = unfinished(out)
+        temporary = unfinished_here(out)
         with disk_errors(out), torch_threads(num_threads(self.config)):
             try:
                 make_folder(out.parent)

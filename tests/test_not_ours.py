@@ -10,11 +10,13 @@ import pytest
 from marius_oac import resume, train
 from marius_oac.checkpoints import START, Checkpoints
 from marius_oac.data.derived import DerivedArray, open_derived
+from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.errors import InputError
 from marius_oac.files import clean, remove_folder, write_atomically
+from tests.click_logs import ctr_config, small_log
 from tests.disk import budget, graph_config
 from tests.graphs import tiny_config
-from tests.runs import contents, says, stop_at
+from tests.runs import contents, says, stop_at, write_config
 
 MORE = ("--set", "training.epochs=3", "--set", "checkpoint.keep=1")
 
@@ -168,3 +170,35 @@ def test_a_hard_link_under_a_temporary_name_is_not_written_through(tmp_path):
     os.link(tmp_path / "diary", tmp_path / ".summary.json.unfinished")
     write_atomically(tmp_path / "summary.json", "{}")
     assert (tmp_path / "diary").read_text() == "mine" and (tmp_path / "summary.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_nothing_new_is_written_through_a_link_that_waits_for_it(run, graph, treasure, tmp_path, command, kind):
+    """A folder that somebody has given away may hold links under the names of what is written there."""
+    target = treasure if kind == "folder" else treasure / "notes.txt"
+    config = write_config(tmp_path / "c.yaml", tiny_config(graph))
+    table = tmp_path / "table.parquet"
+    day = lambda path: write_day(path, 0, 10, LogSpec(categorical=1, numeric=1, keys=5))  # noqa: E731
+    for out, make in (
+        (run / "b", lambda out: command("train", config, "--out", out)),
+        (run / "exported", lambda out: command("export", run, "--out", out)),
+        (table, lambda out: day(out)),
+    ):
+        link = out.with_name(f".{out.name}.unfinished")
+        link.symlink_to(target)
+        before = contents(treasure)
+        try:
+            code, _, err = make(out)
+            assert code == 2 and says(err, f"{link}: is a symbolic link")
+        except InputError as error:
+            assert f"{link}: is a symbolic link" in str(error)
+        assert contents(treasure) == before and link.is_symlink() and not out.exists()
+
+
+def test_neither_are_predictions(tmp_path, treasure, command):
+    log = small_log(tmp_path / "log.parquet", rows=64)
+    run = train(ctr_config(log, "training.epochs=1", network="lr"), tmp_path / "clicks").path
+    link = run / ".scores.parquet.unfinished"
+    link.symlink_to(treasure / "notes.txt")
+    code, _, err = command("predict", run, "--data", log, "--out", run / "scores.parquet")
+    assert code == 2 and says(err, f"{link}: is a symbolic link") and (treasure / "notes.txt").read_text() == "mine"

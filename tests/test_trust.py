@@ -7,19 +7,24 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import marius_oac
-from marius_oac import resume, train, trust
+from marius_oac import node_training, resume, train, trust
 from marius_oac.config import Config
 from marius_oac.errors import InputError
+from marius_oac.models import own_code
 from marius_oac.models.own_code import admit, load_own
 from marius_oac.node_guest import _Guest
+from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.run import RunFolder
+from marius_oac.run_code import code_to_resume
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.runs import contents, outcome, says, stop_at, write_config
@@ -318,3 +323,24 @@ def test_nothing_is_run_without_being_admitted(made, tmp_path):
     with pytest.raises(InputError, match="not trained with here"):
         admit(config)
     assert not (tmp_path / "marker").exists()
+
+
+def test_who_is_started_again_runs_what_this_command_names_and_nothing_else(made, tmp_path, monkeypatch):
+    """torchrun starts a command again also where it has refused a run that was there already: a stranger's."""
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no record")))
+    mine = tmp_path / "net.py"
+    mine.write_text(NETWORK + "# mine\n")
+    config = Config.load(made / "ctr.yaml", [f"model.network={mine}:Net"])
+    (group,) = ThreadGroup.members(1)
+    place = SimpleNamespace(attempt=1, rank=0)
+    monkeypatch.setattr(own_code, "_TEXTS", {})
+    monkeypatch.setattr(node_training, "open_group", lambda place: nullcontext(group))
+
+    def resumed(run, *arguments, trust):
+        code_to_resume(config, run, trust)  # as it was begun
+        return code_to_resume(RunFolder.open(run).config, run, trust)
+
+    monkeypatch.setattr(node_training, "_resumed", resumed)
+    with pytest.raises(InputError, match="my_net.py: is code that you have not trained with here"):
+        node_training.train_on_nodes(config, place, made / "ctr")

@@ -18,14 +18,15 @@ from marius_oac.run import RunFolder
 from marius_oac.run_about import About
 from marius_oac.storage.page_kernels import SLOTS_PER_SEGMENT
 from marius_oac.trained import evaluate_run
+from marius_oac.trained_classes import TrainedClassifier
 from marius_oac.verification import verify
 from tests.click_logs import ctr_config, small_log
 from tests.disk import budget, graph_config
 from tests.graphs import tiny_config
-from tests.runs import as_version_1, contents, stop_at
+from tests.runs import as_version_1, contents, flip_a_byte, stop_at
 from tests.test_trust import LAYER, NETWORK
 
-RUNS = ("clicks", "disk", "graph", "buckets", "arrival")
+RUNS = ("clicks", "disk", "graph", "buckets", "arrival", "classes")
 MAY_CHANGE = (".lock", "config.yaml", "trace.json")
 
 
@@ -43,7 +44,15 @@ def runs(graph, tmp_path_factory):
     layers = f"encoder.layers=[{{kind: module, module: '{folder}/my_layer.py:Layer', neighbors: 2}}]"
     elsewhere = [str(folder / "disks" / name) for name in "ab"]
     short = ("training.epochs=1", "evaluation.max_edges=10")
-    train(ctr_config(log, network=f"{folder}/my_net.py:Net"), folder / "clicks", trace=True)
+    shuffled = ("data.shuffle=40", "keys.admit_after=2")
+    train(ctr_config(log, *shuffled, network=f"{folder}/my_net.py:Net"), folder / "clicks", trace=True)
+    labels = [f"{name}\t{number % 3}\ttrain" for number, name in enumerate(graph.node_names(range(graph.num_nodes)))]
+    (folder / "labels.tsv").write_text("\n".join(["name\tlabel\tsplit", *labels]) + "\n")
+    tree = {"task": "node_classification", "device": "cpu", "threads": 1, "training": {"epochs": 1},
+            "data": {"path": str(graph.path), "labels": str(folder / "labels.tsv")},
+            "encoder": {"layers": [{"kind": "sage", "neighbors": 2}], "embeddings": 8}}  # fmt: skip
+    train(Config.build(tree), folder / "classes")
+    TrainedClassifier.open(folder / "classes").predict(labels[0].split()[0])  # so that there are encoded nodes
     train(tiny_config(graph, "training.epochs=2", "checkpoint.keep=3", layers), folder / "graph")
     evaluate_run(folder / "graph")  # so that there are encoded nodes
     on_disk = (budget(40), f"storage.path={json.dumps(elsewhere)}", "checkpoint.every_batches=80", "checkpoint.keep=3")
@@ -106,6 +115,18 @@ def test_every_file_that_is_changed_is_named(runs, name, tmp_path, command):
         assert code == 2 and (named or path.name == "manifest.json") or path.name in gone or lost, (path, out)
         path.write_bytes(whole)
     assert command("verify", run)[0] == 0
+
+
+@pytest.mark.parametrize("name", RUNS[2:])
+def test_a_byte_of_each_file_of_every_kind_of_run_is_looked_at(runs, name, tmp_path):
+    run = copy(runs, name, tmp_path)
+    files = [path for path in run.rglob("*") if path.is_file() and path.name not in MAY_CHANGE]
+    for path in files:
+        flip_a_byte(path)
+        found = verify(run).damaged
+        assert any(line.startswith(f"{path}: ") for line in found), (path, found)
+        flip_a_byte(path)
+    assert verify(run).sound and len(files) > 8
 
 
 def test_each_damaged_file_is_named_once(runs, tmp_path, command):
@@ -263,4 +284,4 @@ def test_a_damaged_run_json_is_named_and_the_rest_is_read_all_the_same(runs, tmp
     found = verify(run).damaged
     assert len(found) == 2 and found[0].startswith(f"{run}/run.json: ") and found[1].startswith(f"{victim}: ")
     assert About.read(runs / "clicks").checked and RunFolder.open(runs / "clicks")
-    assert os.path.exists(victim) and Config
+    assert os.path.exists(victim)

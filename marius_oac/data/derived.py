@@ -20,7 +20,7 @@ import numpy as np
 
 from marius_oac.console import say
 from marius_oac.errors import InputError
-from marius_oac.files import check_no_link, disk_errors, remove_folder, sealed, sync, unfinished, write_flushed
+from marius_oac.files import check_no_link, disk_errors, remove_folder, sealed, sync, unfinished_here, write_flushed
 from marius_oac.untrusted import DescribedFile, open_regular, parse_json, parse_sealed, read_bounded, typed
 from marius_oac.untrusted_npy import map_npy
 
@@ -110,9 +110,8 @@ def _lock(opened: int, parent: Path) -> None:
 def _make(
     folder: Path, manifest: str, wanted: dict[str, Any], names: Sequence[str], make: Callable[[Path], None]
 ) -> None:
-    temporary = unfinished(folder)
     check_no_link(folder)
-    check_no_link(temporary)
+    temporary = unfinished_here(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()

@@ -35,7 +35,7 @@ from marius_oac.data.log_columns import Bag, LogBlock
 from marius_oac.data.progress import Progress
 from marius_oac.data.random import stream_key, wrapping
 from marius_oac.errors import InputError
-from marius_oac.files import disk_errors, unfinished
+from marius_oac.files import disk_errors, unfinished_here
 
 BLOCK_ROWS = 1 << 16  # examples of a block, and of a row group
 MAX_DAY = 1 << 20
@@ -159,7 +159,7 @@ def write_day(path: Path, day: int, rows: int, spec: LogSpec) -> None:
     _check_day(day, rows)
     if os.path.lexists(path):
         raise InputError("exists already", path)
-    temporary = unfinished(path)
+    temporary = unfinished_here(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -57,12 +57,12 @@ def with_own_files(config: BaseConfig, place: Callable[[Path], Path]) -> BaseCon
     return config.model_copy(update={"encoder": config.encoder.model_copy(update={"layers": layers})})
 
 
-def admit(config: BaseConfig, trust: bool = False) -> list[bytes]:
+def admit(config: BaseConfig, trust: bool | Collection[bytes] = False) -> list[bytes]:
     """Reads the files of own code that a configuration names; whoever needs one that is missing will say so. From now
     on this process runs the texts that they have now, whatever becomes of them.
 
     Args:
-        trust: run them also where this user has not trained with them; see `marius_oac.trust`.
+        trust: run them, or these texts, also where this user has not trained with them; see `marius_oac.trust`.
 
     Raises:
         InputError: a file can't be read, or is not trusted; nothing was run.
@@ -94,12 +94,12 @@ def load_own(path: Path, attribute: str, key: str) -> Any:
     return getattr(module, attribute, None)
 
 
-def _admitted(path: Path, trust: bool) -> bytes:
+def _admitted(path: Path, trust: bool | Collection[bytes]) -> bytes:
     try:
         text = read_bounded(path)
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror}", path) from None
-    if not trust:
+    if trust is not True and text not in (trust or ()):
         _check_trusted(path, text)
     return text
 

@@ -22,6 +22,7 @@ from marius_oac.graph_task import GraphTask
 from marius_oac.node_graph import GraphNodes
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.run import RunFolder
+from marius_oac.verification import verify
 from tests.graphs import tiny_config
 from tests.runs import contents, flip_a_byte, says
 
@@ -210,6 +211,11 @@ def test_all_parts_of_a_run_over_nodes_are_verified(command, tmp_path, trained):
     shutil.copytree(trained("clicks", 2), run)
     code, out, _ = command("verify", run)
     assert code == 0 and len(out) == 1, out
+    for path in [path for path in run.rglob("*") if path.is_file() and path.name not in (".lock", "config.yaml")]:
+        flip_a_byte(path)
+        found = verify(run).damaged
+        assert any(line.startswith(f"{path}: ") for line in found), (path, found)
+        flip_a_byte(path)
     parts = sorted(run.glob("nodes/*/*"))
     victims = [parts[0] / "saved.json", parts[1] / "run.json"]
     victims += [next(part.glob("checkpoints/*/*.values.npy")) for part in parts]
