@@ -1,7 +1,7 @@
 """How do commands end? Each is started as a user would, stopped by each event at each moment, and looked at afterwards.
 
     python -m benchmarks.endings                          # the table of benchmarks/README.md
-    python -m benchmarks.endings --only "train, log"      # rows whose process begins so
+    python -m benchmarks.endings --only "train, log" --events SIGTERM SIGKILL      # rows whose process begins so
 
 Every row is a process of its own, and a training run that was stopped is resumed: it holds if the exit code is the
 documented one, nothing unfinished and no process is left, and the resumed run has the bits of one that was left alone.
@@ -376,22 +376,23 @@ def _processes(folder: Path) -> Iterator[tuple[list[Training], list[Command]]]:
     yield runs, commands
 
 
-def _rows(runs: Sequence[Training], commands: Sequence[Command], only: str) -> Iterator[Row]:
-    for training in runs:  # commands are about finished ones
-        training.left_alone()
-        if not training.name.startswith(only):
+def _rows(runs: Sequence[Training], commands: Sequence[Command], only: str, events: Sequence[str]) -> Iterator[Row]:
+    chosen = [command for command in commands if command.name.startswith(only)]
+    for training in runs:
+        asked_for = training.name.startswith(only)
+        if asked_for or any(str(training.folder / "whole") in command.argv for command in chosen):
+            training.left_alone()
+        if not asked_for:
             continue
         for moment in ("start-up", "training", "saving", "evaluating"):
-            for event in EVENTS:
+            for event in events:
                 yield training.row(moment, event)
         for redirection in STREAMS:
             yield training.row_of_streams(redirection)
-    for command in commands:
-        if not command.name.startswith(only):
-            continue
+    for command in chosen:
         command.left_alone()
         for moment in ("start-up", "working"):
-            for event in EVENTS:
+            for event in events:
                 yield command.row(moment, event)
         for redirection in STREAMS:
             yield command.row_of_streams(redirection)
@@ -400,11 +401,12 @@ def _rows(runs: Sequence[Training], commands: Sequence[Command], only: str) -> I
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="NAME", help="rows whose process begins so")
+    parser.add_argument("--events", nargs="+", choices=EVENTS, default=list(EVENTS), help="by default all")
     options = parser.parse_args()
     print(f"({_processor()}; {machine()})\n\n{Row.HEAD}", flush=True)
     found = []
     with tempfile.TemporaryDirectory(prefix="endings-") as folder, _processes(Path(folder)) as (runs, commands):
-        for row in _rows(runs, commands, options.only):
+        for row in _rows(runs, commands, options.only, options.events):
             print(row, flush=True)
             found.append(row)
     wrong = sum(bool(row.wrong) for row in found)

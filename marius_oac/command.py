@@ -18,8 +18,8 @@ from marius_oac.errors import Interrupted, MariusOacError
 from marius_oac.runtime.signals import Requests, signal_behind, stopped_by_signals
 
 _OF_THE_MACHINE = frozenset((
-    errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE,
-    errno.ENOMEM, errno.EAGAIN, errno.ENOLCK, errno.ESTALE,
+    errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE,
+    errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOLCK, errno.ESTALE,
 ))  # fmt: skip
 """Errors of system calls that say something of the disk, its limits and its owner, and nothing of this program."""
 _NO_THREAD = "can't start new thread"  # CPython's

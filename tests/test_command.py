@@ -19,7 +19,9 @@ def ended(error, capsys):
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.ENOSPC, errno.EFBIG, errno.EMFILE, errno.ENOMEM, errno.EROFS, errno.EACCES]
+)
 def test_a_system_call_that_the_machine_refuses_is_told_in_one_line(capsys, number):
     reason = os.strerror(number)
     assert ended(OSError(number, reason, "/disk/file"), capsys) == (2, f"prog: /disk/file: {reason}\n")

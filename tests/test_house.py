@@ -33,6 +33,16 @@ def test_rooms_are_small_and_clean(path):
             assert node.end_lineno - node.lineno <= 70, f"{node.name} is too long"
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_files_that_are_mapped_to_be_written_have_their_place_on_the_disk(path):
+    """Where they have not, a full disk is the end of the process (SIGBUS), not an error with a line."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            text = ast.unparse(node)
+            writes = "MAP_SHARED" in text or re.search(r"(mmap_)?mode='[rw]\+'", text) and "np." in text
+            assert not writes or "os.posix_fallocate" in text, f"line {node.lineno}"
+
+
 def test_the_project_speaks_of_itself_alone():
     files = [path for folder in ("marius_oac", "tests", "benchmarks", "docs", "examples")
              for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".yaml")]  # fmt: skip

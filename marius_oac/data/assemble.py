@@ -19,6 +19,7 @@ from marius_oac.data.layout import NpyWriter, write_names
 from marius_oac.data.progress import Progress
 from marius_oac.data.splits import SPLITS
 from marius_oac.errors import InputError
+from marius_oac.files import mapped_npy
 
 CHUNK_EDGES = 1 << 20
 INT32_IDS = 1 << 31  # ids below this fit int32
@@ -61,7 +62,7 @@ class RawEdges:
         self.duplicates = 0
         self._dropped: np.ndarray | None = None
         if drop_duplicates:
-            self._dropped = np.memmap(work / "dropped.bin", dtype=np.bool_, mode="w+", shape=(self.rows,))
+            self._dropped = mapped_npy(work / "dropped.npy", (self.rows,), np.bool_)
         for numbers in encoder.repetitions():
             self.duplicates += len(numbers)
             if self._dropped is not None:

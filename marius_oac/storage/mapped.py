@@ -39,8 +39,11 @@ class MappedStore(MemoryStore):
             remove_file(self._path)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             try:
-                os.truncate(descriptor, max(num_bytes, 1))
+                os.posix_fallocate(descriptor, 0, max(num_bytes, 1))  # else a full disk is a SIGBUS later
                 memory = mmap.mmap(descriptor, max(num_bytes, 1), flags=mmap.MAP_SHARED)
+            except BaseException:
+                self._path.unlink()
+                raise
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -267,17 +267,20 @@ class PageFiles:
     def _transfer(self, write: bool, slots: np.ndarray, addresses: np.ndarray) -> int:
         counts, context = np.zeros(1, np.int64), getattr(self._own, "context", None)
         rest = (self._kernel_descriptors, slots, addresses, self.page_bytes, HEADER_BYTES)
+        vectors = np.empty(2 * page_kernels.MOST_PAGES_AT_ONCE, np.int64)
         if context is None or slots.size > MOST_PAGES_A_JOB:
-            vectors = np.empty(2 * page_kernels.MOST_PAGES_AT_ONCE, np.int64)
             at, number = page_kernels.transfer(write, *rest, vectors, counts)
         else:
             handle = context.handle
             at, number = page_kernels.transfer_async(write, handle, self._window, *rest, context.room, counts)
+            if write and number == page_kernels.SHORT_READ:  # one call after the other does it, or says why not
+                at, number = page_kernels.transfer(write, *rest, vectors, counts)
         if at >= 0:
             name = str(self.path_of(int(slots[at])))
-            if number == page_kernels.SHORT_READ:
+            if number == page_kernels.SHORT_READ and not write:
                 raise OSError(errno.EIO, "the file ends before the page does", name)
-            raise OSError(int(number), os.strerror(int(number)), name)
+            number = errno.EIO if number == page_kernels.SHORT_READ else int(number)
+            raise OSError(number, os.strerror(number), name)
         return int(counts[0])
 
     def sync(self) -> None:

@@ -201,16 +201,19 @@ def transfer(write, descriptors, slots, addresses, page_bytes, header_bytes, vec
 
     Returns:
         (-1, 0), or the index of the page that failed and its errno, or `SHORT_READ`.
+
+    Where a page was written in part, the rest follows: the system then says why, or does it.
     """
-    at = 0
+    at = done = 0  # bytes of the page at `at`
     vector_address = atomics.address_of(vectors)
     while at < slots.size:
-        run = _run_from(slots, at)
+        run = 1 if done else _run_from(slots, at)
         for i in range(run):
             vectors[2 * i], vectors[2 * i + 1] = addresses[at + i], page_bytes
+        vectors[0], vectors[1] = addresses[at] + done, page_bytes - done
         descriptor, offset = _place(slots[at], descriptors, page_bytes, header_bytes)
         if write:
-            moved = pwritev(descriptor, vector_address, run, offset)
+            moved = pwritev(descriptor, vector_address, run, offset + done)
         else:
             moved = preadv(descriptor, vector_address, run, offset)
         counts[0] += 1
@@ -218,9 +221,11 @@ def transfer(write, descriptors, slots, addresses, page_bytes, header_bytes, vec
             continue
         if moved < 0:
             return at, -moved
-        if moved < page_bytes:  # less than a page: the file ends here, or the disk is full
+        if moved == 0 or (moved < page_bytes and not write):  # the file ends here
             return at, SHORT_READ
-        at += moved // page_bytes  # a part of a run may have been moved
+        at, done = at + (done + moved) // page_bytes, (done + moved) % page_bytes
+        if not write:
+            done = 0  # a part of a run: the next call begins with a page
     return -1, 0
 
 
@@ -250,5 +255,5 @@ def transfer_async(write, handle, window, descriptors, slots, addresses, page_by
         if results[i] < 0:
             return at, -results[i]
         if results[i] < run * page_bytes:
-            return at + results[i] // page_bytes, SHORT_READ
+            return at + results[i] // page_bytes, SHORT_READ  # of a write, too: see `PageFiles`
     return -1, 0

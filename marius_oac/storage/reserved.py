@@ -30,13 +30,17 @@ def reserve(num_bytes: int, small_pages: int = 0) -> mmap.mmap:
 def reserve_on_disk(folder: Path, num_bytes: int) -> mmap.mmap:
     """The same in a file without a name in `folder`: the system writes it there where memory is short.
 
-    The file goes with the mapping, whatever ends the process.
+    The file goes with the mapping, whatever ends the process. Its place on the disk is taken: a full disk is an error
+    here, where later it would be the end of the process (SIGBUS).
 
     Raises:
-        OSError: it can't be made, or there is no address space for so much.
+        OSError: it can't be made, the disk has no room, or there is no address space for so much; it names `folder`.
     """
-    with tempfile.TemporaryFile(dir=folder) as file:
-        os.truncate(file.fileno(), max(num_bytes, 1))
-        memory = mmap.mmap(file.fileno(), max(num_bytes, 1), flags=mmap.MAP_SHARED)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, max(num_bytes, 1))
+            memory = mmap.mmap(file.fileno(), max(num_bytes, 1), flags=mmap.MAP_SHARED)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
     memory.madvise(mmap.MADV_RANDOM)
     return memory

@@ -1,6 +1,7 @@
 """Preparing against the naive oracle: every format, option and split, byte for byte where threads could matter."""
 
 import dataclasses
+import errno
 import gzip
 import json
 import os
@@ -23,6 +24,7 @@ from marius_oac.data.graph import Graph
 from marius_oac.data.prepare import PreparedGraph, PrepareRequest, prepare
 from marius_oac.data.readers import ReadOptions
 from marius_oac.data.splits import STRATUM_EDGES, DrawnSplits
+from marius_oac.errors import InputError
 from tests.data import naive_prepare
 
 SPLITS = naive_prepare.SPLITS
@@ -69,6 +71,18 @@ def test_given_splits(tmp_path, unseen, duplicates):
     assert f"2 duplicates, {'dropped' if duplicates == 'drop' else 'kept'}" in str(summary)
     assert "1 nodes and 1 relations that train lacks" in str(summary)
     assert os.listdir(tmp_path / "g") != [] and not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_a_disk_without_room_for_what_is_mapped_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    files = write_splits(tmp_path, ROWS)
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(InputError, match="No space left on device"):
+        prepare(PrepareRequest(out=tmp_path / "g", duplicates="drop", **files))
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 names = st.text(

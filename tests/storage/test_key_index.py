@@ -1,5 +1,7 @@
 """The index of keys against a dictionary; beside a growing one, every answer is checked."""
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numba
@@ -270,3 +272,15 @@ def test_slots_that_were_replaced_live_as_long_as_the_call_that_may_see_them():
         epoch = epoch.following
     assert len(replaced) > 5 and replaced == sorted(replaced)
     assert not index._epoch.replaced, "nothing is held for calls to come"
+
+
+def test_keys_that_the_disk_has_no_room_for_are_an_error_that_names_the_folder(tmp_path, monkeypatch):
+    """Their place is taken at once: a page of a mapped file that the disk has no room for ends the process."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        KeyIndex("t", 100_000, tmp_path)
+    assert caught.value.filename == str(tmp_path) and list(tmp_path.iterdir()) == []

@@ -1,18 +1,21 @@
 """Page files: several folders, what is refused and how it is called, direct I/O where there is any."""
 
 import builtins
+import ctypes
 import errno
 import json
 import os
+import resource
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from marius_oac.errors import InputError
-from marius_oac.storage import async_io
+from marius_oac.storage import async_io, page_kernels
 from marius_oac.storage.page_files import HEADER_BYTES, LISTING, Listing, PageFiles
 from marius_oac.storage.page_kernels import SLOTS_PER_SEGMENT
 from marius_oac.storage.reserved import reserve
@@ -208,6 +211,50 @@ def test_a_file_that_was_cut_is_read_up_to_where_it_ends(tmp_path):
         with pytest.raises(OSError, match="the file ends before the page does") as caught:
             files.read(np.arange(3, 8), addresses(memory)[3:8])
         assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
+
+
+@pytest.mark.parametrize("io", ["direct", "buffered"])
+@pytest.mark.parametrize("room", [0, 4096, PAGE, PAGE + 4096])
+def test_a_write_that_is_cut_short_is_told_with_its_reason(tmp_path, io, room):
+    """The limit on the size of files lets a part of a page be written, as a disk does that fills up: what is left
+    to do is tried, and the system says why it can't be done."""
+    listing, memory = Listing.new(PAGE), pages(5)
+    with open_files(tmp_path, listing, io=io, create=True) as files:
+        write_and_read(files, range(5))  # kernels are compiled, and kept in a file, before there is a limit
+        files.submit(files.write, np.arange(5), addresses(memory)[::-1].copy()).result()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (HEADER_BYTES + 2 * PAGE + room, limits[1]))
+        try:
+            for write in (files.write, lambda *args: files.submit(files.write, *args).result()):
+                with pytest.raises(OSError, match=os.strerror(errno.EFBIG)) as caught:
+                    write(np.arange(5), addresses(memory))
+                assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(files.path_of(0)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        back, whole = pages(5, 1), 2 + room // PAGE
+        files.read(np.arange(5), addresses(back))
+        np.testing.assert_array_equal(back[:whole], memory[:whole])
+
+
+@pytest.mark.parametrize("parts", [[1], [512, 4096, 1], [PAGE + 512, 100, PAGE]])
+def test_a_write_that_is_cut_short_goes_on_where_it_stood(tmp_path, monkeypatch, parts):
+    cuts, memory = iter(parts), pages(5)
+
+    def short(descriptor, vectors, count, offset):
+        room, content = next(cuts, 5 * PAGE), b""
+        for address, length in np.reshape((ctypes.c_int64 * (2 * int(count))).from_address(vectors), (-1, 2)):
+            content += ctypes.string_at(int(address), int(length))
+        return os.pwrite(descriptor, content[:room], int(offset))
+
+    monkeypatch.setattr(page_kernels, "pwritev", short)
+    monkeypatch.setattr(page_kernels, "atomics", SimpleNamespace(address_of=lambda array: array.ctypes.data))
+    transfer = getattr(page_kernels.transfer, "py_func", page_kernels.transfer)
+    vectors, counts = np.empty(2 * page_kernels.MOST_PAGES_AT_ONCE, np.int64), np.zeros(1, np.int64)
+    with open(tmp_path / "file", "wb") as file:
+        descriptors = np.array([file.fileno()], np.int64)
+        rest = (descriptors, np.arange(5), addresses(memory), PAGE, HEADER_BYTES, vectors, counts)
+        assert transfer(True, *rest) == (-1, 0)
+    assert (tmp_path / "file").read_bytes()[HEADER_BYTES:] == memory.tobytes()
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
