@@ -21,6 +21,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from marius_oac.errors import InputError
+from marius_oac.files import mapped_npy
 
 CHUNK_EDGES = 1 << 20
 """Edges drawn at a time (24 MiB); part of what the seed means, so never an option."""
@@ -135,7 +136,7 @@ def write_graph(spec: GeneratedGraph, path: Path) -> None:
     suffix = "".join(Path(path).suffixes[-2:]) if path.suffix == ".gz" else path.suffix
     if suffix == ".npy":
         shape = (spec.num_edges, spec.num_columns)
-        out = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=shape)
+        out = mapped_npy(path, shape, np.int64)
         for number, chunk in enumerate(spec.chunks()):
             out[number * CHUNK_EDGES : number * CHUNK_EDGES + len(chunk)] = chunk
         out.flush()
