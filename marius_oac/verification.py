@@ -27,6 +27,7 @@ from marius_oac.run_log import LOG, RunLog
 from marius_oac.run_metrics import METRICS, MetricsFile, Prefix
 from marius_oac.run_order import ORDER, OrderFile
 from marius_oac.storage.page_files import LISTING, Listing
+from marius_oac.storage.page_owner import OWNER, verify_claim
 from marius_oac.storage.saved_pages import PagedArray
 from marius_oac.untrusted import DescribedFile, check_file, typed
 
@@ -146,6 +147,8 @@ class _Run:
         if (rows / TABLES / LISTING).exists():
             listing = found.small(rows / TABLES / LISTING, lambda: Listing.load(rows / TABLES / LISTING))
             found.files += len(listing.files) if listing else 0
+            if listing:
+                found.small(rows / TABLES / OWNER, lambda: verify_claim(rows / TABLES, listing))
         before: dict[str, PagedArray] = {}
         for name in checkpoints.names():
             with suppress(Missing):  # somebody trains, and has removed it

@@ -69,6 +69,15 @@ def claim(tables: Path, listing: Listing, new: bool = False) -> None:
     write_atomically(tables / OWNER, sealed({"token": token, "next": None}))
 
 
+def verify_claim(tables: Path, listing: Listing) -> None:
+    """Raises InputError where what says whose the page files are is damaged, or half of it is missing."""
+    tokens = _read(tables / OWNER, _Tokens)
+    if any(Path(name).is_absolute() for name in listing.files):
+        owner = _read((tables / listing.files[0]).with_suffix(".owner"), _Owner)
+        if owner is not None and tokens is None:
+            raise InputError("is missing", tables / OWNER)
+
+
 def _check(owner: _Owner, tokens: _Tokens | None, tables: Path, listing: Listing) -> None:
     first, home = tables / listing.files[0], tables.parent.resolve()
     if tokens is None or owner.token not in (tokens.token, tokens.next):

@@ -131,7 +131,7 @@ def test_inside_torchrun_it_trains(command, config, tmp_path, monkeypatch):
     assert (given.training.epochs, place.rank, place.node.name, str(out), keys) == (1, 1, "node1", "x", {"trace": True})
     (run, place, overrides), keys = seen[1]
     assert (run, place.rank, overrides) == (tmp_path, 1, [])
-    assert keys == {"data": (), "checkpoint": "best", "trace": False, "trust": False}
+    assert keys == {"data": (), "data_path": None, "checkpoint": "best", "trace": False, "trust": False}
 
 
 def test_only_the_first_process_says_the_result(command, config, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from benchmarks.trainers import train_together
 from marius_oac.config_cluster import ClusterConfig
 from marius_oac.config_ctr import CtrConfig
-from marius_oac.ctr_task import CtrTask
+from marius_oac.ctr_task import start_ctr_task
 from marius_oac.data.share import Share
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.models.link_prediction import LinkPredictionStep
@@ -18,7 +18,6 @@ from marius_oac.nodes.cluster import Place
 from marius_oac.nodes.dense_kinds import make_dense_sync
 from marius_oac.nodes.sync_server import LocalSyncServers
 from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.run_log import RunLog
 from marius_oac.training import start_task
 from tests.click_logs import generated_days
 from tests.graphs import tiny_config
@@ -200,10 +199,10 @@ def test_an_edge_of_another_trainers_is_not_counted(graph):
 
 def dense_of(tree):
     """The agreement of a run over nodes with this configuration."""
-    config = CtrConfig.build(tree)
+    task, _ = start_ctr_task(CtrConfig.build(tree))
     (group,) = ThreadGroup.members(1)
     cluster = ClusterConfig.local(1, 1)
-    task = node_task(CtrTask(config, RunLog.start(config)), Place(cluster, cluster.nodes[0], 0, 0, None), group)
+    task = node_task(task, Place(cluster, cluster.nodes[0], 0, 0, None), group)
     return task._make_dense(LocalSyncServers(1, 0.5))
 
 
