@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.chaos import resealed, syscall_faults
 from tests.chaos.children import HEAD, Outcome, Tally, run_cases
 
-SWEEPS = {"crash": "crash_states", "faults": "syscall_faults"}
+SWEEPS = {"crash": "crash_states", "faults": "syscall_faults", "flips": "flips"}
 RESEALED = "resealed"
 
 
