@@ -46,7 +46,7 @@ COMMON = (
     "training.epochs={epochs}",
 )  # fmt: skip
 SSH = """#!/bin/sh
-case "$*" in *"--node late") exec cat > /dev/null;; esac
+case "$*" in *"--node late") exec head -n 2 > /dev/null;; esac
 while [ "$1" = -o ]; do shift 2; done
 shift
 exec sh -c "$*"
@@ -68,7 +68,6 @@ class Row:
 SPECIAL = (
     Row("nobody", "a third node does not come", "meeting"),
     Row("trainer b", "KILL", "training", restarts=0),
-    Row("trainer b", "KILL", "evaluating", epochs=FEW),
     Row("launcher", "nobody reads its output on", "training", epochs=FEW),
     Row("a and b", "the disk is full", "saving", restarts=3),
 )
@@ -178,6 +177,10 @@ class Run:
             self.reads = False
             self.reader.join()
             self.process.stdout.close()
+        elif self.row.what == "the disk is full":
+            with suppress(OSError), (self.folder / "filler").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 20))
 
     def close(self) -> None:
         """Ends what is left."""
@@ -246,8 +249,7 @@ def measure(row: Row, patience: float) -> list[str]:
     with folder_of(row) as folder:
         run = Run(folder, row, patience)
         try:
-            if row.what != "the disk is full":
-                run.at_its_moment()
+            run.at_its_moment()
             descriptors = [os.pidfd_open(one.pid) for one in run.family().values()]
             run.act()
             began = time.monotonic()
@@ -274,14 +276,30 @@ def measure(row: Row, patience: float) -> list[str]:
 
 def rows_of(args: argparse.Namespace) -> list[Row]:
     """What is measured."""
-    rows = [
-        Row(who, what, moment, epochs=FEW if (what, who[:7]) == ("KILL", "trainer") and moment != "saving" else 100_000)
-        for moment in args.moments
-        for who in args.processes
-        if moment != "meeting" or not who.startswith("trainer")
-        for what in args.signals
-    ]
+    rows = []
+    for moment in args.moments:
+        for who in args.processes:
+            for what in args.signals:
+                again = who.startswith("trainer") and what == "KILL"  # the run goes on, and is waited for
+                few = {"epochs": FEW} if moment == "training" else {"restarts": 0}
+                if moment != "meeting" or not who.startswith("trainer"):
+                    rows.append(Row(who, what, moment, **few if again else {}))
     return rows + [row for row in SPECIAL if row not in rows and not args.no_special]
+
+
+def table(found: Sequence[Sequence[str]]) -> list[str]:
+    """All cells, a line for each process and what happens to it, a column for each moment."""
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for who, what, moment, where, code, again, seconds, saved, left in found:
+        cell = f"{code}, {seconds} s, {saved}" + (f", {again} restart" if again != "0" else "")
+        about = (who, what) if where == "restarts 1" else (who, f"{what}, `{where.replace(' ', ': ')}`")
+        lines.setdefault(about, {})[moment] = cell + (f", **{left} left**" if left != "0" else "")
+    return [
+        f"| process | what happens | {' | '.join(MOMENTS)} |",
+        f"|---|---|{'---|' * len(MOMENTS)}",
+        *(f"| {' | '.join(about)} | {' | '.join(cells.get(moment, '') for moment in MOMENTS)} |"
+          for about, cells in lines.items()),
+    ]  # fmt: skip
 
 
 def cpu() -> str:
@@ -302,13 +320,12 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=120.0, help="seconds for a run to begin, and to end")
     args = parser.parse_args()
     print(f"{cpu()}; {machine()}")
-    print(
-        "| process | what happens | moment | nodes.yaml | exit code | starts again | seconds | checkpoint | left over |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    found = []
     with ThreadPoolExecutor(args.parallel) as pool:
         for cells in pool.map(lambda row: measure(row, args.patience), rows_of(args)):
-            print(f"| {' | '.join(cells)} |", flush=True)
+            print(f"| {' | '.join(cells)} |", file=sys.stderr, flush=True)
+            found.append(cells)
+    print("\n".join(table(found)))
 
 
 if __name__ == "__main__":
