@@ -143,6 +143,8 @@ def _resumed(
     trust: bool | Collection[bytes],
 ) -> Run:
     saved, log = _told(path, place, group, data_path)
+    if any(group.gather(place.attempt > 0)):
+        data = _not_taken_in(data, saved)
     shared = with_data(saved.replace(*overrides), data)
     config = config_of(shared, place)
 
@@ -190,6 +192,12 @@ def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) 
         raise InputError(said["problem"], f"node {names(place.cluster)[0]}")
     tree, _ = parse(said["config"], path)
     return Config.build(tree), RunLog.parse(said["log"].encode(), path / LOG) if "log" in said else None
+
+
+def _not_taken_in(data: Sequence[str], saved: BaseConfig) -> Sequence[str]:
+    """What a command that is started again, with the words that it had before, has not put into the run's log yet."""
+    known = saved.data.train if data and saved.task == "ctr" else ()
+    return () if data and known[-len(data) :] == tuple(data) else data
 
 
 def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> NodesCheckpoint | None:

@@ -14,6 +14,7 @@ from marius_oac.data.log_pieces import Pieces
 from marius_oac.errors import InputError
 from marius_oac.node_crew import NodeCrew
 from marius_oac.node_ctr import CtrNodes
+from marius_oac.node_training import _not_taken_in
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.run_log import RunLog
 from tests.click_logs import ctr_config, small_log
@@ -81,3 +82,10 @@ def test_nodes_check_a_part_each_and_refuse_alike(days, monkeypatch):
     assert said == ["node rank 1: " + f"{days[2]}: row 251: column 'label' has no label"] * 2
     assert sorted(checked) == [44, 64, 64, 64, 64]  # each block once; row 251 is in the fourth, the second node's
     assert json.loads(log.dump())["legs"][1]["first"] == 1
+
+
+def test_a_command_that_is_started_again_does_not_take_the_same_files_in_twice(days):
+    saved = ctr_config(list(days[:2]))
+    assert _not_taken_in([str(days[1])], saved) == () and _not_taken_in([], saved) == []
+    for data in ([str(days[2])], [str(days[0])], [str(days[1]), str(days[2])]):
+        assert _not_taken_in(data, saved) == data

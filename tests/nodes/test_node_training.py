@@ -211,7 +211,8 @@ def test_all_parts_of_a_run_over_nodes_are_verified(command, tmp_path, trained):
     shutil.copytree(trained("clicks", 2), run)
     code, out, _ = command("verify", run)
     assert code == 0 and len(out) == 1, out
-    for path in [path for path in run.rglob("*") if path.is_file() and path.name not in (".lock", "config.yaml")]:
+    each = {path.name: path for path in sorted(run.rglob("*")) if path.is_file()}  # the last one of every kind
+    for path in (path for name, path in each.items() if name not in (".lock", "config.yaml")):
         flip_a_byte(path)
         found = verify(run).damaged
         assert any(line.startswith(f"{path}: ") for line in found), (path, found)
