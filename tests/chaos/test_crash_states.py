@@ -10,7 +10,7 @@ from tests.chaos import crash_states
 from tests.chaos.children import run_cases
 from tests.chaos.crash_disk import WAYS, Disk, lay, left_by
 
-QUICK = 140
+QUICK = 250
 
 
 @pytest.mark.slow

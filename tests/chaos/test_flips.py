@@ -5,7 +5,7 @@ import pytest
 from tests.chaos.children import Said, run_cases
 from tests.chaos.flips import HARMS, SPECIMENS, _Made
 
-QUICK = 200
+QUICK = 300
 
 
 @pytest.mark.slow

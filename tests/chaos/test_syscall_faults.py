@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.children import ROOT, run_cases
 from tests.chaos.syscall_faults import KINDS, SCENARIOS, compiler, environment
 
-QUICK = 140
+QUICK = 240
 WITHOUT = "there is no C compiler (cc) on this machine: system calls can't be made to fail"
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason=WITHOUT)
