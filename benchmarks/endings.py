@@ -112,9 +112,12 @@ class Started:
         return code, time.monotonic() - begun
 
     def close(self) -> None:
-        for process in self.left():
-            with suppress(psutil.Error):
-                process.kill()
+        until = time.monotonic() + PATIENCE
+        while (left := self.left()) and time.monotonic() < until:
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.01)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(PATIENCE)
 
