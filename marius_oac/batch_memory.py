@@ -9,7 +9,7 @@ import torch
 
 from marius_oac.config_base import BaseConfig
 from marius_oac.disk_tables import ahead_bytes, check_batch, rows_place
-from marius_oac.memory import Need, batches_held
+from marius_oac.memory import BATCH_KEYS, Need, batches_held, key_to_lower
 from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
 from marius_oac.types import Plan
 
@@ -51,12 +51,13 @@ class BatchMemory:
         pipeline, plan_bytes = self.config.pipeline, self._plan_bytes
         in_flight, held = batches_held(pipeline)
         plans = (held + in_flight + pipeline.workers.plan) * plan_bytes + ahead_bytes(self.config, plan_bytes)
+        key = key_to_lower(self.config, "pipeline.in_flight", *BATCH_KEYS)
         if device.type == "cpu":
-            return [Need("host", "batches", held * self.rows * (4 * self.width + 8) + plans, "pipeline.in_flight")]
+            return [Need("host", "batches", held * self.rows * (4 * self.width + 8) + plans, key)]
         staged = self.rows * (4 * self.width + 16)
         return [
-            Need("host", "batches", in_flight * staged + plans, "pipeline.in_flight"),
-            Need("device", "batches", held * staged + in_flight * plan_bytes, "pipeline.in_flight"),
+            Need("host", "batches", in_flight * staged + plans, key),
+            Need("device", "batches", held * staged + in_flight * plan_bytes, key),
         ]
 
     def saved(self, rows: int, dense: int, evaluation: int, device: torch.device) -> list[Need]:

@@ -146,6 +146,7 @@ def _column(value: Any) -> Any:
     return {"column": value} if isinstance(value, str) else value
 
 
+_FEATURES = ("numeric", "categorical", "multi_valued", "sequences")
 Files = Annotated[tuple[Name, ...], BeforeValidator(listed)]
 Label = Annotated[LabelConfig, BeforeValidator(_column)]
 Numeric = Annotated[NumericConfig, BeforeValidator(_named)]
@@ -240,11 +241,14 @@ class LogConfig(Section):
 
     @model_validator(mode="after")
     def _schema(self) -> LogConfig:
-        columns = (*self.numeric, *self.keyed())
-        names = [self.label.column, *(each.name for each in columns), *self.ignored]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
-            raise ValueError(f"label: column '{twice}' is named twice in the schema")
+        listed = {key: [each.name for each in getattr(self, key)] for key in _FEATURES} | {"ignored": self.ignored}
+        seen = {self.label.column: "label"}
+        for key, names in listed.items():
+            for name in names:
+                if name in seen:
+                    where = "twice here" if seen[name] == key else f"here and under data.{seen[name]}"
+                    raise ValueError(f"{key}: column '{name}' is named {where}")
+                seen[name] = key
         return self
 
 

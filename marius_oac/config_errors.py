@@ -140,6 +140,8 @@ def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     text = _PLAINER.get(error["type"]) or error["msg"].replace("Input should be", "must be")
     if set(error["loc"][-3:]) & {"candidates", "neighbors"}:
         text = "must be 'all' or a number " + ("below 2^31" if error["type"] == "less_than" else "above 0")
+    if {"missing", "missing_numbers"} & set(error["loc"][-3:]):
+        text = "must be refuse, median or a number"
     if error["loc"] == ("task",):
         text = "must be graph, node_classification or ctr"
     if error["type"] == "string_pattern_mismatch" and error["loc"] == ("device",):

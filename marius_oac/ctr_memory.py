@@ -9,7 +9,7 @@ import psutil
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.ctr_parts import KEY_BYTES, capacity_of, make_ctr_network, row_layout, tables_of
 from marius_oac.disk_tables import ahead_bytes, rows_place, table_needs
-from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available, batches_held
+from marius_oac.memory import BATCH_KEYS, KERNEL_BYTES, MemoryPlan, Need, available, batches_held, key_to_lower
 from marius_oac.run_log import RunLog
 from marius_oac.session import pick_device
 from marius_oac.storage.key_kernels import RECORD
@@ -41,6 +41,7 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
     mapped = sum(rows) * RECORD.itemsize * config.storage.on_disk
     blocks = (config.pipeline.workers.plan + 1) * max(config.data.shuffle, 1 << 16) * (ids * 12 + 64)
     place = "host" if device.type == "cpu" else "device"
+    key = key_to_lower(config, "pipeline.in_flight", *BATCH_KEYS)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, "data.train"),
         *table_needs(
@@ -49,11 +50,11 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
         Need("host", "keys", key_bytes - mapped, "keys.capacity"),
         Need("host", "keys on disk", mapped, "keys.capacity", mapped=True),
         Need("host", "blocks of the log", blocks, "data.shuffle"),
-        Need("host", "batches", held * size * row_bytes + plans, "pipeline.in_flight"),
-        Need(place, "compute", compute, "training.batch_size"),
+        Need("host", "batches", held * size * row_bytes + plans, key),
+        Need(place, "compute", compute, key_to_lower(config, *BATCH_KEYS, "evaluation.batch_size")),
     ]
     if place == "device":
-        needs.append(Need("device", "batches", held * size * row_bytes, "pipeline.in_flight"))
+        needs.append(Need("device", "batches", held * size * row_bytes, key))
     disk = (config.checkpoint.keep + 2 - config.storage.paged) * (
         sum(count * (4 * layout.width + 22) for count, layout in zip(rows, layouts, strict=True)) + 3 * dense
     )

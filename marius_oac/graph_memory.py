@@ -14,9 +14,10 @@ from marius_oac.data.splits import SPLITS
 from marius_oac.disk_tables import table_needs
 from marius_oac.encoder_memory import encoder_needs, num_encoded
 from marius_oac.encoder_parts import GraphEncoder
+from marius_oac.errors import InputError
 from marius_oac.evaluate import DRAW_EDGES
 from marius_oac.graph_parts import edges_in_memory, entity_layout, make_planner, num_model_relations
-from marius_oac.memory import KERNEL_BYTES, MemoryPlan, Need, available
+from marius_oac.memory import BATCH_KEYS, KERNEL_BYTES, MemoryPlan, Need, available, key_to_lower, size_text
 from marius_oac.models.handwritten import _WAVE_SCORES
 from marius_oac.models.link_prediction import relation_width
 from marius_oac.models.optimizers import RowOptimizer
@@ -33,7 +34,9 @@ def plan_memory(
     `here`: how many of the entities' rows this process holds; None: all.
     """
     program = psutil.Process().memory_info().rss
-    device, planner = pick_device(config.device), make_planner(config, graph, encoder)
+    free = available(device := pick_device(config.device), folder, program, config.storage.path)
+    _check_negatives(config, free["host"], drawn_rows=device.type == "cpu" and encoder is None)
+    planner = make_planner(config, graph, encoder)
     plan, ordering, partitioned = planner.plan(0), config.training.ordering, config.training.ordering.kind != "shuffle"
     rows, train_bytes = sum(map(len, plan.rows)), graph.edges("train").nbytes
     if partitioned:
@@ -55,13 +58,23 @@ def plan_memory(
         *table_needs(config.storage, layouts, dict.fromkeys(layouts, here), "model.dimension"),
         *(encoder_needs(encoder, plan, encoded, device) if encoder else []),
         *batches.needs(device),
-        Need("host" if on_cpu else "device", "compute", compute + 2 * relations, "training.batch_size"),
+        Need("host" if on_cpu else "device", "compute", compute + 2 * relations, key_to_lower(config, *BATCH_KEYS)),
         *batches.saved(here, relations, evaluation, device),
         Need("host", "known answers", _known_bytes(config, graph), "evaluation.filtered"),
     ]
     if partitioned:
         needs.append(Need("disk", "sorted edges", train_bytes, "training.ordering.kind"))
-    return MemoryPlan(tuple(needs), available(device, folder, program, config.storage.path))
+    return MemoryPlan(tuple(needs), free)
+
+
+def _check_negatives(config: Config, free: int, drawn_rows: bool) -> None:
+    """Raises InputError where so many negatives as a batch draws can't be held, before a batch is made; with
+    `drawn_rows` the step has two copies of the rows of each."""
+    negatives, sides = config.training.negatives, 1 if config.model.reciprocal else 2
+    needed = sides * negatives.chunks * negatives.count * 8 * (1 + config.model.dimension * drawn_rows)
+    if not negatives.all and needed > free:
+        what = f"{size_text(needed)} of host memory are needed and {size_text(free)} are free"
+        raise InputError(f"{what}, for the negatives of a batch alone", "training.negatives.count")
 
 
 def _relation_bytes(config: Config) -> int:

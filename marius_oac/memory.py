@@ -16,6 +16,7 @@ import torch
 
 from marius_oac import cgroups
 from marius_oac.checkpoint import TABLES
+from marius_oac.config_base import BaseConfig
 from marius_oac.config_sections import PipelineConfig
 from marius_oac.console import say
 from marius_oac.errors import InputError
@@ -26,7 +27,8 @@ _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
 _RETURNED_BYTES = 4 * _MIB
 _NO_LIMIT = 1 << 62
 KERNEL_BYTES = 26 * _MIB  # kernels as they are loaded, stacks and arenas of the threads: a run on 2,000 nodes x 8
-
+BATCH_KEYS = ("training.batch_size", "training.negatives.count", "model.dimension")
+"""What makes a batch large; of a log there are no negatives."""
 
 PLACES = {"host": "host memory", "device": "device memory", "disk": "disk space", "pages": "space in storage.path"}
 """Where there may be too little; `disk` is where the run's folder is."""
@@ -70,16 +72,18 @@ class MemoryPlan:
                 parts = [need for need in self.needs if need.place == place and not need.mapped]
                 largest = max(parts, key=lambda need: need.num_bytes)
                 raise InputError(
-                    f"{_size(needed)} of {PLACES[place]} are needed and "
-                    f"{_size(available)} are free; most of it: {largest.what}, {_size(largest.num_bytes)}",
+                    f"{size_text(needed)} of {PLACES[place]} are needed and "
+                    f"{size_text(available)} are free; most of it: {largest.what}, {size_text(largest.num_bytes)}",
                     largest.key,
                 )
 
     def __str__(self) -> str:
         lines = []
         for place in dict.fromkeys(need.place for need in self.needs):
-            parts = ", ".join(f"{need.what} {_size(need.num_bytes)}" for need in self.needs if need.place == place)
-            lines.append(f"{place:<7}{_size(self.total(place)):>10} of {_size(self.available[place])} free: {parts}")
+            parts = ", ".join(f"{need.what} {size_text(need.num_bytes)}" for need in self.needs if need.place == place)
+            lines.append(
+                f"{place:<7}{size_text(self.total(place)):>10} of {size_text(self.available[place])} free: {parts}"
+            )
         return "\n".join(lines)
 
 
@@ -99,6 +103,20 @@ def available(device: torch.device, folder: Path, program: int, paths: Sequence[
     if device.type == "cuda":
         free["device"] = torch.cuda.mem_get_info(device)[0]
     return free
+
+
+def key_to_lower(config: BaseConfig, *keys: str) -> str:
+    """Of keys that make something large the one whose value is the most times its default; the first of several."""
+    defaults = {name: field.default for name, field in type(config).model_fields.items()}
+
+    def times(key: str) -> float:
+        section, *rest = key.split(".")
+        value, usual = getattr(config, section, None), defaults.get(section)
+        for part in rest:
+            value, usual = getattr(value, part, None), getattr(usual, part, None)
+        return value / usual if value and usual else 0.0
+
+    return max(keys, key=times)
 
 
 def _existing(path: Path) -> Path:
@@ -167,5 +185,6 @@ def peak_rss() -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) * 1024
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """Bytes as a message has them."""
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / _MIB:.0f} MiB"

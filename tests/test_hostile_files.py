@@ -158,16 +158,21 @@ def test_a_line_without_an_end_in_a_log(tmp_path, command, name):
             {**config.model_dump(mode="json"), "data": {"train": str(tmp_path / name), "categorical": ["a"]}}
         )
     code, _, err = command("train", write_config(tmp_path / "c.yaml", config), "--out", tmp_path / "run")
-    assert code == 2 and says(err, name, "the line that begins at byte", "is longer than 4 MiB")
+    assert code == 2 and says(err, name, ", which begins at byte", "is longer than 4 MiB")
 
 
 def test_where_lines_are_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(log_lines, "TEXT_BYTES", 8)
     monkeypatch.setattr(log_lines, "MOST_LINE_BYTES", 10)
     path = tmp_path / "a.csv"
-    for text, begin in [(b"x" * 11, 0), (b"a\n" + b"x" * 11 + b"\n", 2), (b"aaaaaaa\n\r" + b"x" * 11 + b"\nb", 9)]:
+    for line, text, begin in [
+        (1, b"x" * 11, 0),
+        (2, b"a\n" + b"x" * 11 + b"\n", 2),
+        (3, b"aaaaaaa\n\r" + b"x" * 11 + b"\nb", 9),
+        (3, b"aaaaaaa\r\nb\r" + b"x" * 11 + b"\nb", 11),
+    ]:
         path.write_bytes(text)
-        with pytest.raises(InputError, match=f"begins at byte {begin} of"):
+        with pytest.raises(InputError, match=f"line {line}, which begins at byte {begin} of"):
             log_lines.count_rows(path)
     for text, rows in [(b"x" * 10, 1), (b"x" * 10 + b"\n" + b"y" * 10 + b"\r\n" + b"z" * 10, 3), (b"\n" * 50, 0)]:
         path.write_bytes(text)

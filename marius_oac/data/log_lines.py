@@ -166,7 +166,8 @@ def _pieces(path: Path, pieces: Pieces | None) -> Iterator[bytes]:
                     pieces.check(next(numbers), (piece,), what)
                 first, last = _line_ends(piece)
                 if open_bytes + (len(piece) if first < 0 else first) > MOST_LINE_BYTES:
-                    which = f"the line that begins at byte {begin - open_bytes:,} of the text"
+                    first = begin - open_bytes
+                    which = f"line {_line_at(path, first):,}, which begins at byte {first:,} of the text,"
                     raise InputError(f"{which} is longer than {MOST_LINE_BYTES >> 20} MiB", path)
                 open_bytes = open_bytes + len(piece) if last < 0 else len(piece) - last - 1
                 begin += len(piece)
@@ -174,6 +175,17 @@ def _pieces(path: Path, pieces: Pieces | None) -> Iterator[bytes]:
                 mark = b""
     except OSError as error:
         raise _read_error(error, path) from None
+
+
+def _line_at(path: Path, offset: int) -> int:
+    """The number, from 1, of the line that begins at a byte of the text."""
+    lines, last = 1, b""
+    with _open_text(path) as stream:
+        while offset and (piece := stream.read(min(offset, TEXT_BYTES))):
+            joined = last + piece  # a line's end may be cut in two
+            lines += len(re.findall(rb"\r\n?|\n", joined)) - len(re.findall(rb"[\r\n]", last))
+            last, offset = piece[-1:], offset - len(piece)
+    return lines
 
 
 def _line_ends(piece: bytes) -> tuple[int, int]:

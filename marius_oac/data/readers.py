@@ -125,7 +125,8 @@ class EdgeFile:
         elif width in (2, 3):
             found = list(range(width))
         else:
-            raise InputError(f"2 or 3 columns are expected, {width} found; say which ones with `columns`", self.path)
+            how = "say what is between them with --delimiter, such as ' '" if width < 2 else "say which with --columns"
+            raise InputError(f"2 or 3 columns are expected, {width} found; {how}", self.path)
         if len(set(found)) != len(found):
             raise InputError(f"the same column is named twice: {', '.join(wanted or ())}", self.path)
         return found if self.options.relations else [found[0], found[-1]]

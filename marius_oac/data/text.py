@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from marius_oac.data.readers import EdgeFile
 
 BLOCK_BYTES = 16 << 20
+_PARSED_BYTES = 1 << 20  # at once; Arrow takes no line that is longer
 _LOOKED_AT = 100  # lines that may tell whether the one before them holds names
 _BOM = b"\xef\xbb\xbf"
 
@@ -134,7 +135,7 @@ class _Parser:
         wanted = [str(index) for index in self.chosen]
         table = pa_csv.read_csv(
             pa.py_buffer(body),
-            pa_csv.ReadOptions(column_names=names, block_size=1 << 20),
+            pa_csv.ReadOptions(column_names=names, block_size=_PARSED_BYTES),
             pa_csv.ParseOptions(delimiter=self.delimiter, quote_char='"' if self.quoted else False),
             pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(wanted, pa.string()),
@@ -213,11 +214,16 @@ class _Parser:
 
     def _blame(self, first_line: int, block: bytes) -> None:
         """Raises InputError with the first line of the block that is wrong."""
+        longest, longest_line = 0, first_line
         for number, line in self._lines(first_line, block):
             fields = self._fields(number, line)
+            longest, longest_line = max((longest, longest_line), (len(line), number))
             where = f"{self.file.path}:{number}"
             if len(fields) != self.width:
                 raise InputError(f"{self.width} columns are expected, {len(fields)} found", where)
             for index in self.chosen:
                 if not fields[index]:
                     raise InputError(f"the name in column {self.titles[index]} is empty", where)
+        if longest > _PARSED_BYTES:
+            what = f"the line is {longest:,} bytes long, and more than {_PARSED_BYTES >> 20} MiB"
+            raise InputError(f"{what} are no names of nodes", f"{self.file.path}:{longest_line}")

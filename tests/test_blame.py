@@ -1,0 +1,64 @@
+"""Messages name the key, the column and the line that are wrong, and not what only suffers from them."""
+
+import pytest
+
+from marius_oac.cli import main
+from marius_oac.data import text
+from tests.click_logs import ctr_config, small_log
+from tests.graphs import tiny_config
+from tests.runs import says, write_config
+
+
+@pytest.mark.parametrize(
+    "setting, key",
+    [
+        ("training.negatives.count=100000000000", "training.negatives.count"),
+        ("model.dimension=1000000", "model.dimension"),
+        ("pipeline.in_flight=1000000", "pipeline.in_flight"),
+    ],
+)
+def test_the_key_that_makes_a_graphs_run_too_large(command, graph, tmp_path, setting, key):
+    config = write_config(tmp_path / "c.yaml", tiny_config(graph))
+    settings = ("--set", "training.batch_size=1000", "--set", setting)
+    code, _, err = command("train", config, "--out", tmp_path / "run", *settings)
+    assert code == 2 and says(err, f"marius-oac: {key}: ", "GiB of host memory are needed"), err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "setting, key",
+    [
+        ("training.batch_size=2000000000", "training.batch_size"),
+        ("evaluation.batch_size=2000000000", "evaluation.batch_size"),
+        ("model.dimension=1000000", "model.dimension"),
+    ],
+)
+def test_the_key_that_makes_a_logs_run_too_large(command, tmp_path, setting, key):
+    config = write_config(tmp_path / "c.yaml", ctr_config(small_log(tmp_path / "log.parquet")))
+    code, _, err = command("train", config, "--out", tmp_path / "run", "--set", setting)
+    assert code == 2 and says(err, f"marius-oac: {key}: ", "GiB of host memory are needed"), err
+
+
+@pytest.mark.parametrize(
+    "setting, parts",
+    [
+        ("data.missing_numbers=zero", ("data.missing_numbers", "must be refuse, median or a number, not 'zero'")),
+        ("data.numeric=[{name: number, missing: zero}]", ("missing", "must be refuse, median or a number")),
+        ("data.numeric=[number, number]", ("--set data.numeric", "'number' is named twice here")),
+        ("data.ignored=[user]", ("--set data.ignored", "'user' is named here and under data.categorical")),
+        ("data.multi_valued=[label]", ("--set data.multi_valued", "'label' is named here and under data.label")),
+    ],
+)
+def test_the_key_of_a_column_or_a_missing_number(command, tmp_path, setting, parts):
+    config = write_config(tmp_path / "c.yaml", ctr_config(tmp_path / "log.parquet"))
+    code, _, err = command("train", config, "--out", tmp_path / "run", "--set", setting)
+    assert code == 2 and says(err, *parts)
+
+
+def test_the_line_that_is_too_long_in_a_file_of_edges(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(text, "_PARSED_BYTES", 1 << 12)
+    lines = [f"a{i}\tb{i % 7}" for i in range(1500)]
+    lines[1234] = "c\t" + "y" * (5 << 12)
+    (tmp_path / "g.tsv").write_text("\n".join(lines) + "\n")
+    assert main(["prepare", str(tmp_path / "g.tsv"), "--out", str(tmp_path / "g")]) == 2
+    assert says(capsys.readouterr().err.splitlines(), "g.tsv:1235: the line is 20,482 bytes long")
