@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "nodes" / "launched.py"
-PATIENCE = 60
+PATIENCE = 180
 
 SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
