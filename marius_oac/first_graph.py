@@ -105,7 +105,7 @@ def _text(head: list[str], path: str, relations: bool, edges: int, nodes: int, v
     if nodes > _FEW_NODES:
         evaluation.append(commented("  candidates: 10000", "drawn ones; `all` ranks against every node"))
     lines = [
-        *(f"# {plain(each) if not each.startswith('  ') else each}" for each in head),
+        *(f"# {each if each.isprintable() else plain(each)}" for each in head),
         "# Written by `marius-oac init`. Every key: `marius-oac config`, or docs/config.md.",
         "data:",
         f"  path: {scalar(path)}",

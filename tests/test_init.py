@@ -104,6 +104,13 @@ def test_edges_of_other_make(command, here):
     assert code == 0 and "#   marius-oac prepare e.npy --out data/e" in out and "  decoder: complex" in "\n".join(out)
 
 
+def test_a_name_with_a_line_break_stays_in_its_comment(command, here):
+    config, text, _ = described(command, links(here / "a\nseed: 7.tsv", 200))
+    assert config.seed == 0 and config.data.path == "data/a\nseed: 7"
+    config, _, _ = described_again(command, census(here / "b\nseed: 7.csv", 200))
+    assert config.seed == 0 and config.data.train == (str(here / "b\nseed: 7.csv"),)
+
+
 def test_what_looks_like_edges_and_what_like_clicks(command, here):
     lines = {
         "user_id,item_id,label\n{u},{i},{b}\n": "ctr",
