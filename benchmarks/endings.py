@@ -33,6 +33,7 @@ from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.data.prepare import PrepareRequest, prepare
 
 PATIENCE = 180.0  # seconds until a process that has not done what it should is given up
+START_SECONDS = 0.5
 TWICE_SECONDS = 0.7  # between two signals: within half a second the same one counts once
 COMMAND = (sys.executable, "-m", "marius_oac")
 EVENTS: dict[str, Sequence[signal.Signals]] = {
@@ -149,8 +150,9 @@ class Row:
     )
 
     def __str__(self) -> str:
+        event = self.event.replace("|", "\\|")
         cells = (
-            self.process, self.moment, self.event, self.code, f"{self.seconds:.2f}", self.checkpoint, self.resumed,
+            self.process, self.moment, event, self.code, f"{self.seconds:.2f}", self.checkpoint, self.resumed,
             self.leftovers, self.left, self.wrong and f"**{self.wrong}**",
         )  # fmt: skip
         return f"| {' | '.join(map(str, cells))} |"
@@ -230,7 +232,7 @@ class Training:
             with Started(self.argv(run), said) as started:
                 if moment == "start-up":
                     with suppress(subprocess.TimeoutExpired):
-                        started.process.wait(0.5)
+                        started.process.wait(START_SECONDS)
                 if not wait_until(self.moments(run, said)[moment], started.process):
                     return Row(self.name, moment, event, None, 0, "", "", "", 0, "the moment never came")
                 code, seconds = started.end(EVENTS[event])
@@ -239,7 +241,7 @@ class Training:
             before = unfinished_in(run)
             resumed, after = self._resume(run, Path(folder) / "resumed.txt")
             wrong = []
-            if code not in expected_codes(event):
+            if code not in expected_codes(event, moment):
                 wrong.append(f"exit code {code}: {_last_line(said)}")
             if resumed not in ("same bits", "no run yet"):
                 wrong.append(f"resume: {resumed}")
@@ -282,16 +284,18 @@ class Command:
         return [*self.argv, *(["--out", str(folder / self.made)] if self.made else [])]
 
     def row(self, moment: str, event: str) -> Row:
-        """At the start, or in the middle of its work, which is after half of the time that it takes alone."""
+        """At the start, or at work: there is something of what it makes, or most of its time is over."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             said = Path(folder) / "said.txt"
             with Started(self._argv(Path(folder)), said) as started:
-                wait = 0.5 if moment == "start-up" else self.working_after
-                with suppress(subprocess.TimeoutExpired):
-                    started.process.wait(wait)
+                if moment == "working" and self.made:
+                    wait_until(lambda: bool(unfinished_in(Path(folder))), started.process)
+                else:
+                    with suppress(subprocess.TimeoutExpired):
+                        started.process.wait(START_SECONDS if moment == "start-up" else self.working_after)
                 code, seconds = started.end(EVENTS[event])
                 left = len(started.left())
-            return self._row(moment, event, code, seconds, left, Path(folder), expected_codes(event), said)
+            return self._row(moment, event, code, seconds, left, Path(folder), expected_codes(event, moment), said)
 
     def left_alone(self) -> None:
         """How long it takes."""
@@ -327,10 +331,13 @@ class Command:
         return Row(self.name, moment, event, code, seconds, made, "", shown, left, "; ".join(wrong))
 
 
-def expected_codes(event: str) -> tuple[int, ...]:
-    """As the shell and the parent see them; after a second signal the system may end the process itself."""
+def expected_codes(event: str, moment: str) -> tuple[int, ...]:
+    """As the parent sees them. After a second signal the system may end the process itself, and so it does at the first
+    one while Python starts or, where the work is done, ends: a shell calls both 128 + n."""
     first = EVENTS[event][0]
-    return {"SIGKILL": (-first,), "SIGINT twice": (128 + first, -first)}.get(event, (128 + first,))
+    if event == "SIGKILL":
+        return (-first,)
+    return (128 + first, -first) if event == "SIGINT twice" or moment in ("start-up", "working") else (128 + first,)
 
 
 def _processor() -> str:

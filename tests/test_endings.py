@@ -61,5 +61,5 @@ def test_an_ending_that_does_not_hold_is_told(tmp_path, script, wrong):
 
 
 def test_codes_are_those_of_the_design():
-    assert expected_codes("SIGTERM") == (143,) and expected_codes("SIGKILL") == (-signal.SIGKILL,)
-    assert expected_codes("SIGINT twice") == (130, -signal.SIGINT)
+    assert expected_codes("SIGTERM", "saving") == (143,) and expected_codes("SIGKILL", "saving") == (-signal.SIGKILL,)
+    assert expected_codes("SIGINT twice", "saving") == (130, -signal.SIGINT) == expected_codes("SIGINT", "start-up")
