@@ -127,6 +127,10 @@ class _Tunnel(ABC):
             carrier.join()
 
     @abstractmethod
+    def _end(self, error: BaseException) -> None:
+        """Nothing is received any more."""
+
+    @abstractmethod
     def _next(self) -> None:
         """Receives a message and does what it says."""
 
@@ -146,7 +150,7 @@ class _Tunnel(ABC):
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
-        self._endpoint.abort()
+        self._end(error)
 
     def _finish(self) -> None:
         """From now on there are no connections."""
@@ -229,6 +233,9 @@ class StoreGate(_Tunnel):
         if refused := self._server.refused:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(refused.items()))
             self._log(f"strangers at the rendezvous, {self.address}, were refused: {reasons}")
+
+    def _end(self, error: BaseException) -> None:
+        self._server.fail(str(error))  # the others hear of it
 
     def _next(self) -> None:
         request = self._server.receive()
@@ -314,6 +321,9 @@ class StoreLine(_Tunnel):
                     self._fail(error)
                 return
             self._add(next(self._numbers), local, opens=True)
+
+    def _end(self, error: BaseException) -> None:
+        self._client.abort()
 
     def _next(self) -> None:
         what, number, data = _read(self._name, self._client.receive())
