@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from marius_oac.files import sealed
+from marius_oac.files import json_digest, sealed
 from marius_oac.storage.page_files import HEADER_BYTES
 from marius_oac.storage.page_kernels import checksum
 
@@ -39,7 +39,8 @@ def reseal_checkpoint(folder: Path, change=lambda manifest: None) -> None:
     content.pop("sha256", None)
     content["files"] = {name: listed(folder / name) for name in content["files"] if (folder / name).is_file()}
     change(content)
-    path.write_bytes(sealed(content))
+    # As `sealed` does it, which writes no NaN.
+    path.write_text(json.dumps(content | {"sha256": json_digest(content)}, indent=1))
 
 
 def reseal(path: Path, **changes) -> None:
