@@ -254,7 +254,7 @@ REFUSED = [
     ("log.csv", "a,b,a,click\n" + "1,2,3,0\n1,2,3,1\n" * 9, ("log.csv", "two columns are named 'a'")),
     ("log.csv", "a,b,c,click\n1,2,3\n1,2,3,1\n", ("log.csv",)),
     ("log.csv.gz", b"\x1f\x8b\x08garbage", ("log.csv.gz", "compressed file")),
-    ("log.csv", gzip.compress(b"a,click\n1,0\n"), ("log.csv", "compressed with gzip")),
+    ("log.csv", gzip.compress(b"a,click\n1,0\n", mtime=0), ("log.csv", "compressed with gzip")),
     ("log.parquet", b"PAR1garbage", ("log.parquet", "not a Parquet file")),
     ("log.npy", b"garbage", ("log.npy", "not a NumPy file")),
 ]  # fmt: skip
