@@ -7,6 +7,7 @@ from typing import Any
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.group import Group
+from marius_oac.runtime.signals import StopSignal, signal_heard, stopped_at_once
 from marius_oac.task import Crew
 
 
@@ -21,7 +22,20 @@ class NodeCrew(Crew):
         return any(self._group.gather(flag))
 
     def from_lead(self, make: Callable[[], Any]) -> Any:
-        return self._group.gather(make() if self.leads else None)[0]
+        """The others wait. A signal ends what the first one makes at once, and all of them by StopSignal."""
+        made, signal = None, None
+        if self.leads:
+            try:
+                with stopped_at_once():
+                    made = make()
+            except BaseException as error:
+                signal = signal_heard(error)
+                if signal is None:
+                    raise
+        made, signal = self._group.gather([made, signal])[0]
+        if signal is not None:
+            raise StopSignal(signal)
+        return made
 
     def common(self, names: Sequence[str]) -> list[str]:
         every = [set(each) for each in self._group.gather(list(names))]

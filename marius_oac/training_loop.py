@@ -5,14 +5,14 @@ there, so that a checkpoint and an evaluation see one moment. Where a segment en
 
 A checkpoint is saved before evaluating, and holds nothing of what the evaluation finds. A run that resumes at the end
 of an epoch evaluates it again, to the same numbers. So a signal stops an evaluation at once, and whatever else follows
-the last batch, unless other processes wait for its end.
+the last batch; the other processes, which wait for the one that evaluates, are told by it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any
@@ -28,7 +28,7 @@ from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Inter
 from marius_oac.memory import peak_rss
 from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
 from marius_oac.run import RunFolder
-from marius_oac.runtime.signals import Requests, stop_on_interrupt
+from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
 from marius_oac.session import Session
 from marius_oac.untrusted import typed
 
@@ -67,7 +67,7 @@ class TrainingLoop:
     def __init__(self, session: Session, folder: RunFolder):
         self.session, self.folder, self.config, self.crew = session, folder, session.config, session.task.crew
         self.position = Position()
-        self._alone, self._nothing_to_lose = len(self.crew.gather(None)) == 1, False
+        self._alone = len(self.crew.gather(None)) == 1
         self._stops = Requests()
         self.folder.checkpoints.tier = session.parts.tier
         self.road = session.task.road
@@ -154,7 +154,7 @@ class TrainingLoop:
         """
         self.crew.wait()  # nobody looks at rows that another one is still loading
         with (
-            stop_on_interrupt(self.session.pipeline.request_stop, lambda: self._nothing_to_lose) as self._stops,
+            stop_on_interrupt(self.session.pipeline.request_stop) as self._stops,
             TrainingProgress(self.position.sequence, self.road.last, self.crew.leads) as progress,
         ):
             if self._evaluation_is_due:
@@ -177,9 +177,8 @@ class TrainingLoop:
         try:
             with self._stopped_at_once():
                 metrics = self.session.before_epoch(epoch)
-        except (Interrupted, KeyboardInterrupt):
-            if self._alone:
-                self._save_where_it_stands()
+        except Interrupted:
+            self._save_where_it_stands()
             raise
         if metrics is None:
             return
@@ -199,27 +198,27 @@ class TrainingLoop:
         if self.position.sequence and name_of(self.position.sequence) not in self.folder.checkpoints.names():
             self._save()
 
-    def _interrupted(self) -> Interrupted:
+    def _interrupted(self, number: int | None = None) -> Interrupted:
         return Interrupted(
             f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}",
-            self._stops.first,
+            number or self._stops.first,
         )
 
     @contextmanager
     def _stopped_at_once(self) -> Iterator[None]:
         """Within the block nothing is lost that a resumed run would not do again: a signal ends it, also one that came
-        before, unless other processes wait for its end."""
-        self._nothing_to_lose = self._alone
+        before. Of several processes those end it that wait for nobody; the others are told."""
         try:
-            if self._nothing_to_lose and self.session.pipeline.stop_requested:
-                raise self._interrupted()
-            yield
+            with stopped_at_once() if self._alone else nullcontext():
+                if self._alone and self.session.pipeline.stop_requested:
+                    raise self._interrupted()
+                yield
+        except StopSignal as error:
+            raise self._interrupted(error.number) from None
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) or self._stops.raised:  # whatever a library has made of it
                 raise self._interrupted() from None
             raise
-        finally:
-            self._nothing_to_lose = False
 
     def _at_epoch(self) -> bool:
         return self.road.is_end(self.position.sequence)

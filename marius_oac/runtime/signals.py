@@ -2,7 +2,7 @@
 
 Guarantees, in the main thread of a command (`stopped_by_signals`):
 - The first request raises `StopSignal`, so that what is half done is cleaned up. Within `stop_on_interrupt` it asks
-  politely, unless there is nothing to lose. Where a library has caught it, it is raised again.
+  politely, but for a block that is `stopped_at_once`. Where a library has caught it, it is raised again.
 - The second raises it there, too. From then on the system ends the process at the next signal, or after
   `FORCED_SECONDS`, whatever it is doing.
 - The same signal within `SAME_SECONDS` is the same request: `timeout`, a closing terminal and cluster managers send it
@@ -51,18 +51,30 @@ def signal_behind(error: BaseException) -> int | None:
     return signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
 
 
+def signal_heard(error: BaseException) -> int | None:
+    """As `signal_behind`, for somebody who sees to it that the process ends: the signal is not raised again."""
+    number = signal_behind(error)
+    if number is not None and _process:
+        _process.settle()
+    return number
+
+
 class Requests:
     """What signals have asked for. `first` is the signal of the first request, SIGINT as long as there is none;
-    `raised` says whether a StopSignal was raised.
+    `raised` says whether a StopSignal was raised. While `at_once` is set the first request is not polite.
 
     With `forced`, that of a whole process, the system sees to the second request, and the first one is not forgotten.
     """
 
     def __init__(self, forced: bool = False):
         self.first: int = signal.SIGINT
-        self.raised = False
+        self.raised = self.at_once = False
         self._forced, self._count, self._last = forced, 0, (0, 0.0)
         self._reminds, self._timer = False, threading.Timer(0, lambda: None)
+
+    @property
+    def asked(self) -> bool:
+        return self._count > 0
 
     def add(self, number: int) -> int:
         """Counts a signal; returns how many requests there have been, or 0 if it is the last one come again.
@@ -132,6 +144,8 @@ class Requests:
 
 _process: Requests | None = None
 """Of this process, where it is a command."""
+_polite: Requests | None = None
+"""Of the `stop_on_interrupt` that the main thread is in."""
 
 
 @contextmanager
@@ -168,14 +182,13 @@ def stopped_by_signals() -> Iterator[Requests]:
 
 
 @contextmanager
-def stop_on_interrupt(
-    request_stop: Callable[[], None], nothing_to_lose: Callable[[], bool] = lambda: False
-) -> Iterator[Requests]:
+def stop_on_interrupt(request_stop: Callable[[], None]) -> Iterator[Requests]:
     """Within the block the first request calls `request_stop`; a second one raises StopSignal, and so does the first
-    while there is `nothing_to_lose`. Gives what has been asked for.
+    in a block within that is `stopped_at_once`. Gives what has been asked for.
 
     Outside the main thread signals can't be caught, and nothing is changed.
     """
+    global _polite
     requests = _process or Requests()
     if threading.current_thread() is not threading.main_thread():
         yield requests
@@ -183,15 +196,37 @@ def stop_on_interrupt(
 
     def handle(number: int, frame: object) -> None:
         count = requests.add(number)
-        if count > 1 or (count and nothing_to_lose()):
+        if count > 1 or (count and requests.at_once):
             requests.stop(number)
         elif count:
             request_stop()
             with suppress(OSError):  # sys.stderr may be in use
                 os.write(2, b"\nstopping after the batches in flight; again to stop at once\n")
 
-    with handled(STOPPING, handle):
-        yield requests
+    before, _polite = _polite, requests
+    try:
+        with handled(STOPPING, handle):
+            yield requests
+    finally:
+        _polite = before
+
+
+@contextmanager
+def stopped_at_once() -> Iterator[None]:
+    """Within the block, which is within `stop_on_interrupt`, the first request raises StopSignal, too; and so does one
+    that came before. For what is lost without harm. Elsewhere nothing is changed.
+    """
+    requests = _polite
+    if requests is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, requests.at_once = requests.at_once, True
+    try:
+        if requests.asked:
+            raise StopSignal(requests.first)
+        yield
+    finally:
+        requests.at_once = before
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from marius_oac.checkpoints import read_saved
 from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.run import RunFolder
 from tests.graphs import tiny_config, workers
@@ -111,13 +112,32 @@ def test_a_trainer_that_says_what_none_says_ends_the_run_in_a_line(configs, tmp_
     assert [line for line in text.splitlines() if line.startswith("marius-oac: ") and why in line], text
 
 
-@pytest.mark.slow
-def test_the_others_wait_for_an_evaluation_as_long_as_it_takes(configs, tmp_path):
+@pytest.fixture
+def two_nodes(configs, tmp_path):
+    """`two_nodes(how, stack)` -> the processes of both."""
     nodes = tmp_path / "nodes.yaml"
     entries = [{"name": name, "address": "127.0.0.1", "cores": 1} for name in "ab"]
     nodes.write_text(yaml.safe_dump({"timeout": 15, "nodes": entries}))
     common = ("train", configs / "clicks.yaml", "--nodes", nodes, "--out", tmp_path / "run")
+    return lambda how, stack: [stack.enter_context(start(how, *common, "--node", name)) for name in "ab"]
+
+
+@pytest.mark.slow
+def test_the_others_wait_for_an_evaluation_as_long_as_it_takes(two_nodes):
     with ExitStack() as stack:
-        both = [stack.enter_context(start({"evaluation": 25}, *common, "--node", name)) for name in "ab"]
-        for process in both:
+        for process in two_nodes({"evaluation": 25}, stack):
             said(process)
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_stopped_at_once_and_the_others_are_told(two_nodes, tmp_path):
+    with ExitStack() as stack:
+        both = two_nodes({"evaluation": 1000}, stack)
+        while both[0].stdout.readline() != "evaluating\n":
+            assert both[0].poll() is None
+        for process in both:
+            process.terminate()
+        for process in both:
+            assert "Traceback" not in process.communicate(timeout=60)[0]
+            assert process.returncode == 143
+    assert read_saved(tmp_path / "run") == f"{BATCHES:010}"

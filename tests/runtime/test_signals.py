@@ -12,7 +12,15 @@ from contextlib import suppress
 import pytest
 
 from marius_oac.runtime import signals
-from marius_oac.runtime.signals import STOPPING, StopSignal, signal_behind, stop_on_interrupt, stopped_by_signals
+from marius_oac.runtime.signals import (
+    STOPPING,
+    StopSignal,
+    signal_behind,
+    signal_heard,
+    stop_on_interrupt,
+    stopped_at_once,
+    stopped_by_signals,
+)
 
 WAITS = """if True:
     import selectors, signal, sys, threading, time
@@ -86,8 +94,29 @@ def test_a_request_is_polite_once_and_a_signal_that_comes_twice_at_once_is_one(u
 
 
 def test_the_first_request_stops_at_once_where_there_is_nothing_to_lose(untouched):
-    with pytest.raises(StopSignal), stop_on_interrupt(lambda: pytest.fail("asked politely"), lambda: True):
+    with pytest.raises(StopSignal), stop_on_interrupt(lambda: pytest.fail("asked politely")), stopped_at_once():
         send(signal.SIGHUP)
+    with stop_on_interrupt(lambda: None), pytest.raises(StopSignal) as caught:
+        with stopped_at_once():
+            with stopped_at_once():
+                pass
+            pytest.raises(StopSignal, send, signal.SIGTERM)
+        with stopped_at_once():
+            pytest.fail("asked before")
+    assert caught.value.number == signal.SIGTERM
+    with stopped_at_once():
+        pass
+
+
+def test_a_signal_that_was_heard_does_not_come_again(untouched, monkeypatch):
+    monkeypatch.setattr(signals, "REMIND_SECONDS", 0.02)
+    with stopped_by_signals():
+        try:
+            send(signal.SIGTERM)
+        except StopSignal as error:
+            assert signal_heard(error) == signal.SIGTERM
+        threading.Event().wait(0.2)
+    assert signal_heard(RuntimeError()) is None
 
 
 def test_within_a_command_the_second_request_raises_too(untouched):
