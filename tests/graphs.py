@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,3 +102,8 @@ def run_batches(config: Config, graph: Graph, batches: int, probe=None) -> Outco
     results.sort(key=lambda result: result.timestamp)
     assert [result.timestamp for result in results] == list(range(batches))
     return Outcome(bits, tuple(results))
+
+
+def copy_of_graph(graph, folder):
+    """Its files, without what other tests have made follow from them."""
+    return shutil.copytree(graph.path, folder, ignore=shutil.ignore_patterns("neighbors-*", "features-*"))

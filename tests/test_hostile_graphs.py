@@ -13,14 +13,14 @@ from marius_oac.data.edge_ids import first_bad_edge
 from marius_oac.data.graph import Graph
 from marius_oac.data.layout import fingerprint
 from marius_oac.training import train
-from tests.graphs import NODES, RELATIONS, tiny_config
+from tests.graphs import NODES, RELATIONS, copy_of_graph, tiny_config
 from tests.hostile import reseal, reseal_derived, reseal_graph
 from tests.runs import says, write_config
 
 
 @pytest.fixture
 def folder(graph, tmp_path):
-    return shutil.copytree(graph.path, tmp_path / "graph")
+    return copy_of_graph(graph, tmp_path / "graph")
 
 
 def spoil(folder, split, row, column, number):

@@ -12,6 +12,7 @@ from marius_oac.run import RunFolder
 from tests.chaos import children, resealed
 from tests.chaos.resealed_changes import change
 from tests.chaos.resealed_seals import reseal_all
+from tests.graphs import copy_of_graph
 from tests.runs import contents
 
 CASES = {"graph": 14, "run": 14, "disk": 10, "clicks": 12, "logs": 12}
@@ -24,14 +25,14 @@ def test_no_change_does_more_than_be_refused():
 
 
 def test_what_was_not_changed_is_sealed_as_it_was(finished, graph, tmp_path):
-    run, folder = (shutil.copytree(path, tmp_path / name) for path, name in ((finished, "run"), (graph.path, "graph")))
+    run, folder = shutil.copytree(finished, tmp_path / "run"), copy_of_graph(graph, tmp_path / "graph")
     before = contents(run)
     reseal_all(tmp_path)
     assert contents(run) == before and Graph.open(folder).fingerprint == graph.fingerprint
 
 
 def test_what_was_changed_is_sealed_anew(finished, graph, tmp_path):
-    run, folder = (shutil.copytree(path, tmp_path / name) for path, name in ((finished, "run"), (graph.path, "graph")))
+    run, folder = shutil.copytree(finished, tmp_path / "run"), copy_of_graph(graph, tmp_path / "graph")
     edges = np.load(folder / "train.npy")
     np.save(folder / "train.npy", edges[::-1])
     config = (run / "config.yaml").read_text().replace(str(graph.path), str(folder))
@@ -47,7 +48,7 @@ def test_what_was_changed_is_sealed_anew(finished, graph, tmp_path):
 
 def test_a_case_is_the_same_everywhere(graph, tmp_path):
     def changed(name):
-        folder = shutil.copytree(graph.path, tmp_path / name)
+        folder = copy_of_graph(graph, tmp_path / name)
         said = [change(path, random.Random(path.name)) for path in sorted(folder.iterdir())]
         return said, contents(folder)
 
