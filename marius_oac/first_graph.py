@@ -50,7 +50,7 @@ def raw_graph(path: Path, delimiter: str | None) -> tuple[str, list[str]]:
     command += ["--delimiter", options.delimiter] if options.delimiter else []
     command += ["--columns", ",".join(options.columns)] if options.columns else []
     command += ["--out", str(folder)]
-    shown = shlex.join(command)
+    shown = " ".join(r"$'\t'" if word == "\t" else shlex.quote(word) for word in command)  # a comment shows no tab
     edges, relations = _edges(path, len(first)), first.num_columns == 3
     head = [f"The graph of {path}. Prepare it first:", f"  {shown}"]
     notes = [] if os.path.exists(folder) else [f"prepare it first: {shown}"]

@@ -51,6 +51,8 @@ CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 
 
 page_slots.SLOTS_PER_SEGMENT, page_slots._HALF = 8, 4  # few: so that slots are soon used again
+_grow = PageFiles.grow
+PageFiles.grow = lambda files, slots: _grow(files, SLOTS_PER_SEGMENT)  # the files have room in their own segments
 
 
 def live(path: Path, config: Config) -> None:
@@ -120,7 +122,7 @@ def count_operations(at_operation) -> None:
     grow, write = PageFiles.grow, PageFiles.write
 
     def counted_grow(files: PageFiles, slots: int) -> None:
-        grow(files, SLOTS_PER_SEGMENT)
+        grow(files, slots)
         at_operation("pages: room")
 
     def counted_write(files: PageFiles, slots: np.ndarray, addresses: np.ndarray) -> int:

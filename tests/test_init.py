@@ -93,7 +93,7 @@ def test_edges_of_other_make(command, here):
         ("a.csv", "{i};{j}\n", "--delimiter ';' "),
         ("b.txt", "{i} {j}\n", "--delimiter ' ' "),
         ("c.tsv", "{i}\t{j}\t0.{i}\n", "--columns 0,1 "),
-        ("d.edges", "{i}\t{j}\n", "--delimiter '\t' "),
+        ("d.edges", "{i}\t{j}\n", "--delimiter $'\\t' "),
     ]:
         (here / name).write_text("".join(line.format(i=i, j=i * i % 17) for i in range(40)))
         code, out, err = command("init", name)

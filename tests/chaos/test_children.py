@@ -1,5 +1,7 @@
 """What commands do is judged, and counted, as it is called."""
 
+import threading
+
 import pytest
 
 from tests.chaos import __main__ as sweeps
@@ -25,7 +27,8 @@ OWN = "marius-oac: /run: is damaged"
         ("verify", 2, [OWN, OWN], None, "wrong"),
     ],
 )
-def test_a_command_is_judged(argv, code, err, raised, kind):
+def test_a_command_is_judged(monkeypatch, argv, code, err, raised, kind):
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # whatever other tests have left
     fault = Said((argv,), code, (), tuple(err), raised).fault
     assert (fault and fault.split(":")[0]) == kind
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from marius_oac.config import Config
+from marius_oac.data import edge_ids
 from marius_oac.data.batches import EdgePlanner
 from marius_oac.data.resident import Resident
 
@@ -40,8 +41,8 @@ def planner(edges, most):
 
 def test_batches_of_a_large_file_take_little_memory_and_are_the_same(edges):
     free = planner(edges, None)
-    assert resident_bytes(edges.filename) > 40 * MIB  # the pass over all ids
     expected = [free.plan(sequence) for sequence in range(20)]
+    assert resident_bytes(edges.filename) > 40 * MIB
     bound = planner(edges, 8 * MIB)
     for plan in expected:
         found = bound.plan(plan.sequence)
@@ -50,9 +51,16 @@ def test_batches_of_a_large_file_take_little_memory_and_are_the_same(edges):
         assert resident_bytes(edges.filename) <= 16 * MIB
 
 
-def test_a_pass_over_all_edges_lets_go_of_them(edges):
-    planner(edges, 8 * MIB)
-    assert resident_bytes(edges.filename) == 0
+def test_a_pass_over_all_edges_lets_go_of_them(edges, monkeypatch):
+    monkeypatch.setattr(edge_ids, "_RESIDENT_BYTES", 8 * MIB)
+    most, real = [], edge_ids.first_bad_edge
+    monkeypatch.setattr(
+        edge_ids, "first_bad_edge", lambda *given: most.append(resident_bytes(edges.filename)) or real(*given)
+    )
+    edge_ids.check_ids(edges, 1000, 1, edges.filename)
+    assert resident_bytes(edges.filename) == 0 and len(most) == 2 and max(most) < 40 * MIB
+    edges.sum()
+    assert resident_bytes(edges.filename) > 40 * MIB
 
 
 def test_what_is_small_or_in_memory_is_left_alone(edges):

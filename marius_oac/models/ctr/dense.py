@@ -172,6 +172,7 @@ class NetworkSlice:
 
 def _fault(tensors: Sequence[torch.Tensor], largest: float) -> torch.Tensor | float:
     """0, or NaN where a number is NaN or beyond `largest`, up or down; of tensors on a device a tensor there."""
+    tensors = [each for each in tensors if each.numel()]
     if not tensors:
         return 0.0
     fault = torch.where(get_total_norm(tensors, norm_type=math.inf) <= largest, 0.0, math.nan)
