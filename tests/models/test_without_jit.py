@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SMALL = """
 import warnings
 # The float32 functions rely on integers that wrap around, and NumPy's scalars warn of it.
@@ -43,6 +45,7 @@ for decoder in DECODERS:
 """
 
 
+@pytest.mark.slow
 def test_kernels_just_compiled_have_the_bits_of_cached_ones(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", DIGESTS]

@@ -183,6 +183,7 @@ def test_a_node_that_is_killed_ends_all_and_is_named(launch, way):
     assert any(line.startswith("marius-oac: node node1: ") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_is_started_again(launch):
     code, out, err = launch("ssh", "killed once", restarts=1).end()
     assert (code, out) == (0, "the result\n")

@@ -261,6 +261,7 @@ def kill(process, path, after, victim):
     return text
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_and_a_kill_a_run_goes_on_to_the_same_tables(configs, tmp_path, trained):
     """Ctrl-C stops all nodes at one batch; the loss of one ends all."""
     path, nodes = tmp_path / "run", ["--local-nodes", 2]

@@ -327,6 +327,7 @@ for stack in STACKS:
 """
 
 
+@pytest.mark.slow
 def test_kernels_just_compiled_have_the_bits_of_cached_ones(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONHASHSEED": "0"}
     outputs = [
