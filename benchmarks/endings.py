@@ -372,10 +372,10 @@ def _processes(folder: Path) -> Iterator[tuple[list[Training], list[Command]]]:
     }  # fmt: skip
     runs = [
         Training("train, graph in memory", folder / "memory", graph),
-        Training("train, graph on disk", folder / "disk", {**graph, "storage": {"memory": "4MiB"}}),
+        Training("train, graph on disk", folder / "disk", {**graph, "storage": {"memory": "8MiB"}}),
         Training("train, log", folder / "log", log),
     ]
-    names = ["--head", "0", "--relation", "0"]
+    names = ["--head", "90", "--relation", "0"]
     commands = [
         Command("eval", [*COMMAND, "eval", str(folder / "memory/whole"), "--split", "valid"], folder / "e", None, True),
         Command("predict", [*COMMAND, "predict", str(folder / "memory/whole"), *names], folder / "p", None, True),
