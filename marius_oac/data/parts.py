@@ -55,7 +55,10 @@ def _begin(out: Path, stack: ExitStack) -> Path:
         folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.part"
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.mkdir()
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # another process took it for abandoned already
+            continue
         stack.callback(os.close, descriptor)
         _lock(descriptor, fcntl.LOCK_EX)
         if folder.is_dir():  # else another process was quicker to take the lock, and to remove it

@@ -59,6 +59,20 @@ def test_a_part_that_is_taken_for_abandoned_before_it_is_locked_is_begun_again(t
         assert part.is_dir() and hidden(tmp_path) == [part.name] != others[0]
 
 
+def test_a_part_that_is_taken_for_abandoned_before_it_is_opened_is_begun_again(tmp_path, monkeypatch):
+    real, others = os.open, []
+
+    def open_late(path, flags, *rest):
+        if str(path).endswith(".part") and not others:  # between mkdir and open
+            others.append(path.name)
+            shutil.rmtree(path)
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", open_late)
+    with new_part(tmp_path / "g") as part:
+        assert part.is_dir() and hidden(tmp_path) == [part.name] != others
+
+
 def test_without_locks_nothing_is_removed(tmp_path, monkeypatch):
     def refuse(descriptor, how):
         raise OSError(95, "Operation not supported")
