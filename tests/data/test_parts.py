@@ -62,11 +62,11 @@ def test_a_part_that_is_taken_for_abandoned_before_it_is_locked_is_begun_again(t
 def test_a_part_that_is_taken_for_abandoned_before_it_is_opened_is_begun_again(tmp_path, monkeypatch):
     real, others = os.open, []
 
-    def open_late(path, flags, *rest):
+    def open_late(path, flags, *rest, **named):
         if str(path).endswith(".part") and not others:  # between mkdir and open
             others.append(path.name)
             shutil.rmtree(path)
-        return real(path, flags, *rest)
+        return real(path, flags, *rest, **named)
 
     monkeypatch.setattr(os, "open", open_late)
     with new_part(tmp_path / "g") as part:
