@@ -15,8 +15,8 @@ trainer; in the foreground training does after every `gap` iterations.
 
 Guarantees:
 - In the background training never waits: it tells the thread that an iteration is done and takes a lock for no longer.
-- The thread writes into the live parameters while training reads and writes them, without locks (Hogwild): an element
-  may lose an update of either side, and nothing else is lost.
+- The thread writes into the live parameters while training reads and writes them, without locks: an element may
+  lose an update of either side, and nothing else is lost.
 - Algorithms that need all trainers end together: every exchange carries how many trainers want to end, and the one in
   which all do is the last, for all of them, and changes nothing. So nobody is left waiting, whatever their pace.
 - The first error of the thread is raised by the next `updated` and by `pause`; the others' threads end with `NodeLost`

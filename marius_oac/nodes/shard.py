@@ -13,8 +13,8 @@ So a trainer may pull many batches ahead, and has the rows of a batch-at-a-time 
 Asynchrony Control (Waleffe and Mohoney, section 3) across nodes, validation by timestamp included. Averaging rows'
 gradients in every iteration is what Zhao et al. do (section 5, "System").
 
-Freely, a push is applied when it comes, and nothing is sent again (Hogwild; Zheng et al., section 3.2). Its timestamp
-is its batch's, so that Adam's step counts batches there as well, whatever the number of trainers.
+Freely, a push is applied when it comes, whole, and nothing is sent again. Its timestamp is its batch's, so that
+Adam's step counts batches there as well, whatever the number of trainers.
 
 Guarantees:
 - In lockstep the rows are a function of what was pulled and pushed, whatever the order in which messages arrive.

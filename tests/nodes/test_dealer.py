@@ -214,7 +214,7 @@ def test_modes_by_their_numbers():
 
 
 WRONG = [
-    ("hogwild", 8, 64, 8, {}, "there is no mode"),
+    ("ssp", 8, 64, 8, {}, "there is no mode"),
     ("gba", 8, 64, 7, {}, "no multiple"),
     ("sync", 8, 8, 16, {}, "no multiple"),
     ("gba", 0, 64, 8, {}, "0 workers"),
