@@ -1,0 +1,15 @@
+"""All cases of the battery."""
+
+from importlib import import_module
+
+from tests.battery.cases import Case
+
+_QUICK = ("settings",)
+_PROCESSES = ()
+
+
+def _cases(*names: str) -> list[Case]:
+    return [case for name in names for case in import_module(f"tests.battery.table_{name}").CASES]
+
+
+QUICK, PROCESSES = _cases(*_QUICK), _cases(*_PROCESSES)
