@@ -35,6 +35,9 @@ fuzz: .venv/tested  ## the property tests with examples drawn at random; `make f
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; echo "make fuzz SEED=$$seed"; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed
 
+mutants: .venv/tested  ## small changes of the code that some test should see (BUDGET=SECONDS SEED=N); docs/mutants.md
+	$(BIN)/python -m tests.mutants --budget $(BUDGET) --seed $(SEED) --work build/mutants
+
 lint: .venv/tested  ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,4 +46,4 @@ clean:  ## remove .venv and caches; runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all chaos fuzz lint clean
+.PHONY: help setup train test test-all chaos fuzz mutants lint clean
