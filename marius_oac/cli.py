@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, with errors in the house's form: one line, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (see `{self.prog} --help`)", self.prog)
+        raise InputError(f"{message} (see `{self.prog} --help`)", self.prog.partition(" ")[2] or None)
 
 
 def _prepare(args: argparse.Namespace) -> None:

@@ -19,9 +19,10 @@ from marius_oac.runtime.signals import Requests, signal_behind, stopped_by_signa
 
 _OF_THE_MACHINE = frozenset((
     errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE,
-    errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOLCK, errno.ESTALE,
+    errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOLCK, errno.ESTALE, errno.ENAMETOOLONG, errno.ELOOP,
 ))  # fmt: skip
-"""Errors of system calls that say something of the disk, its limits and its owner, and nothing of this program."""
+"""Errors of system calls that say something of the disk, its limits, its owner and the paths that were given, and
+nothing of this program."""
 _NO_THREAD = "can't start new thread"  # CPython's
 
 

@@ -93,7 +93,7 @@ class NodesConfig(Section):
         "to do than others. even: by the hash of the key alone. Both by `shards` and within `memory` and `disk` of "
         "nodes.yaml.",
     )
-    mode: ModeName | Literal["auto"] = Field(
+    mode: Literal[ModeName, "auto"] = Field(
         "sync",
         description="sync: all trainers compute every global batch together, each its part (with `pipeline.mode: "
         "async` each at its own pace). The others deal local batches to whoever has time. gba: as many gradients as "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from marius_oac.data.prepare import PreparedGraph, PrepareRequest, prepare
@@ -17,7 +18,7 @@ def prepare_source(request: PrepareRequest) -> PreparedGraph:
         InputError: as `prepare`, `prepare_dgl` and `prepare_dgl_csv`; the request says how to read what dgl describes.
     """
     source = Path(request.source or "")
-    folder = (source / META).exists()
+    folder = os.path.exists(source / META)  # also of a name that is too long
     if request.source is None or not (folder or source.suffix == ".bin"):
         return prepare(request)
     if request.from_dir is not None or request.read != ReadOptions(relations=request.read.relations):

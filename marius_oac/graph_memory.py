@@ -17,7 +17,16 @@ from marius_oac.encoder_parts import GraphEncoder
 from marius_oac.errors import InputError
 from marius_oac.evaluate import DRAW_EDGES
 from marius_oac.graph_parts import edges_in_memory, entity_layout, make_planner, num_model_relations
-from marius_oac.memory import BATCH_KEYS, KERNEL_BYTES, MemoryPlan, Need, available, key_to_lower, size_text
+from marius_oac.memory import (
+    BATCH_KEYS,
+    KERNEL_BYTES,
+    MemoryPlan,
+    Need,
+    available,
+    batches_held,
+    key_to_lower,
+    size_text,
+)
 from marius_oac.models.handwritten import _WAVE_SCORES
 from marius_oac.models.link_prediction import relation_width
 from marius_oac.models.optimizers import RowOptimizer
@@ -68,13 +77,15 @@ def plan_memory(
 
 
 def _check_negatives(config: Config, free: int, drawn_rows: bool) -> None:
-    """Raises InputError where so many negatives as a batch draws can't be held, before a batch is made; with
-    `drawn_rows` the step has two copies of the rows of each."""
+    """Raises InputError where so many negatives as the batches in flight draw can't be held, before a batch is made;
+    with `drawn_rows` the step has two copies of the rows of each."""
     negatives, sides = config.training.negatives, 1 if config.model.reciprocal else 2
-    needed = sides * negatives.chunks * negatives.count * 8 * (1 + config.model.dimension * drawn_rows)
+    plans = sum(batches_held(config.pipeline)) + config.pipeline.workers.plan
+    words = plans + config.model.dimension * drawn_rows
+    needed = sides * negatives.chunks * negatives.count * 8 * words
     if not negatives.all and needed > free:
         what = f"{size_text(needed)} of host memory are needed and {size_text(free)} are free"
-        raise InputError(f"{what}, for the negatives of a batch alone", "training.negatives.count")
+        raise InputError(f"{what}, for the negatives of batches alone", "training.negatives.count")
 
 
 def _relation_bytes(config: Config) -> int:

@@ -13,6 +13,7 @@ from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
 from marius_oac.config_classes import ClassesConfig
 from marius_oac.config_ctr import CtrConfig
+from marius_oac.config_idle import idle_settings
 from marius_oac.console import say
 from marius_oac.ctr_task import CtrTask, start_ctr_task
 from marius_oac.data.graph import open_or_prepare
@@ -74,6 +75,7 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
     RunFolder.check_new(path)
     code_to_train(config)
     task = start_task(config)
+    tell_idle(task.config)
     check_task(task, path)
     with RunFolder.create(path, task.config, task.fingerprint, task.run_files()) as folder:
         run_task(task, folder, trace, probe)
@@ -121,6 +123,7 @@ def resume(
             epochs = folder.summary()["training.epochs"]
             say(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N")
             return open_run(path)
+        tell_idle(config, folder.config)
         check_task(task, folder.path)
         if log and data:  # before anything is written: a run that has taken a bad row in could not go on
             task.check_new_data(len(log.files))
@@ -183,6 +186,14 @@ def with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
     if not isinstance(config, CtrConfig):
         raise InputError("a run on a graph takes no more data; only one on a click log does", "--data")
     return config.replace(f"data.train={json.dumps([*config.data.train, *data])}")
+
+
+def tell_idle(config: BaseConfig, before: BaseConfig | None = None) -> None:
+    """Says which settings do nothing in this run; of one that goes on, those that did not stand there `before`."""
+    known = idle_settings(before) if before is not None else ()
+    for note in idle_settings(config):
+        if note not in known:
+            say(f"note: {note}")
 
 
 def check_task(task: Task, path: Path) -> None:

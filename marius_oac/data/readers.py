@@ -58,6 +58,8 @@ class ReadOptions:
                 f"two (source, destination) or three (head, relation, tail) are needed, not {len(self.columns)}",
                 "columns",
             )
+        if self.columns is not None and not all(self.columns):
+            raise InputError("the name of a column is empty", "columns")
         if self.columns is not None and len(set(self.columns)) != len(self.columns):
             raise InputError(f"the same column is named twice: {', '.join(self.columns)}", "columns")
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '\r\n"\0'):
@@ -125,8 +127,11 @@ class EdgeFile:
         elif width in (2, 3):
             found = list(range(width))
         else:
-            how = "say what is between them with --delimiter, such as ' '" if width < 2 else "say which with --columns"
-            raise InputError(f"2 or 3 columns are expected, {width} found; {how}", self.path)
+            between = (
+                "; say what is between them with --delimiter, such as ' '" if self.path.suffix != ".parquet" else ""
+            )
+            how = between if width < 2 else "; say which with --columns"
+            raise InputError(f"2 or 3 columns are expected, {width} found{how}", self.path)
         if len(set(found)) != len(found):
             raise InputError(f"the same column is named twice: {', '.join(wanted or ())}", self.path)
         return found if self.options.relations else [found[0], found[-1]]

@@ -97,6 +97,10 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
         yield line, rest + b"\n"
 
 
+def _has_newline(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.match_substring(column, "\n")
+
+
 class _Parser:
     """Parses blocks of one file; the first line that isn't blank or a comment settles the columns."""
 
@@ -123,6 +127,8 @@ class _Parser:
             table = self._arrow(body)
             if any(pc.min(pc.binary_length(column)).as_py() == 0 for column in table.columns):
                 raise pa.ArrowInvalid("an empty name")
+            if self.quoted and b'"' in body and any(pc.any(_has_newline(column)).as_py() for column in table.columns):
+                raise pa.ArrowInvalid("a name spans lines")
         except pa.ArrowInvalid as error:
             self._blame(first_line, block)
             raise InputError(str(error), f"{self.file.path}:{first_line}") from None
