@@ -96,6 +96,7 @@ def test_nothing_is_cached_where_nothing_is_validated(graph, tmp_path, caches):
     assert not any(cache.ages for cache in caches)
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_this_process_and_not_of_the_one_that_started_it():
     before = peak_rss()
     held = np.ones(max(before, 1 << 29), np.uint8)

@@ -77,7 +77,7 @@ def check(make, in_memory, path, task, *overrides, disk, probe=None):
 
 @BOTH
 @pytest.mark.parametrize("percent, more", [
-    slow(100, ()), slow(50, ()), (25, ()), (10, ()),
+    slow(100, ()), slow(50, ()), slow(25, ()), (10, ()),
     slow(100, (BUFFERED,)), slow(50, (BUFFERED,)), slow(25, (BUFFERED,)), (10, (BUFFERED,)),
 ])  # fmt: skip
 def test_any_budget_has_the_bits_of_memory(make, in_memory, tmp_path, task, percent, more):
@@ -94,7 +94,7 @@ def test_mapped_tables_have_the_bits_of_memory(make, in_memory, tmp_path, task):
 
 @BOTH
 @pytest.mark.parametrize(
-    "in_flight, count, ahead", [slow(1, 1, 1), slow(1, 2, 32), (4, 3, 1), (16, 4, 32), slow(16, 1, 2)]
+    "in_flight, count, ahead", [slow(1, 1, 1), slow(1, 2, 32), slow(4, 3, 1), (16, 4, 32), slow(16, 1, 2)]
 )
 def test_threads_and_look_ahead_change_no_bits(make, in_memory, tmp_path, task, in_flight, count, ahead):
     disk = (share(15), f"pipeline.in_flight={in_flight}", f"storage.look_ahead={ahead}", *workers(count))
@@ -128,9 +128,9 @@ TWO_TABLES = "data.categorical=[{name: user, dimension: 300}, {name: item, dimen
 
 
 @pytest.mark.parametrize("overrides", [
-    ("keys.admit_after=2",),
+    slow(("keys.admit_after=2",)),
     ("keys.drop_after=1", "keys.admit_after=2", "training.epochs=2"),
-    ("keys.drop_after=1", "storage.dtype=bfloat16"),
+    slow(("keys.drop_after=1", "storage.dtype=bfloat16")),
     ("model.network=dcnv2", TWO_TABLES),
 ], ids=" ".join)  # fmt: skip
 @pytest.mark.parametrize("in_flight", [slow(1), 16])

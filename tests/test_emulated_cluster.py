@@ -250,6 +250,7 @@ def test_impossible_clusters_are_refused(arguments):
         Cluster(*arguments)
 
 
+@pytest.mark.slow
 def test_members_of_torch_meet_and_an_all_reduce_is_counted():
     sent, _ = all_reduce(3, 1000, 1 << 22, 2)
     assert 1.03 < sent < 1.1

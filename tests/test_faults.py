@@ -23,14 +23,16 @@ ROOT = Path(__file__).parents[1]
 BATCHES = 50  # two epochs of 25 batches; checkpoints after 7, 14, 21, 25, 28, 35, 42, 49, 50
 
 # fmt: off
-STAGE_MOMENTS = [("plan", 0), ("compute", 0), ("write", 0), ("read", 5), ("upload", 6), ("validate", 9),
-                 ("compute", 14), ("download", 20), ("write", 24), ("plan", 25), ("read", 33)]
-KILL_MOMENTS = [*STAGE_MOMENTS, ("write", 49), ("fsync", 6), ("fsync", 5), ("fsync", 7), ("fsync", 9), ("fsync", 24),
-                ("rename", 2), ("rename", 3), ("rename", 5), ("rmtree", 3), ("replace", 1), ("replace", 2),
-                ("evaluate", 1), ("evaluate", 3)]
 BEFORE_TRAINING = ("fsync", 6)
-CTRL_C_MOMENTS = [*STAGE_MOMENTS, BEFORE_TRAINING, ("fsync", 12), ("fsync", 34), ("rename", 3), ("rename", 6),
-                  ("rmtree", 2), ("rmtree", 4), ("evaluate", 1), ("compute", 44)]
+KILL_MOMENTS = [("plan", 0), ("read", 5), ("compute", 14), ("write", 24), ("fsync", 5), ("fsync", 24), ("rename", 2),
+                ("rename", 5), ("rmtree", 3), ("replace", 1), ("evaluate", 3)]
+CTRL_C_MOMENTS = [("write", 0), ("upload", 6), ("validate", 9), ("download", 20), BEFORE_TRAINING, ("fsync", 34),
+                  ("rename", 6), ("rmtree", 2), ("evaluate", 1)]
+MORE_STAGE_MOMENTS = [("compute", 0), ("plan", 25), ("read", 33)]
+MORE_KILL_MOMENTS = [*MORE_STAGE_MOMENTS, ("write", 0), ("upload", 6), ("validate", 9), ("download", 20), ("write", 49),
+                     ("fsync", 6), ("fsync", 7), ("fsync", 9), ("rename", 3), ("replace", 2), ("evaluate", 1)]
+MORE_CTRL_C_MOMENTS = [*MORE_STAGE_MOMENTS, ("plan", 0), ("read", 5), ("compute", 14), ("write", 24), ("fsync", 12),
+                       ("rename", 3), ("rmtree", 4), ("compute", 44)]
 # fmt: on
 
 
@@ -199,26 +201,38 @@ SCRIPTS = {
     ("kill", "before the folder"): script(signal.SIGKILL, ("rename", 1), last="train"),
     ("ctrl-c", "before the folder"): script(signal.SIGINT, ("rename", 1), last="train"),
 }
+MORE_SCRIPTS = {
+    **{("kill", moment): script(signal.SIGKILL, moment) for moment in MORE_KILL_MOMENTS},
+    **{("ctrl-c", moment): script(signal.SIGINT, moment) for moment in MORE_CTRL_C_MOMENTS},
+}
 
 
-@pytest.fixture(scope="module")
-def outcomes(config, tmp_path_factory):
+def play(scripts, config, folder):
     """What the fork server made of all scripts."""
-    folder = tmp_path_factory.mktemp("scripts")
     source = folder / "config.yaml"
     source.write_text(config.dump())
-    for number, each in enumerate(SCRIPTS.values()):
+    for number, each in enumerate(scripts.values()):
         each["folder"] = str(folder / f"{number:02d}")
         argv = {"train": ["train", str(source), "--out", each["folder"]], "resume": ["resume", each["folder"]]}
         for start in each["starts"]:
             start["argv"] = argv[start["command"]]
-    request = {"warm_up": ["train", str(source), "--out", str(folder / "warm")], "scripts": list(SCRIPTS.values())}
+    request = {"warm_up": ["train", str(source), "--out", str(folder / "warm")], "scripts": list(scripts.values())}
     done = subprocess.run(
         [sys.executable, "-m", "tests.fault_driver"],
         input=json.dumps(request), capture_output=True, text=True, cwd=ROOT, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return dict(zip(SCRIPTS, json.loads(done.stdout), strict=True))
+    return dict(zip(scripts, json.loads(done.stdout), strict=True))
+
+
+@pytest.fixture(scope="module")
+def outcomes(config, tmp_path_factory):
+    return play(SCRIPTS, config, tmp_path_factory.mktemp("scripts"))
+
+
+@pytest.fixture(scope="module")
+def more_outcomes(config, tmp_path_factory):
+    return play(MORE_SCRIPTS, config, tmp_path_factory.mktemp("more"))
 
 
 def label(moment):
@@ -230,23 +244,39 @@ def assert_same_end(outcome, uninterrupted):
     assert bits(outcome["summary"]) == uninterrupted
 
 
-@pytest.mark.parametrize("moment", [*KILL_MOMENTS, "four times", "before the folder"], ids=label)
-def test_kill_9(outcomes, uninterrupted, moment):
-    outcome = outcomes["kill", moment]
+def assert_killed(outcome, uninterrupted):
     assert {end["code"] for end in outcome["ended"][:-1]} == {-signal.SIGKILL}
     assert_same_end(outcome, uninterrupted)
 
 
-@pytest.mark.parametrize("moment", [*CTRL_C_MOMENTS, "four times"], ids=label)
-def test_ctrl_c(outcomes, uninterrupted, moment):
-    outcome = outcomes["ctrl-c", moment]
+def assert_stopped(outcome, uninterrupted, said="marius-oac: stopped at batch"):
     for end in outcome["ended"][:-1]:
         assert end["code"] == 130 and "Traceback" not in end["said"], end["said"]
-        if moment == BEFORE_TRAINING:
-            assert "marius-oac: stopped; go on with: marius-oac resume" in end["said"]
-        else:
-            assert "marius-oac: stopped at batch" in end["said"] and "on with: marius-oac resume" in end["said"]
+        assert said in end["said"] and "on with: marius-oac resume" in end["said"]
     assert_same_end(outcome, uninterrupted)
+
+
+@pytest.mark.parametrize("moment", [*KILL_MOMENTS, "four times", "before the folder"], ids=label)
+def test_kill_9(outcomes, uninterrupted, moment):
+    assert_killed(outcomes["kill", moment], uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MORE_KILL_MOMENTS, ids=label)
+def test_kill_9_at_more_moments(more_outcomes, uninterrupted, moment):
+    assert_killed(more_outcomes["kill", moment], uninterrupted)
+
+
+@pytest.mark.parametrize("moment", [*CTRL_C_MOMENTS, "four times"], ids=label)
+def test_ctrl_c(outcomes, uninterrupted, moment):
+    said = ["marius-oac: stopped; go on with"] if moment == BEFORE_TRAINING else []
+    assert_stopped(outcomes["ctrl-c", moment], uninterrupted, *said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MORE_CTRL_C_MOMENTS, ids=label)
+def test_ctrl_c_at_more_moments(more_outcomes, uninterrupted, moment):
+    assert_stopped(more_outcomes["ctrl-c", moment], uninterrupted)
 
 
 def test_ctrl_c_before_the_run_has_its_folder(outcomes, uninterrupted):

@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module", params=["memory", pytest.param("disk", marks=pytest.mark.slow)])
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["memory", "disk"])
 def where(request):
     """Where the rows lie."""
     return request.param

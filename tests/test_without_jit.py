@@ -1,6 +1,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.without_jit import only_with_the_jit, pass_without_the_jit
 
 HALVES = [
@@ -44,6 +46,7 @@ HALVES = [
 """Files, or tests of them, below this folder, of two processes: the imports of one take longer than most of them."""
 
 
+@pytest.mark.slow
 @only_with_the_jit
 def test_kernels_pass_without_the_jit():
     def test(half: list[str]) -> None:

@@ -49,6 +49,7 @@ def test_features_may_be_mapped_and_results_are_aligned(tmp_path):
         assert type(found) is np.ndarray and found.ctypes.data % 64 == 0
 
 
+@pytest.mark.slow
 @only_with_the_jit
 def test_without_the_compiler():
     pass_without_the_jit(__file__, "-k", "means_are")

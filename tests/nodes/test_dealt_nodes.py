@@ -49,6 +49,7 @@ def trained(configs, tmp_path_factory):
     return path_of
 
 
+@pytest.mark.slow
 def test_two_nodes_train_in_gba(trained):
     summary, loss = check_lines(trained("clicks", 2))
     assert summary["dealt.tokens"] == summary["dealt.dense_gradients"] == 2 * BATCHES

@@ -1,5 +1,6 @@
 """Training over nodes, for real, where something is late, missing or wrong: processes on this machine, disturbed."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -78,14 +79,10 @@ def bits(summary):
     return found
 
 
-SLOW = [
-    pytest.param("clicks", 3, 1, marks=pytest.mark.slow),
-    *[pytest.param("clicks", count, seed, marks=pytest.mark.slow) for count in (2, 3) for seed in (2, 3)],
-    *[pytest.param("graph", count, seed, marks=pytest.mark.slow) for count in (2, 3) for seed in (2, 3)],
-]
-CASES = [("graph", 2, 1), *SLOW]
+CASES = [("graph", 2, 1), ("clicks", 3, 1), *itertools.product(("clicks", "graph"), (2, 3), (2, 3))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task, count, seed", CASES)
 def test_whatever_is_late_the_bits_are_those_of_one_batch_at_a_time(trained, task, count, seed):
     delayed = trained(task, count, "oac", seed=seed)
@@ -102,6 +99,7 @@ def test_without_patches_what_is_late_changes_the_bits(trained, task, count, see
     assert bits(forgetful) != bits(trained(task, count, "sync"))
 
 
+@pytest.mark.slow
 def test_a_trainer_that_says_what_none_says_ends_the_run_in_a_line(configs, tmp_path):
     how = {"again": [1, 20]}
     text = said(

@@ -135,7 +135,7 @@ def launch(tmp_path):
         one.close()
 
 
-@pytest.mark.parametrize("way", ["local", "ssh", pytest.param("srun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["local", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ssh", "srun"))])
 def test_every_node_trains_and_the_first_is_heard(launch, way):
     run = launch(way, "ok")
     code, out, err = run.end()

@@ -345,6 +345,7 @@ def test_processes_without_room_leave_when_all_have_found_it(hubs, monkeypatch):
     assert events[:2] == ["0 finds", "1 finds"] and len(events) == 4
 
 
+@pytest.mark.slow
 def test_a_run_whose_rows_do_not_fit_does_not_start(hubs, tmp_path):
     (tmp_path / "config.yaml").write_text(graph_nodes(hubs)[0].dump())
     entries = [{"name": name, "address": "127.0.0.1", "memory": "1MiB", "disk": "32KiB", "path": str(tmp_path)}

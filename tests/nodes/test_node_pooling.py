@@ -53,7 +53,8 @@ def pooled(config, tmp_path_factory):
     return train(config, tmp_path_factory.mktemp("trained") / "shard", "shard", 2)
 
 
-@pytest.mark.parametrize("nodes", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [0, 2])
 def test_sums_of_shards_train_as_rows_do(config, tmp_path, pooled, nodes):
     plain = train(config, tmp_path / "trainer", "trainer", nodes)
     assert 0 < furthest(plain, pooled) <= 1e-5

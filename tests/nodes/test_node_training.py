@@ -118,7 +118,7 @@ def digests(path):
     return {name: value for name, value in RunFolder.open(path).summary().items() if name.endswith("sha256")}
 
 
-@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 4))])
 @pytest.mark.parametrize("task", ["graph", "clicks"])
 def test_nodes_train_as_one_box(trained, task, count):
     """One node has the bits of the single box, several come within 1e-5 after 200 batches."""
@@ -167,14 +167,8 @@ def test_replicas_of_the_network_go_on_as_they_were(configs, tmp_path, dense):
     assert all(np.array_equal(whole[name], again[name]) for name in whole)
 
 
-@pytest.mark.parametrize(
-    "task, counts",
-    [
-        ("clicks", (2, 3)),
-        pytest.param("graph", (2, 3), marks=pytest.mark.slow),
-        pytest.param("clicks", (4, 5, 3), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("task, counts", [("clicks", (2, 3)), ("graph", (2, 3)), ("clicks", (4, 5, 3))])
 def test_other_nodes_go_on_with_the_same_tables(tmp_path, trained, task, counts):
     first, path = trained(task, counts[0]), tmp_path / "run"
     shutil.copytree(first, path)
@@ -325,7 +319,8 @@ def test_what_nodes_can_not_do_is_refused(graph, name):
         nodes.check()
 
 
-@pytest.mark.parametrize("name", ["ordering", *(pytest.param(each, marks=pytest.mark.slow) for each in list(BAD)[:2])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ordering", *list(BAD)[:2]])
 def test_what_is_refused_is_said_before_anything_is_written(configs, tmp_path, name):
     override, key = BAD[name]
     out = ["--out", tmp_path / "run"]

@@ -312,6 +312,7 @@ def test_any_module_of_the_contract_is_a_layer():
     assert torch.equal(Encoder([Last(), Last()])(values, blocks), torch.sigmoid(values[:4])[:1])
 
 
+@pytest.mark.slow
 @only_with_the_jit
 def test_without_the_compiler():
     pass_without_the_jit(__file__, "-k", "formula or kernels_are or follow_each_other or diverged")
