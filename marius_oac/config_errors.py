@@ -27,7 +27,8 @@ def flat(tree: Any, loc: tuple) -> set:
     """The parts of a pydantic location that are keys (it also names union branches)."""
     keys, here = set(), tree
     for part in loc:
-        if isinstance(here, dict) and part in here or isinstance(here, list | tuple) and isinstance(part, int):
+        listed = isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
+        if isinstance(here, dict) and part in here or listed:
             keys.add(part)
             here = here[part]
         elif part == loc[-1] and isinstance(here, dict):
@@ -129,7 +130,7 @@ def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
         hint = f"; did you mean '{near[0]}'?" if near else f"; did you mean '{elsewhere[0]}'?" if elsewhere else ""
         return f"unknown key '{name}'{hint}" if hint else f"unknown key '{name}'; known here: {', '.join(known)}"
     if error["type"] == "missing":
-        return "this key is required"
+        return "this key is required" if isinstance(error["loc"][-1], str) else "has too few values"
     if error["type"] == "string_too_short":
         return "must not be empty"
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):

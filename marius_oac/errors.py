@@ -22,9 +22,14 @@ class InputError(MariusOacError):
     exit_code = 2
 
     def __init__(self, message: str, where: object = None):
-        self.message = " ".join(str(message).split())
+        self.message = _printable(" ".join(str(message).split()))
         self.where = None if where is None else str(where)
-        super().__init__(self.message if where is None else f"{self.where}: {self.message}")
+        super().__init__(self.message if where is None else f"{_printable(self.where)}: {self.message}")
+
+
+def _printable(text: str) -> str:
+    """The text on one line; what it has of a file is no command to a terminal."""
+    return text if text.isprintable() else "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
 
 
 class ConfigError(InputError):

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from marius_oac.config import Config
 from marius_oac.config_ctr import LogConfig
 from marius_oac.config_errors import parse
-from marius_oac.data.log_columns import convert
-from marius_oac.data.log_formats import format_of, open_log
+from marius_oac.data.log_formats import open_log
 from marius_oac.data.log_guess import Column, Label, guess, guess_label
+from marius_oac.data.log_place import format_of
 from marius_oac.data.log_sample import ROWS, LogSample, read_sample
 from marius_oac.data.log_settle import settle_by
 from marius_oac.data.log_split import check_split, split_log
@@ -187,9 +187,7 @@ def _try(config: LogConfig, path: Path, rows: int) -> None:
     blocks = open_log(path, config, with_labels=True).blocks(0, rows)
     raw = next(blocks)
     parsed = list(raw.parse(np.arange(len(raw))))
-    settled, _ = settle_by(config, path, parsed)
-    for numbers, batch in parsed:
-        convert(batch, settled, True, path, numbers)
+    settle_by(config, path, parsed)
     blocks.close()
 
 

@@ -104,6 +104,8 @@ class Task(ABC):
     """Whether evaluations between epochs look at a part of `valid` only."""
     folder: Path | None = None
     """Of the run, if there is one."""
+    notes: Sequence[str] = ()
+    """What is to be said of it before it is trained."""
     crew: Crew = Crew()
     over_nodes = False
     """Whether rows are served to processes of several nodes."""

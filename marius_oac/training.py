@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
     RunFolder.check_new(path)
     code_to_train(config)
     task = start_task(config)
-    tell_idle(task.config)
+    task.notes = (*task.notes, *idle_settings(task.config))
     check_task(task, path)
     with RunFolder.create(path, task.config, task.fingerprint, task.run_files()) as folder:
         run_task(task, folder, trace, probe)
@@ -123,7 +124,8 @@ def resume(
             epochs = folder.summary()["training.epochs"]
             say(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N")
             return open_run(path)
-        tell_idle(config, folder.config)
+        known = idle_settings(folder.config)
+        task.notes = tuple(note for note in idle_settings(config) if note not in known)
         check_task(task, folder.path)
         if log and data:  # before anything is written: a run that has taken a bad row in could not go on
             task.check_new_data(len(log.files))
@@ -146,12 +148,12 @@ def default_name(config: BaseConfig) -> str:
     """What a run's folder is called: like its graph, or like its network."""
     if isinstance(config, CtrConfig):
         return Path(config.model.network.partition(":")[0]).stem
-    return Path(config.data.path).resolve().name
+    return Path(os.path.realpath(config.data.path)).name
 
 
 def start_task(config: BaseConfig, quiet: bool = False) -> Task:
-    """The task of a new run, with its data; its configuration has what was left for the data to say. Says what that is,
-    unless it is to be `quiet`."""
+    """The task of a new run, with its data; its configuration has what was left for the data to say. Its notes tell
+    what that is, unless it is to be `quiet`."""
     if isinstance(config, CtrConfig):
         task, notes = start_ctr_task(config)
     else:
@@ -160,8 +162,7 @@ def start_task(config: BaseConfig, quiet: bool = False) -> Task:
             return ClassesTask(config, graph)
         config, notes = settled_on(config, graph)
         task = GraphTask(config, graph)
-    for note in () if quiet else notes:
-        say(f"note: {note}")
+    task.notes = () if quiet else tuple(notes)
     return task
 
 
@@ -188,18 +189,12 @@ def with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
     return config.replace(f"data.train={json.dumps([*config.data.train, *data])}")
 
 
-def tell_idle(config: BaseConfig, before: BaseConfig | None = None) -> None:
-    """Says which settings do nothing in this run; of one that goes on, those that did not stand there `before`."""
-    known = idle_settings(before) if before is not None else ()
-    for note in idle_settings(config):
-        if note not in known:
-            say(f"note: {note}")
-
-
 def check_task(task: Task, path: Path) -> None:
-    """Raises InputError where a run can't start; says what it will need."""
+    """Raises InputError where a run can't start; says what is to be noted of it, and what it will need."""
     pick_device(task.config.device)
     task.check()
+    for note in task.notes:
+        say(f"note: {note}")
     return_freed_memory()
     task.plan_memory(path).announce()
     check_places(task.config.storage)

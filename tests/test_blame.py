@@ -3,6 +3,7 @@
 import pytest
 
 from marius_oac.cli import main
+from marius_oac.config import Config
 from marius_oac.data import text
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
@@ -62,3 +63,33 @@ def test_the_line_that_is_too_long_in_a_file_of_edges(tmp_path, monkeypatch, cap
     (tmp_path / "g.tsv").write_text("\n".join(lines) + "\n")
     assert main(["prepare", str(tmp_path / "g.tsv"), "--out", str(tmp_path / "g")]) == 2
     assert says(capsys.readouterr().err.splitlines(), "g.tsv:1235: the line is 20,482 bytes long")
+
+
+@pytest.mark.parametrize(
+    "text", ["click,user\n" + "1,a\n0,b\n" * 4 + "1,a\n7,b\n", "click,user\r\n\r\n1,a\r\n\r\n7,b\r\n"]
+)
+def test_the_line_of_a_row_of_a_log(command, tmp_path, text):
+    """A header line and blank lines are no rows; a line's end of two bytes is one."""
+    (tmp_path / "log.csv").write_bytes(text.encode())
+    tree = {"task": "ctr", "data": {"train": str(tmp_path / "log.csv"), "label": "click", "categorical": ["user"]}}
+    config = write_config(tmp_path / "c.yaml", Config.build(tree))
+    code, _, err = command("train", config, "--out", tmp_path / "run")
+    rows = [line for line in text.splitlines() if line][1:]
+    line = text.splitlines().index("7,b") + 1
+    assert code == 2 and says(err, f"log.csv:{line}: row {len(rows)}: the label in column 'click' is 7")
+
+
+def test_what_a_file_says_is_no_command_to_a_terminal(command, tmp_path):
+    (tmp_path / "log.csv").write_text("\x1b[31mclick,user\n1,a\n")
+    tree = {"task": "ctr", "data": {"train": str(tmp_path / "log.csv"), "label": "click", "categorical": ["user"]}}
+    config = write_config(tmp_path / "c.yaml", Config.build(tree))
+    code, _, err = command("train", config, "--out", tmp_path / "new\nline")
+    assert code == 2 and says(err, "did you mean '\\x1b[31mclick'?")
+
+
+def test_labels_of_which_none_means_1_are_noted(command, tmp_path):
+    log = small_log(tmp_path / "log.parquet", rows=40)
+    config = write_config(tmp_path / "c.yaml", ctr_config(log, "data.label={column: label, positive: 7}"))
+    code, _, err = command("train", config, "--out", tmp_path / "run", "--set", "training.epochs=1")
+    told = "note: no label of the first examples of log.parquet means 1, which 7 does (data.label.positive)"
+    assert code == 0 and told in err

@@ -10,7 +10,7 @@ All of it works on Arrow's buffers, without a Python object per value and withou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from marius_oac.config_ctr import CategoricalConfig, LogConfig, SequenceConfig
 from marius_oac.data.fingerprints import MISSING, cut_bags, fingerprints, hexadecimals, integers, split_texts
 from marius_oac.data.log_labels import labels_of
 from marius_oac.data.log_numbers import numbers_of
-from marius_oac.data.log_place import Place
+from marius_oac.data.log_place import Place, place_of
 from marius_oac.data.log_types import TIME_HINT, is_text, plain
 from marius_oac.data.parquet_pages import decoded
 from marius_oac.errors import InputError
@@ -146,7 +146,7 @@ def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: P
         InputError: as `labels_of` and `numbers_of`; a value of an integer or hex feature is no such number, or is
             -2**63, which MISSING stands for.
     """
-    place = Place(path, rows)
+    place = place_of(path, rows, config)
     label = config.label
     labels = labels_of(batch.column(label.column), label, place) if with_labels else None
     numbers, buckets = numbers_of(batch, config, place)
@@ -265,5 +265,5 @@ def _list_keys(
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(column) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    keys, checks = _keys(pc.list_flatten(column), feature, Place(place.path, np.repeat(place.rows, lengths)))
+    keys, checks = _keys(pc.list_flatten(column), feature, replace(place, rows=np.repeat(place.rows, lengths)))
     return keys, checks, offsets

@@ -71,7 +71,7 @@ class LogFiles:
         files = []
         seen: dict[Path, Path] = {}
         for path in (path for pattern in patterns for path in paths_of(pattern)):
-            real = path.resolve()
+            real = Path(os.path.realpath(path))
             if real in seen:
                 raise InputError(f"is named twice, also as {seen[real]}", path)
             seen[real] = path

@@ -7,7 +7,7 @@
 
 Of a text no more than the wanted lines is parsed; of Parquet, whose values are packed column by column, whole row
 groups are. Parsing is pyarrow's, but for libsvm's. What is wrong with a file is said with its row, counted from 1
-without the header.
+without the header, and of a text with its line.
 """
 
 from __future__ import annotations
@@ -28,21 +28,11 @@ from marius_oac.data.log_lines import BYTE_ORDER_MARK, TEXT_BYTES, Lines, blocks
 from marius_oac.data.log_numbers import arrow_type
 from marius_oac.data.log_parquet import ParquetLog
 from marius_oac.data.log_pieces import Pieces
+from marius_oac.data.log_place import Place, format_of, place_of
 from marius_oac.data.log_schema import Parsed, RawBlock, check_columns
 from marius_oac.data.log_types import MISSING_TEXTS, TIME_HINT, looks_like_a_time
 from marius_oac.data.svm import parse_svm
 from marius_oac.errors import InputError
-
-_SUFFIXES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".txt": "csv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".libsvm": "libsvm",
-    ".svm": "libsvm",
-    ".libfm": "libsvm",
-}
 
 
 def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | ParquetLog | SvmLog:
@@ -58,22 +48,6 @@ def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | Parq
     if kind == "libsvm":
         return SvmLog(path, config)
     return TextLog(path, config, with_labels, delimiter)
-
-
-def format_of(path: Path, format: str = "auto") -> tuple[str, str]:
-    """What a file is, "csv", "parquet" or "libsvm", and the usual delimiter of such a text.
-
-    Raises:
-        InputError: `format` is auto and the suffix says nothing.
-    """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    zipped = suffixes[-1:] == [".gz"]
-    suffix = "".join(suffixes[-2:-1] if zipped else suffixes[-1:])
-    kind = _SUFFIXES.get(suffix) if format == "auto" else format
-    if kind is None:
-        known = ", ".join((*_SUFFIXES, ".gz of the texts"))
-        raise InputError(f"unknown kind of file ({known} are known); data.format says what it is", path)
-    return kind, "\t" if suffix in (".tsv", ".txt") else ","
 
 
 class TextLog:
@@ -161,22 +135,21 @@ class TextLog:
         except pa.ArrowInvalid as again:
             message = str(again)
         row, column = re.search(r"Row #(\d+): ", message), re.search(r"In CSV column #(\d+)", message)
-        place = f"row {rows[int(row[1]) - 1] + 1}: " if row else ""
         name = f"column '{self.names[int(column[1])]}' has " if column else ""
         what = re.sub(r"^(In CSV column #\d+: |CSV parse error: )?(Row #\d+: )?", "", message)
         needed = f"a number is needed; {TIME_HINT}" if looks_like_a_time(what) else "a number is needed"
         what = re.sub(r"^CSV conversion error to (float|double): (.*)", rf"\2 ({needed})", what)
         what = re.sub(r"^CSV conversion error to \w+: ", "", what)
-        return InputError(f"{place}{name}{what[:200]}", self.path)
+        if row:
+            return place_of(self.path, rows, self._config).wrong(int(row[1]) - 1, f"{name}{what[:200]}")
+        return InputError(f"{name}{what[:200]}", self.path)
 
     def _first_line(self) -> list[str]:
         line = read_first_line(self.path)
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"row 0: byte {line[error.start]:#04x} of the first line is not UTF-8", self.path
-            ) from None
+            raise InputError(f"byte {line[error.start]:#04x} is not UTF-8", f"{self.path}:1") from None
         if self._delimiter != ",":
             return text.split(self._delimiter)
         try:
@@ -232,9 +205,8 @@ class SvmLog:
         wrong = np.flatnonzero(np.diff(offsets) != len(features))
         if len(wrong):
             found = int(np.diff(offsets)[wrong[0]])
-            raise InputError(
-                f"row {rows[wrong[0]] + 1}: {found} ids for {len(features)} categorical features", self.path
-            )
+            message = f"{found} ids for {len(features)} categorical features"
+            raise Place(self.path, rows, header=0).wrong(int(wrong[0]), message)
         columns = ids.reshape(-1, len(features)).T
         arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
         return pa.RecordBatch.from_arrays([pa.array(labels), *arrays], names=self.names)

@@ -177,13 +177,42 @@ def _pieces(path: Path, pieces: Pieces | None) -> Iterator[bytes]:
         raise _read_error(error, path) from None
 
 
+def line_of_row(path: Path, row: int) -> int:
+    """The number, from 1, of the line in which a row stands, from 0, a header among them; 0: there is no such row.
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    line, last, begun, inside = 1, b"", 0, False
+    for piece in _pieces(path, None):
+        data = np.frombuffer(piece, np.uint8)
+        ended, open_there = count_lines(data, inside)
+        found = ended + open_there - inside  # rows that begin here
+        if begun + found > row:
+            starts = np.empty(row - begun + 1, np.int64)
+            _row_starts(data, inside, starts)
+            return line + _line_ends_between(last, piece[: starts[-1]])
+        line += _line_ends_between(last, piece)
+        begun, inside, last = begun + found, open_there, piece[-1:]
+    return 0
+
+
+def _line_ends_between(last: bytes, text: bytes) -> int:
+    """How many lines end in a text that comes after the byte `last`; an end may be cut in two."""
+    joined = last + text
+    return _num_ends(joined) - _num_ends(last)
+
+
+def _num_ends(text: bytes) -> int:
+    return text.count(b"\n") + text.count(b"\r") - text.count(b"\r\n")
+
+
 def _line_at(path: Path, offset: int) -> int:
     """The number, from 1, of the line that begins at a byte of the text."""
     lines, last = 1, b""
     with _open_text(path) as stream:
         while offset and (piece := stream.read(min(offset, TEXT_BYTES))):
-            joined = last + piece  # a line's end may be cut in two
-            lines += len(re.findall(rb"\r\n?|\n", joined)) - len(re.findall(rb"[\r\n]", last))
+            lines += _line_ends_between(last, piece)
             last, offset = piece[-1:], offset - len(piece)
     return lines
 

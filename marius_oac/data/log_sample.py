@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from marius_oac.data.log_formats import format_of
 from marius_oac.data.log_labels import number_of
-from marius_oac.data.log_lines import blocks_of_lines, read_first_line
+from marius_oac.data.log_lines import blocks_of_lines, line_of_row, read_first_line
+from marius_oac.data.log_place import format_of
 from marius_oac.data.readers import check_readable
 from marius_oac.data.svm import parse_svm
 from marius_oac.errors import InputError
@@ -103,8 +103,9 @@ def _text(path: Path, delimiter: str, names: list[str]) -> LogSample:
             ),
         ).combine_chunks()
     except pa.ArrowInvalid as error:
-        what = re.sub(r"^CSV parse error: ", "", str(error))
-        raise InputError(f"{what[:200]} (columns are told apart by {delimiter!r})", path) from None
+        what, row = re.sub(r"^CSV parse error: (Row #\d+: )?", "", str(error)), re.search(r"Row #(\d+)", str(error))
+        where = f"{path}:{line_of_row(path, int(row[1]) - 1)}" if row else path
+        raise InputError(f"{what[:200]} (columns are told apart by {delimiter!r})", where) from None
     columns = [column.combine_chunks() for column in table.columns]
     first = [column[0].as_py() for column in columns]
     header = not names and _is_header(first, columns)
@@ -129,7 +130,7 @@ def _width(text: np.ndarray, delimiter: str, path: Path) -> int:
     try:
         decoded = line.decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"row 0: byte {line[error.start]:#04x} of the first line is not UTF-8", path) from None
+        raise InputError(f"byte {line[error.start]:#04x} is not UTF-8", f"{path}:1") from None
     return len(next(csv.reader([decoded], delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if delimiter == "," else 3)))
 
 

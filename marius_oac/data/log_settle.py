@@ -26,10 +26,11 @@ import numpy as np
 import pyarrow as pa
 
 from marius_oac.config_ctr import LogConfig, NumericConfig
+from marius_oac.data.log_columns import convert
 from marius_oac.data.log_files import BlockReader, LogFile
 from marius_oac.data.log_labels import labels_of
-from marius_oac.data.log_numbers import floats, limited, numbers_of, signed_log1p
-from marius_oac.data.log_place import Place
+from marius_oac.data.log_numbers import floats, limited, signed_log1p
+from marius_oac.data.log_place import place_of
 
 EXAMPLES = 1 << 16
 BUCKETS = 32
@@ -62,7 +63,7 @@ def settle_by(
 ) -> tuple[LogConfig, list[str]]:
     """As `settle`, by examples of a file that have been parsed: their numbers in the file, from 0, and columns."""
     for rows, batch in parsed:
-        labels_of(batch.column(config.label.column), config.label, Place(path, rows))
+        labels_of(batch.column(config.label.column), config.label, place_of(path, rows, config))
     keyed = any(config.keyed())
     columns, notes = [], []
     for each in config.numeric:
@@ -70,8 +71,12 @@ def settle_by(
         columns.append(_settled(each, values, config, keyed))
         notes += _strange(columns[-1], values)
     found = config.model_copy(update={"numeric": tuple(columns)})
+    positive = 0
     for rows, batch in parsed:
-        numbers_of(batch, found, Place(path, rows))
+        positive += int(np.count_nonzero(convert(batch, found, True, path, rows).labels))
+    if not positive and config.label.positive:
+        meant = ", ".join(config.label.positive)
+        notes.append(f"no label of the first examples of {path.name} means 1, which {meant} does (data.label.positive)")
     return found, notes
 
 

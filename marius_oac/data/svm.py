@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from marius_oac.data.compiled import compiled
-from marius_oac.errors import InputError
+from marius_oac.data.log_place import Place
 
 _LABEL, _ID, _VALUE = 1, 2, 3
 _WRONG = {
@@ -35,7 +35,7 @@ def parse_svm(block: np.ndarray, path: Path, rows: np.ndarray) -> tuple[np.ndarr
     done, values, wrong, first, last = _parse(block, labels, ids, offsets)
     if wrong:
         found = block[first:last].tobytes().decode("utf-8", "replace")[:80]
-        raise InputError(f"row {rows[done] + 1}: {_WRONG[wrong].format(found)}", path)
+        raise Place(path, rows, header=0).wrong(done, _WRONG[wrong].format(found))
     return labels[:done], ids[:values], offsets[: done + 1]
 
 

@@ -23,7 +23,7 @@ from tests.data.written_logs import HEADER, ROWS, config, read, refused, write, 
         ("label,x,c,b,x\n1,2,3,4,5\n", "two columns are named 'x'"),
         ("\nlabel,x,c,b\n1,2,3,4\n", "the first line is blank"),
         ('label,x,c,"b\n1,2,3,4\n', "quotes of the first line don't match"),
-        (b"label,x,c,\xff\n1,2,3,4\n", "byte 0xff of the first line is not UTF-8"),
+        (b"label,x,c,\xff\n1,2,3,4\n", "a.csv:1: byte 0xff is not UTF-8"),
         (HEADER + "1,2,3,4\n,2,3,4\n", "row 2: column 'label' has no label"),
         (HEADER + "1,2,3,4\n2,2,3,4\n", "row 2: the label in column 'label' is 2, neither 0 nor 1"),
         (HEADER + "1,2,3,4\nmay,2,3,4\n", "row 2: the label in column 'label' is 'may', neither 0 nor 1"),
@@ -79,7 +79,7 @@ def test_a_bad_value_has_its_row_whoever_reads_it(tmp_path, line, said):
         assert block.examples(np.array([0, 2])).size == 2  # who needs it not, sees it not
         block = reader.lazy_block(0, 2, 3)
         for some in ([1], [0, 1], [0, 1, 2]):
-            with pytest.raises(InputError, match=f"a.csv: row 8: {said}"):
+            with pytest.raises(InputError, match=f"a.csv:16: row 8: {said}"):
                 block.examples(np.array(some))
 
 
@@ -92,7 +92,7 @@ def test_a_quote_that_is_open_at_the_end_of_what_is_parsed(tmp_path, line, kept)
     with BlockReader(LogFiles.scan([path], config()).files, config()) as reader:
         block = reader.lazy_block(0, 0, 4)
         if kept is None:
-            with pytest.raises(InputError, match="a.csv: row(s 2 to)? 4: "):
+            with pytest.raises(InputError, match="a.csv(:5: row|: rows 2 to) 4: "):
                 block.examples(np.array([1, 3]))
         else:
             assert block.examples(np.array([1, 3])).bags["b"].keys[-1] == naive_logs.text_key(kept)[0]
