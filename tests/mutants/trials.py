@@ -27,6 +27,8 @@ from tests.mutants.reach import ROOT
 
 LEFT_OUT = (".git", ".venv", "__pycache__", "runs", "build", ".pytest_cache", ".hypothesis")
 MOST_BYTES = 6 << 30
+IDLE_S = 25
+"""A test that waits for what does not come waits without computing."""
 OPTIONS = (
     "-q",
     "-x",
@@ -68,12 +70,13 @@ class Workshop:
     def changed(self, path: str, source: bytes):
         """While it lasts the copy's file `path` holds `source`."""
         file = self.copy / path
-        before = file.read_bytes()
+        before, stamp = file.read_bytes(), file.stat().st_mtime_ns
         try:
             file.write_bytes(source)
             yield
         finally:
             file.write_bytes(before)
+            os.utime(file, ns=(stamp, stamp))  # which the machine code in the cache was made from
 
     def load(self) -> None:
         """Imports the package, from the copy, and what tests import with it."""
@@ -165,15 +168,17 @@ def _become_pytest(cache: Path, folder: Path, told: Path, tests: list[str]) -> N
 
 
 def _await(child: int, limit: float) -> str:
-    process, deadline = psutil.Process(child), time.monotonic() + limit
+    """How it ended. It hangs where it is not done within the limit, or has had nothing to compute for long."""
+    deadline, computed, since = time.monotonic() + limit, 0.0, time.monotonic()
     watched, verdict = os.pidfd_open(child), None
     try:
         while not select.select([watched], [], [], 1)[0]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                family = [process, *process.children(recursive=True)]
-                if sum(each.memory_info().rss for each in family) > MOST_BYTES:
-                    verdict = "too large"
-            if time.monotonic() > deadline:
+            family, seconds, held = _family(child)
+            if seconds > computed + 0.05:
+                computed, since = seconds, time.monotonic()
+            if held > MOST_BYTES:
+                verdict = "too large"
+            elif time.monotonic() > min(deadline, since + IDLE_S):
                 verdict = "hung"
             if verdict:
                 for each in family:
@@ -185,3 +190,16 @@ def _await(child: int, limit: float) -> str:
     finally:
         os.close(watched)
     return verdict or {0: "passed"}.get(code, "failed" if code > 0 else "crashed")
+
+
+def _family(child: int) -> tuple[list[psutil.Process], float, int]:
+    """A process and those below it; the seconds that they have computed, and the bytes that they hold."""
+    family, seconds, held = [], 0.0, 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(child)
+        for each in [process, *process.children(recursive=True)]:
+            family.append(each)
+            times = each.cpu_times()
+            seconds += times.user + times.system
+            held += each.memory_info().rss
+    return family, seconds, held

@@ -278,9 +278,9 @@ class StoreConformance(Making):
             with pytest.raises(ValueError, match="into must be C-contiguous and aligned and writable"):
                 store.read(ids(0, 1), read_only, ids(0, 0))
             assert store.commit(ids(0, 1), read_only, 1) == 0
-            for first, count, timestamp in ((4, 2, 0), (-1, 2, 0), (0, 2, -2), (0, 2, MAX_TIMESTAMP + 1)):
+            for first, *timestamps in ((4, 0, 0), (-1, 0, 0), (0, -2, 0), (0, 0, MAX_TIMESTAMP + 1)):
                 with pytest.raises(ValueError, match="table 'zeros'"):
-                    store.load(first, np.full(count, timestamp), filled(count, 6, 1))
+                    store.load(first, ids(*timestamps), filled(2, 6, 1))
             with pytest.raises(ValueError, match="rows_per_block"):
                 list(store.blocks(0))
 
