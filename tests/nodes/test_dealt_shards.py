@@ -251,6 +251,15 @@ def ask(desk, rank):
     return [(deal.kind, deal.final), *((to, message.kind) for to, message in rest)]
 
 
+def test_guests_wait_until_a_trainer_asks_and_after_the_last_batch():
+    desk = desk_with_guest(2)
+    assert desk.handle(1, Message(Kind.RESERVE, 0), []) == [] and desk.lobby == [1]
+    told = desk.handle(0, Message(Kind.RESERVE, 0), [])
+    assert [(to, message.kind, message.sequence) for to, message in told] == [(0, Kind.DEAL, 0), (1, Kind.DEAL, 1)]
+    assert desk.lobby == [] and ask(desk, 1) == [(Kind.DEAL, True)]
+    assert desk.handle(1, Message(Kind.RESERVE, 0), []) == [] and desk.lobby == [1]
+
+
 def test_a_guest_that_leaves_when_all_is_done_troubles_nobody():
     """Its roll call would reach the desk of the next stretch, and all would be told again that this one is finished."""
     desk = desk_with_guest(2)

@@ -321,3 +321,15 @@ def test_a_trainer_that_wants_to_stop_is_heard_by_all():
     assert [message.stop_at for _, message in news] == [9, 9]
     assert shard.handle(1, Message(Kind.PULL, 1, [np.arange(1)]).frames()) == []  # trainer 0's comes first
     assert [m.stop_at for _, m in shard.handle(0, Message(Kind.PULL, 1, [np.arange(1)]).frames())] == [9, 9]
+
+
+@pytest.mark.parametrize("first, pulled, stops", [(5, (), 7), (5, (5, 6), 8)])
+def test_freely_a_wish_to_stop_counts_from_the_last_batch_pulled(first, pulled, stops):
+    """Trainer 0 is at `first`, and would go on with two; nobody has gone further than that ahead of what is pulled."""
+    shard = Shard([NumberedTable(store(0), OPTIMIZER)], 2, lockstep=False)
+    shard.begin(first)
+    for rank, number in ((0, first), *((1, number) for number in pulled)):
+        shard.handle(rank, Message(Kind.PULL, number, [np.arange(2)]).frames())
+    part = [np.ones((2, DIMENSION), np.float32)]
+    ((_, told),) = shard.handle(0, Message(Kind.PUSH, first, part, share=0.5, stop_at=first + 2).frames())
+    assert told.stop_at == stops
