@@ -13,7 +13,7 @@ from marius_oac import __version__
 from marius_oac.cli_data import add_init, add_prepare
 from marius_oac.command import run_command
 from marius_oac.console import answer, report
-from marius_oac.errors import InputError
+from marius_oac.errors import ConfigError, InputError
 
 _PREDICT = (
     "The likeliest tails of (head, relation, ?), heads of (?, relation, tail), classes of a node; of clicks, "
@@ -73,7 +73,17 @@ def _train(args: argparse.Namespace) -> int | None:
         overrides.append(f"data.train={json.dumps(args.data)}")
     if args.progressive:
         overrides.append("training.progressive=true")
-    config = Config.load(args.config, overrides)
+    try:
+        config = Config.load(args.config, overrides)
+    except ConfigError as error:
+        given = {
+            "--set data.train": ("--data", args.data),
+            "--set training.progressive": ("--progressive", args.progressive),
+        }
+        option, value = given.get(error.where or "", ("", None))
+        if value and error.message.startswith("unknown key"):
+            raise InputError("is for click logs (task: ctr)", option) from None
+        raise
     if _request(args).wanted:
         return _train_on_nodes(args, config)
     from marius_oac.training import train
@@ -147,6 +157,8 @@ def _predict(args: argparse.Namespace) -> None:
     if args.data:
         report(predict_run(args.run, args.data, args.out, args.checkpoint, **_opened(args)))
         return
+    if args.out:
+        raise InputError("goes with --data; without, answers go to standard output", "--out")
     if args.node:
         classifier = TrainedClassifier.open(args.run, args.checkpoint, **_opened(args))
         found = classifier.predict(args.node, top=args.top)

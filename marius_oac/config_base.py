@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from marius_oac.config_errors import described, explain, flat, parse, read_mapping, shown, where
+from marius_oac.config_errors import described, explain, first_error, flat, parse, read_mapping, shown, where
 from marius_oac.config_nodes import NodesConfig
 from marius_oac.config_sections import (
     CheckpointConfig,
@@ -80,7 +80,7 @@ class BaseConfig(Section):
         try:
             return cls.model_validate(merged)
         except ValidationError as error:
-            first = error.errors()[0]
+            first = first_error(error)
             path = tuple(str(part) for part in first["loc"] if part in flat(merged, first["loc"]))
             message = explain(first, cls)
             if first["type"] == "value_error":  # of a validator: "key: what is wrong", the key relative to the section
@@ -99,6 +99,9 @@ class BaseConfig(Section):
 
     def replace(self, *overrides: str) -> Self:
         """A copy with `a.b=c` overrides applied and everything validated again."""
+        task = getattr(self, "task", None)
+        if _apply(self._plain(), overrides).get("task") != task:
+            raise ConfigError(f"is {task!r}, and stays what it is", "--set task")
         return self.build(self._plain(), overrides)
 
     def _plain(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticKnownError
 
-from marius_oac.config_errors import described, explain, read_mapping, reason
+from marius_oac.config_errors import described, explain, first_error, read_mapping, reason
 from marius_oac.config_sections import (
     Bytes,
     Folders,
@@ -196,7 +196,7 @@ class ClusterConfig(Section):
         try:
             cluster = cls.model_validate(tree)
         except ValidationError as error:
-            raise _located(error.errors()[0], tree, path, lines) from None
+            raise _located(first_error(error), tree, path, lines) from None
         _check_together(cluster, path, lines)
         if cluster.secret is not None:
             cluster = cluster.model_copy(update={"secret": str(path.parent / cluster.secret)})
@@ -259,7 +259,8 @@ def _located(error: Mapping[str, Any], tree: Mapping[str, Any], path: Path, line
         entry = tree["nodes"][int(loc[1])]
         name = (entry.get("name") or entry.get("address")) if isinstance(entry, Mapping) else None
         who = f"node {name}" if isinstance(name, str) else f"nodes.{loc[1]}"
-        loc = [who, *loc[2:3]]
+        unnamed = isinstance(entry, Mapping) and "name" not in entry  # its name is its address
+        loc = [who, *("address" if unnamed and key == "name" else key for key in loc[2:3])]
     return ConfigError(message, ": ".join([place, *(loc if loc[0].startswith("node") else [".".join(loc)])]))
 
 

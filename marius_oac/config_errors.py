@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from marius_oac.errors import ConfigError, shown
@@ -165,6 +165,19 @@ _PLAINER = {
     "byte_size": "must be a size such as 4GiB",
     "byte_size_unit": "must be a size such as 4GiB",
 }
+
+
+def first_error(error: ValidationError) -> Mapping[str, Any]:
+    """The first of several; where a key is missing, one that is nearly written like it and unknown there."""
+    first, *others = error.errors()
+    if first["type"] == "missing":
+        *section, missing = first["loc"]
+        for other in others:
+            *there, name = other["loc"]
+            near = difflib.get_close_matches(str(name), [str(missing)])
+            if other["type"] == "extra_forbidden" and there == section and near:
+                return other
+    return first
 
 
 def _sections(annotation: Any) -> dict[str, type[BaseModel]]:

@@ -4,7 +4,7 @@ from importlib import import_module
 
 from tests.battery.cases import Case
 
-_QUICK = ("settings", "edges", "logs")
+_QUICK = ("settings", "edges", "logs", "runs", "classes", "nodes")
 _PROCESSES = ()
 
 

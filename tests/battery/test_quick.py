@@ -25,6 +25,7 @@ def test_case(case, specimens, standing, tmp_path, monkeypatch, capfd):
     temporary.mkdir()
     monkeypatch.chdir(place)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    specimens = {**specimens, "here": str(place)}
     case.write(place, specimens)
     before, threads = listing(place, temporary, *standing), threading.active_count()
     children = psutil.Process().children()
