@@ -86,11 +86,19 @@ class Group(ABC):
         """The same members, whose calls are their own: for one background thread. Collective; closed by its user."""
 
     @abstractmethod
+    def part(self, ranks: Sequence[int]) -> Group | None:
+        """Some of the members, ascending, as a group: numbered anew, their calls their own. None for all others.
+
+        Collective, and once for the same ranks; closed with the group. It goes on when others than its members leave
+        the group.
+        """
+
+    @abstractmethod
     def abort(self, why: BaseException | None = None) -> None:
         """Makes this member's calls, waiting and later, raise `why` or `Closed`; those of the others raise `NodeLost`.
 
-        Of a group: in its channels, too. A worker of a pipeline takes `Closed` for a peaceful end; where nothing else
-        tells it what is wrong, `why` must.
+        Of a group: in its channels and parts, too. A worker of a pipeline takes `Closed` for a peaceful end; where
+        nothing else tells it what is wrong, `why` must.
         """
 
     @abstractmethod

@@ -48,6 +48,8 @@ class Pulse:
         self.aborted = [0] * (SLOTS - 1)
         self.lost: tuple[str, str] | None = None
         self._left: list[int] = []
+        self.excused: set[int] = set()
+        """Members that nobody here waits for any more: no call of this member fails because they have left."""
         self._thread = threading.Thread(target=self._run, name="pulse")
         self._thread.start()
 
@@ -64,8 +66,8 @@ class Pulse:
         aborted = [peer for peer, said in sorted(self._heard.items()) if said[slot]]
         if self.lost is not None:
             return self.lost
-        if self._left:
-            return self._names[self._left[0]], "has left the group"
+        if left := [peer for peer in self._left if peer not in self.excused]:
+            return self._names[left[0]], "has left the group"
         return (self._names[aborted[0]], "has aborted") if aborted else None
 
     def leave(self) -> None:

@@ -23,7 +23,7 @@ Delay = Callable[[int, str, int], object]
 
 
 class ThreadGroup(Group):
-    """Made by `members` and `channel` alone."""
+    """Made by `members`, `channel` and `part` alone."""
 
     def __init__(self, rank: int, room: _Room) -> None:
         super().__init__(rank, room.names)
@@ -64,6 +64,12 @@ class ThreadGroup(Group):
         self._meet("channel", None, name)
         return ThreadGroup(self.rank, self._room.inner(self._calls, name))
 
+    def part(self, ranks: Sequence[int]) -> ThreadGroup | None:
+        self._meet("part", None, tuple(ranks))
+        if self.rank not in ranks:
+            return None
+        return ThreadGroup(ranks.index(self.rank), self._room.inner(self._calls, "part", ranks))
+
     def _meet(self, kind: str, given: Any, must_agree: Any = None) -> list[Any]:
         self._calls += 1
         return self._room.meet(self.rank, self._calls, given, (kind, must_agree))
@@ -86,7 +92,7 @@ class _Room:
         self._taken: dict[int, int] = {}
         self._gone: dict[int, str] = {}
         self._errors: dict[int, BaseException] = {}
-        self._inner: dict[int, _Room] = {}
+        self._inner: dict[int, tuple[_Room, Sequence[int]]] = {}  # with the ranks of its members, by their places
 
     def meet(self, rank: int, call: int, given: Any, must_agree: Any) -> list[Any]:
         """What every member brings to a call, by rank."""
@@ -112,9 +118,11 @@ class _Room:
             raise ValueError(f"call {call} of '{self._name}': members called {theirs}")
         return [brought[each][0] for each in range(len(self.names))]
 
-    def inner(self, call: int, name: str) -> _Room:
+    def inner(self, call: int, name: str, ranks: Sequence[int] | None = None) -> _Room:
+        ranks = range(len(self.names)) if ranks is None else ranks
         with self._changed:
-            return self._inner.setdefault(call, _Room(self.names, name, self._timeout, self._delay))
+            made = _Room([self.names[rank] for rank in ranks], name, self._timeout, self._delay)
+            return self._inner.setdefault(call, (made, ranks))[0]
 
     def leave(self, rank: int, why: str, error: BaseException | None = None) -> None:
         with self._changed:
@@ -126,8 +134,9 @@ class _Room:
                     brought.pop(rank, None)
             self._changed.notify_all()
             inner = list(self._inner.values())
-        for room in inner:
-            room.leave(rank, why, error)
+        for room, ranks in inner:
+            if rank in ranks:
+                room.leave(ranks.index(rank), why, error)
 
     def _complete(self, call: int) -> bool:
         return len(self._brought.get(call, ())) == len(self.names)

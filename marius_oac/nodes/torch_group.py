@@ -37,11 +37,13 @@ _NEVER_SENT = (1 << 20) + 1  # a tag
 
 
 class TorchGroup(Group):
-    """Made by `from_environment` and `channel` alone."""
+    """Made by `from_environment`, `channel` and `part` alone; `ranks` are torch's, of the members by rank."""
 
-    def __init__(self, rank: int, names: Sequence[str], name: str, process_group: Any, shared: _Shared) -> None:
+    def __init__(
+        self, rank: int, names: Sequence[str], name: str, process_group: Any, shared: _Shared, ranks: Sequence[int]
+    ) -> None:
         super().__init__(rank, names)
-        self._name, self._process_group, self._shared = name, process_group, shared
+        self._name, self._process_group, self._shared, self._ranks = name, process_group, shared, ranks
         self._slot = len(shared.groups)
         if self._slot >= SLOTS - 1:
             raise ValueError(f"channel {name}: a group has at most {SLOTS - 2} channels")
@@ -78,7 +80,7 @@ class TorchGroup(Group):
             store.set_timeout(silence)
             store = dist.PrefixStore(os.environ.get(START, "only"), store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
-            group = cls(rank, names, "", shared.connect(), shared)
+            group = cls(rank, names, "", shared.connect(range(size)), shared, range(size))
             beats = dist.new_group(timeout=silence, backend="gloo")
         except RuntimeError as error:
             if dist.is_initialized():
@@ -93,7 +95,7 @@ class TorchGroup(Group):
         self._call(lambda: dist.all_reduce(tensor, group=self._process_group))
 
     def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        self._call(lambda: dist.broadcast(tensor, root, group=self._process_group))
+        self._call(lambda: dist.broadcast(tensor, self._ranks[root], group=self._process_group))
 
     def barrier(self) -> None:
         self._call(lambda: dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=self._process_group))
@@ -109,13 +111,24 @@ class TorchGroup(Group):
         return [each[: int(length)].numpy().tobytes() for each, length in zip(texts, lengths, strict=True)]
 
     def channel(self, name: str) -> TorchGroup:
+        return self._connected(name, range(self.size))
+
+    def part(self, ranks: Sequence[int]) -> TorchGroup | None:
+        if self.rank in ranks:
+            self._shared.pulse.excused.update(self._ranks[each] for each in range(self.size) if each not in ranks)
+            return self._connected("part", ranks)
+        self.barrier()
+        return None
+
+    def _connected(self, name: str, ranks: Sequence[int]) -> TorchGroup:
         self.barrier()
         made: list[Any] = []
-        self._call(lambda: made.append(self._shared.connect()))
-        channel = TorchGroup(self.rank, self.names, name, made[0], self._shared)
+        theirs, names = [self._ranks[each] for each in ranks], [self.names[each] for each in ranks]
+        self._call(lambda: made.append(self._shared.connect(theirs)))
+        found = TorchGroup(ranks.index(self.rank), names, name, made[0], self._shared, theirs)
         if self._aborted:  # meanwhile
-            channel.abort(self._why)
-        return channel
+            found.abort(self._why)
+        return found
 
     def _call(self, work: Callable[[], object]) -> None:
         if self._aborted or self._closed:
@@ -150,7 +163,7 @@ class TorchGroup(Group):
         for peer in range(self.size):
             if peer != self.rank and not self._closed:
                 try:
-                    receive = dist.irecv(torch.zeros(1), peer, self._process_group, _NEVER_SENT)
+                    receive = dist.irecv(torch.zeros(1), self._ranks[peer], self._process_group, _NEVER_SENT)
                     receive.wait(timedelta(milliseconds=1))
                 except RuntimeError:
                     continue
@@ -180,9 +193,10 @@ class _Shared:
         self.groups: list[TorchGroup] = []
         self.lock = threading.Lock()
 
-    def connect(self) -> Any:
-        """Connections of their own between all members, who come at once; calls then wait for ever."""
-        made = dist.new_group(timeout=self.silence, backend=self.backend)
+    def connect(self, ranks: Sequence[int]) -> Any:
+        """Connections of their own between these members, who come at once; calls then wait for ever."""
+        alone = len(ranks) < dist.get_world_size()  # the others may have left
+        made = dist.new_group(list(ranks), timeout=self.silence, backend=self.backend, use_local_synchronization=alone)
         distributed_c10d._set_pg_timeout(_EVER, made)
         return made
 

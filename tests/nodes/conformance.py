@@ -215,6 +215,27 @@ def freezing(group):
     return ended(lambda: group.all_reduce(torch.zeros(100)))
 
 
+def parting(group):
+    """The first and the last go on when the one between them has left; then the last one leaves as well."""
+    part = group.part([0, 2])
+    if part is None:
+        group.close()
+        return "left"
+    values, tensor = part.gather(part.rank), torch.full((3,), float(group.rank))
+    part.broadcast(tensor, 1)
+    channel = part.channel("c")
+    total = numbers(part.rank, 4)
+    channel.all_reduce(total)
+    found = [list(part.names), values, tensor.tolist(), hexed(total)]
+    if part.rank:
+        group.close()
+        return found
+    try:
+        part.barrier()
+    except NodeLost as error:
+        return [*found, f"lost {error.node}: {error.why}"]
+
+
 def leaving(group):
     """The last member closes regularly, the others call once more."""
     group.barrier()

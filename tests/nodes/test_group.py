@@ -152,6 +152,18 @@ def test_a_member_that_leaves_is_named(kind):
     world.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_goes_on_when_others_leave_and_names_whom_it_loses(kind):
+    from tests.nodes.conformance import hexed, numbers
+
+    world = KINDS[kind](3, timeout=60.0)
+    first, second, third = world.play("parting")
+    found = [["rank 0", "rank 2"], [0, 1], [2.0] * 3, hexed(numbers(0, 4) + numbers(1, 4))]
+    assert (first[:-1], second, third) == (found, "left", found)
+    assert first[-1] == "lost rank 2: has left the group"
+    world.close()
+
+
 def test_members_that_call_different_things_are_told():
     def work(group):
         with pytest.raises(ValueError, match="members called"):
