@@ -15,8 +15,6 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from marius_oac import __version__
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
@@ -27,23 +25,16 @@ from marius_oac.console import say
 from marius_oac.ctr_task import CtrTask
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.models.own_code import admit
-from marius_oac.node_ctr import CtrNodes
-from marius_oac.node_graph import GraphNodes
+from marius_oac.node_outside import outside
 from marius_oac.node_pace import Pace
 from marius_oac.nodes.cluster import listening_at, names
-from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.messages import Kind, Message, parse
-from marius_oac.nodes.packing import Packed
-from marius_oac.nodes.served import Served
-from marius_oac.nodes.shards import Placement
-from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.nodes.transport.contract import TAKEN, Limits, Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.reporting import LINE_SECONDS
 from marius_oac.run_log import LOG, RunLog
 from marius_oac.runtime.signals import stop_on_interrupt
-from marius_oac.session import Session
 from marius_oac.task import Task
 from marius_oac.training import start_task
 
@@ -164,22 +155,12 @@ class _Guest:
     def train(self, lines: Sequence[ZmqClient], rank: int, run: dict[str, Any]) -> None:
         """Until the user stops. Raises NodeLost, in the end."""
         task = self._task(run)
-        weights, (group,) = run["weights"], ThreadGroup.members(1)
-        kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
-
-        def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any, _: Any) -> NodeSource:
-            def abort() -> None:
-                for line in lines:
-                    line.abort()
-
-            return stack.enter_context(NodeSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
-
-        guest = kind(task, group, weights, lambda servers: Served(group), connect)
-        guest.place, guest.pace = None, Pace(NodesConfig(), rank, len(weights), task.config.training.batch_size)
-        guest.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
-        with Session(guest) as session, stop_on_interrupt(session.pipeline.request_stop):
+        pace = Pace(NodesConfig(), rank, run["trainers"], task.config.training.batch_size)
+        with (
+            outside(task, lines, run, pace, True) as (session, _),
+            stop_on_interrupt(session.pipeline.request_stop),
+        ):
             session.report_to(lambda result: self._trained())
-            guest.deal_to_guest()
             self.joined = self.known = True
             say(f"joined the run of {self._cluster.nodes[0].name} as number {rank}")
             while not session.pipeline.stop_requested:

@@ -56,6 +56,7 @@ class NodeTask(Task):
     weights: of each process, by rank: how much it should carry beside others; 0: nothing.
     make_dense: how dense parameters agree, given the road to the sync servers.
     connect: serves and connects.
+    trainers: how many there are, those that are not in the group as well; None: as many as processes.
 
     Attributes:
         place: this process's number among those that carry rows; None: it carries none.
@@ -69,14 +70,17 @@ class NodeTask(Task):
         weights: Sequence[float],
         make_dense: Callable[[SyncServers], DenseSync],
         connect: Connect,
+        trainers: int | None = None,
     ):
         self.task, self.config, self.group = task, task.config, group
+        self.trainers = len(weights) if trainers is None else trainers
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
         self.place = sum(each > 0 for each in weights[: group.rank]) if weights[group.rank] else None
         self.packed = Packed(even(self.carried))
-        self.pace = Pace(task.config.nodes, group.rank, len(weights), task.config.training.batch_size)
+        self.pace = Pace(task.config.nodes, group.rank, self.trainers, task.config.training.batch_size)
         self.dense: DenseSync | None = None
         self._source: NodeSource | None = None
+        self._outside = 0, 0.0
         self.crew = NodeCrew(group)
         self.decisive_metric = task.decisive_metric
 
@@ -111,7 +115,7 @@ class NodeTask(Task):
 
     def check(self) -> None:
         self.task.check()
-        check_config(self.config, len(self.weights))
+        check_config(self.config, self.trainers)
         self.pace.check()
         self._check()
 
@@ -160,6 +164,7 @@ class NodeTask(Task):
         """What a guest must know of the run, in plain values."""
         about = {"version": __version__, "config": self.config.dump(), "files": dict(self.run_files())}
         about |= {"fingerprint": self.fingerprint}
+        about |= {"trainers": self.trainers}
         return about | {"weights": list(self.weights), "placement": self.placement.nodes.tolist()}
 
     def measure(self, batches: Sequence[int]) -> np.ndarray:
@@ -206,10 +211,21 @@ class NodeTask(Task):
     def decided(self, reached: int) -> list[dict[str, Any]]:
         return self.pace.end(reached, self.crew)
 
-    def deal_to_guest(self) -> None:
-        """This is a guest: batches are dealt to it whenever there are any."""
+    def deal_outside(self, guest: bool) -> None:
+        """This is none of the group: batches are dealt to it whenever there are any. A guest may leave meanwhile."""
         self.deal("gba")
-        self._source.dealing = replace(self._source.dealing, guest=True)
+        self._source.dealing = replace(self._source.dealing, guest=guest)
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._source.counts().get("stopped_max", 0) > 0
+
+    def trained_outside(self) -> tuple[int, float]:
+        """See `Task.trained_outside`; known where batches are dealt."""
+        counts = self._source.counts()
+        now = counts.get("outside_examples", 0), counts.get("outside_loss", 0.0)
+        (examples, loss), self._outside = self._outside, now
+        return now[0] - examples, now[1] - loss
 
     def deal(self, mode: str) -> None:
         """What follows is trained in this mode."""
@@ -223,14 +239,15 @@ class NodeTask(Task):
     @property
     def _num_parts(self) -> int:
         """M, batches that a global batch is cut into where they are dealt."""
-        return self.config.nodes.modes.parts or len(self.weights)
+        return self.config.nodes.modes.parts or self.trainers
 
     def _dealing(self, kind: str) -> Dealing:
         modes, parts = self.config.nodes.modes, self._num_parts
-        mode = make_mode(kind, len(self.weights), parts, 1, **modes.rules())
+        mode = make_mode(kind, self.trainers, parts, 1, **modes.rules())
         bounds = bounds_of(self._served, len(self.carried))
         carriers = [rank for rank, weight in enumerate(self.weights) if weight]
-        return Dealing(mode, parts, bounds, carriers, self.dense, self._served, modes.window)
+        rowless = self.trainers - self.group.size
+        return Dealing(mode, parts, bounds, carriers, self.dense, self._served, modes.window, rowless)
 
     def after_batches(self, ended: bool) -> None:
         if self._source.dealing and self._served:

@@ -14,7 +14,7 @@ from marius_oac.checkpoints import START, Checkpoints
 from marius_oac.classes_task import ClassesTask
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
-from marius_oac.config_cluster import read_secret
+from marius_oac.config_cluster import ClusterConfig, read_secret
 from marius_oac.config_dense import ignored_by_kstep
 from marius_oac.config_errors import parse
 from marius_oac.console import say
@@ -24,6 +24,7 @@ from marius_oac.files import check_no_link
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_packing import agreed_packing
+from marius_oac.node_rowless import Rowless, alone, staying
 from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, check_saved, drop_after, part_name
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes import agree
@@ -56,8 +57,10 @@ from marius_oac.training_loop import TrainingLoop
 from marius_oac.types import DenseSync
 
 
-def train_on_nodes(config: BaseConfig, place: Place, out: str | Path | None = None, *, trace: bool = False) -> Run:
-    """Trains from scratch, as one of the processes of `place.cluster`; collective.
+def train_on_nodes(
+    config: BaseConfig, place: Place, out: str | Path | None = None, *, trace: bool = False
+) -> Run | None:
+    """Trains from scratch, as one of the processes of `place.cluster`; collective. None: nothing of the run lies here.
 
     The first process keeps the run's folder; rows and checkpoints of each lie in `nodes/LAYOUT/NODE` of it.
 
@@ -73,7 +76,9 @@ def train_on_nodes(config: BaseConfig, place: Place, out: str | Path | None = No
             return _resumed(path, place, group, (), (), None, None, trace, trust=mine)
         own = config_of(config, place)
         task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
-        with _created(path, place, group, task) as folder:
+        if isinstance(task, Rowless):
+            return task.train()
+        with _created(path, place, task.group, task) as folder:
             _train(task, folder, trace)
     return open_run(folder.path)
 
@@ -116,7 +121,7 @@ def resume_on_nodes(
     checkpoint: str | None = None,
     trace: bool = False,
     trust: bool = False,
-) -> Run:
+) -> Run | None:
     """Goes on from the newest checkpoint that all processes have, or the one named; collective. See `resume`.
 
     With other nodes than before the rows are dealt out anew; every process then needs the parts of all nodes before.
@@ -141,7 +146,7 @@ def _resumed(
     checkpoint: str | None,
     trace: bool,
     trust: bool | Collection[bytes],
-) -> Run:
+) -> Run | None:
     saved, log = _told(path, place, group, data_path)
     if any(group.gather(place.attempt > 0)):
         data = _not_taken_in(data, saved)
@@ -152,17 +157,21 @@ def _resumed(
         return resume_task(code_to_resume(config, path, trust), log, data)
 
     task = agreed_task(shared, place, group, make, path, checkpoint)
+    if isinstance(task, Rowless):
+        return task.train()
     if log and data:
         task.check_new_data(len(log.files))
     config = task.config
     part = path / NODES / task.layout / name_of(place)
     before = _before(path, part, task, checkpoint)
-    with _opened(path, part, place, group, config, task) as folder:
+    with _opened(path, part, place, task.group, config, task) as folder:
         folder.check_resumable(config, task.fingerprint)
         if not place.rank:
             for key, why in ignored_by_kstep(config):  # which versions before this one did without a word
                 say(f"note: {key}: {why}")
         if checkpoint is None and not data and not before and not task.crew.any(not has_ended(folder, task)):
+            if task.group is not group:
+                group.gather(None if place.rank else {"over": True})
             return open_run(folder.path)
 
         def load(loop: TrainingLoop) -> None:
@@ -293,7 +302,7 @@ def agreed_task(
     make: Callable[[], Task],
     run: Path | None = None,
     checkpoint: str | None = None,
-) -> NodeTask:
+) -> NodeTask | Rowless:
     """The task, once all processes have said that they can train it, and the same, and where its rows lie.
 
     Args:
@@ -311,6 +320,14 @@ def agreed_task(
     digest = hashlib.sha256(config.dump().encode()).hexdigest()
     said = agree.statement(place, digest, problem=problem, data_digest="" if task is None else data_digest(task))
     agree.compare(group.gather(said))
+    ranks = staying(config, task.weights)
+    if len(ranks) < group.size:
+        part, others = group.part(ranks), [rank for rank in range(group.size) if rank not in ranks]
+        if part is None:
+            one = task.task
+            one.config = alone(one.config, place)
+            return Rowless(one, place, group, len(ranks) + others.index(group.rank))
+        task = node_task(task.task, place, part, ranks, group)
     task.packed = agreed_packing(task, config, place.cluster, run, checkpoint)
     task.crew.agreed(lambda: check_task(task, Path()))
     return task
@@ -321,15 +338,26 @@ def data_digest(task: Task) -> str:
     return hashlib.sha256(json.dumps([task.fingerprint, *sorted(task.run_files().items())]).encode()).hexdigest()
 
 
-def node_task(task: Task, place: Place, group: Group) -> NodeTask:
-    """The task as it is trained on nodes. Raises ConfigError where that is not possible."""
+def node_task(
+    task: Task, place: Place, group: Group, ranks: Sequence[int] | None = None, whole: Group | None = None
+) -> NodeTask:
+    """The task as it is trained on nodes. Raises ConfigError where that is not possible.
+
+    Args:
+        ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`node_rowless`).
+    """
     config, cluster = task.config, place.cluster
     if isinstance(task, ClassesTask):
         raise ConfigError("a node classification is trained on one box; train without nodes", "task")
     lockstep = config.pipeline.mode != "async"
     workers = config.pipeline.workers
     ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4
-    weights = [node.shards for node in cluster.nodes for _ in range(node.processes)]
+    every, called = weights_of(cluster), names(cluster)
+    within = range(len(every)) if ranks is None else ranks
+    weights, rowless = (
+        [every[rank] for rank in within],
+        [called[rank] for rank in range(len(every)) if rank not in within],
+    )
     carriers = sum(bool(weight) for weight in weights)
     dense = config.nodes.dense
 
@@ -340,13 +368,15 @@ def node_task(task: Task, place: Place, group: Group) -> NodeTask:
         return make_dense_sync(dense, group, dense_rate(config), lockstep, servers, assign, weight_decay(config))
 
     kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
-    return kind(
-        task,
-        group,
-        weights,
-        make_dense,
-        Connections(place, group, lockstep, ahead, dense.alpha if dense.kind == "easgd" else None),
-    )
+    alpha = dense.alpha if dense.kind == "easgd" else None
+    tell = whole.gather if whole else lambda run: None
+    connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell)
+    return kind(task, group, weights, make_dense, connections, len(every))
+
+
+def weights_of(cluster: ClusterConfig) -> list[float]:
+    """How much of the rows each process should carry beside others, by rank; 0: none."""
+    return [node.shards for node in cluster.nodes for _ in range(node.processes)]
 
 
 def weight_decay(config: BaseConfig) -> float:

@@ -107,6 +107,8 @@ class Task(ABC):
     notes: Sequence[str] = ()
     """What is to be said of it before it is trained."""
     crew: Crew = Crew()
+    stop_requested = False
+    """Whether a user wants to stop by a process outside of the crew."""
     over_nodes = False
     """Whether rows are served to processes of several nodes."""
     trains = True
@@ -167,6 +169,10 @@ class Task(ABC):
     def after_batches(self, ended: bool) -> None:
         """Said when the pipeline has run them; `ended`: they were the run's last."""
         return
+
+    def trained_outside(self) -> tuple[int, float]:
+        """Examples that processes outside of the crew have trained since the last call, and the sum of their losses."""
+        return 0, 0.0
 
     def decided(self, reached: int) -> Sequence[Mapping[str, Any]]:
         """What is decided while the pipeline rests before batch `reached`: lines of metrics, without kind and batch."""

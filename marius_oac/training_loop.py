@@ -188,7 +188,7 @@ class TrainingLoop:
         progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
 
     def _stop_if_asked(self) -> None:
-        stop = self.crew.any(self.session.pipeline.stop_requested)
+        stop = self.crew.any(self.session.pipeline.stop_requested or self.session.task.stop_requested)
         if stop and self.position.sequence < self.road.last:
             self._save_where_it_stands()
             raise self._interrupted()
@@ -257,7 +257,8 @@ class TrainingLoop:
         if reached == first:
             return  # stopped before the first batch
         self._check_loss(reached, report)
-        self._advance(reached, report.totals)
+        examples, loss = self.session.task.trained_outside()
+        self._advance(reached, report.totals + Totals(examples=examples, loss=loss))
         if self.config.pipeline.order == "arrival":
             self.folder.append_order(report.computation_order())
         if self._at_epoch():

@@ -39,6 +39,9 @@ from marius_oac.runtime.signals import StopSignal
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch: 30)
 START = "MARIUS_OAC_START"  # variable: this start of the processes; what lies in the store under another is not theirs
 PARENT = "MARIUS_OAC_PARENT"  # variable: the process that has started this one, and must not be outlived
+SPARE = (
+    "MARIUS_OAC_SPARE"  # variable: a folder; a process that the run can lose makes a file there, named by its number
+)
 LOST = 75  # exit code of a process that has lost another node: its agent may start it again
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _LINES = 40  # of what a process said before it failed
@@ -95,13 +98,14 @@ def run(crew: Crew) -> int:
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="marius-oac-") as logs,
-        _variables(ours),
+        tempfile.TemporaryDirectory(prefix="marius-oac-") as spare,
+        _variables(ours | {SPARE: spare}),
         _signals_restored(),
         _store_of(crew) as store,
     ):
         meeting = Meeting(store, crew.nodes, crew.index, crew.patience, began)
         about = (crew.command, len(crew.names), crew.address, crew.restarts, SAVING, logs)
-        agent = Agent(meeting, *about, exit_code_of)
+        agent = Agent(meeting, *about, exit_code_of, lambda pid, code: _spared(crew, Path(spare), pid, code))
         try:
             failures = agent.run().failures
         except SignalException as error:
@@ -124,6 +128,15 @@ def exit_code_of(codes: Sequence[int]) -> int | None:
     if any(code == LOST or (code < 0 and code not in _ASKED) for code in codes):
         return None
     return next(128 - code if code < 0 else code for code in codes)
+
+
+def _spared(crew: Crew, spare: Path, pid: int, code: int) -> bool:
+    """Whether the run goes on without the process that has ended so; says so."""
+    if code >= 0 or code in _ASKED or not (spare / str(pid)).exists():
+        return False
+    name = signal.Signals(-code).name
+    say(f"note: node {crew.nodes[crew.index]}: process {pid} was ended by {name}; the run goes on without it")
+    return True
 
 
 def end_with_parent() -> None:

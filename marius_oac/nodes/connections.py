@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from typing import Any
 
 from marius_oac.config_cluster import read_secret
 from marius_oac.console import say
@@ -37,12 +38,25 @@ class Connections:
     Args:
         place: who this process is.
         lockstep: whether all trainers compute the same batches.
+        group: of the processes that serve, and of those that train with them.
+        rowless: names of the run's trainers that are not in the group (`node_rowless`).
+        tell: tells the latter of the run, as guests are told; called by every process of the group, once.
         alpha: of EASGD's sync servers; None: there are none.
         ahead: no trainer plans further than that many batches ahead of the one it computes.
     """
 
-    def __init__(self, place: Place, group: Group, lockstep: bool, ahead: int, alpha: float | None = None):
-        self._alpha = alpha
+    def __init__(
+        self,
+        place: Place,
+        group: Group,
+        lockstep: bool,
+        ahead: int,
+        alpha: float | None = None,
+        rowless: Sequence[str] = (),
+        tell: Callable[[Mapping[str, Any] | None], object] = lambda run: None,
+    ):
+        self._alpha, self._rowless, self._tell = alpha, rowless, tell
+        self._lost, self._is_first = 0, False
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
         self._server: ShardServer | None = None
         self._source: NodeSource | None = None
@@ -72,23 +86,28 @@ class Connections:
         factor: Callable[[Plan], float],
         binding: Binding,
     ) -> NodeSource:
-        cluster, group, rank = self._place.cluster, self._group, self._place.rank
+        cluster, group, rank = self._place.cluster, self._group, self._group.rank
         security = self._security()
         own, server, address = None, None, None
+        called = [name for name in names(cluster) if name not in self._rowless]
         if tables:
-            every = dict(enumerate(names(cluster)))
+            every = dict(enumerate([*called, *self._rowless]))
             mine = every.pop(rank)
             inside = Network()
             door, own = inside.server(mine, {rank: mine}, _LIMITS), inside.client(mine, rank)
-            guests = {group.size + number: guest_name(number) for number in range(cluster.guests)}
+            first = len(every) + 1
+            guests = {first + number: guest_name(number) for number in range(cluster.guests)}
             every |= guests
+            outside = range(group.size, first + cluster.guests)
             here = listening_at(self._place.node.address, self._place.port)
-            outer = ZmqServer(here, mine, every, security, _LIMITS, cluster.timeout, _log, guests)
+            outer = ZmqServer(here, mine, every, security, _LIMITS, cluster.timeout, _log, outside)
             sync = None if self._alpha is None else SyncServer(self._alpha)
             shard = Shard(tables, group.size, self._lockstep, sync, self._ahead)
             # It serves before anybody connects: a server makes connections while it receives.
             doors = [(door, [rank]), (outer, list(every))]
-            server = self._server = ShardServer(shard, doors, self._failed, group.size, binding.bind_thread)
+            server = self._server = ShardServer(
+                shard, doors, self._failed, group.size, self._is_lost, binding.bind_thread
+            )
             stack.enter_context(server)
             address = outer.address
         lines = []
@@ -97,7 +116,7 @@ class Connections:
             if other == rank:
                 lines.append(own)
             else:
-                line = ZmqClient(where, names(cluster)[other], rank, security, _LIMITS, cluster.timeout)
+                line = ZmqClient(where, called[other], rank, security, _LIMITS, cluster.timeout)
                 lines.append(stack.enter_context(closing(line)))  # the next one may not be there
 
         def begin(*stretch: int) -> None:
@@ -123,9 +142,17 @@ class Connections:
             self._source.refused = lambda: outer.refused.total()
             self._source.counts = lambda: server.counts
             place = lines.index(own)
+            self._is_first = place == COORDINATOR
             self._source.miss = lambda *said: lines[COORDINATOR].send(replace(server.miss(*said), table=place).frames())
-            servers = [[names(cluster)[other], where] for other, where in addresses.items()]
-            self._source.announce = lambda run: server.welcome(json.dumps({**run, "servers": servers}).encode())
+        servers = [[called[other], where] for other, where in addresses.items()]
+
+        def announce(run: Mapping[str, Any]) -> None:
+            told = {**run, "servers": servers}
+            if server:
+                server.welcome(json.dumps(told).encode())
+            self._tell(None if rank else told)
+
+        source.announce = announce
         if self._error:
             self._source.fail(self._error)
         return stack.enter_context(self._source)
@@ -137,6 +164,20 @@ class Connections:
             self._source.fail(error)
         self._server.fail(error)
         self._group.abort(error)
+
+    def _is_lost(self, rank: int) -> None:
+        """Who is not in the group has died; those of them that are the run's own are counted."""
+        number = rank - self._group.size
+        if number >= len(self._rowless):
+            return
+        self._lost += 1
+        self._server.counts["trainers_lost_max"] = self._lost
+        if self._is_first:
+            trainers = self._group.size + len(self._rowless)
+            say(
+                f"note: trainer {self._rowless[number]} has ended: its tokens are dealt to the others; "
+                f"{trainers - self._lost} of {trainers} trainers are left"
+            )
 
     def _security(self) -> Security:
         cluster = self._place.cluster

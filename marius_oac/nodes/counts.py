@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 
-def add_counts(*counts: Mapping[str, int]) -> dict[str, int]:
+def add_counts(*counts: Mapping[str, float]) -> dict[str, float]:
     """Counts of the same things by several: of names that end in `max` the largest, of others the sum."""
-    found: dict[str, int] = {}
+    found: dict[str, float] = {}
     for each in counts:
         for name, value in each.items():
             if name not in found:
@@ -17,14 +17,15 @@ def add_counts(*counts: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def dealt_metrics(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """Metrics of the batches that were dealt, from what each process's shard has counted: tokens, lost batches, and of
-    dense parameters and rows: gradients, those dropped, average and largest staleness in global steps.
+def dealt_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of the batches that were dealt, from what each process's shard has counted: tokens, lost batches and
+    trainers, and of dense parameters and rows: gradients, those dropped, average and largest staleness in global steps.
     """
     if not any(counts):
         return {}
     every = add_counts(*counts)
     found = {f"dealt.{name}": every.get(name, 0) for name in ("tokens", "examples", "batches_lost", "guests")}
+    found["dealt.trainers_lost"] = every.get("trainers_lost_max", 0)
     for what in ("dense", "rows"):
         gradients, dropped, total, most = (
             every.get(f"{what}.{name}", 0) for name in ("gradients", "dropped", "staleness_sum", "staleness_max")

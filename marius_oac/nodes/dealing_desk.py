@@ -31,18 +31,24 @@ class DealingDesk:
     coordinator: has dealt nothing yet.
     carriers: ranks of the trainers whose processes have the shards, in the shards' order.
     parts: see `Stretch`.
-    trainers: ranks below it are the run's own; others are guests.
+    trainers: ranks below it are members of the run's group; others are guests, or are treated as such.
+    own: ranks below it are the run's own.
     """
 
-    def __init__(self, coordinator: Coordinator, carriers: Sequence[int], parts: int, trainers: int):
+    def __init__(
+        self, coordinator: Coordinator, carriers: Sequence[int], parts: int, trainers: int, own: int | None = None
+    ):
+        self._own = trainers if own is None else own
         self.coordinator, self._carriers, self._parts, self._trainers = coordinator, carriers, parts, trainers
         self._entering: dict[int, int] = {}  # of each worker that waits for a token: the batch
         self._through: list[int] = []  # peers that have been told that there is none left
         self.lobby: list[int] = []  # guests that wait
-        self._open, self._examples = False, 0
+        self._open, self._examples, self._stopped_outside = False, 0, False
+        self._outside = 0, 0.0  # examples of batches that guests have computed, and the sum of their losses
         self._out: dict[int, int] = {}  # of each batch that is dealt and neither done nor lost: its examples
         self._filling: list[int] = []  # shards that have not said yet that they have filled their places
         self._lives = trainers  # workers that there were: a guest that comes again is another one
+        self._guests = 0  # of them those that are not the run's own
         self._workers: dict[int, int] = {}
         self._peers: dict[int, int] = {}
 
@@ -53,7 +59,9 @@ class DealingDesk:
         if message.kind == Kind.ENTER:
             return self._enter(peer, message)
         if message.kind == Kind.DONE:
-            return self._done(peer, message, array(frames[0] if frames else b"", np.int64, len(self._carriers)))
+            steps, loss = frames if len(frames) == 2 else (b"", b"")
+            about = array(steps, np.int64, len(self._carriers)), array(loss, np.float64, 1)
+            return self._done(peer, message, *about)
         if self._carriers[message.table : message.table + 1] != [peer]:
             raise Malformed(f"an answer for shard {message.table}, which it does not have")
         if message.kind == Kind.FILLED:
@@ -73,11 +81,14 @@ class DealingDesk:
         batches = np.array(self.coordinator.gone(worker), np.int64)
         return [(rank, Message(Kind.REFUSE, worker, [batches])) for rank in self._carriers]
 
-    def metrics(self) -> dict[str, int]:
-        """Tokens dealt, examples of the batches that are done, batches that were lost with guests, and guests."""
+    def metrics(self) -> dict[str, float]:
+        """Tokens dealt, examples of the batches that are done, and of those of guests with the sum of their losses,
+        batches that were lost with guests, guests, and whether one of the run's own wants to stop."""
         dealer = self.coordinator.dealer
         counts = {"tokens": dealer.tokens, "examples": self._examples, "batches_lost": dealer.batches_lost}
-        return counts | {"guests": self._lives - self._trainers}
+        outside = {"outside_examples": self._outside[0], "outside_loss": self._outside[1]}
+        outside["stopped_max"] = int(self._stopped_outside)
+        return counts | outside | {"guests": self._guests}
 
     def _asked(self, peer: int, message: Message) -> list[Out]:
         if peer in self._through and peer < self._trainers:
@@ -95,6 +106,7 @@ class DealingDesk:
     def _reserve(self, peer: int, stop: bool) -> list[Out]:
         dealer = self.coordinator.dealer
         woken = dealer.stop(self._parts) if stop else []
+        self._stopped_outside |= stop and peer >= self._trainers
         batch = dealer.reserve(self._worker(peer))
         tokens = self._tokens(woken + dealer.woken())
         if batch is not None:
@@ -108,6 +120,7 @@ class DealingDesk:
             worker = peer
             if peer >= self._trainers:
                 worker, self._lives = self._lives, self._lives + 1
+                self._guests += peer >= self._own
             self._workers[peer], self._peers[worker] = worker, peer
         return self._workers[peer]
 
@@ -119,12 +132,17 @@ class DealingDesk:
         self._out[message.sequence] = message.step
         return self._tokens([worker])
 
-    def _done(self, peer: int, message: Message, steps: np.ndarray) -> list[Out]:
+    def _done(self, peer: int, message: Message, steps: np.ndarray, loss: np.ndarray) -> list[Out]:
+        if not np.isfinite(loss).all():
+            raise Malformed("a loss that is no number")
         try:
             woken = self.coordinator.done(self._workers.get(peer, -1), message.sequence, steps.tolist())
         except ValueError as error:
             raise Malformed(str(error)) from None
-        self._examples += self._out.pop(message.sequence)
+        examples = self._out.pop(message.sequence)
+        self._examples += examples
+        if peer >= self._trainers:
+            self._outside = self._outside[0] + examples, self._outside[1] + examples * float(loss[0])
         return self._tokens(woken) + self._maybe_finished()
 
     def _answered(self, message: Message, settled: np.ndarray) -> list[Out]:

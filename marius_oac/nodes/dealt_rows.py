@@ -44,6 +44,7 @@ class Dealing:
         dense: where this trainer's dense parameters are laid, and its gradients are had from.
         served: what nodes take their slices from; None: there are no dense parameters.
         window: batches of a trainer between pull and push.
+        rowless: the run's own trainers that are not in its group (`node_rowless`).
         guest: it may leave when it likes, and nobody waits for it.
     """
 
@@ -54,6 +55,7 @@ class Dealing:
     dense: Served
     served: ServedDense | None
     window: int = 1
+    rowless: int = 0
     guest: bool = False
 
 
@@ -140,7 +142,7 @@ class DealtRows(NodeRows):
         self._wait(lambda: len(taken) == len(self._source.lines))
         del self._taken[number]
         steps = np.array([taken[node] for node in range(len(taken))], np.int64)
-        self._send(COORDINATOR, Message(Kind.DONE, number, [steps]))
+        self._send(COORDINATOR, Message(Kind.DONE, number, [steps, np.array([batch.loss], np.float64)]))
 
     def end(self, timestamp: int) -> None:
         self._wait(lambda: self._next is not None)

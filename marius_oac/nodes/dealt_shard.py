@@ -63,7 +63,9 @@ def make_dealt_shard(
         dealer = Dealer(found.mode, found.first * found.parts, found.last * found.parts, found.first)
         for rank in range(trainers):  # who is not there yet is waited for as any other
             dealer.joined(rank)
-        desk = DealingDesk(Coordinator(dealer, shards), dealing.carriers, found.parts, trainers)
+        desk = DealingDesk(
+            Coordinator(dealer, shards), dealing.carriers, found.parts, trainers, trainers + dealing.rowless
+        )
     own = dealing.served.slice(bounds[place], bounds[place + 1]) if dealing.served else None
     return DealtShard(tables, trainers, ahead, found, own, desk)
 
@@ -129,7 +131,7 @@ class DealtShard(Shard):
             self._finish(self._dense.fill(token), [each.fill(token) for each in self._rows])
         return self._dense.step
 
-    def metrics(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, float]:
         """Of `Aggregator.metrics`: `dense.*`, and `rows.*` of all tables; of the coordinator `tokens` and others."""
         rows = add_counts(*(each.metrics() for each in self._rows))
         found = {f"rows.{name}": value for name, value in rows.items()}

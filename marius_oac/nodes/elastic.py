@@ -24,6 +24,7 @@ class Agent(LocalElasticAgent):
     saving: seconds that a process which was asked to stop may take.
     logs: folder for what all but the first process say.
     ended: the exit code that processes' exit codes come to; None: they may be started again.
+    spared: whether the run goes on without a process: its number, and how it has ended.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Agent(LocalElasticAgent):
         saving: int,
         logs: str,
         ended: Callable[[Sequence[int]], int | None],
+        spared: Callable[[int, int], bool],
     ) -> None:
         spec = WorkerSpec(
             role="node",
@@ -49,7 +51,8 @@ class Agent(LocalElasticAgent):
         )
         kept = DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, count), Std.ALL))
         super().__init__(spec, kept, shutdown_timeout=saving)
-        self._meeting, self._ended = meeting, ended
+        self._meeting, self._ended, self._spared = meeting, ended, spared
+        self._all_spared = False
         self.failures: Mapping[int, Any] = {}
         """The processes whose failure ends this node, by rank."""
 
@@ -57,6 +60,27 @@ class Agent(LocalElasticAgent):
         super()._rendezvous(worker_group)
         os.environ[START] = f"trainers of start {self._meeting.round}"  # they inherit it
         self._remaining_restarts = worker_group.spec.max_restarts - self._meeting.round
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started = super()._start_workers(worker_group)
+        lost: set[int] = set()
+        for handler in self._pcontext.subprocess_handlers.values():
+            self._spare(handler.proc, lost, len(started))
+        return started
+
+    def _spare(self, process: Any, lost: set[int], count: int) -> None:
+        """One that the run goes on without has ended well, for those who look how it has ended."""
+        poll = process.poll
+
+        def look() -> int | None:
+            code = poll()
+            if code is None or (process.pid not in lost and not self._spared(process.pid, code)):
+                return code
+            lost.add(process.pid)
+            self._all_spared = len(lost) == count
+            return 0
+
+        process.poll = look
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -70,5 +94,7 @@ class Agent(LocalElasticAgent):
         return result
 
     def _exit_barrier(self) -> None:
-        """Nobody waits for the others: what they may still have to do needs no agent but their own."""
-        self._meeting.leave(0)
+        """Nobody waits for the others: what they may still have to do needs no agent but their own. One whose processes
+        were all lost says nothing: should the others start again, they miss it."""
+        if not self._all_spared:
+            self._meeting.leave(0)

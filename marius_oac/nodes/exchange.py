@@ -80,13 +80,14 @@ class NodeSource(RowSource):
         self.bytes_sent = self.bytes_received = 0
         self.refused: Callable[[], int] = lambda: 0
         """What this process's own server has turned away so far: connections and messages."""
-        self.counts: Callable[[], Mapping[str, int]] = dict
+        self.counts: Callable[[], Mapping[str, float]] = dict
         """What this process's own shard has counted (`ShardServer.counts`)."""
         self.announce: Callable[[Mapping[str, Any]], None] = lambda run: None
         """Tells guests what run this is, in plain values."""
         self.miss: Callable[[Message, Sequence], None] | None = None
         """Does what the coordinator says of guests that are gone, at this process's own shard, and answers."""
         self.error: BaseException | None = None
+        self._errors: list[BaseException] = []  # of each line that is over
         self.stopped = threading.Event()
         """Set when this trainer can't go on."""
         self._questions, self._asked = Questions(), threading.Lock()
@@ -168,7 +169,14 @@ class NodeSource(RowSource):
                 elif self.exchange is not None:
                     self.exchange.take(node, message, rest)
         except BaseException as error:  # whatever it is: those who wait must know
+            self._errors.append(error)
             self.fail(error)
+
+    def until_all_are_over(self) -> Sequence[BaseException]:
+        """Waits until every node has ended its line, or is lost; what each of them has ended with."""
+        for thread in self._threads:
+            thread.join()
+        return self._errors
 
     def __enter__(self) -> NodeSource:
         for thread in self._threads:

@@ -22,7 +22,7 @@ In dealt modes (`modes`) the first shard's node deals batches:
 | DEAL | coordinator | none: batch `sequence`; `final`: there is none left |
 | ENTER | trainer | none: it is about to pull batch `sequence` |
 | TOKEN | coordinator | none: `step` is the batch's token; comes when the trainer may go on |
-| DONE | trainer | steps of the shards, int64 [S], which all have taken batch `sequence` |
+| DONE | trainer | steps of the shards, int64 [S], which all have taken batch `sequence`; its loss, float64 [1] |
 | FINISHED | coordinator | none: no batch is left, none is out; the next one would be `sequence` |
 | JOIN | guest | none: it wants to know the run, before anything else |
 | WELCOME | coordinator | the run as JSON (`guests`) |

@@ -5,7 +5,8 @@ Guarantees:
   at a time, whichever door it came through.
 - The first error ends the threads and goes to `on_failure`; `fail` tells the trainers of it, so that none of them waits
   for an answer that will not come.
-- A guest (`guests`) that is gone, or that can't be sent anything any more, ends nothing.
+- A guest (`guests`) that is gone, or that can't be sent anything any more, ends nothing; nor does a trainer of
+  the run's own that is not in its group (`node_rowless`).
 - A message that does not fit (`Malformed`) comes from a trainer of this run, for nobody else gets through a door: it is
   a defect, and an error as any other, which names the trainer.
 """
@@ -32,7 +33,8 @@ class ShardServer:
     doors: where messages come from, with the ranks that each of them has: an in-process one for this process, one
         on the network for the others. Closed by their owner.
     on_failure: called once, by the thread that failed, which holds no lock.
-    trainers: ranks below it are the run's own; others are guests.
+    trainers: ranks below it are members of the run's group; others are guests, or are treated as such.
+    on_lost: called where one of these is gone, with its rank, by the thread that found it, which holds the lock.
     bind: called by each thread with "serve" before its first message (`runtime/binding.py`).
     """
 
@@ -42,10 +44,11 @@ class ShardServer:
         doors: Sequence[tuple[Server, Sequence[int]]],
         on_failure: Callable[[BaseException], None],
         trainers: int | None = None,
+        on_lost: Callable[[int], object] = lambda rank: None,
         bind: Callable[[str], object] = lambda role: None,
     ):
         self.shard, self._on_failure, self._bind = shard, on_failure, bind
-        self._trainers = trainers
+        self._trainers, self._on_lost = trainers, on_lost
         self._welcome: np.ndarray | None = None
         self._joining: list[int] = []  # guests that want to know the run, before anybody does
         self._lobby: list[int] = []  # guests that want batches, while none are dealt
@@ -53,7 +56,7 @@ class ShardServer:
         for door, ranks in doors:
             self._door_of |= dict.fromkeys(ranks, door)
         self._lock = threading.Lock()
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, float] = {}
         """What the shards that were served have counted, up to the last `finish`: `DealtShard.metrics`."""
         self._failed = False
         self._threads = [
@@ -141,6 +144,7 @@ class ShardServer:
         for waiting in (self._joining, self._lobby):
             if peer in waiting:
                 waiting.remove(peer)
+        self._on_lost(peer)
         return self.shard.gone(peer)
 
     def _is_guest(self, peer: int) -> bool:

@@ -101,7 +101,7 @@ class Shard:
     def flush(self) -> None:
         """No push is on its way any more; in lockstep and freely all are applied then."""
 
-    def metrics(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, float]:
         """Counts since it was made; those whose names end in `max` are the largest."""
         return {}
 

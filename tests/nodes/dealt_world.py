@@ -160,7 +160,7 @@ class Trainer:
         if len(acks) == self.world.shards:
             del self.acks[message.sequence]
             steps = np.array([acks[each] for each in range(len(acks))])
-            self.world.send(self.rank, 0, Message(Kind.DONE, message.sequence, [steps]))
+            self.world.send(self.rank, 0, Message(Kind.DONE, message.sequence, [steps, np.zeros(1)]))
 
     def take_finished(self, node, message, rest):
         assert node == 0 and self.through and not (self.reserved or self.entering or self.inside or self.acks)

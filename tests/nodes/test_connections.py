@@ -35,6 +35,8 @@ def connect(cluster, monkeypatch, stack, *addresses):
     """Node1, which carries no rows, to servers at these addresses."""
     (group,) = ThreadGroup.members(1)
     monkeypatch.setattr(group, "gather", lambda value: list(addresses))
+    monkeypatch.setattr(group, "rank", 1)
+    monkeypatch.setattr(group, "barrier", lambda: None)
     place = SimpleNamespace(cluster=cluster, rank=1)
     return Connections(place, group, True, 1)(stack, [], [4], lambda plan: 1.0)
 

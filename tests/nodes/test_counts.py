@@ -20,11 +20,13 @@ def test_metrics_of_what_two_shards_have_counted():
     counts = [
         {"tokens": 5, "examples": 320, "batches_lost": 1, "dense.gradients": 4, "dense.dropped": 1,
          "dense.staleness_sum": 6, "dense.staleness_max": 3,
-         "rows.gradients": 30, "rows.dropped": 2, "rows.staleness_sum": 15, "rows.staleness_max": 2},
-        {"rows.gradients": 10, "rows.dropped": 1, "rows.staleness_sum": 5, "rows.staleness_max": 4},
+         "rows.gradients": 30, "rows.dropped": 2, "rows.staleness_sum": 15, "rows.staleness_max": 2,
+         "trainers_lost_max": 2},
+        {"rows.gradients": 10, "rows.dropped": 1, "rows.staleness_sum": 5, "rows.staleness_max": 4,
+         "trainers_lost_max": 2},
     ]  # fmt: skip
     assert dealt_metrics([*counts, {}]) == {
-        "dealt.tokens": 5, "dealt.examples": 320, "dealt.batches_lost": 1, "dealt.guests": 0,
+        "dealt.tokens": 5, "dealt.examples": 320, "dealt.batches_lost": 1, "dealt.guests": 0, "dealt.trainers_lost": 2,
         "dealt.dense_gradients": 4, "dealt.dense_dropped": 1,
         "dealt.dense_staleness": 1.5, "dealt.dense_staleness_max": 3,
         "dealt.rows_gradients": 40, "dealt.rows_dropped": 3,

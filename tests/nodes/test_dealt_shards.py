@@ -144,7 +144,7 @@ class Said:
         yield from self.nonsense_of_batches()
         for rank in trainers:
             yield rank, 0, Message(Kind.ENTER, 10**6).frames()
-            yield rank, 0, Message(Kind.DONE, 10**6, [np.zeros(world.shards, np.int64)]).frames()
+            yield rank, 0, Message(Kind.DONE, 10**6, [np.zeros(world.shards, np.int64), np.zeros(1)]).frames()
         for rank in self.through:
             yield rank, 0, Message(Kind.RESERVE, 0).frames()
         for rank, number in self.entered:
@@ -153,11 +153,13 @@ class Said:
         for number, rank in self.out.items():
             steps = np.zeros(world.shards, np.int64)
             if len(trainers) > 1:
-                yield (rank + 1) % len(trainers), 0, Message(Kind.DONE, number, [steps]).frames()
+                yield (rank + 1) % len(trainers), 0, Message(Kind.DONE, number, [steps, np.zeros(1)]).frames()
             yield rank, 0, Message(Kind.DONE, number).frames()
-            yield rank, 0, Message(Kind.DONE, number, [steps[1:]]).frames()
-            yield rank, 0, Message(Kind.DONE, number, [np.append(steps, 0)]).frames()
+            yield rank, 0, Message(Kind.DONE, number, [steps[1:], np.zeros(1)]).frames()
+            yield rank, 0, Message(Kind.DONE, number, [np.append(steps, 0), np.zeros(1)]).frames()
             yield rank, 0, [Message(Kind.DONE, number).frames()[0], b"1234567"]
+            yield rank, 0, Message(Kind.DONE, number, [steps]).frames()
+            yield rank, 0, Message(Kind.DONE, number, [steps, np.full(1, np.nan)]).frames()
 
     def nonsense_of_batches(self):
         world = self.world
@@ -247,7 +249,7 @@ def ask(desk, rank):
     (_, deal), *rest = desk.handle(rank, Message(Kind.RESERVE, 0), [])
     if not deal.final:
         desk.handle(rank, Message(Kind.ENTER, deal.sequence, step=7), [])
-        desk.handle(rank, Message(Kind.DONE, deal.sequence), [np.zeros(1, np.int64)])
+        desk.handle(rank, Message(Kind.DONE, deal.sequence), [np.zeros(1, np.int64), np.zeros(1)])
     return [(deal.kind, deal.final), *((to, message.kind) for to, message in rest)]
 
 
@@ -302,7 +304,7 @@ def test_nothing_is_finished_before_every_shard_has_filled_its_places():
         (_, deal), *_ = desk.handle(rank, Message(Kind.RESERVE, 0), [])
         desk.handle(rank, Message(Kind.ENTER, deal.sequence), [])
         if steps:
-            desk.handle(rank, Message(Kind.DONE, deal.sequence), [np.array(steps)])
+            desk.handle(rank, Message(Kind.DONE, deal.sequence), [np.array(steps), np.zeros(1)])
     for rank in (0, 1):
         assert [message.kind for _, message in desk.handle(rank, Message(Kind.RESERVE, 0), [])] == [Kind.DEAL]
     assert [(to, message.kind) for to, message in desk.gone(2)] == [(0, Kind.REFUSE), (1, Kind.REFUSE)]
