@@ -21,7 +21,9 @@ def agents(tmp_path):
     for index in range(2):
         meeting = Meeting(store, ["a", "b"], index, "127.0.0.1", 60.0)
         meeting.round = 0
-        made.append(Agent(meeting, ["x"], 1, "127.0.0.1", 2, 1, str(tmp_path), exit_code_of))
+        made.append(
+            Agent(meeting, ["x"], 1, "127.0.0.1", 2, 1, str(tmp_path), exit_code_of, lambda pid, code: code == -9)
+        )
     return made
 
 
@@ -65,3 +67,18 @@ def test_who_has_done_all_waits_for_nobody(agents):
     assert not agents[1]._meeting.num_nodes_waiting(), "the other may still be at its own end"
     with pytest.raises(NodeLost, match="node a: it has ended with exit code 0"):
         agents[1]._meeting.next_rendezvous()
+
+
+def test_what_may_be_lost_has_ended_well_and_who_lost_all_says_nothing(agents):
+    agent, lost = agents[0], set()
+    processes = [SimpleNamespace(pid=pid, poll=lambda code=code: code) for pid, code in enumerate([-9, None, -15, -9])]
+    for each in processes:
+        agent._spare(each, lost, 2)
+    assert [each.poll() for each in processes[:3]] == [0, None, -15] and processes[0].poll() == 0
+    agent._exit_barrier()
+    assert agent._meeting._store.check(["ended"])
+    assert processes[3].poll() == 0
+    other = agents[1]
+    other._all_spared, other._meeting.leave = True, pytest.fail
+    other._exit_barrier()
+    assert agent._all_spared and lost == {0, 3}
