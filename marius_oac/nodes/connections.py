@@ -22,7 +22,7 @@ from marius_oac.nodes.serving import ShardServer
 from marius_oac.nodes.shard import Shard
 from marius_oac.nodes.shard_table import ShardTable
 from marius_oac.nodes.sync_server import SyncServer
-from marius_oac.nodes.transport.contract import Limits, Security
+from marius_oac.nodes.transport.contract import Client, Limits, Security
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
@@ -87,36 +87,18 @@ class Connections:
         binding: Binding,
     ) -> NodeSource:
         cluster, group, rank = self._place.cluster, self._group, self._group.rank
-        security = self._security()
-        own, server, address = None, None, None
         called = [name for name in names(cluster) if name not in self._rowless]
-        if tables:
-            every = dict(enumerate([*called, *self._rowless]))
-            mine = every.pop(rank)
-            inside = Network()
-            door, own = inside.server(mine, {rank: mine}, _LIMITS), inside.client(mine, rank)
-            first = len(every) + 1
-            guests = {first + number: guest_name(number) for number in range(cluster.guests)}
-            every |= guests
-            outside = range(group.size, first + cluster.guests)
-            here = listening_at(self._place.node.address, self._place.port)
-            outer = ZmqServer(here, mine, every, security, _LIMITS, cluster.timeout, _log, outside)
-            sync = None if self._alpha is None else SyncServer(self._alpha)
-            shard = Shard(tables, group.size, self._lockstep, sync, self._ahead)
-            # It serves before anybody connects: a server makes connections while it receives.
-            doors = [(door, [rank]), (outer, list(every))]
-            server = self._server = ShardServer(
-                shard, doors, self._failed, group.size, self._is_lost, binding.bind_thread
-            )
-            stack.enter_context(server)
-            address = outer.address
+        own, outer, shard = self._served(stack, tables, called, binding) if tables else (None, None, None)
+        server = self._server
         lines = []
-        addresses = {other: where for other, where in enumerate(group.gather(address)) if where is not None}
+        addresses = {
+            other: where for other, where in enumerate(group.gather(outer and outer.address)) if where is not None
+        }
         for other, where in addresses.items():
             if other == rank:
                 lines.append(own)
             else:
-                line = ZmqClient(where, called[other], rank, security, _LIMITS, cluster.timeout)
+                line = ZmqClient(where, called[other], rank, self._security(), _LIMITS, cluster.timeout)
                 lines.append(stack.enter_context(closing(line)))  # the next one may not be there
 
         def begin(*stretch: int) -> None:
@@ -156,6 +138,28 @@ class Connections:
         if self._error:
             self._source.fail(self._error)
         return stack.enter_context(self._source)
+
+    def _served(
+        self, stack: ExitStack, tables: Sequence[ShardTable], called: Sequence[str], binding: Binding
+    ) -> tuple[Client, ZmqServer, Shard]:
+        """Serves this process's tables: its own line to them, the door of the others, and what is served in lockstep."""
+        cluster, group, rank = self._place.cluster, self._group, self._group.rank
+        every = dict(enumerate([*called, *self._rowless]))
+        mine = every.pop(rank)
+        inside = Network()
+        door, own = inside.server(mine, {rank: mine}, _LIMITS), inside.client(mine, rank)
+        first = len(every) + 1
+        every |= {first + number: guest_name(number) for number in range(cluster.guests)}
+        outside = range(group.size, first + cluster.guests)
+        here = listening_at(self._place.node.address, self._place.port)
+        outer = ZmqServer(here, mine, every, self._security(), _LIMITS, cluster.timeout, _log, outside)
+        sync = None if self._alpha is None else SyncServer(self._alpha)
+        shard = Shard(tables, group.size, self._lockstep, sync, self._ahead)
+        # It serves before anybody connects: a server makes connections while it receives.
+        doors = [(door, [rank]), (outer, list(every))]
+        self._server = ShardServer(shard, doors, self._failed, group.size, self._is_lost, binding.bind_thread)
+        stack.enter_context(self._server)
+        return own, outer, shard
 
     def _failed(self, error: BaseException) -> None:
         """Its own trainer has the error itself; the others are told of it before they find this one gone."""

@@ -17,7 +17,7 @@ from marius_oac.nodes.meeting import Meeting
 def agents(tmp_path):
     """Of nodes a and b, which have met; each may start again twice."""
     store = dist.HashStore()
-    made = []
+    made, spared = [], lambda pid, code: code == -9
     for index in range(2):
         meeting = Meeting(store, ["a", "b"], index, "127.0.0.1", 60.0)
         meeting.round = 0
