@@ -142,7 +142,7 @@ class Connections:
     def _served(
         self, stack: ExitStack, tables: Sequence[ShardTable], called: Sequence[str], binding: Binding
     ) -> tuple[Client, ZmqServer, Shard]:
-        """Serves this process's tables: its own line to them, the door of the others, and what is served in lockstep."""
+        """Serves this process's tables: its own line to them, the door of others, and what is served in lockstep."""
         cluster, group, rank = self._place.cluster, self._group, self._group.rank
         every = dict(enumerate([*called, *self._rowless]))
         mine = every.pop(rank)

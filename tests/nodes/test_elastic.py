@@ -21,9 +21,7 @@ def agents(tmp_path):
     for index in range(2):
         meeting = Meeting(store, ["a", "b"], index, "127.0.0.1", 60.0)
         meeting.round = 0
-        made.append(
-            Agent(meeting, ["x"], 1, "127.0.0.1", 2, 1, str(tmp_path), exit_code_of, lambda pid, code: code == -9)
-        )
+        made.append(Agent(meeting, ["x"], 1, "127.0.0.1", 2, 1, str(tmp_path), exit_code_of, spared))
     return made
 
 
