@@ -2,15 +2,15 @@
 
 `HostDevice` shares memory with the store's threads: one buffer is staging, resident and cache at once, and upload and
 download move nothing (they may wait for an emulated link). `TorchDevice` copies; on CUDA from pinned memory, with one
-stream each for upload, compute and download, ordered by events; on a CPU device with plain copies, which is how its
-logic is tested without a GPU.
+stream each for upload, compute and download, ordered by events (`streams`); on a CPU device with plain copies, which is
+how its logic is tested without a GPU.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import torch
 from marius_oac.aligned import aligned_empty
 from marius_oac.pipeline.batch import Batch, Buffers, Pool
 from marius_oac.pipeline.link import Link
+from marius_oac.pipeline.streams import CudaStreams, HostStreams, Streams
 from marius_oac.pipeline.validation import Replace, replace_older, replace_older_torch
 from marius_oac.storage.bfloat16 import round_to_bfloat16
 from marius_oac.storage.contract import RowLayout
@@ -36,6 +37,10 @@ class Device(ABC):
         self._tables, self._layouts = tables, layouts
         self._resident = Pool("device", (3 if caching else 1) * in_flight, self._make_resident)
 
+    def begin(self) -> None:
+        """Called before the first of a run of batches."""
+        return
+
     def borrow(self, batch: Batch) -> None:
         """Gives the batch the buffer that the store is read into."""
         batch.staging = batch.resident = self._resident.take()
@@ -44,10 +49,10 @@ class Device(ABC):
     def upload(self, batch: Batch) -> None: ...
 
     def computing(self, batch: Batch) -> AbstractContextManager:
-        """Entered around validation and compute."""
+        """Entered around validation, compute, and all that changes or looks at the rows before they are downloaded."""
         return nullcontext()
 
-    def computed(self, batch: Batch) -> None:
+    def round(self, batch: Batch) -> None:
         """Called inside `computing` when the rows are new; values are rounded to what the store will hold."""
         for table, layout in enumerate(self._layouts):
             if layout.value_dtype == "bfloat16":
@@ -117,58 +122,54 @@ class HostDevice(Device):
 
 
 class TorchDevice(Device):
-    """A torch device. On CUDA every copy is asynchronous; nothing but the download's end waits for the device."""
+    """A torch device. On CUDA every copy is asynchronous; nothing but the download's end waits for the device.
+
+    `streams` are the device's own, unless a test gives others.
+    """
 
     replace = staticmethod(replace_older_torch)
 
-    def __init__(self, device: torch.device, tables, layouts, in_flight, caching):
+    def __init__(self, device: torch.device, tables, layouts, in_flight, caching, streams: Streams | None = None):
         super().__init__(tables, layouts, in_flight, caching)
-        self._device, self._cuda = device, device.type == "cuda"
-        self._staging = Pool("staging", in_flight, self._make_staging)
-        if self._cuda:
-            self._up, self._compute, self._down = (torch.cuda.Stream(device) for _ in range(3))
+        self._streams = streams or (CudaStreams(device) if device.type == "cuda" else HostStreams())
+        self._staging = Pool("staging", in_flight, lambda: self._room(self._streams.staging))
+
+    def begin(self) -> None:
+        self._streams.begin()
 
     def borrow(self, batch: Batch) -> None:
         batch.staging, batch.resident = self._staging.take(), self._resident.take()
 
     def upload(self, batch: Batch) -> None:
-        if not self._cuda:
-            self._copy_up(batch)
-            return
-        with torch.cuda.stream(self._up):
+        with self._streams.on("up"):
             if batch.resident.free_after is not None:
-                self._up.wait_event(batch.resident.free_after)
+                self._streams.wait("up", batch.resident.free_after)
             self._copy_up(batch)
-            batch.uploaded = self._up.record_event()
+            batch.uploaded = self._streams.record("up")
 
-    def computing(self, batch: Batch) -> AbstractContextManager:
-        if not self._cuda:
-            return nullcontext()
-        self._compute.wait_event(batch.uploaded)
-        return torch.cuda.stream(self._compute)
-
-    def computed(self, batch: Batch) -> None:
-        super().computed(batch)
-        if self._cuda:
-            batch.computed = self._compute.record_event()
+    @contextmanager
+    def computing(self, batch: Batch) -> Iterator[None]:
+        self._streams.wait("compute", batch.uploaded)
+        with self._streams.on("compute"):
+            yield
+            batch.computed = self._streams.record("compute")
 
     def download(self, batch: Batch) -> None:
-        if not self._cuda:
-            self._copy_down(batch)
-            return
-        with torch.cuda.stream(self._down):
-            self._down.wait_event(batch.computed)
-            self._copy_down(batch)
-            done = self._down.record_event()
-        done.synchronize()
+        with self._streams.on("down"):
+            self._streams.wait("down", batch.computed)
+            for table in range(len(batch.plan.rows)):
+                values = batch.rows_in(batch.resident, table)[2]
+                batch.rows_in(batch.staging, table)[2].copy_(values, non_blocking=True)
+            done = self._streams.record("down")
+        self._streams.synchronize(done)
 
     def written(self, batch: Batch, cached: bool) -> None:
         self._staging.give_back(batch.staging)
         super().written(batch, cached)
 
     def evicted(self, batch: Batch) -> None:
-        if self._cuda:  # a validation that reads this buffer may still be queued
-            batch.resident.free_after = self._compute.record_event()
+        # A validation that reads this buffer may still be queued.
+        batch.resident.free_after = self._streams.record("compute")
         super().evicted(batch)
 
     def _copy_up(self, batch: Batch) -> None:
@@ -177,24 +178,9 @@ class TorchDevice(Device):
             staged[0].copy_(torch.from_numpy(rows))
             for target, source in zip(batch.rows_in(batch.resident, table), staged, strict=True):
                 target.copy_(source, non_blocking=True)
-        batch.arrays = {name: self._move(array) for name, array in batch.plan.arrays.items()}
+        batch.arrays = {name: self._streams.move(array) for name, array in batch.plan.arrays.items()}
 
-    def _move(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.tensor(array)
-        if not self._cuda:
-            return tensor
-        moved = tensor.pin_memory().to(self._device, non_blocking=True)
-        moved.record_stream(self._compute)
-        return moved
-
-    def _copy_down(self, batch: Batch) -> None:
-        for table in range(len(batch.plan.rows)):
-            batch.rows_in(batch.staging, table)[2].copy_(batch.rows_in(batch.resident, table)[2], non_blocking=True)
-
-    def _tensors(self, device: torch.device, pinned: bool) -> Buffers:
-        def empty(shape, dtype):
-            return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
-
+    def _room(self, empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> Buffers:
         shapes = list(self._shapes())
         return Buffers(
             rows=[empty((count,), torch.int64) for count, _ in shapes],
@@ -203,10 +189,7 @@ class TorchDevice(Device):
         )
 
     def _make_resident(self) -> Buffers:
-        return self._tensors(self._device, pinned=False)
-
-    def _make_staging(self) -> Buffers:
-        return self._tensors(torch.device("cpu"), pinned=self._cuda)
+        return self._room(self._streams.empty)
 
     def _round(self, values: torch.Tensor) -> None:
         values.copy_(values.to(torch.bfloat16))

@@ -168,6 +168,7 @@ class _Run:
         count = self.pipeline.config.workers
         if self.pipeline._stopped.is_set():
             raise RuntimeError("this pipeline has failed before; make a new one")
+        self.pipeline.device.begin()
         with Workers(on_failure=self._abort, bind=self.pipeline.bind) as workers:
             workers.start("plan", count.plan, self._plan, self.planned.close)
             stages = (
@@ -277,7 +278,7 @@ class _Run:
                 before = self._copies(values) if self.pipeline.config.mode == "async-delta" else None
                 batch.timestamp, self.next_timestamp = self.next_timestamp, self.next_timestamp + 1
                 batch.loss = step.compute(values, batch.arrays, batch.timestamp)
-                device.computed(batch)
+                device.round(batch)
                 source = self.pipeline.source
                 batch.sound = [
                     is_sound(rows, layout.dimension, source.largest)
