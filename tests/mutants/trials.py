@@ -81,6 +81,7 @@ class Workshop:
     def load(self) -> None:
         """Imports the package, from the copy, and what tests import with it."""
         os.environ.update(self.environment())
+        numba.core.config.CACHE_DIR = str(self.cache)
         os.chdir(self.copy)
         sys.path[:] = [str(self.copy), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
         _forget(lambda name: name.partition(".")[0] in ("tests", "marius_oac"))

@@ -93,3 +93,13 @@ def test_a_batch_that_the_memory_can_not_hold_is_refused_with_what_it_takes(tier
     with pytest.raises(ConfigError, match=r"storage.memory: batch 5 uses 4 pages .* 3: 1 MiB are needed at least"):
         tier.announce(5, [ids(0, 1, 2, 3)])
     tier.announce(5, [ids(0, 1, 2)])
+
+
+def test_pages_that_are_only_read_go_before_those_that_are_trained(tiers):
+    """An evaluation, or a checkpoint, goes through the whole table."""
+    tier, (store,), disk = tiers(4)
+    write(store, 0, 7), write(store, 1, 8)
+    for row in range(2, ROWS):
+        read(store, row)
+    disk.told.clear()
+    assert (read(store, 0), read(store, 1)) == (7, 8) and disk.told == []
