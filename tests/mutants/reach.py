@@ -88,7 +88,7 @@ class Reach:
 
     def of_function(self, path: str, function: str) -> set[str]:
         """Tests that call it, or something in it. A kernel's are those of the functions that name it."""
-        if not function:
+        if not function or function.rpartition(".")[2][:1].isupper():  # of a module, or of a class
             return self.of_file(path)
         begin = f"{path}::{function}"
         found = set(self._tests.get(begin, ()))

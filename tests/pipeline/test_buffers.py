@@ -1,11 +1,14 @@
 """A pool hands out each buffer to one batch at a time, and never makes more than its limit."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.pipeline.batch import Batch, Buffers, Pool
-from marius_oac.types import Plan
+from marius_oac.pipeline.device import HostDevice
+from marius_oac.storage.contract import RowLayout
+from marius_oac.types import Plan, TableSpec
 from tests.threads import in_thread, joined
 
 
@@ -49,3 +52,17 @@ def test_a_batch_sees_its_own_rows_of_a_longer_buffer():
     assert batch.rows_in(buffers, 0) == ([7, 8], [1, 2], ["a", "b"])
     assert batch.rows_in(buffers, 1) == ([], [], [])
     assert batch.rows_in(Buffers((), ([1],) * 2, (["a"],) * 2), 0)[0] is None
+
+
+def test_values_are_rounded_to_what_the_store_holds_and_optimizer_state_is_not():
+    layouts = RowLayout(2, 1, "bfloat16"), RowLayout(2, 1)
+    device = HostDevice([TableSpec("a", 9, 3), TableSpec("b", 9, 3)], layouts, in_flight=1, caching=False)
+    rows, fine = np.arange(2), np.float32(1 + 2**-12)
+    batch = Batch(Plan(0, (rows, rows), {}, 1))
+    device.borrow(batch)
+    device.upload(batch)
+    for table in (0, 1):
+        batch.rows_in(batch.resident, table)[2][:] = fine
+    device.computed(batch)
+    assert batch.rows_in(batch.resident, 0)[2].tolist() == [[1, 1, fine]] * 2
+    assert (batch.rows_in(batch.resident, 1)[2] == fine).all()
