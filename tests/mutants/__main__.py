@@ -58,7 +58,7 @@ class Sweep:
             tests = [test for test in tests if self._sound.get(test, True)]
             if not tests:
                 return {**mutant.record(), "outcome": "without a test", "killer": "", "seconds": took, "tests": 0}
-            limit = 60 + 5 * sum(self._reach.seconds.get(test, 10.0) for test in tests)
+            limit = 45 + 5 * sum(self._reach.seconds.get(test, 10.0) for test in tests)
             with self._workshop.changed(mutant.path, mutant.applied(source)):
                 ended = self._workshop.run(tests, limit, mutant.path, mutant.kernel)
             took += ended.seconds

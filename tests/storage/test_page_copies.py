@@ -180,3 +180,21 @@ def test_a_number_that_is_none_is_found_wherever_it_stands(dtype, value):
             values = np.zeros((page.rows, 8), np.float32)
             values[row, column] = value
             assert found(values) == 12
+
+
+@pytest.mark.parametrize("word", [1, -2])
+def test_a_word_that_no_copy_has_is_found_wherever_it_stands(word):
+    """The lock bit, or a number below 0: whoever read such a row would wait forever, or trust its timestamp."""
+    layouts = [RowLayout(3, 2), RowLayout(5, 3, "bfloat16")]
+    shapes = np.array([shapes_of(layouts[0]), shapes_of(layouts[1], 10)], np.int64)
+    pages = [Page(layout) for layout in layouts]
+    for page in pages:
+        page.write(np.zeros((page.rows, page.layout.width), np.float32), 7)
+    addresses, numbers = np.array([page.bytes.ctypes.data for page in pages]), np.array([9, 12])
+    assert page_kernels.first_locked(addresses, numbers, shapes) == -1
+    for place, page in enumerate(pages):
+        for row in (0, page.rows - 1):
+            at = page.bytes[row * page.layout.row_bytes :][:8].view(np.int64)
+            good, at[0] = at[0], word
+            assert page_kernels.first_locked(addresses, numbers, shapes) == place
+            at[0] = good
