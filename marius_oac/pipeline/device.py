@@ -175,7 +175,7 @@ class TorchDevice(Device):
     def _copy_up(self, batch: Batch) -> None:
         for table, rows in enumerate(batch.plan.rows):
             staged = batch.rows_in(batch.staging, table)
-            staged[0].copy_(torch.from_numpy(rows))
+            np.copyto(staged[0].numpy(), rows)  # not torch's: it takes no arrays that are read-only, as plans may share
             for target, source in zip(batch.rows_in(batch.resident, table), staged, strict=True):
                 target.copy_(source, non_blocking=True)
         batch.arrays = {name: self._streams.move(array) for name, array in batch.plan.arrays.items()}

@@ -8,8 +8,9 @@ missing; what counts is the *happens-before* relation that the calls make, kept 
 - An event carries the clock of its stream; `wait` gives it to another stream, `synchronize` to a thread.
 - A channel's item, a pool's buffers and the ledger carry the clock of who hands over to who takes.
 
-Two accesses to one storage, at least one of them a write, must be ordered. A tensor that a stream has made may be used
-on another one only if that was said when it was made (`move`): else its room could be given away too soon.
+What a step computes with, and was not made on a stream, is a parameter. Two accesses to one storage, at least one of
+them a write, must be ordered. A tensor that a stream has made may be used on another one only if that was said when it
+was made (`move`): else its room could be given away too soon.
 
 Accesses are seen by a dispatch mode of torch, so those of any code that computes with torch. The host's own, by NumPy,
 are booked where a batch borrows its staging buffers (written) and where it hands them back (read).
@@ -110,11 +111,14 @@ class Seen(TorchDispatchMode):
         written, read = [], []
         for argument, value in [*zip(function._schema.arguments, args, strict=False), *self._named(function, kwargs)]:
             values = value if isinstance(value, list | tuple) else [value]
-            tensors = [each for each in values if isinstance(each, torch.Tensor) and self.order.is_known(each)]
             changed = argument.alias_info is not None and argument.alias_info.is_write
-            (written if changed else read).extend(tensors)
+            (written if changed else read).extend(each for each in values if isinstance(each, torch.Tensor))
+        on_device = any(self.order.is_on_device(each) for each in written + read)
+        for tensor in written + read if on_device else ():
+            if not self.order.is_known(tensor):
+                self.order.name(tensor, "a parameter")
+        written, read = ([each for each in tensors if self.order.is_known(each)] for tensors in (written, read))
         result = function(*args, **kwargs)
-        on_device = any(map(self.order.is_on_device, written + read))
         if not (written or read) or self._only_views(function):
             return result
         agent = (self.current.stream or "default") if on_device else self.order.thread()
@@ -221,7 +225,7 @@ class OrderedDevice(TorchDevice):
 
     def borrow(self, batch):
         super().borrow(batch)
-        for tensor in (*batch.staging.values, *batch.staging.timestamps):
+        for tensor in (*batch.staging.values, *batch.staging.timestamps, *batch.staging.rows):
             self.order.access(tensor, self.order.thread(), write=True)
 
     def written(self, batch, cached):

@@ -84,20 +84,17 @@ def test_an_error_leaves_no_pair_without_an_order(monkeypatch, stage):
 
 
 def late_reader():
-    """A probe: batch 5 borrows the buffer of batch 0 right after batch 4 has evicted it. Batch 3 is the last one whose
-    validation read it, and is downloaded only when batch 5 computes, so that nothing that the host waits for says that
-    it has been read."""
-    evicted, computing = threading.Event(), threading.Event()
+    """A probe: batch 5 borrows a buffer right after batch 4 has evicted it. Batch 3, which began to read before batch 0
+    was written, is the last one whose validation read it, and is downloaded only when batch 5 computes: so nothing that
+    the host waits for says that it has been read."""
+    reached = {moment: threading.Event() for moment in (("read", 3), ("compute", 4), ("compute", 5))}
+    awaited = {("write", 0): ("read", 3), ("plan", 5): ("compute", 4), ("download", 3): ("compute", 5)}
 
     def probe(stage, sequence):
-        if (stage, sequence) == ("compute", 4):
-            evicted.set()
-        if (stage, sequence) == ("compute", 5):
-            computing.set()
-        if (stage, sequence) == ("plan", 5):
-            assert evicted.wait(PATIENCE)
-        if (stage, sequence) == ("download", 3):
-            assert computing.wait(PATIENCE)
+        if (stage, sequence) in reached:
+            reached[stage, sequence].set()
+        if (stage, sequence) in awaited:
+            assert reached[awaited[stage, sequence]].wait(PATIENCE)
 
     return probe
 

@@ -1,0 +1,133 @@
+"""What a GPU runs, on CPU tensors: every task through the device that copies, its steps on tensors.
+
+`oac` has the bits of `sync` there, and after 20 batches the rows of the compiled kernels to 1e-5. Under streams that
+see every operation (tests/pipeline/stream_order.py) nothing that a step does lacks an order.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from marius_oac import training
+from marius_oac.classes_task import ClassesTask
+from marius_oac.ctr_task import start_ctr_task
+from marius_oac.data.graph import Graph
+from marius_oac.graph_task import GraphTask
+from marius_oac.pipeline.device import TorchDevice
+from marius_oac.pipeline.runner import Pipeline
+from marius_oac.session import Session
+from tests.click_logs import ctr_config, small_log
+from tests.graphs import jitter, tiny_config, workers
+from tests.pipeline.stream_order import Order, OrderedDevice, watch
+from tests.test_classes import configure, labelled  # noqa: F401 (a fixture)
+from tests.test_encoders import ENCODERS
+from tests.test_same_bits import MODELS, OPTIMIZERS, VARIANTS
+
+BATCHES = 20
+NETWORKS = ["lr", "fm", "deepfm", "dlrm", "dcnv2", "dien", "youtubednn"]
+
+
+def copying(pipeline, device):
+    shape = (pipeline.planner.tables, pipeline.source.layouts, pipeline.in_flight, pipeline.source.caching)
+    return TorchDevice(device, *shape)
+
+
+@dataclass
+class Found:
+    bits: tuple
+    tables: list
+    losses: list
+
+
+def run(task, prepare=None):
+    """Trains the first batches; returns fingerprints, values of all rows, and losses in plan order.
+
+    `prepare(pipeline)` is called before."""
+    losses = {}
+    with Session(task, probe=jitter(3)) as session:
+        if prepare:
+            prepare(session.pipeline)
+        session.report_to(lambda result: losses.update({result.sequence: result.loss}))
+        assert session.pipeline.run(0, BATCHES) == BATCHES
+        bits = (*(store.fingerprint() for store in session.stores), session.dense_fingerprint())
+        return Found(bits, [values_of(store) for store in session.stores], [losses[n] for n in range(BATCHES)])
+
+
+def values_of(store):
+    rows = np.arange(store.num_rows)
+    values, timestamps = np.empty((rows.size, store.layout.width), np.float32), np.empty(rows.size, np.int64)
+    store.read(rows, values, timestamps)
+    return values
+
+
+def check(monkeypatch, make):
+    """`make(*overrides)` makes the task."""
+    task = make("pipeline.mode=sync")
+    tolerance = 1e-5 if task.config.storage.dtype == "float32" else 2**-6  # bfloat16: two steps of its rounding
+    compiled = run(task)
+    monkeypatch.setattr(Pipeline, "_make_device", copying)
+    sync = run(make("pipeline.mode=sync"))
+    found = run(make("pipeline.mode=oac", "pipeline.in_flight=4", *workers(2)))
+    assert found.bits == sync.bits and found.losses == sync.losses
+    assert np.allclose(sync.losses, compiled.losses, rtol=10 * tolerance)
+    assert_ordered(monkeypatch, make)
+    for table, expected in zip(sync.tables, compiled.tables, strict=True):
+        assert np.abs(table - expected).max() <= tolerance * max(1.0, np.abs(expected).max())
+
+
+def assert_ordered(monkeypatch, make):
+    """Nothing that a step or the pipeline does to a tensor lacks an order."""
+    order = Order()
+    watch(monkeypatch, order)
+
+    def prepare(pipeline):
+        pipeline.device = OrderedDevice(order, pipeline)
+        pipeline.bind = lambda stage: pipeline.device._streams.enter_thread()
+
+    run(make("pipeline.mode=oac", "pipeline.in_flight=4", *workers(2)), prepare)
+    assert order.found == {} and order.accesses > 100 * BATCHES
+
+
+GRAPHS = {**{f"{name} {kind}": MODELS[name] + OPTIMIZERS[kind] for name, kind in [
+    ("distmult", "sgd"), ("complex", "adagrad"), ("transe-l1", "rowwise_adagrad"), ("transe-l2", "adagrad"),
+    ("rotate", "adam"), ("dot", "adagrad"), ("complex", "adam"),
+]}, **VARIANTS}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_links(monkeypatch, graph, name):
+    check(monkeypatch, lambda *more: GraphTask(tiny_config(graph, *GRAPHS[name], *more), graph))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_clicks(monkeypatch, tmp_path, network):
+    log = small_log(tmp_path / "log.parquet", rows=700)
+    check(monkeypatch, lambda *more: start_ctr_task(ctr_config(log, *more, network=network))[0])
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders(monkeypatch, graph, name):
+    check(monkeypatch, lambda *more: GraphTask(tiny_config(graph, *ENCODERS[name], *more), graph))
+
+
+def test_classes_of_nodes(monkeypatch, labelled):  # noqa: F811
+    check(monkeypatch, lambda *more: ClassesTask(configure(labelled, *more), Graph.open(labelled / "graph")))
+
+
+@pytest.mark.parametrize("disk", [(), ("storage.memory=20KiB", "storage.look_ahead=2")], ids=["memory", "disk"])
+def test_a_run_goes_on_to_the_same_bits_after_an_error(monkeypatch, graph, tmp_path, disk):
+    monkeypatch.setattr(Pipeline, "_make_device", copying)
+    config = tiny_config(graph, "checkpoint.every_batches=7", *disk)
+
+    def probe(stage, sequence):
+        if (stage, sequence) == ("download", 30):
+            raise OSError("injected")
+
+    whole = training.train(config, tmp_path / "whole").summary
+    with pytest.raises(OSError, match="injected"):
+        training.train(config, tmp_path / "run", probe=probe)
+    found = training.resume(tmp_path / "run").summary
+    assert found["training.batches"] == whole["training.batches"]
+    names = [name for name in whole if name.endswith("sha256") or name == "test.filtered.mrr"]
+    assert len(names) > 2 and [found[name] for name in names] == [whole[name] for name in names]
