@@ -78,7 +78,9 @@ class NodeConfig(Section):
     gpus: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers)] | None = Field(
         None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device."
     )
-    trainers: PositiveInt = Field(1, description="Processes that train.")
+    trainers: NonNegativeInt = Field(
+        1, description="Processes that train. 0: one that only serves its part of the rows, and of what is dense."
+    )
     shards: Annotated[float, BeforeValidator(_weight), Field(ge=0, allow_inf_nan=False)] = Field(
         True, validate_default=True,
         description="Whether it carries rows: true, false, or how much of them beside others, such as 2.",
@@ -89,7 +91,7 @@ class NodeConfig(Section):
     @property
     def processes(self) -> int:
         """Processes that run on it."""
-        return self.trainers
+        return max(1, self.trainers)
 
     @property
     def loopback(self) -> bool:
@@ -107,6 +109,8 @@ class NodeConfig(Section):
     def _adds_up(self) -> NodeConfig:
         if self.cores is not None and self.cores < self.trainers:
             raise ValueError(f"cores: {self.cores} for {self.trainers} trainers; each needs one")
+        if not self.trainers and not self.shards:
+            raise ValueError("trainers: 0, and it carries no shards: it would do nothing")
         if self.gpus and len(self.gpus) != self.trainers:
             raise ValueError(f"gpus: {len(self.gpus)} for {self.trainers} trainers; each computes on one")
         if self.gpus and len(set(self.gpus)) < len(self.gpus):
@@ -284,6 +288,10 @@ def _check_together(cluster: ClusterConfig, path: Path, lines: Mapping[tuple, in
             other = ports.setdefault((node.address, port), f"node {node.name}")
             if other != f"node {node.name}":
                 raise wrong(index, "port", f"port {port} of {node.address} is taken by {other}; give it one of its own")
+    if not any(node.trainers for node in cluster.nodes):
+        raise ConfigError("no node has trainers: nobody would train", path)
+    if not cluster.nodes[0].trainers:
+        raise wrong(0, "trainers", "0, but the first node evaluates and decides, and must train; list it further down")
     if not any(node.shards for node in cluster.nodes):
         raise ConfigError("no node has shards: nobody would keep the rows", path)
     if cluster.guests and cluster.free_ports:

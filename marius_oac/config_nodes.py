@@ -53,7 +53,7 @@ class SwitchConfig(Section):
 
 class LoadConfig(Section):
     trainers: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = Field(
-        description="Ranks, from 0, as nodes.yaml lists their processes."
+        description="Their numbers, from 0, as nodes.yaml lists trainers."
     )
     factor: Annotated[Number, Field(ge=1)] = Field(
         1.0, description="How many times as long they compute a batch; factors that meet are multiplied."

@@ -22,8 +22,8 @@ from marius_oac.memory import MemoryPlan
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.models.optimizers import RowOptimizer
-from marius_oac.node_saved import NodesCheckpoint
-from marius_oac.node_task import NodeTask, digest_rows, load_rows
+from marius_oac.node_saved import NodesCheckpoint, digest_rows, load_rows
+from marius_oac.node_task import NodeTask
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.pooling import pool_table, spans_of
 from marius_oac.nodes.routed import RoutedPlan
@@ -111,7 +111,8 @@ class CtrNodes(NodeTask):
 
     def check_new_data(self, first: int) -> None:
         crew = self.crew
-        crew.agreed(lambda: self.task.check_rows(first, crew.rank, self.group.size))
+        share = self.share
+        crew.agreed(lambda: self.task.check_rows(first, share.rank, share.count) if self.trains else None)
 
     def _tables(self, stack: ExitStack, binding: Binding) -> list[KeyedTable]:
         config, training = self.config, self.config.training

@@ -23,6 +23,7 @@ from marius_oac.models.dense_moments import (
 from marius_oac.models.link_prediction import relation_width
 from marius_oac.node_saved import DENSE
 from marius_oac.nodes.dense import DenseAgreement
+from marius_oac.nodes.group import Group
 from marius_oac.task import Crew
 from marius_oac.types import Step
 
@@ -79,3 +80,30 @@ def adapted(config: Any, state: State, batches: int) -> State:
 def by_kstep(config: Any) -> bool:
     """Whether dense parameters agree by k-step."""
     return config.nodes.dense.kind == "kstep"
+
+
+def share_dense(crew: Crew, group: Group, step: Step) -> None:
+    """All processes get the dense parameters of the first one, with the optimizer's state; collective."""
+    mine = step.dense_state()
+    (about, *_) = crew.gather({name: [list(each.shape), str(each.dtype)] for name, each in mine.items()})
+    found = {}
+    for name, (shape, dtype) in sorted(about.items()):
+        found[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        if crew.leads:
+            found[name].copy_(mine[name])
+        group.broadcast(found[name])
+    if not crew.leads:
+        step.load_dense_state(found)
+
+
+def weight_decay(config: Any) -> float:
+    """The factor of the L2 penalty on dense parameters; relations of a graph have none."""
+    return config.training.dense_optimizer.weight_decay if config.task == "ctr" else 0.0
+
+
+def dense_rate(config: Any) -> float:
+    """The learning rate of dense parameters."""
+    if config.task == "ctr":
+        return config.training.dense_optimizer.learning_rate
+    optimizer = config.training.optimizer
+    return optimizer.relation_learning_rate or optimizer.learning_rate

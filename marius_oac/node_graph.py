@@ -17,8 +17,8 @@ from marius_oac.graph_task import GraphTask
 from marius_oac.memory import MemoryPlan
 from marius_oac.models.link_prediction import LinkPredictionStep
 from marius_oac.models.optimizers import RowOptimizer
-from marius_oac.node_saved import NodesCheckpoint
-from marius_oac.node_task import NodeTask, digest_rows, load_rows
+from marius_oac.node_saved import NodesCheckpoint, digest_rows, load_rows
+from marius_oac.node_task import NodeTask
 from marius_oac.nodes.routed import RoutedPlan
 from marius_oac.nodes.shard_table import NumberedTable
 from marius_oac.nodes.shards import IdPlaces

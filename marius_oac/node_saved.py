@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +28,7 @@ from marius_oac.files import check_no_link, disk_errors, sync, unfinished
 from marius_oac.node_crew import NodeCrew
 from marius_oac.nodes.shards import IdPlaces, Placement
 from marius_oac.pins import Missing
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 
 NODES = "nodes"
 DENSE = "dense_sync"
@@ -35,6 +36,8 @@ DENSE = "dense_sync"
 PLACEMENT, PLACE, PACKING = (f"{NODES}.{each}" for each in ("placement", "place", "packing"))
 """Arrays of a part: the node of each virtual shard, int32 [V]; this node's number among those that carry rows, [1]; and
 `Packed.figures`."""
+SERVES = f"{NODES}.serves"
+"""An array of the part of a process that only serves rows: what is dense there is nobody's."""
 
 _LAYOUT = re.compile(r"[1-9][0-9]{0,5}-[^.]+")
 
@@ -88,6 +91,7 @@ class Layout:
         numbered = [(int(_array_of(part, PLACE)[0]), part) for part in parts]
         found = sorted(((place, part) for place, part in numbered if place >= 0), key=lambda each: each[0])
         places, carried, first = [place for place, _ in found], [part for _, part in found], parts[0]
+        first = next((part for part in parts if SERVES not in part.arrays()), first)
         if not found or places != list(range(len(found))):
             raise CheckpointError(f"is damaged: its parts are those of the nodes {places}", first.path)
         whole = NodesCheckpoint(first.path, first.sequence, first.extra, first.files, {})
@@ -275,7 +279,7 @@ class NodesCheckpoint(Checkpoint):
         every = [part.arrays() for part in self.parts]
         joined = {}
         for name in every[0]:
-            if name not in (PLACE, PLACEMENT, PACKING) and not name.startswith(DENSE):
+            if name not in (PLACE, PLACEMENT, PACKING, SERVES) and not name.startswith(DENSE):
                 offsets = np.cumsum([0, *(len(each[name.replace(".free", ".keys")]) for each in every[:-1])])
                 shift = offsets if name.endswith(".free") else np.zeros(len(every), np.int64)
                 moved = [each[name] + by if by else each[name] for each, by in zip(every, shift, strict=True)]
@@ -285,3 +289,24 @@ class NodesCheckpoint(Checkpoint):
     def verify(self, ending: str = "") -> None:
         for part in self.parts:
             part.verify(ending)
+
+
+def load_rows(store: ParameterStore, whole: NodesCheckpoint, source: np.ndarray) -> None:
+    """Row i of the store becomes row `source[i]`, int64 [n], of a checkpoint's table."""
+    values, state, timestamps = (whole.array(store.name, part) for part in ("values", "state", "timestamps"))
+    for first in range(0, source.size, ROWS_PER_BLOCK):
+        rows = source[first : first + ROWS_PER_BLOCK]
+        store.load(first, timestamps[rows], np.concatenate((values[rows], state[rows]), axis=1))
+
+
+def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.ndarray], bytes]) -> str:
+    """SHA-256 of some rows in the given order, each with what it is called: value and state, as float32."""
+    digest = hashlib.sha256()
+    for first in range(0, rows.size, ROWS_PER_BLOCK):
+        part = rows[first : first + ROWS_PER_BLOCK]
+        unique, back = np.unique(part, return_inverse=True)
+        values = np.empty((unique.size, store.layout.width), np.float32)
+        store.read(unique, values, np.empty(unique.size, np.int64))
+        digest.update(names(part))
+        digest.update(values[back].astype("<f4").tobytes())
+    return digest.hexdigest()

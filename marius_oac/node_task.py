@@ -25,10 +25,11 @@ from marius_oac.data.share import Share
 from marius_oac.errors import ConfigError
 from marius_oac.memory import MemoryPlan
 from marius_oac.node_crew import NodeCrew
-from marius_oac.node_dense import adapted, load_dense
+from marius_oac.node_dense import adapted, load_dense, share_dense
 from marius_oac.node_pace import Pace
-from marius_oac.node_saved import DENSE, PACKING, PLACE, PLACEMENT, NodesCheckpoint, layout_name
+from marius_oac.node_saved import DENSE, PACKING, PLACE, PLACEMENT, SERVES, NodesCheckpoint, layout_name
 from marius_oac.nodes.counts import dealt_metrics
+from marius_oac.nodes.crowd import Crowd
 from marius_oac.nodes.dealt_rows import Dealing
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.group import Group
@@ -37,10 +38,10 @@ from marius_oac.nodes.packing import LookupCost, Packed, even
 from marius_oac.nodes.routed import RoutedPlan, RoutedPlanner
 from marius_oac.nodes.served import Served, bounds_of
 from marius_oac.nodes.shard_table import ShardTable
-from marius_oac.nodes.shards import Placement
+from marius_oac.nodes.shards import NUM_SHARDS, Placement
 from marius_oac.nodes.sync_server import SyncServers
 from marius_oac.runtime.binding import UNBOUND, Binding
-from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
+from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.disk import SsdStore
 from marius_oac.task import Parts, Road, Task
 from marius_oac.types import DenseSync, Plan, Planner, Step
@@ -56,7 +57,7 @@ class NodeTask(Task):
     weights: of each process, by rank: how much it should carry beside others; 0: nothing.
     make_dense: how dense parameters agree, given the road to the sync servers.
     connect: serves and connects.
-    trainers: how many there are, those that are not in the group as well; None: as many as processes.
+    crowd: which processes train; None: all of the group, and no others.
 
     Attributes:
         place: this process's number among those that carry rows; None: it carries none.
@@ -70,10 +71,11 @@ class NodeTask(Task):
         weights: Sequence[float],
         make_dense: Callable[[SyncServers], DenseSync],
         connect: Connect,
-        trainers: int | None = None,
+        crowd: Crowd | None = None,
     ):
         self.task, self.config, self.group = task, task.config, group
-        self.trainers = len(weights) if trainers is None else trainers
+        self.crowd = crowd or Crowd([True] * len(weights))
+        self.trainers = self.crowd.trainers
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
         self.place = sum(each > 0 for each in weights[: group.rank]) if weights[group.rank] else None
         self.packed = Packed(even(self.carried))
@@ -85,6 +87,15 @@ class NodeTask(Task):
         self.decisive_metric = task.decisive_metric
 
     over_nodes = True
+
+    @property
+    def trains(self) -> bool:
+        return self.crowd.trains[self.group.rank]
+
+    @property
+    def share(self) -> Share:
+        """Of each batch, this process's part in lockstep."""
+        return Share(self.crowd.peer(self.group.rank) if self.trains else 0, self.crowd.within)
 
     @property
     def serves(self) -> bool:
@@ -145,12 +156,13 @@ class NodeTask(Task):
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
         tables = self._tables(stack, binding) if self.place is not None else []
         planner = self._planner(stack)
-        planner.share = Share(self.group.rank, self.group.size)
+        planner.share = self.share
         source = self._source = self._connect(stack, tables, self._dimensions(), self._factor, binding)
+        source.trains = self.trains
         source.announce(self._told())
         self.dense = self._make_dense(source.sync)
         stack.callback(self.dense.stop)
-        step = self._step(device, threads)
+        step = self._whole_step = self._step(device, threads)
         stack.callback(step.close)
         step = self.pace.watch(step, self.dense.waited, source.stopped, self.crew)
         routed = self._planned = RoutedPlanner(planner, self._routed)
@@ -169,6 +181,8 @@ class NodeTask(Task):
 
     def measure(self, batches: Sequence[int]) -> np.ndarray:
         """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""
+        if not self.trains:
+            return np.zeros(NUM_SHARDS, np.int64)
         dimensions = self._dimensions()
         costs = [LookupCost() for _ in dimensions]
         with ExitStack() as stack:
@@ -176,7 +190,7 @@ class NodeTask(Task):
             if progress:
                 stack.enter_context(progress)
             planner = self._planner(stack)
-            planner.share = Share(self.group.rank, self.group.size)
+            planner.share = self.share
             for number in batches:
                 for cost, shards in zip(costs, self._shards(planner.plan(number)), strict=True):
                     cost.add(shards)
@@ -189,10 +203,15 @@ class NodeTask(Task):
         kept = {f"{DENSE}.{name}": tensor.numpy().reshape(-1) for name, tensor in self.dense.state().items()}
         place = np.array([-1 if self.place is None else self.place])
         figures = np.array(self.packed.figures())
+        if not self.trains:
+            kept[SERVES] = place
         return kept | {PLACEMENT: self.placement.nodes, PLACE: place, PACKING: figures}
 
     def load_dense(self, parts: Parts, checkpoint: Checkpoint) -> None:
         """See `Task.load_dense`; collective."""
+        if not self.trains:
+            self.crew.any(False)  # the others ask whether all go on as they were
+            return
         load_dense(self.config, self.crew, self.dense, parts.step, checkpoint)
 
     @property
@@ -207,6 +226,8 @@ class NodeTask(Task):
     def before_batches(self, first: int) -> None:
         self.pace.begin(first)
         self.deal(self.pace.mode or self.config.nodes.mode_at(first))
+        if self._source.dealing and self.crowd.serving and self._whole_step.dense_state():
+            share_dense(self.crew, self.group, self._whole_step)
 
     def decided(self, reached: int) -> list[dict[str, Any]]:
         return self.pace.end(reached, self.crew)
@@ -245,9 +266,15 @@ class NodeTask(Task):
         modes, parts = self.config.nodes.modes, self._num_parts
         mode = make_mode(kind, self.trainers, parts, 1, **modes.rules())
         bounds = bounds_of(self._served, len(self.carried))
-        carriers = [rank for rank, weight in enumerate(self.weights) if weight]
-        rowless = self.trainers - self.group.size
-        return Dealing(mode, parts, bounds, carriers, self.dense, self._served, modes.window, rowless)
+        carriers = [self.crowd.peer(rank) for rank, weight in enumerate(self.weights) if weight]
+        own = self.crowd.own
+        return Dealing(mode, parts, bounds, carriers, self.dense, self._served, modes.window, own)
+
+    def reached(self, planned: int) -> int:
+        """See `Task.reached`; collective where some processes only serve."""
+        if not self.crowd.serving:
+            return planned
+        return max(self.crew.gather(planned if self.trains else 0))
 
     def after_batches(self, ended: bool) -> None:
         if self._source.dealing and self._served:
@@ -270,6 +297,8 @@ class NodeTask(Task):
         """Loads this process's rows from a checkpoint of other processes."""
         if self.place is not None:
             self._take_rows(whole, parts)
+        if not self.trains:
+            return
         parts.step.load_dense_state(adapted(self.config, whole.dense(), whole.sequence))
         self.dense.begin_anew()  # what is drawn to, such as w_ps, was made from the initial values
 
@@ -344,27 +373,6 @@ def with_share(planner: Planner, rank: int, count: int) -> Planner:
     other = copy.copy(planner)
     other.share = Share(rank, count, dealt=True)
     return other
-
-
-def load_rows(store: ParameterStore, whole: NodesCheckpoint, source: np.ndarray) -> None:
-    """Row i of the store becomes row `source[i]`, int64 [n], of a checkpoint's table."""
-    values, state, timestamps = (whole.array(store.name, part) for part in ("values", "state", "timestamps"))
-    for first in range(0, source.size, ROWS_PER_BLOCK):
-        rows = source[first : first + ROWS_PER_BLOCK]
-        store.load(first, timestamps[rows], np.concatenate((values[rows], state[rows]), axis=1))
-
-
-def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.ndarray], bytes]) -> str:
-    """SHA-256 of some rows in the given order, each with what it is called: value and state, as float32."""
-    digest = hashlib.sha256()
-    for first in range(0, rows.size, ROWS_PER_BLOCK):
-        part = rows[first : first + ROWS_PER_BLOCK]
-        unique, back = np.unique(part, return_inverse=True)
-        values = np.empty((unique.size, store.layout.width), np.float32)
-        store.read(unique, values, np.empty(unique.size, np.int64))
-        digest.update(names(part))
-        digest.update(values[back].astype("<f4").tobytes())
-    return digest.hexdigest()
 
 
 def check_config(config: Any, trainers: int) -> None:

@@ -14,7 +14,7 @@ from marius_oac.checkpoints import START, Checkpoints
 from marius_oac.classes_task import ClassesTask
 from marius_oac.config import Config
 from marius_oac.config_base import BaseConfig
-from marius_oac.config_cluster import ClusterConfig, read_secret
+from marius_oac.config_cluster import read_secret
 from marius_oac.config_dense import ignored_by_kstep
 from marius_oac.config_errors import parse
 from marius_oac.console import say
@@ -22,18 +22,23 @@ from marius_oac.ctr_task import CtrTask
 from marius_oac.errors import ConfigError, InputError, NodeLost
 from marius_oac.files import check_no_link
 from marius_oac.node_ctr import CtrNodes
+from marius_oac.node_dense import dense_rate, weight_decay
 from marius_oac.node_graph import GraphNodes
+from marius_oac.node_pace import Pace
 from marius_oac.node_packing import agreed_packing
 from marius_oac.node_rowless import Rowless, alone, staying
 from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, check_saved, drop_after, part_name
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes import agree
-from marius_oac.nodes.cluster import Place, names
+from marius_oac.nodes.cluster import Place, names, trains_of, weights_of
 from marius_oac.nodes.connections import Connections, check_port
+from marius_oac.nodes.crowd import Crowd
 from marius_oac.nodes.dense_kinds import make_dense_sync
 from marius_oac.nodes.group import Group
 from marius_oac.nodes.packing import pack
+from marius_oac.nodes.served import Served
 from marius_oac.nodes.sync_server import SyncServers
+from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.nodes.torch_group import TorchGroup
 from marius_oac.run import RunFolder
 from marius_oac.run_code import code_to_resume, code_to_train
@@ -352,7 +357,7 @@ def node_task(
     lockstep = config.pipeline.mode != "async"
     workers = config.pipeline.workers
     ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4
-    every, called = weights_of(cluster), names(cluster)
+    every, called, trains = weights_of(cluster), names(cluster), trains_of(cluster)
     within = range(len(every)) if ranks is None else ranks
     weights, rowless = (
         [every[rank] for rank in within],
@@ -361,32 +366,24 @@ def node_task(
     carriers = sum(bool(weight) for weight in weights)
     dense = config.nodes.dense
 
+    crowd = Crowd([trains[rank] for rank in within], sum(trains) - sum(trains[rank] for rank in within))
+
     def make_dense(servers: SyncServers) -> DenseSync:
         def assign(sizes: Sequence[int]) -> list[int]:
             return pack(sizes, sizes, [sum(sizes)] * carriers, unit="bytes").tolist()
 
-        return make_dense_sync(dense, group, dense_rate(config), lockstep, servers, assign, weight_decay(config))
+        together = group
+        if crowd.serving:
+            together = group.part([rank for rank in range(group.size) if crowd.trains[rank]])
+        if together is None:  # it has no gradients, and what it serves of the parameters it is told
+            return Served(ThreadGroup.members(1)[0])
+        return make_dense_sync(dense, together, dense_rate(config), lockstep, servers, assign, weight_decay(config))
 
     kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
     alpha = dense.alpha if dense.kind == "easgd" else None
     tell = whole.gather if whole else lambda run: None
-    connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell)
-    return kind(task, group, weights, make_dense, connections, len(every))
-
-
-def weights_of(cluster: ClusterConfig) -> list[float]:
-    """How much of the rows each process should carry beside others, by rank; 0: none."""
-    return [node.shards for node in cluster.nodes for _ in range(node.processes)]
-
-
-def weight_decay(config: BaseConfig) -> float:
-    """The factor of the L2 penalty on dense parameters; relations of a graph have none."""
-    return config.training.dense_optimizer.weight_decay if config.task == "ctr" else 0.0
-
-
-def dense_rate(config: BaseConfig) -> float:
-    """The learning rate of dense parameters."""
-    if config.task == "ctr":
-        return config.training.dense_optimizer.learning_rate
-    optimizer = config.training.optimizer
-    return optimizer.relation_learning_rate or optimizer.learning_rate
+    connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd)
+    made = kind(task, group, weights, make_dense, connections, crowd)
+    number = sum(trains[: place.rank])
+    made.pace = Pace(config.nodes, number, crowd.trainers, config.training.batch_size)
+    return made

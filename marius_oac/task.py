@@ -170,6 +170,10 @@ class Task(ABC):
         """Said when the pipeline has run them; `ended`: they were the run's last."""
         return
 
+    def reached(self, planned: int) -> int:
+        """Where the pipeline has come to, by where this process's own has; collective."""
+        return planned
+
     def trained_outside(self) -> tuple[int, float]:
         """Examples that processes outside of the crew have trained since the last call, and the sum of their losses."""
         return 0, 0.0

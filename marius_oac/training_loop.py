@@ -247,7 +247,7 @@ class TrainingLoop:
         self.session.report_to(report.add)
         try:
             self.session.task.before_batches(first)
-            reached = pipeline.run(first, last)
+            reached = self.session.task.reached(pipeline.run(first, last))
             self.session.task.after_batches(reached == self.road.last)
             self.crew.wait()  # rows are of one moment when everyone's batches are in them
         except DivergedError as error:

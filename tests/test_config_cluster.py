@@ -103,7 +103,7 @@ def test_nodes_on_this_machine():
         ("guests: 1\nnodes:\n- {address: 127.0.0.1, shards: false}\n- {address: localhost}\n",
          "nodes.yaml:4: node localhost: port: not given, so it takes any that is free, where guests would not find it; "
          "give one"),
-        ("nodes: [{address: a, trainers: 0}]", "nodes.yaml:1: node a: trainers: must be greater than 0, not 0"),
+        ("nodes: [{address: a, trainers: 0}]", "nodes.yaml: no node has trainers: nobody would train"),
         ("nodes: [{address: a, shards: some}]", "nodes.yaml:1: node a: shards: must be a number, not 'some'"),
         ("nodes: [{address: a, shards: -1}]",
          "nodes.yaml:1: node a: shards: must be greater than or equal to 0, not -1"),

@@ -97,6 +97,8 @@ class Place:
     @property
     def device(self) -> str | None:
         """Its device; None: the config's."""
+        if not self.node.trainers:
+            return "cpu"
         if self.node.gpus is None:
             return None
         return f"cuda:{self.node.gpus[self.local]}" if self.node.gpus else "cpu"
@@ -112,6 +114,16 @@ class Place:
 def names(cluster: ClusterConfig) -> list[str]:
     """The node of each process, by rank; a node's second process is called NAME/1."""
     return [f"{node.name}/{local}" if local else node.name for node in cluster.nodes for local in range(node.processes)]
+
+
+def weights_of(cluster: ClusterConfig) -> list[float]:
+    """How much of the rows each process should carry beside others, by rank; 0: none."""
+    return [node.shards for node in cluster.nodes for _ in range(node.processes)]
+
+
+def trains_of(cluster: ClusterConfig) -> list[bool]:
+    """Whether each process trains, by rank."""
+    return [node.trainers > 0 for node in cluster.nodes for _ in range(node.processes)]
 
 
 def endpoint(host: str, port: int) -> str:

@@ -14,6 +14,7 @@ from marius_oac.config_cluster import read_secret
 from marius_oac.console import say
 from marius_oac.errors import InputError
 from marius_oac.nodes.cluster import Place, guest_name, listening_at, names
+from marius_oac.nodes.crowd import Crowd
 from marius_oac.nodes.dealt_rows import COORDINATOR
 from marius_oac.nodes.dealt_shard import make_dealt_shard
 from marius_oac.nodes.exchange import NodeSource
@@ -42,6 +43,7 @@ class Connections:
         rowless: names of the run's trainers that are not in the group (`node_rowless`).
         tell: tells the latter of the run, as guests are told; called by every process of the group, once.
         alpha: of EASGD's sync servers; None: there are none.
+        crowd: which of the group train; None: all.
         ahead: no trainer plans further than that many batches ahead of the one it computes.
     """
 
@@ -54,7 +56,9 @@ class Connections:
         alpha: float | None = None,
         rowless: Sequence[str] = (),
         tell: Callable[[Mapping[str, Any] | None], object] = lambda run: None,
+        crowd: Crowd | None = None,
     ):
+        self._crowd = crowd or Crowd([True] * group.size if group else [])
         self._alpha, self._rowless, self._tell = alpha, rowless, tell
         self._lost, self._is_first = 0, False
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
@@ -98,16 +102,20 @@ class Connections:
             if other == rank:
                 lines.append(own)
             else:
-                line = ZmqClient(where, called[other], rank, self._security(), _LIMITS, cluster.timeout)
+                line = ZmqClient(
+                    where, called[other], self._crowd.peer(rank), self._security(), _LIMITS, cluster.timeout
+                )
                 lines.append(stack.enter_context(closing(line)))  # the next one may not be there
 
         def begin(*stretch: int) -> None:
             if server:
-                dealing, about = source.dealing, (tables, group.size, self._ahead)
+                dealing, about = source.dealing, (tables, self._crowd.within, self._ahead)
                 server.begin(stretch[0], make_dealt_shard(*about, dealing, stretch, place) if dealing else shard)
             group.barrier()  # nobody asks before all are ready
 
         def finish() -> None:
+            if self._crowd.serving:
+                group.barrier()  # who only serves is not told when the others are through
             if server:
                 server.finish()
             group.barrier()
@@ -144,19 +152,21 @@ class Connections:
     ) -> tuple[Client, ZmqServer, Shard]:
         """Serves this process's tables: its own line to them, the door of others, and what is served in lockstep."""
         cluster, group, rank = self._place.cluster, self._group, self._group.rank
-        every = dict(enumerate([*called, *self._rowless]))
-        mine = every.pop(rank)
+        crowd, number = self._crowd, self._crowd.peer(rank)
+        every = {crowd.peer(other): name for other, name in enumerate(called)}
+        every |= {len(called) + other: name for other, name in enumerate(self._rowless)}
+        mine = every.pop(number)
         inside = Network()
-        door, own = inside.server(mine, {rank: mine}, _LIMITS), inside.client(mine, rank)
+        door, own = inside.server(mine, {number: mine}, _LIMITS), inside.client(mine, number)
         first = len(every) + 1
         every |= {first + number: guest_name(number) for number in range(cluster.guests)}
         outside = range(group.size, first + cluster.guests)
         here = listening_at(self._place.node.address, self._place.port)
         outer = ZmqServer(here, mine, every, self._security(), _LIMITS, cluster.timeout, _log, outside)
         sync = None if self._alpha is None else SyncServer(self._alpha)
-        shard = Shard(tables, group.size, self._lockstep, sync, self._ahead)
+        shard = Shard(tables, crowd.within, self._lockstep, sync, self._ahead)
         # It serves before anybody connects: a server makes connections while it receives.
-        doors = [(door, [rank]), (outer, list(every))]
+        doors = [(door, [number]), (outer, list(every))]
         self._server = ShardServer(shard, doors, self._failed, group.size, self._is_lost, binding.bind_thread)
         stack.enter_context(self._server)
         return own, outer, shard
@@ -177,7 +187,7 @@ class Connections:
         self._lost += 1
         self._server.counts["trainers_lost_max"] = self._lost
         if self._is_first:
-            trainers = self._group.size + len(self._rowless)
+            trainers = self._crowd.trainers
             say(
                 f"note: trainer {self._rowless[number]} has ended: its tokens are dealt to the others; "
                 f"{trainers - self._lost} of {trainers} trainers are left"

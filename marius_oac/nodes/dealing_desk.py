@@ -31,7 +31,7 @@ class DealingDesk:
     coordinator: has dealt nothing yet.
     carriers: ranks of the trainers whose processes have the shards, in the shards' order.
     parts: see `Stretch`.
-    trainers: ranks below it are members of the run's group; others are guests, or are treated as such.
+    trainers: of the run's group; ranks from there on belong to guests, or to who is treated as such.
     own: ranks below it are the run's own.
     """
 

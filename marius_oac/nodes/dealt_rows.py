@@ -44,7 +44,7 @@ class Dealing:
         dense: where this trainer's dense parameters are laid, and its gradients are had from.
         served: what nodes take their slices from; None: there are no dense parameters.
         window: batches of a trainer between pull and push.
-        rowless: the run's own trainers that are not in its group (`node_rowless`).
+        own: the run's own processes; peers from that number on are guests.
         guest: it may leave when it likes, and nobody waits for it.
     """
 
@@ -55,7 +55,7 @@ class Dealing:
     dense: Served
     served: ServedDense | None
     window: int = 1
-    rowless: int = 0
+    own: int = 0
     guest: bool = False
 
 

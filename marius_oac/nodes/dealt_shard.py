@@ -63,9 +63,7 @@ def make_dealt_shard(
         dealer = Dealer(found.mode, found.first * found.parts, found.last * found.parts, found.first)
         for rank in range(trainers):  # who is not there yet is waited for as any other
             dealer.joined(rank)
-        desk = DealingDesk(
-            Coordinator(dealer, shards), dealing.carriers, found.parts, trainers, trainers + dealing.rowless
-        )
+        desk = DealingDesk(Coordinator(dealer, shards), dealing.carriers, found.parts, trainers, dealing.own)
     own = dealing.served.slice(bounds[place], bounds[place + 1]) if dealing.served else None
     return DealtShard(tables, trainers, ahead, found, own, desk)
 

@@ -24,11 +24,12 @@ import numpy as np
 
 from marius_oac.nodes.dealt_rows import Dealing, DealtRows
 from marius_oac.nodes.messages import Kind, Message, array, parse
+from marius_oac.nodes.no_rows import NoRows
 from marius_oac.nodes.node_rows import NodeRows
 from marius_oac.nodes.questions import Questions, SyncLines
 from marius_oac.nodes.shards import Route
 from marius_oac.pipeline.device import Device
-from marius_oac.pipeline.rows import RowSource
+from marius_oac.pipeline.rows import RowExchange, RowSource
 from marius_oac.storage.contract import RowLayout
 from marius_oac.types import Plan
 
@@ -74,9 +75,11 @@ class NodeSource(RowSource):
         self._prepare, self._abort, self.finish, self._bind = prepare, abort, finish, bind
         self.layouts = [RowLayout(dimension, 0) for dimension in dimensions]
         self.caching = False
+        self.trains = True
+        """Whether this process has batches of its own; else it only serves rows."""
         self.dealing: Dealing | None = None
         """How batches are dealt from the next `begin` on; None: they are not."""
-        self.exchange: NodeRows | None = None
+        self.exchange: NodeRows | NoRows | None = None
         self.bytes_sent = self.bytes_received = 0
         self.refused: Callable[[], int] = lambda: 0
         """What this process's own server has turned away so far: connections and messages."""
@@ -100,9 +103,11 @@ class NodeSource(RowSource):
     def validates(self) -> bool:
         return self.lockstep or self.dealing is not None
 
-    def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> NodeRows:
+    def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
         self._prepare(first, last)
-        if self.dealing is None:
+        if not self.trains:
+            self.exchange = NoRows(self, first)
+        elif self.dealing is None:
             self.exchange = NodeRows(self, first, stop_requested)
         else:
             self.exchange = DealtRows(self, first, stop_requested, self.dealing)

@@ -9,6 +9,7 @@ import pytest
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.connections import Connections, check_port
+from marius_oac.nodes.crowd import Crowd
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.zmq_server import ZmqServer
@@ -38,7 +39,8 @@ def connect(cluster, monkeypatch, stack, *addresses):
     monkeypatch.setattr(group, "rank", 1)
     monkeypatch.setattr(group, "barrier", lambda: None)
     place = SimpleNamespace(cluster=cluster, rank=1)
-    return Connections(place, group, True, 1)(stack, [], [4], lambda plan: 1.0)
+    crowd = Crowd([True] * len(addresses))
+    return Connections(place, group, True, 1, crowd=crowd)(stack, [], [4], lambda plan: 1.0)
 
 
 def test_a_server_that_is_not_there_leaves_no_connection_to_the_others(cluster, server, monkeypatch):

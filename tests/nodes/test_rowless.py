@@ -32,7 +32,7 @@ class Two:
 
     def __init__(self):
         self.tables = [make_tables(node, 1) for node in (0, 1)]
-        dealing = replace(make_dealing(make_mode("gba", 2, 2, 1), 2, 2, dense=False), carriers=[0, 0], rowless=1)
+        dealing = replace(make_dealing(make_mode("gba", 2, 2, 1), 2, 2, dense=False), carriers=[0, 0], own=2)
         self.shards = [make_dealt_shard(t, 1, AHEAD, dealing, (0, 3), n) for n, t in enumerate(self.tables)]
         for shard in self.shards:
             shard.begin(0)
