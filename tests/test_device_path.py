@@ -95,18 +95,23 @@ GRAPHS = {**{f"{name} {kind}": MODELS[name] + OPTIMIZERS[kind] for name, kind in
 ]}, **VARIANTS}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+def few(names, quick):
+    """Those of `quick` in the quick run, the others in the slow one."""
+    return [each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in names]
+
+
+@pytest.mark.parametrize("name", few(GRAPHS, ("complex adagrad", "rotate adam", "all nodes")))
 def test_links(monkeypatch, graph, name):
     check(monkeypatch, lambda *more: GraphTask(tiny_config(graph, *GRAPHS[name], *more), graph))
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", few(NETWORKS, ("dcnv2", "dien")))
 def test_clicks(monkeypatch, tmp_path, network):
     log = small_log(tmp_path / "log.parquet", rows=700)
     check(monkeypatch, lambda *more: start_ctr_task(ctr_config(log, *more, network=network))[0])
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", few(ENCODERS, ("two layers", "bfloat16")))
 def test_encoders(monkeypatch, graph, name):
     check(monkeypatch, lambda *more: GraphTask(tiny_config(graph, *ENCODERS[name], *more), graph))
 
