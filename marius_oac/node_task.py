@@ -200,7 +200,7 @@ class NodeTask(Task):
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Where rows lie, beside what subclasses keep."""
-        kept = {f"{DENSE}.{name}": tensor.numpy().reshape(-1) for name, tensor in self.dense.state().items()}
+        kept = {f"{DENSE}.{name}": tensor.cpu().numpy().reshape(-1) for name, tensor in self.dense.state().items()}
         place = np.array([-1 if self.place is None else self.place])
         figures = np.array(self.packed.figures())
         if not self.trains:

@@ -39,6 +39,17 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def reading_device(name: str) -> torch.device:
+    """Where a finished run is evaluated, asked and exported: on its config's device, or, if that is a GPU that is not
+    here, on what there is, which is said."""
+    try:
+        return pick_device(name)
+    except ConfigError:
+        found = pick_device("auto")
+        say(f"note: the run was trained on {name}, which is not here: computing on {found}, where last bits may differ")
+        return found
+
+
 def num_threads(config: BaseConfig, binding: Binding = UNBOUND) -> int:
     """Threads that compute on the CPU."""
     return config.threads or binding.threads()

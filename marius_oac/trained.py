@@ -26,7 +26,7 @@ from marius_oac.run import RunFolder
 from marius_oac.run_code import kept_code
 from marius_oac.run_places import RunPlaces
 from marius_oac.scoring import EntityReader, LinkScorer
-from marius_oac.session import num_threads, pick_device
+from marius_oac.session import num_threads, reading_device
 from marius_oac.storage.saved_pages import PagedArray
 from marius_oac.trained_classes import TrainedClassifier
 from marius_oac.trained_ctr import ClickMetrics, TrainedClickModel, key_names, numbers_file
@@ -43,7 +43,7 @@ class TrainedModel:
 
     def __init__(self, folder: RunFolder, graph: Graph, checkpoint: Checkpoint):
         self.path, self.config, self.graph, self.checkpoint = folder.path, folder.config, graph, checkpoint
-        self._folder, self._device = folder, pick_device(self.config.device)
+        self._folder, self._device = folder, reading_device(self.config.device)
 
     @classmethod
     def open(

@@ -21,7 +21,7 @@ from marius_oac.predict import Prediction
 from marius_oac.run import RunFolder
 from marius_oac.run_code import kept_code
 from marius_oac.run_places import RunPlaces
-from marius_oac.session import num_threads, pick_device
+from marius_oac.session import num_threads, reading_device
 from marius_oac.storage.saved_pages import PagedArray
 from marius_oac.trained_metrics import Metrics
 from marius_oac.untrusted import parse_json
@@ -68,7 +68,7 @@ class TrainedClassifier:
         """float32 [N, classes], before the softmax; mapped."""
         encoder = make_classes_encoder(self.config, self.graph, len(self.classes))
         self._folder.check_data(identity.joined(self.graph.fingerprint, encoder.data), self.config)
-        device, threads = pick_device(self.config.device), num_threads(self.config)
+        device, threads = reading_device(self.config.device), num_threads(self.config)
         memory = self.config.evaluation.memory << 20
         return encoder.encoded_at(self.checkpoint, self.embeddings(), threads, device, memory)
 

@@ -30,7 +30,7 @@ from marius_oac.run import RunFolder
 from marius_oac.run_code import kept_code
 from marius_oac.run_log import RunLog
 from marius_oac.run_places import RunPlaces
-from marius_oac.session import num_threads, pick_device
+from marius_oac.session import num_threads, reading_device
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class TrainedClickModel:
         self._task.use_folder(path)
         with ExitStack() as stack:
             stack.callback(checkpoint.close)
-            device = pick_device(config.device)
+            device = reading_device(config.device)
             self._parts = self._task.build(stack, device, num_threads(config))
             self._task.load_state_arrays(checkpoint.arrays())
             checkpoint.restore(self._parts.stores)

@@ -19,7 +19,7 @@ from marius_oac.console import say
 from marius_oac.ctr_task import CtrTask, start_ctr_task
 from marius_oac.data.graph import open_or_prepare
 from marius_oac.disk_tables import check_places
-from marius_oac.errors import InputError, Interrupted
+from marius_oac.errors import ConfigError, InputError, Interrupted
 from marius_oac.graph_parts import settled_on
 from marius_oac.graph_task import GraphTask
 from marius_oac.memory import return_freed_memory
@@ -191,7 +191,9 @@ def with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
 
 def check_task(task: Task, path: Path) -> None:
     """Raises InputError where a run can't start; says what is to be noted of it, and what it will need."""
-    pick_device(task.config.device)
+    device = pick_device(task.config.device)
+    if task.config.pipeline.link and device.type != "cpu":
+        raise ConfigError(f"emulates a link for a CPU; this run computes on {device}", "pipeline.link")
     task.check()
     for note in task.notes:
         say(f"note: {note}")

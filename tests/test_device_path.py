@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from marius_oac import training
 from marius_oac.classes_task import ClassesTask
 from marius_oac.ctr_task import start_ctr_task
 from marius_oac.data.graph import Graph
+from marius_oac.errors import ConfigError
 from marius_oac.graph_task import GraphTask
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.runner import Pipeline
@@ -136,3 +138,10 @@ def test_a_run_goes_on_to_the_same_bits_after_an_error(monkeypatch, graph, tmp_p
     assert found["training.batches"] == whole["training.batches"]
     names = [name for name in whole if name.endswith("sha256") or name == "test.filtered.mrr"]
     assert len(names) > 2 and [found[name] for name in names] == [whole[name] for name in names]
+
+
+def test_an_emulated_link_is_for_a_cpu(monkeypatch, graph, tmp_path):
+    monkeypatch.setattr(training, "pick_device", lambda name: torch.device("cuda:0"))
+    with pytest.raises(ConfigError, match="pipeline.link: emulates a link for a CPU; this run computes on cuda:0"):
+        training.train(tiny_config(graph, "pipeline.link.bandwidth=1"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

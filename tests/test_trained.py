@@ -1,5 +1,7 @@
 """A trained model opened from its run: the numbers of the summary, predictions against brute force, exports."""
 
+import shutil
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -7,6 +9,7 @@ from safetensors.numpy import load_file
 
 from marius_oac import TrainedModel, open_run, training
 from marius_oac.errors import CheckpointError, InputError
+from marius_oac.run import RunFolder
 from marius_oac.trained import export_run
 from tests.graphs import tiny_config, tiny_graph
 
@@ -22,6 +25,21 @@ def test_evaluating_gives_the_numbers_of_the_summary(finished):
     assert "filtered.mrr" not in model.evaluate("train", ["evaluation.filtered=false"]).values
     with pytest.raises(InputError, match=r"--set model.dimension=3: only keys of"):
         model.evaluate("test", ["model.dimension=3"])
+
+
+def test_a_run_of_a_gpu_that_is_not_here_is_evaluated_asked_and_exported(finished, tmp_path, command):
+    run = shutil.copytree(finished, tmp_path / "run")
+    with RunFolder.open(run) as folder:
+        folder.write_config(folder.config.replace("device=cuda:7"))
+    note = "note: the run was trained on cuda:7, which is not here: computing on cpu, where last bits may differ"
+    code, out, err = command("eval", run)
+    assert code == 0 and note in err
+    there = [line.replace(str(finished), str(run)) for line in command("eval", finished)[1]]
+    assert [line for line in out if "seconds" not in line] == [line for line in there if "seconds" not in line]
+    assert command("export", run)[0] == 0
+    assert command("predict", run, "--head", "0", "--relation", "0")[0] == 0
+    code, _, err = command("resume", run, "--set", "training.epochs=3")
+    assert code == 2 and "there is no cuda:7" in err[-1]
 
 
 @pytest.mark.parametrize("filtered", [False, True])

@@ -22,6 +22,7 @@ from marius_oac.models.dense_moments import (
     relations_to_kstep,
 )
 from marius_oac.node_ctr import CtrNodes
+from marius_oac.node_task import NodeTask
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.run import RunFolder
 from marius_oac.session import Session
@@ -261,3 +262,30 @@ def test_a_hot_start_as_a_user_types_it(tmp_path):
     assert "note: dense parameters go on with 'kstep'\n" in said
     assert RunFolder.open(tmp_path / "run").summary()["test.auc"] > before - 0.05
     assert "auc" in run("eval", tmp_path / "run")
+
+
+class OnAGpu:
+    """Of a tensor there: it has no array, only a copy here has."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def cpu(self):
+        return self._tensor
+
+    def numpy(self):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def test_a_checkpoint_takes_what_lies_on_a_gpu(days, monkeypatch):
+    """What the dense layers agree with there, such as BMUF's global parameters."""
+    real = NodeTask.state_arrays
+
+    def state_arrays(node):
+        there = {name: OnAGpu(tensor) for name, tensor in node.dense.state().items()}
+        assert there
+        monkeypatch.setattr(node.dense, "state", lambda: there)
+        return real(node)
+
+    monkeypatch.setattr(NodeTask, "state_arrays", state_arrays)
+    World(config_of(days, "bmuf")).play(0, 4)
