@@ -15,7 +15,7 @@ COMPUTED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div:
             ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
             ast.Mod: ast.FloorDiv}  # fmt: skip
 OTHER_NAME = {"max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum", "any": "all", "all": "any"}
-KERNEL = {"compiled", "inlined", "exact", "wrapping", "njit"}
+KERNEL = {"compiled", "inlined", "exact", "njit"}
 TEXTS = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)
 
 
@@ -38,6 +38,11 @@ class Mutant:
 
     def record(self) -> dict:
         return asdict(self)
+
+
+def is_kernel(node: ast.AST) -> bool:
+    """Whether it is a function that Numba compiles."""
+    return any(ast.unparse(mark).split("(")[0].split(".")[-1] in KERNEL for mark in getattr(node, "decorator_list", ()))
 
 
 def _text(node: ast.AST) -> bool:
@@ -80,8 +85,7 @@ class _Sites(ast.NodeVisitor):
         if node.name in ("__repr__", "__str__"):
             return
         kernel, names = self._kernel, self._names
-        self._kernel = kernel or any(ast.unparse(mark).split("(")[0].split(".")[-1] in KERNEL
-                                     for mark in node.decorator_list)  # fmt: skip
+        self._kernel = kernel or is_kernel(node)
         self._names = [*names, node.name, "<locals>"]
         for part in (*node.args.defaults, *node.args.kw_defaults):
             if part is not None:

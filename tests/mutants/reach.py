@@ -14,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 
+from tests.mutants.kinds import is_kernel
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = str(ROOT / "marius_oac") + os.sep
 
@@ -83,8 +85,8 @@ class Reach:
                     self.seconds[test] = float(what)
                 elif test:
                     found[what].add(test)
-        self._tests = found
-        self._namers = _namers()
+        self._namers, kernels = _namers()
+        self._tests = {what: tests for what, tests in found.items() if what not in kernels}
 
     def of_function(self, path: str, function: str) -> set[str]:
         """Tests that call it, or something in it. A kernel's are those of the functions that name it."""
@@ -116,19 +118,23 @@ class Reach:
         return found
 
 
-def _namers() -> dict[str, list[tuple[str, str]]]:
-    """For each name: the functions (file, qualified name) of the package, and of the tests of kernels, that use it."""
+def _namers() -> tuple[dict[str, list[tuple[str, str]]], set[str]]:
+    """For each name: the functions (file, qualified name) of the package and of the tests that use it. And the kernels,
+    of which a process that compiles them records no call, and one that does not is a test of its own."""
     found: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)
+    kernels: set[str] = set()
 
     def look(node, where, qualified):
         for child in ast.iter_child_nodes(node):
             inner = qualified
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
                 inner = [*qualified, child.name]
+                if is_kernel(child):
+                    kernels.add(f"{where}::{'.'.join(inner)}")
             if isinstance(child, ast.Name | ast.Attribute) and qualified:
                 found[child.id if isinstance(child, ast.Name) else child.attr].append((where, ".".join(qualified)))
             look(child, where, inner)
 
-    for path in sorted([*(ROOT / "marius_oac").rglob("*.py"), *(ROOT / "tests").rglob("test_*kernels.py")]):
+    for path in sorted([*(ROOT / "marius_oac").rglob("*.py"), *(ROOT / "tests").rglob("test_*.py")]):
         look(ast.parse(path.read_text("utf-8")), str(path.relative_to(ROOT)), [])
-    return found
+    return found, kernels

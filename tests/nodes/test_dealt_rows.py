@@ -1,6 +1,7 @@
 """What a trainer says that is dealt batches, whatever its threads do first."""
 
 import queue
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -136,3 +137,18 @@ def test_after_an_error_nobody_waits(make_rows):
     for call in (rows.reserve, lambda: rows.read(batch(0, 3)), lambda: rows.end(0)):
         with pytest.raises(ValueError, match="a defect"):
             call()
+
+
+def test_each_node_is_pushed_its_slice_of_the_dense_gradient_and_the_factor(make_rows):
+    rows, lines = make_rows(1)
+    rows._dealing = replace(rows._dealing, bounds=[0, 2, 3])
+    rows._tokens[23], rows._pending[23] = 4, None
+    rows._handed[23] = np.array([8, 16, 24, 0.25], np.float32)
+    writing = in_thread(lambda: rows.write(batch(0, 23)))
+    found = []
+    for node, line in enumerate(lines):
+        message, (part,) = line._sent.get(timeout=PATIENCE)
+        found.append(np.frombuffer(part, np.float32).tolist())
+        rows.take(node, Message(Kind.APPLIED, message.sequence, step=4), [])
+    assert joined(*writing) is None
+    assert found == [[8, 16, 0.25], [24, 0.25]]
