@@ -14,7 +14,7 @@ import torch
 
 from marius_oac.config_base import BaseConfig
 from marius_oac.console import say
-from marius_oac.errors import ConfigError
+from marius_oac.errors import ConfigError, shown
 from marius_oac.machine import LocalProcess, run_binding
 from marius_oac.models.torch_state import torch_threads
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
@@ -48,6 +48,11 @@ def reading_device(name: str) -> torch.device:
         found = pick_device("auto")
         say(f"note: the run was trained on {name}, which is not here: computing on {found}, where last bits may differ")
         return found
+
+
+def name_of_device(device: torch.device) -> str:
+    """`cpu`, or what the GPU is called: two of one name compute the same bits."""
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def num_threads(config: BaseConfig, binding: Binding = UNBOUND) -> int:
@@ -114,6 +119,23 @@ class Session:
         """Metrics that the task wants to know before an epoch, if any."""
         with self._beside_compute(), torch_threads(self.threads):
             return self.task.before_epoch(self.parts, epoch)
+
+    def check_device(self, before: str) -> str:
+        """The name of the device, where a run goes on that was trained on `before` (empty: nobody knows).
+
+        Raises:
+            ConfigError: from a GPU to a CPU, or back, where the config does not say so: bits would change unasked.
+        """
+        here = name_of_device(self.device)
+        if before and before != here:
+            if self.config.device == "auto" and "cpu" in (before, here):
+                raise ConfigError(
+                    f"the run was trained on {shown(before)} and would go on on {here}, which changes its last bits; "
+                    f"to do so: --set device={self.device.type}",
+                    "device",
+                )
+            say(f"note: the run was trained on {shown(before)} and goes on on {here}: its last bits may differ")
+        return here
 
     def _beside_compute(self) -> AbstractContextManager[None]:
         """On the CPU the calling thread, and those that it starts, belong where `compute` does."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import reduce
 from typing import Any
 
@@ -28,37 +28,9 @@ from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Inter
 from marius_oac.memory import peak_rss
 from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
 from marius_oac.run import RunFolder
+from marius_oac.run_position import Position
 from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
-from marius_oac.session import Session
-from marius_oac.untrusted import typed
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a run stands; saved with every checkpoint.
-
-    Attributes:
-        sequence: the next batch.
-        total, epoch: sums over the run and over the present epoch so far.
-        first_loss: the median of the first few batches; None: there was none, or it was not kept.
-        best: the best value of the decisive metric, -1 before the first; `best_epoch` when; `worse` evaluations since.
-    """
-
-    sequence: int = 0
-    total: Totals = Totals()
-    epoch: Totals = Totals()
-    best: float = -1.0
-    best_epoch: int = 0
-    worse: int = 0
-    first_loss: float | None = None
-
-    @classmethod
-    def load(cls, checkpoint: Checkpoint) -> Position:
-        """From what `asdict` gave a checkpoint. Raises CheckpointError where that is something else."""
-        position = typed(dict(checkpoint.extra), checkpoint.path, cls, CheckpointError)
-        if position.sequence != checkpoint.sequence or not 0 <= position.best_epoch <= position.sequence:
-            raise CheckpointError("is damaged: its position is another's", checkpoint.path)
-        return position
+from marius_oac.session import Session, name_of_device
 
 
 class TrainingLoop:
@@ -66,7 +38,7 @@ class TrainingLoop:
 
     def __init__(self, session: Session, folder: RunFolder):
         self.session, self.folder, self.config, self.crew = session, folder, session.config, session.task.crew
-        self.position = Position()
+        self.position = Position(device=name_of_device(session.device))
         self._alone = len(self.crew.gather(None)) == 1
         self._stops = Requests()
         self.folder.checkpoints.tier = session.parts.tier
@@ -122,8 +94,9 @@ class TrainingLoop:
                 "--checkpoint and an earlier one, or ask for more",
                 "training.epochs",
             )
+        here = self.session.check_device(position.device)
         self.session.task.check_data_from(position.sequence)
-        return position
+        return replace(position, device=here)
 
     def _load(self, checkpoint: Checkpoint) -> None:
         if self.session.parts.tier:

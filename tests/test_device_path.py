@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac import training
+from marius_oac import session, training, training_loop
 from marius_oac.classes_task import ClassesTask
 from marius_oac.ctr_task import start_ctr_task
 from marius_oac.data.graph import Graph
@@ -145,3 +145,29 @@ def test_an_emulated_link_is_for_a_cpu(monkeypatch, graph, tmp_path):
     with pytest.raises(ConfigError, match="pipeline.link: emulates a link for a CPU; this run computes on cuda:0"):
         training.train(tiny_config(graph, "pipeline.link.bandwidth=1"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "before, here", [("NVIDIA H200", "cpu"), ("cpu", "NVIDIA H200"), ("NVIDIA H100", "NVIDIA H200")]
+)
+def test_a_run_goes_on_on_another_device_only_if_that_is_said(monkeypatch, graph, tmp_path, command, before, here):
+    for module in (session, training_loop):
+        monkeypatch.setattr(module, "name_of_device", lambda device: before)
+    config = tiny_config(graph, "device=auto", "checkpoint.every_batches=7")
+    path = training.train(config, tmp_path / "run").path
+    for module in (session, training_loop):
+        monkeypatch.setattr(module, "name_of_device", lambda device: here)
+    argv = ("resume", path, "--set", "training.epochs=3")
+    note = f"note: the run was trained on {before!r} and goes on on {here}: its last bits may differ"
+    if "cpu" in (before, here):
+        files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        code, _, err = command(*argv)
+        assert code == 2 and err[-1].endswith(
+            f"device: the run was trained on {before!r} and would go on on {here}, which changes its last bits; "
+            "to do so: --set device=cpu"
+        )
+        assert files == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        argv = (*argv, "--set", "device=cpu")
+    code, _, err = command(*argv)
+    assert code == 0 and note in err
+    assert note not in command("resume", path, "--set", "training.epochs=4")[2]
