@@ -15,6 +15,7 @@ from marius_oac.ctr_task import CtrTask
 from marius_oac.node_ctr import CtrNodes
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_pace import Pace
+from marius_oac.nodes.crowd import Crowd
 from marius_oac.nodes.exchange import NodeSource
 from marius_oac.nodes.packing import Packed
 from marius_oac.nodes.served import Served
@@ -51,7 +52,7 @@ def outside(
         sources.append(NodeSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
         return stack.enter_context(sources[0])
 
-    trainer = kind(task, group, weights, lambda servers: Served(group), connect, run["trainers"])
+    trainer = kind(task, group, weights, lambda servers: Served(group), connect, Crowd([True], run["trainers"] - 1))
     trainer.place, trainer.pace = None, pace
     trainer.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
     with Session(trainer) as session:

@@ -15,11 +15,14 @@ import yaml
 from marius_oac import __version__
 from marius_oac.config import Config
 from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
+from marius_oac.config_nodes import NodesConfig
 from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.graph_task import GraphTask
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_guest import _Guest, join
+from marius_oac.node_outside import outside
+from marius_oac.node_pace import Pace
 from marius_oac.nodes.connections import Connections
 from marius_oac.nodes.shard_table import NumberedTable
 from marius_oac.nodes.thread_group import ThreadGroup
@@ -180,6 +183,13 @@ def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, told, one_n
     assert (config.threads, config.device) == (2, "cpu")
     with pytest.raises(InputError, match="the data here are not those of the run"):
         _Guest(cluster, [f"data.path={path}"])._task(run | {"fingerprint": "another"})
+
+
+def test_a_guest_cuts_batches_as_the_runs_own_trainers_do(graph, told):
+    config = Config.build({"data": {"path": str(graph.path)}, "device": "cpu", "binding": "off", "threads": 1})
+    pace = Pace(NodesConfig(), 1, 5, config.training.batch_size)
+    with outside(GraphTask(config, graph), [], told | {"trainers": 5}, pace, True) as (session, source):
+        assert source.dealing.parts == 5 and source.dealing.guest and session.task.trains
 
 
 @pytest.fixture
