@@ -1,6 +1,6 @@
 """How the kernels of the models are compiled: the one place for Numba's options.
 
-- `nogil`: a kernel lets other threads run. `cache`: compiled once per machine, not once per process.
+- `nogil`: a kernel lets other threads run. `kept`: compiled once per machine, not once per process.
 - `error_model="numpy"`: a division by zero gives inf or NaN, as in IEEE 754, so loops with divisions vectorise.
 - `_nrt=False` (Numba, "Extending"): kernels allocate nothing and count no references to arrays, so their callers bring
   all memory. Counting takes locked instructions for every slice, for which lanes contend: it made loops over the 100
@@ -20,23 +20,24 @@ With `NUMBA_DISABLE_JIT=1` the kernels run as the Python functions they are.
 
 import numpy as np
 from llvmlite import ir
-from numba import config, njit, types
+from numba import config, types
 from numba.extending import intrinsic
 
+from marius_oac.kept_code import kept
 from marius_oac.prefetch import prefetch as prefetch
 from marius_oac.prefetch import prefetch_row as prefetch_row
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
+_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 _REORDERING = {"contract", "nsz", "reassoc"}
 
-compiled = njit(fastmath=_REORDERING, **_OPTIONS)
+compiled = kept(fastmath=_REORDERING, **_OPTIONS)
 """For kernels: functions that Python calls and no kernel does."""
 
-inlined = njit(fastmath=_REORDERING, forceinline=True, **_OPTIONS)
+inlined = kept(fastmath=_REORDERING, forceinline=True, **_OPTIONS)
 """For functions that kernels call."""
 
-exact = njit(fastmath={"contract", "nsz"}, forceinline=True, **_OPTIONS)
+exact = kept(fastmath={"contract", "nsz"}, forceinline=True, **_OPTIONS)
 """For functions that kernels call and whose order of operations is part of their meaning."""
 
 if config.DISABLE_JIT:

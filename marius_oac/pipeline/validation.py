@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
+from marius_oac.kept_code import kept
 from marius_oac.pipeline.batch import Batch
 
 Replace = Callable[[Any, Any, int, Any, Any, Any], Any]
 
 
-@numba.njit(nogil=True, cache=True)
+@kept(nogil=True)
 def _replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, values):
     replaced, i, j = 0, 0, 0
     while i < rows.size and j < newer_rows.size:

@@ -25,7 +25,7 @@ class Case:
         where: what the line blames: file, line, key; "" where it blames nothing.
         what: how the line goes on.
         code: exit code.
-        notes: lines that stand above it.
+        notes: lines that stand above it; None: any number.
         made: what the command leaves in its folder, names as `glob` takes them; else nothing may change there.
         variables: of the environment; None: it is not set. Processes only.
     """
@@ -36,7 +36,7 @@ class Case:
     where: str = ""
     what: str = ""
     code: int = 2
-    notes: int = 0
+    notes: int | None = 0
     made: tuple[str, ...] = ()
     variables: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -91,9 +91,9 @@ def wrong_lines(case: Case, said: str, specimens: Mapping[str, str]) -> str | No
     lines = said.splitlines()
     if "Traceback" in said:
         return "a traceback"
-    if len(lines) != case.notes + bool(case.line):
+    if case.notes is not None and len(lines) != case.notes + bool(case.line):
         return f"{len(lines)} lines, {case.notes + bool(case.line)} were expected"
-    if case.line and not lines[-1].startswith(filled(case.line, specimens)):
+    if case.line and not lines[-1:] or case.line and not lines[-1].startswith(filled(case.line, specimens)):
         return f"the line is not {case.line!r}"
     if sum("marius-oac: " in line for line in lines) > bool(case.line) or said.count("marius-oac: marius-oac"):
         return "the program names itself twice"

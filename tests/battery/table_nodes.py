@@ -42,7 +42,7 @@ CASES = [
     nodes("nodes-entry-near-miss", "nodes: [{adress: a}]\n",
          "n.yaml:1: nodes.0: adress", "unknown key 'adress'; did you mean 'address'?"),
     nodes("nodes-entry-no-address", "nodes: [{cores: 2}]\n",
-         "n.yaml:1: nodes", "must name at least one, not [{'cores': 2}]"),
+         "n.yaml:1: nodes.0: address", "this key is required"),
     nodes("nodes-address-number", "nodes: [{address: 7}]\n", "n.yaml:1: nodes.0: address", "must be text, not 7"),
     nodes("nodes-address-option", "nodes: [{address: -oProxyCommand=x}]\n",
          "n.yaml:1: node -oProxyCommand=x: address",

@@ -5,7 +5,7 @@ from importlib import import_module
 from tests.battery.cases import Case
 
 _QUICK = ("settings", "edges", "logs", "runs", "classes", "nodes")
-_PROCESSES = ()
+_PROCESSES = ("processes",)
 
 
 def _cases(*names: str) -> list[Case]:

@@ -1,0 +1,118 @@
+"""What only a process of its own meets: signals, limits, streams, places that can't be written, odd surroundings."""
+
+from tests.battery.cases import Case
+from tests.battery.table_edges import EDGES
+from tests.battery.table_logs import CTR, LOG
+from tests.battery.table_settings import GRAPH
+
+FILES = {"c.yaml": GRAPH}
+CLICKS = {"c.yaml": CTR, "log.csv": LOG}
+LONG = {"c.yaml": GRAPH.replace("epochs: 1", "epochs: 100000")}
+NAMES = {"names.tsv": "Zürich\tliegt in\tSchweiz\nБерн\tliegt in\tSchweiz\nSchweiz\tnahe\tБерн\n" * 3}
+RUN = ("r", "r/**/*")
+WRITTEN = {"made": RUN, "notes": None, "code": 0}
+
+WAIT = "until compgen -G '{}' > .seen; do kill -0 $! || break; done; rm .seen; "
+"""Shell: until a file is there."""
+
+
+def signalled(name: str, number: str, code: int, what: str, moment: str = "r/metrics.jsonl", train: str = "") -> Case:
+    """A signal while a run trains."""
+    command = (
+        f"$oac train c.yaml --out r {train} & {WAIT.format(moment)} kill -{number} $!; wait $!"
+    )
+    return Case(name, command, LONG, "", what, code, None, RUN)
+
+
+def limited(name: str, limit: str, command: str, where: str = "", what: str = "", **more) -> Case:
+    """A limit of the shell's."""
+    return Case(name, f"ulimit {limit}; $oac {command}", more.pop("files", FILES), where, what, **more)
+
+
+def within(name: str, command: str, where: str = "", what: str = "", files=None, code=2, notes=0, made=(), **variables):
+    """A surrounding."""
+    return Case(name, command, FILES if files is None else files, where, what, code, notes, made, variables)
+
+
+CASES = [
+    # Signals.
+    signalled("signal-int", "INT", 130, "stopped at batch"),
+    signalled("signal-term", "TERM", 143, "stopped at batch"),
+    signalled("signal-hup", "HUP", 129, "stopped at batch"),
+    signalled("signal-term-early", "TERM", 143, "stopped", "r/config.yaml"),
+    signalled("signal-term-on-disk", "TERM", 143, "stopped at batch", train="--set storage.memory=1MiB"),
+    signalled("signal-int-async", "INT", 130, "stopped at batch", train="--set pipeline.mode=async"),
+    signalled("signal-term-sync", "TERM", 143, "stopped at batch", train="--set pipeline.mode=sync"),
+    Case("signal-int-ignored", "trap '' INT; $oac eval $run & sleep 1; kill -INT $!; wait $!", {}, code=0),
+    Case("signal-usr1", "$oac config & kill -CONT $!; wait $!", {}, code=0),
+    Case("signal-pipe", "$oac config | true; exit ${PIPESTATUS[0]}", {}, code=0),
+    Case("signal-stop-and-continue", "$oac eval $run & kill -STOP $!; kill -CONT $!; wait $!", {}, code=0),
+    # Streams.
+    Case("stream-stdout-full-config", "$oac config > /dev/full", {}, "standard output", "can't be written: No space left"),
+    Case("stream-stdout-full-predict", "$oac predict $run --head 1 --relation 0 > /dev/full", {},
+         "standard output", "can't be written: No space left"),
+    Case("stream-stdout-full-eval", "$oac eval $clicks > /dev/full", {}, "standard output", "can't be written: No space"),
+    Case("stream-stdout-full-verify", "$oac verify $run > /dev/full", {}, "standard output", "can't be written: No space"),
+    Case("stream-stdout-full-topology", "$oac topology --json > /dev/full", {},
+         "standard output", "can't be written: No space"),
+    Case("stream-stdout-full-init", "$oac init log.csv > /dev/full", {"log.csv": LOG},
+         "standard output", "can't be written: No space", notes=2),
+    Case("stream-stdout-full-help", "$oac train --help > /dev/full", {}, "standard output", "can't be written: No space"),
+    Case("stream-stdout-closed-train", "$oac train c.yaml --out r >&-", FILES, **WRITTEN),
+    Case("stream-stdout-closed-compare", "$oac compare $run $run >&-", {}, code=0),
+    Case("stream-all-closed", "$oac train c.yaml --out r <&- >&- 2>&-", FILES, **WRITTEN),
+    Case("stream-stderr-closed-mistake", "$oac train nothing.yaml 2>&-", {}, code=2),
+    Case("stream-stderr-full-mistake", "$oac train nothing.yaml 2> /dev/full", {}, code=2),
+    Case("stream-stderr-full-train", "$oac train c.yaml --out r 2> /dev/full", FILES, **WRITTEN),
+    Case("stream-pipe-of-predict", "$oac predict $run --head 1 --relation 0 | head -1; exit ${PIPESTATUS[0]}", {}, code=0),
+    Case("stream-stdin-folder", "$oac eval $run < .", {}, code=0),
+    Case("stream-stdin-closed", "$oac eval $run <&-", {}, code=0),
+    Case("stream-config-of-stdin", "$oac train /dev/stdin --out r < c.yaml", FILES, "", "", 2),
+    Case("stream-out-is-a-stream", "$oac predict $clicks --data $log --out /dev/stdout", {}, "", "", 2),
+    # Limits.
+    limited("limit-file-size-prepare", "-f 1", "prepare g.tsv --out g", files={"g.tsv": EDGES * 999}),
+    limited("limit-file-size-train", "-f 4", "train c.yaml --out r", made=RUN, notes=None),
+    limited("limit-file-size-export", "-f 1", "export $run --out e", files={}),
+    limited("limit-file-size-predict", "-f 0", "predict $clicks --data $log --out s.parquet", files={}),
+    limited("limit-open-files-train", "-n 24", "train c.yaml --out r", notes=None),
+    limited("limit-open-files-config", "-n 12", "config", files={}),
+    limited("limit-memory-graph", "-v 3000000", "train c.yaml --out r --set model.dimension=100000", notes=None),
+    limited("limit-memory-clicks", "-v 6000000", "train c.yaml --out r", files=CLICKS, notes=None),
+    limited("limit-memory-predict", "-v 900000", "predict $run --head 1 --relation 0", files={}),
+    limited("limit-stack", "-s 512", "eval $run", files={}, code=0),
+    limited("limit-core-and-locked", "-c 0; ulimit -l 0", "eval $run", files={}, code=0),
+    # Places.
+    within("place-cwd-gone", "mkdir d; cd d; rmdir ../d; $oac train c.yaml"),
+    within("place-cwd-gone-eval", "mkdir d; cd d; rmdir ../d; $oac eval $run", files={}, code=0),
+    within("place-temporary-gone", "$oac eval $clicks", files={}, code=0, TMPDIR="$here/nowhere"),
+    within("place-temporary-a-file", "$oac eval $clicks", files={"f": "x"}, code=0, TMPDIR="$here/f"),
+    within("place-temporary-full-device", "$oac eval $clicks", files={}, code=0, TMPDIR="/dev/full"),
+    within("place-home-missing", "$oac eval $run", files={}, code=0, HOME="/nonexistent/home"),
+    within("place-home-unset", "$oac eval $run", files={}, code=0, HOME=None),
+    within("place-home-a-file", "$oac eval $run", files={"f": "x"}, code=0, HOME="$here/f"),
+    within("place-out-in-proc", "$oac train c.yaml --out /proc/r", notes=None),
+    within("place-out-in-dev-full", "$oac train c.yaml --out /dev/full/r", notes=None),
+    within("place-out-is-dev-full", "$oac train c.yaml --out /dev/full"),
+    within("place-storage-in-proc", "$oac train c.yaml --out r --set storage.memory=1MiB --set storage.path=/proc/p",
+           notes=None),
+    within("place-other-modules", "$oac eval $run", files={"yaml.py": "raise SystemExit(9)", "numpy.py": "1/0"}, code=0),
+    # Surroundings.
+    within("locale-c", "$oac train caf\u00e9.yaml", files={}, LANG="C", LC_ALL="C"),
+    within("locale-posix-prepare", "$oac prepare names.tsv --out g", files=NAMES, code=0, made=("g", "g/**/*"), LC_ALL="POSIX"),
+    within("locale-unknown", "$oac eval $run", files={}, code=0, LC_ALL="xx_YY.UTF-99"),
+    within("encoding-ascii-config", "$oac config", files={}, code=0, PYTHONIOENCODING="ascii"),
+    within("encoding-ascii-mistake", "$oac train $'caf\\u00e9.yaml'", files={}, PYTHONIOENCODING="ascii"),
+    within("encoding-utf16", "$oac eval $run", files={}, code=0, PYTHONIOENCODING="utf-16"),
+    within("encoding-bytes-in-name", "$oac train $'\\xff.yaml'", files={}),
+    within("encoding-bytes-in-setting", "$oac train c.yaml --set $'seed=\\xff'"),
+    within("variables-none", "env -i $oac eval $run", files={}, code=0),
+    within("variables-columns", "$oac eval $run", files={}, code=0, COLUMNS="1", TERM="dumb"),
+    within("variables-threads", "$oac eval $run", files={}, code=0, OMP_NUM_THREADS="none", NUMBA_NUM_THREADS="1"),
+    within("variables-rank", "$oac train c.yaml --out r", made=RUN, notes=None, code=0, RANK="x", WORLD_SIZE="y"),
+    within("variables-secret-short", "$oac join n.yaml", files={"n.yaml": "guests: 1\nnodes: [{address: 10.0.0.1}]\n"},
+           MARIUS_OAC_SECRET="short"),
+    within("variables-state-a-file", "$oac eval $run", files={"f": "x"}, code=0, XDG_STATE_HOME="$here/f"),
+    within("python-warnings", "$python -W error -m marius_oac eval $run", files={}, code=0),
+    within("python-isolated", "$python -I -m marius_oac config", files={}, code=0),
+    within("python-optimised", "$python -OO -m marius_oac train nothing.yaml", files={}),
+]  # fmt: skip
