@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import NoReturn
 
 from marius_oac import __version__
 from marius_oac.cli_data import add_init, add_prepare
-from marius_oac.command import run_command
+from marius_oac.command import check_present_folder, run_command
 from marius_oac.console import answer, report
 from marius_oac.errors import ConfigError, InputError
 
@@ -22,7 +23,10 @@ _PREDICT = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors in the house's form: one line, exit code 2."""
+    """argparse, with errors in the house's form: one line, exit code 2; also where standard output takes no help."""
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        answer(message.removesuffix("\n"))
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see `{self.prog} --help`)", self.prog.partition(" ")[2] or None)
@@ -330,6 +334,11 @@ def _add_topology(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="everything, for programs")
 
 
+def _name(text: str) -> str:
+    """A name of the command line, which is UTF-8 whatever the locale takes it for."""
+    return os.fsencode(text).decode("utf-8", "replace")
+
+
 def _add_predict(parser: Parser) -> None:
     parser.add_argument("run", type=Path, help="folder of the run")
     _add_data(parser, "files of a click log: the probability of each example")
@@ -339,10 +348,10 @@ def _add_predict(parser: Parser) -> None:
         metavar="FILE",
         help="with --data: the file to write, .parquet, .csv or .tsv, or .gz of the texts",
     )
-    parser.add_argument("--head", help="name of the head, to rank tails")
-    parser.add_argument("--relation", help="name of the relation")
-    parser.add_argument("--tail", help="name of the tail, to rank heads")
-    parser.add_argument("--node", help="name of a node, to rank its classes")
+    parser.add_argument("--head", type=_name, help="name of the head, to rank tails")
+    parser.add_argument("--relation", type=_name, help="name of the relation")
+    parser.add_argument("--tail", type=_name, help="name of the tail, to rank heads")
+    parser.add_argument("--node", type=_name, help="name of a node, to rank its classes")
     parser.add_argument("--top", type=int, default=10, help="answers (default: 10)")
     parser.add_argument("--filtered", action="store_true", help="leave known answers out")
 
@@ -353,6 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> int | None:
         args = _parser().parse_args(argv)
         args.argv = sys.argv[1:] if argv is None else list(argv)
+        check_present_folder()
         return args.function(args)
 
     return run_command("marius-oac", work)

@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 
 from marius_oac import console
-from marius_oac.errors import Interrupted, MariusOacError
+from marius_oac.errors import InputError, Interrupted, MariusOacError
 from marius_oac.runtime.signals import Requests, signal_behind, stopped_by_signals
 
 _OF_THE_MACHINE = frozenset((
@@ -24,6 +25,7 @@ _OF_THE_MACHINE = frozenset((
 """Errors of system calls that say something of the disk, its limits, its owner and the paths that were given, and
 nothing of this program."""
 _NO_THREAD = "can't start new thread"  # CPython's
+_NO_ROOM = ("failed to map segment", "cannot allocate memory")  # the dynamic linker's
 
 
 def run_command(program: str, work: Callable[[], int | None]) -> int:
@@ -43,6 +45,15 @@ def run_command(program: str, work: Callable[[], int | None]) -> int:
             console.let_go()
 
 
+def check_present_folder() -> None:
+    """Raises InputError where the folder that the command was called in is gone: no path could be told, and some
+    libraries can't be loaded then."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the folder that the command was called in is gone", os.curdir) from None
+
+
 def _run(program: str, work: Callable[[], int | None], stops: Requests) -> int:
     try:
         try:
@@ -57,7 +68,7 @@ def _run(program: str, work: Callable[[], int | None], stops: Requests) -> int:
         stops.settle()
         console.say(f"{program}: {error}")
         return error.exit_code
-    except (OSError, MemoryError, RuntimeError) as error:
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
         reason = failure_of_machine(error)
         if reason is None:
             raise
@@ -75,6 +86,8 @@ def failure_of_machine(error: BaseException) -> str | None:
         return f"{where}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return " ".join(f"there is not enough memory: {error}".split()).removesuffix(":")
+    if isinstance(error, ImportError) and any(what in str(error) for what in _NO_ROOM):
+        return f"there is not enough memory, or address space (ulimit -v), for a library: {error}"
     if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
         return "the system starts no more threads: its limit is reached (ulimit -u, or the container's)"
     return None

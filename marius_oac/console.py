@@ -10,6 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from contextlib import suppress
@@ -69,7 +70,8 @@ def is_terminal() -> bool:
 
 
 def open_standard_streams() -> None:
-    """Opens standard streams that were closed when the process began; nobody hears what is written there."""
+    """Opens standard streams that were closed when the process began; nobody hears what is written there. A name that
+    standard output's encoding lacks is written with escapes, as standard error does it."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -78,6 +80,8 @@ def open_standard_streams() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.closed:
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class _asked_for:

@@ -96,7 +96,7 @@ def available(device: torch.device, folder: Path, program: int, paths: Sequence[
     left = [psutil.virtual_memory().available, cgroups.headroom()]
     free = {
         "host": min(one for one in left if one is not None) + program,
-        "disk": shutil.disk_usage(_existing(folder)).free + _taken(_below(folder)),
+        "disk": _free(_existing(folder)) + _taken(_below(folder)),
     }
     if paths:
         free["pages"] = _free_for_pages([_existing(Path(path)) for path in paths]) + _taken(_page_files(folder))

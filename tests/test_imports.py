@@ -28,6 +28,7 @@ SHARED = {
     "untrusted",
     "untrusted_npy",
     "prefetch",
+    "kept_code",
     "__init__",
 }
 ROOMS = {

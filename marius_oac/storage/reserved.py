@@ -21,7 +21,11 @@ def reserve(num_bytes: int, small_pages: int = 0) -> mmap.mmap:
     Raises:
         OSError: there is no address space for so much (ENOMEM).
     """
-    memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    try:
+        memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    except OSError as error:
+        what = f"there is no address space for {num_bytes >> 20:,} MiB of rows (ulimit -v)"
+        raise OSError(error.errno, what) from None
     if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes > small_pages:
         memory.madvise(mmap.MADV_HUGEPAGE, small_pages)
     return memory

@@ -49,6 +49,8 @@ class Case:
     @property
     def check(self) -> str:
         """What is checked, as far as the message tells: without the names, values and numbers of this case."""
+        if not self.what:  # that it is silent: of signals, streams and so on
+            return f"{self.name.partition('-')[0]}: nothing is said, and the exit code is {self.code}"
         text = re.sub(r"'[^']*'|\S*[/.]\S*|\d[\d,]*", "_", self.what)
         return " ".join(text.split()[:6])
 
