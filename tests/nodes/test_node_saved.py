@@ -17,8 +17,9 @@ from marius_oac.node_saved import Joined, Layout, drop_after, layout_name, open_
 from marius_oac.node_training import _before, name_of
 from marius_oac.nodes.shards import Placement
 from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.run_position import Position
 from marius_oac.task import Road
-from marius_oac.training_loop import Position, TrainingLoop
+from marius_oac.training_loop import TrainingLoop
 from tests.nodes.worlds import together
 
 NOW = "2-now"  # the layout of the processes a and b
