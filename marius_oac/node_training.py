@@ -26,8 +26,9 @@ from marius_oac.node_dense import dense_rate, weight_decay
 from marius_oac.node_graph import GraphNodes
 from marius_oac.node_pace import Pace
 from marius_oac.node_packing import agreed_packing
+from marius_oac.node_place import check_gpus, config_of, name_of
 from marius_oac.node_rowless import Rowless, alone, staying
-from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, check_saved, drop_after, part_name
+from marius_oac.node_saved import NODES, Layout, NodesCheckpoint, check_saved, drop_after
 from marius_oac.node_task import NodeTask
 from marius_oac.nodes import agree
 from marius_oac.nodes.cluster import Place, names, trains_of, weights_of
@@ -80,6 +81,7 @@ def train_on_nodes(
             mine = code_to_train(config)  # it may be another run that lies here, which was refused before
             return _resumed(path, place, group, (), (), None, None, trace, trust=mine)
         own = config_of(config, place)
+        check_gpus(own, group)
         task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
         if isinstance(task, Rowless):
             return task.train()
@@ -157,6 +159,7 @@ def _resumed(
         data = _not_taken_in(data, saved)
     shared = with_data(saved.replace(*overrides), data)
     config = config_of(shared, place)
+    check_gpus(config, group)
 
     def make() -> Task:
         return resume_task(code_to_resume(config, path, trust), log, data)
@@ -270,25 +273,6 @@ def open_group(place: Place) -> Group:
     """All processes of the cluster."""
     os.environ |= {"RANK": str(place.rank), **place.environment()}
     return TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
-
-
-def config_of(config: BaseConfig, place: Place) -> BaseConfig:
-    """The run's configuration as this process has it: its own threads, device, budgets."""
-    node, overrides = place.node, []
-    if place.threads:
-        overrides.append(f"threads={place.threads}")
-    if place.device:
-        overrides.append(f"device={place.device}")
-    if node.memory:
-        overrides.append(f"storage.memory={int(node.memory) // node.processes}")
-    if node.path:
-        overrides.append(f"storage.path={json.dumps(list(node.path))}")
-    return config.replace(*overrides)
-
-
-def name_of(place: Place) -> str:
-    """What a process's part of a run is called."""
-    return part_name(names(place.cluster)[place.rank])
 
 
 def _new_task(config: BaseConfig, path: Path, place: Place) -> Task:

@@ -55,6 +55,14 @@ def name_of_device(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
+def gpu_address(device: torch.device) -> str | None:
+    """PCI address of a GPU, such as 0000:41:00.0; None: the CPU computes."""
+    if device.type != "cuda":
+        return None
+    card = torch.cuda.get_device_properties(device)
+    return f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+
+
 def num_threads(config: BaseConfig, binding: Binding = UNBOUND) -> int:
     """Threads that compute on the CPU."""
     return config.threads or binding.threads()
@@ -65,10 +73,7 @@ def bind(task: Task, device: torch.device) -> Binding:
 
     Collective: what each of them is and may use is told to all. The first one says where it is anywhere in particular.
     """
-    config, crew, gpu = task.config, task.crew, None
-    if device.type == "cuda":
-        card = torch.cuda.get_device_properties(device)
-        gpu = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+    config, crew, gpu = task.config, task.crew, gpu_address(device)
     paths = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
     mine = LocalProcess(
         running_kernel(), format_list(os.sched_getaffinity(0)), [asdict(place(path)) for path in paths], gpu,

@@ -59,6 +59,7 @@ class Place:
             (a name that is translated on the way): libraries choose.
         attempt: how often torchrun has started this node again since one was lost. Nodes may differ in it: who was
             stopped because of another counts no attempt.
+        beside: trainers that torchrun started on this machine before this process.
     """
 
     cluster: ClusterConfig
@@ -67,6 +68,7 @@ class Place:
     local: int
     interface: str | None
     attempt: int = 0
+    beside: int = 0
 
     @property
     def rank(self) -> int:
@@ -188,13 +190,15 @@ def find_place(
     if world != cluster.size:
         each = ", ".join(f"{node.name} {node.processes}" for node in cluster.nodes)
         raise InputError(f"nodes.yaml has {cluster.size} processes ({each}), torchrun started {world}", f"node {who}")
+    beside = 0
     for index in here:
         node = cluster.nodes[index]
         if local < node.processes:
             break
-        local -= node.processes
+        local, beside = local - node.processes, beside + node.trainers
     interface = check_machine(node, machine)
-    return Place(cluster, node, index, local, interface, int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    attempt = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return Place(cluster, node, index, local, interface, attempt, beside + local)
 
 
 def check_machine(node: NodeConfig, machine: Machine) -> str | None:

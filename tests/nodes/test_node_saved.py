@@ -13,8 +13,9 @@ from marius_oac.checkpoints import START, Checkpoints, write_saved
 from marius_oac.compare import _difference
 from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.node_crew import NodeCrew
+from marius_oac.node_place import name_of
 from marius_oac.node_saved import Joined, Layout, drop_after, layout_name, open_whole
-from marius_oac.node_training import _before, name_of
+from marius_oac.node_training import _before
 from marius_oac.nodes.shards import Placement
 from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.run_position import Position
