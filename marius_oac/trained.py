@@ -15,6 +15,7 @@ from marius_oac.config import Config
 from marius_oac.data import identity
 from marius_oac.data.batches import ENTITIES
 from marius_oac.data.graph import Graph, Split, open_or_prepare
+from marius_oac.data.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluator import Evaluator
 from marius_oac.export import Names, export
@@ -113,6 +114,7 @@ class TrainedModel:
     def evaluate(self, split: Split = "test", overrides: Iterable[str] = ()) -> Metrics:
         """Ranks the edges of a split; `overrides` are `key=value` changes of the `evaluation` section, where
         `max_edges` asks for a sample of `valid`."""
+        check_split(split)
         overrides = list(overrides)
         for item in overrides:
             if not item.startswith(("evaluation.", "threads=", "seed=")):

@@ -15,6 +15,7 @@ from marius_oac.data import identity
 from marius_oac.data.batches import ENTITIES
 from marius_oac.data.graph import Graph, Split, open_or_prepare
 from marius_oac.data.node_labels import read_labels
+from marius_oac.data.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.models.classes import class_metrics
 from marius_oac.predict import Prediction
@@ -79,6 +80,7 @@ class TrainedClassifier:
 
     def evaluate(self, split: Split = "test", overrides: Iterable[str] = ()) -> Metrics:
         """Accuracy, log loss and macro F1 over a split's nodes; `overrides` are `key=value` changes of `threads`."""
+        check_split(split)
         for item in overrides:
             if not item.startswith("threads="):
                 raise InputError("only `threads` may change here", f"--set {item}")

@@ -20,6 +20,7 @@ from marius_oac.ctr_predict import evaluate_files
 from marius_oac.ctr_task import CtrTask
 from marius_oac.data.log_files import LogFile, LogFiles
 from marius_oac.data.log_tables import vocabulary_names
+from marius_oac.data.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.export import Names
 from marius_oac.files import disk_errors, make_folder, sync, unfinished_here
@@ -100,6 +101,8 @@ class TrainedClickModel:
         """AUC, log loss, normalised entropy and calibration on a split, `valid` or `test`, or on files with labels."""
         if tuple(overrides):
             raise InputError("a model of clicks is evaluated as its run was configured", "--set")
+        if isinstance(data, str):
+            check_split(data)
         patterns = getattr(self.config.data, data) if isinstance(data, str) else data
         if not patterns:
             raise InputError(f"the run has no {data} files; name some with --data", f"data.{data}")

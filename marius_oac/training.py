@@ -72,6 +72,9 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
         DivergedError: the loss became NaN or infinite; the last good checkpoint is kept.
         Interrupted: Ctrl-C; a checkpoint of that moment was written, unless it came twice.
     """
+    if not isinstance(config, BaseConfig):
+        kind = type(config).__name__
+        raise InputError(f"a Config is needed, such as Config.load('config.yaml') makes, not {kind}", "config")
     path = Path(out) if out else Path("runs") / default_name(config)
     RunFolder.check_new(path)
     code_to_train(config)

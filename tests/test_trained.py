@@ -95,3 +95,13 @@ def test_a_named_checkpoint(finished):
     assert TrainedModel.open(finished, "best").checkpoint.name in ("0000000025", "0000000050")
     with pytest.raises(CheckpointError, match="there is no checkpoint 'newest'"):
         TrainedModel.open(finished, "newest")
+
+
+def test_what_is_no_split_and_no_configuration_is_told_in_one_line(finished, tmp_path):
+    for name in ("tset", "", None, 3):
+        with pytest.raises(InputError, match="^split: must be train, valid or test, not "):
+            TrainedModel.open(finished).evaluate(name)
+    for config in ("config.yaml", {"data": {"path": "g"}}, None):
+        with pytest.raises(InputError, match="^config: a Config is needed, such as Config.load"):
+            training.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

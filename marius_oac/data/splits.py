@@ -7,9 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, shown
 
 SPLITS = ("train", "valid", "test")
+
+
+def check_split(name: object) -> None:
+    """Raises InputError where this is the name of no split."""
+    if name not in SPLITS:
+        raise InputError(f"must be {', '.join(SPLITS[:-1])} or {SPLITS[-1]}, not {shown(name)}", "split")
+
+
 STRATUM_EDGES = 1 << 16
 """Edges among which each stratum draws its share; part of what the seed means, so never an option."""
 

@@ -42,6 +42,15 @@ def schema(name: str, change: str, where: str = "", what: str = "") -> Case:
     return Case(name, f"train c.yaml --out r --set '{change}'", {"c.yaml": CTR, "log.csv": LOG}, where, what)
 
 
+def own(name: str, returned: str, what: str) -> Case:
+    """`train` with a network of the user's own; the run is there by then."""
+    text = (
+        f"import marius_oac, torch\nclass Net(marius_oac.Network):\n def forward(self, inputs):\n  return {returned}\n"
+    )
+    files = {"c.yaml": CTR.replace("lr,", "'own.py:Net',"), "log.csv": LOG, "own.py": text}
+    return Case(name, "train c.yaml --out r", files, "model.network", what, notes=3, made=("r", "r/**/*"))
+
+
 def guess(name: str, content, where: str = "", what: str = "", options: str = "", file: str = "log.csv") -> Case:
     """`init` of one file."""
     return Case(name, f"init {file} --out c.yaml {options}".strip(), {file: content}, where, what)
@@ -262,6 +271,12 @@ CASES = [
     schema("network-file-missing", "model.network=own.py:Net", "model.network", "there is no file own.py"),
     schema("network-file-no-class", "model.network=own.py",
          "model.network", "there is no network 'own.py'; known: lr, fm, deepfm, dlrm, dcnv2, dien, youtubednn,"),
+    own("network-own-column", "torch.zeros(len(inputs.numbers), 1, requires_grad=True)",
+        "forward returns torch.float32 [4, 1] for 4 examples; one logit each is needed"),
+    own("network-own-one-number", "torch.zeros((), requires_grad=True)",
+        "forward returns torch.float32 [] for 4 examples"),
+    own("network-own-integers", "torch.zeros(len(inputs.numbers), dtype=int)", "forward returns torch.int64 [4] for 4"),
+    own("network-own-nothing", "None", "forward returns NoneType for 4 examples; one logit each is needed"),
     schema("network-dropout", "model.dropout=2", "--set model.dropout", "must be less than or equal to 1, not 2"),
     schema("keys-capacity-negative", "keys.capacity=-1",
          "--set keys.capacity", "must be greater than or equal to 0, not -1"),

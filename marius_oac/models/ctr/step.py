@@ -23,8 +23,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from marius_oac import blas
 from marius_oac.config_ctr import CtrConfig
+from marius_oac.errors import InputError
 from marius_oac.models.ctr.dense import DenseOptimizer
-from marius_oac.models.ctr.network import Network
+from marius_oac.models.ctr.network import KEY, Network
 from marius_oac.models.ctr.products import LaneProducts
 from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns
 from marius_oac.models.ctr.schema import Inputs
@@ -145,11 +146,11 @@ class CtrStep:
         with torch.no_grad():
             if tensors:
                 gathered = self._tensor_rows.gather(rows, arrays)
-                return torch.sigmoid(self._network(self._inputs(gathered, arrays["numbers"])))
+                return torch.sigmoid(self._logits(self._inputs(gathered, arrays["numbers"])))
             with torch_threads(1), self._products_kept:
                 gathered = _as_tensors(self._array_rows.gather(rows, arrays, listing=False))
                 numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
-                return torch.sigmoid(self._network(self._inputs(gathered, numbers))).numpy()
+                return torch.sigmoid(self._logits(self._inputs(gathered, numbers))).numpy()
 
     def _check(self, rows: Sequence[Any], optimizer: RowOptimizer | None) -> bool:
         """Whether the rows are tensors."""
@@ -194,6 +195,14 @@ class CtrStep:
             numbers=numbers, fields=fields, stacked=stacked, first_order=gathered.weights, sequences=sequences
         )
 
+    def _logits(self, inputs: Inputs) -> torch.Tensor:
+        """What the network says of a batch. Raises InputError where that is not a number for each example."""
+        found, size = self._network(inputs), inputs.numbers.shape[0]
+        if isinstance(found, torch.Tensor) and found.shape == (size,) and found.is_floating_point():
+            return found
+        what = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise InputError(f"forward returns {what} for {size} examples; one logit each is needed, float [{size}]", KEY)
+
     def _differentiate(self, gathered: Gathered, numbers: torch.Tensor, labels: torch.Tensor):
         """The loss without penalty, and the gradients by what was gathered; those by parameters lie with them."""
         leaves = gathered._replace(
@@ -201,7 +210,7 @@ class CtrStep:
             weights=gathered.weights.detach().requires_grad_() if self._weighted else None,
             padded=tuple(sheet.detach().requires_grad_() for sheet in gathered.padded),
         )
-        loss = binary_cross_entropy_with_logits(self._network(self._inputs(leaves, numbers)), labels)
+        loss = binary_cross_entropy_with_logits(self._logits(self._inputs(leaves, numbers)), labels)
         loss.backward()
         gradients = leaves._replace(
             values=_gradient(leaves.values),
