@@ -40,6 +40,7 @@ def outside(
         guest: see `Dealing`.
     """
     weights, (group,) = run["weights"], ThreadGroup.members(1)
+    crowd = Crowd(run["trains"], run["trainers"] - sum(run["trains"]))
     kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
     sources = []
 
@@ -52,7 +53,7 @@ def outside(
         sources.append(NodeSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
         return stack.enter_context(sources[0])
 
-    trainer = kind(task, group, weights, lambda servers: Served(group), connect, Crowd([True], run["trainers"] - 1))
+    trainer = kind(task, group, weights, lambda servers: Served(group), connect, crowd)
     trainer.place, trainer.pace = None, pace
     trainer.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
     with Session(trainer) as session:

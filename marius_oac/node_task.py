@@ -176,7 +176,7 @@ class NodeTask(Task):
         """What a guest must know of the run, in plain values."""
         about = {"version": __version__, "config": self.config.dump(), "files": dict(self.run_files())}
         about |= {"fingerprint": self.fingerprint}
-        about |= {"trainers": self.trainers}
+        about |= {"trains": list(self.crowd.trains), "trainers": self.trainers}
         return about | {"weights": list(self.weights), "placement": self.placement.nodes.tolist()}
 
     def measure(self, batches: Sequence[int]) -> np.ndarray:

@@ -188,7 +188,9 @@ def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, told, one_n
 def test_a_guest_cuts_batches_as_the_runs_own_trainers_do(graph, told):
     config = Config.build({"data": {"path": str(graph.path)}, "device": "cpu", "binding": "off", "threads": 1})
     pace = Pace(NodesConfig(), 1, 5, config.training.batch_size)
-    with outside(GraphTask(config, graph), [], told | {"trainers": 5}, pace, True) as (session, source):
+    with outside(
+        GraphTask(config, graph), [], told | {"weights": [1.0, 2.0], "trains": [True, False], "trainers": 5}, pace, True
+    ) as (session, source):
         assert source.dealing.parts == 5 and source.dealing.guest and session.task.trains
 
 
