@@ -85,23 +85,24 @@ class Reach:
                     self.seconds[test] = float(what)
                 elif test:
                     found[what].add(test)
-        self._namers, kernels = _namers()
-        self._tests = {what: tests for what, tests in found.items() if what not in kernels}
+        self._namers, self._kernels = _namers()
+        self._tests = {what: tests for what, tests in found.items() if what not in self._kernels}
 
     def of_function(self, path: str, function: str) -> set[str]:
         """Tests that call it, or something in it. A kernel's are those of the functions that name it."""
         if not function or function.rpartition(".")[2][:1].isupper():  # of a module, or of a class
             return self.of_file(path)
-        begin = f"{path}::{function}"
-        found = set(self._tests.get(begin, ()))
-        return (found or self._of_kernel(function, set())) & self.seconds.keys()
+        what = f"{path}::{function}"
+        found = self._of_kernel(function, set()) if what in self._kernels else self._tests.get(what, set())
+        return found & self.seconds.keys()
 
     def of_file(self, path: str) -> set[str]:
-        text = ast.parse((ROOT / path).read_text("utf-8"))
-        names = {node.name for node in ast.walk(text) if isinstance(node, ast.FunctionDef)}
-        found = set().union(*(tests for what, tests in self._tests.items() if what.startswith(f"{path}::")))
-        for name in names - {what.partition("::")[2] for what in self._tests if what.startswith(f"{path}::")}:
-            found |= self._of_kernel(name, set())
+        """Tests that call any function of it."""
+        found: set[str] = set()
+        for what in (*self._tests, *self._kernels):
+            if what.startswith(f"{path}::"):
+                name = what.rpartition("::")[2]
+                found |= self._of_kernel(name, set()) if what in self._kernels else self._tests[what]
         return found & self.seconds.keys()
 
     def _of_kernel(self, name: str, seen: set[str]) -> set[str]:
