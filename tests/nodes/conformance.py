@@ -78,12 +78,12 @@ def wrong_arguments(group):
 
 
 def payload(group):
-    """bytes_sent after an all-reduce of 1000 floats, a broadcast of 10, a gather of one digit and a barrier."""
+    """bytes_sent after an all-reduce of 1000 floats, a broadcast of 10, a gather of 1, 10, 100 ..., and a barrier."""
     counts = [group.bytes_sent]
     for call in (
         lambda: group.all_reduce(torch.zeros(1000)),
         lambda: group.broadcast(torch.zeros(10)),
-        lambda: group.gather(group.rank),
+        lambda: group.gather(10**group.rank),
         group.barrier,
     ):
         before = group.bytes_sent

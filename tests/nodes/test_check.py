@@ -12,7 +12,7 @@ import pytest
 
 from marius_oac import __version__
 from marius_oac.config_cluster import ClusterConfig
-from marius_oac.nodes.check import check
+from marius_oac.nodes.check import Found, _of_all, check
 
 ROOT = Path(__file__).parents[2]
 SSH = """#!/bin/sh
@@ -150,3 +150,15 @@ def test_the_probe_answers_only_those_who_know_the_secret(tmp_path):
 def test_wrong_arguments(command, argv, parts):
     code, out, err = command(*argv)
     assert (code, out, len(err)) == (2, [], 1) and parts in err[0]
+
+
+def test_nodes_of_one_machine_share_what_is_free_there_when_it_is_least():
+    """Each probe has asked at a moment of its own; nodes of other machines have their own."""
+    config = cluster(*({"name": name, "address": "127.0.0.1", "memory": "3GiB"} for name in "abc"))
+
+    def wrong(*free):
+        facts = [{"machine": machine, "free_memory": each << 30} for machine, each in zip("mmo", free, strict=True)]
+        return _of_all(config, [Found(*each) for each in zip(config.nodes, facts, strict=True)], True)
+
+    assert wrong(6, 6, 3) == []
+    assert wrong(6, 5, 3) == wrong(5, 6, 3) == ["node a, b: memory: 6.00 GiB in all, but 5.00 GiB are free there"]

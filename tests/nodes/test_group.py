@@ -62,7 +62,7 @@ def test_payload_is_what_ring_and_tree_send(world):
     others = world.size - 1
     assert [each[1] for each in found] == [2 * others * 4000 // world.size] * world.size
     assert sum(each[2] for each in found) == 40 * others
-    assert [each[3:] for each in found] == [[others, 0]] * world.size
+    assert [each[3:] for each in found] == [[others * world.size, 0]] * world.size
 
 
 def test_channels_do_not_wait_for_each_other(world):

@@ -4,6 +4,7 @@ import numpy as np
 
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.mapped import MappedStore
 from marius_oac.storage.memory import MemoryStore
 from tests.storage.conformance import StoreConformance, initial_rows
 from tests.storage.torture import ConcurrentConformance
@@ -39,3 +40,16 @@ def test_bfloat16_rows_start_rounded():
     assert (block.rows[:, :3] != exact[:, :3]).any()
     np.testing.assert_allclose(block.rows[:, :3], exact[:, :3], rtol=2**-8)
     np.testing.assert_array_equal(block.rows[:, 3], exact[:, 3])
+
+
+def test_rows_in_a_file_have_their_place_on_the_disk_until_they_are_closed(tmp_path):
+    layout = RowLayout(4, 2)
+    with MappedStore(tmp_path / "scratch", "rows", 500, layout, RowInitial("uniform", 0.0, 0, "rows")) as store:
+        file = (tmp_path / "scratch" / "rows.rows").stat()
+        assert 512 * file.st_blocks >= file.st_size >= 500 * layout.row_bytes
+        last, values = np.array([499]), np.full((1, 6), 7, np.float32)
+        assert store.commit(last, values, 3) == 0
+        into, timestamps = np.empty((1, 6), np.float32), np.empty(1, np.int64)
+        store.read(last, into, timestamps)
+        assert (into == 7).all() and timestamps.tolist() == [3]
+    assert not list((tmp_path / "scratch").iterdir())
