@@ -67,7 +67,7 @@ CASES = [
     nodes("nodes-cores-few", "nodes:\n  - {address: 10.0.0.1, cores: 1, trainers: 2}\n",
          "n.yaml:2: node 10.0.0.1: cores", "1 for 2 trainers; each needs one"),
     nodes("nodes-trainers-zero", "nodes:\n  - {address: 10.0.0.1, trainers: 0}\n",
-         "n.yaml:2: node 10.0.0.1: trainers", "must be greater than 0, not 0"),
+         "n.yaml", "no node has trainers: nobody would train"),
     nodes("nodes-gpus-count", "nodes:\n  - {address: 10.0.0.1, gpus: 2}\n",
          "n.yaml:2: node 10.0.0.1: gpus", "2 for 1 trainers; each computes on one"),
     nodes("nodes-gpus-twice", "nodes:\n  - {address: 10.0.0.1, gpus: [1, 1], trainers: 2}\n",
