@@ -6,8 +6,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from marius_oac.config import LossConfig
 from marius_oac.models import handwritten
 from marius_oac.models.autograd import AutogradGradient
+from marius_oac.models.loss_kernels import LossRule, differentiate
+from marius_oac.models.losses import edge_losses
 from tests.models import naive
 from tests.models.batches import DECODERS, LOSSES, Shape, configure, draw
 
@@ -140,3 +143,20 @@ def test_waves_hold_every_edge_once_and_no_more_scores_than_allowed(monkeypatch)
 def test_a_chunk_without_edges_is_refused():
     with pytest.raises(ValueError, match="chunk"):
         handwritten.waves_of(2, (0, 3, 3, 5), 10)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("about", [-400.0, 400.0, 0.0])
+def test_losses_of_scores_far_from_zero(kind, about):
+    """Distances of trained embeddings: no exponential of them is a float32."""
+    config = LossConfig(kind=kind, margin=3.0, temperature=0.5)
+    scores = np.float32(about) + np.array([[-3, 1.5, 0.25], [2, -300, 300]], np.float32)
+    positives, count = np.float32(about) + np.array([0.5, -2], np.float32), scores.shape[1]
+    negatives, own = (torch.tensor(each.astype(np.float64), requires_grad=True) for each in (scores, positives))
+    expected = edge_losses(config, own, negatives, count)
+    expected.sum().backward()
+    numbers = (np.float32(each) for each in (1, 1 / count, config.margin, config.temperature))
+    losses = np.empty(len(scores))
+    differentiate(LossRule(handwritten._LOSSES[kind], *numbers), scores, positives, losses)
+    for found, exact_ in ((losses, expected.detach()), (scores, negatives.grad), (positives, own.grad)):
+        np.testing.assert_allclose(found, exact_.numpy(), rtol=1e-5, atol=1e-6)

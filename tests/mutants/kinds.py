@@ -63,7 +63,7 @@ class _Sites(ast.NodeVisitor):
         for line in source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
         self._names: list[str] = []
-        self._kernel = False
+        self._kernel, self._kernels = False, any(map(is_kernel, ast.walk(ast.parse(source))))
         self.found: list[Mutant] = []
 
     def _add(self, kind: str, node: ast.AST, text: str) -> None:
@@ -73,7 +73,8 @@ class _Sites(ast.NodeVisitor):
         if isinstance(node, ast.expr):
             text = f"({text})"
         name = ".".join(self._names).removesuffix(".<locals>")
-        self.found.append(Mutant(self._path, node.lineno, kind, name, before, text, start, end, self._kernel))
+        kernel = self._kernel or self._kernels and not name  # a number of the module is part of the machine code
+        self.found.append(Mutant(self._path, node.lineno, kind, name, before, text, start, end, kernel))
 
     def visit_ClassDef(self, node):
         self._names.append(node.name)
