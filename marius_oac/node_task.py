@@ -74,6 +74,7 @@ class NodeTask(Task):
         crowd: Crowd | None = None,
     ):
         self.task, self.config, self.group = task, task.config, group
+        self.notes = task.notes
         self.crowd = crowd or Crowd([True] * len(weights))
         self.trainers = self.crowd.trainers
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
