@@ -73,7 +73,8 @@ def test_nodes_check_a_part_each_and_refuse_alike(days, monkeypatch):
     monkeypatch.setattr(LazyBlock, "check", lambda self: (checked.append(self.size), real(self)))
 
     def check(group):
-        node = SimpleNamespace(task=task, group=group, crew=NodeCrew(group))
+        share = SimpleNamespace(rank=group.rank, count=group.size)
+        node = SimpleNamespace(task=task, group=group, crew=NodeCrew(group), share=share, trains=True)
         with pytest.raises(InputError) as found:
             CtrNodes.check_new_data(node, 1)
         return str(found.value)
