@@ -103,7 +103,7 @@ def run(crew: Crew) -> int:
         _signals_restored(),
         _store_of(crew) as store,
     ):
-        meeting = Meeting(store, crew.nodes, crew.index, crew.patience, began)
+        meeting = Meeting(store, crew.nodes, crew.index, crew.patience, began, grace=crew.timeout)
         about = (crew.command, len(crew.names), crew.address, crew.restarts, SAVING, logs)
         agent = Agent(meeting, *about, exit_code_of, lambda pid, code: _spared(crew, Path(spare), pid, code))
         try:

@@ -35,13 +35,21 @@ class Meeting(RendezvousHandler):
         index: which of them this one is.
         patience: seconds that a meeting may take.
         began: when the first one began (`time.monotonic`); None: it begins with its call.
+        grace: seconds that this agent's processes have to end by themselves when others begin another meeting.
     """
 
     def __init__(
-        self, store: TCPStore, nodes: Sequence[str], index: int, patience: float, began: float | None = None
+        self,
+        store: TCPStore,
+        nodes: Sequence[str],
+        index: int,
+        patience: float,
+        began: float | None = None,
+        grace: float = 0.0,
     ) -> None:
         self._store, self._nodes, self._index = store, nodes, index
-        self._patience, self._began = patience, began
+        self._patience, self._began, self._grace = patience, began, grace
+        self._seen: tuple[int, float] | None = None
         self.round = -1
         """Meetings before the last one."""
 
@@ -100,9 +108,19 @@ class Meeting(RendezvousHandler):
                 self._store.set(f"{self.round + 1}", "begun")  # so that those who train look who it is
 
     def num_nodes_waiting(self) -> int:
-        """Whether the next meeting has begun: then this agent stops its processes and comes, too."""
+        """Whether the next meeting has begun: then this agent stops its processes and comes, too.
+
+        Not at once: those that have lost another node end by themselves, and what one of them ends with may be why the
+        others have lost it, and no reason to start again.
+        """
         with suppress(DistError):  # the first node's agent may end before this one
-            return int(self._store.check([f"{self.round + 1}"]))
+            if not self._store.check([f"{self.round + 1}"]):
+                return 0
+            if self._store.check([_ENDED]):
+                return 1
+            if self._seen is None or self._seen[0] != self.round:
+                self._seen = self.round, time.monotonic()
+            return int(time.monotonic() >= self._seen[1] + self._grace)
         return 0
 
     def get_backend(self) -> str:

@@ -75,6 +75,25 @@ def test_those_who_train_are_told_that_others_start_again(meetings):
         assert [each.result().rank for each in again] == [0, 1, 2]
 
 
+def test_processes_may_end_by_themselves_before_they_are_started_again(monkeypatch):
+    """What they end with may be why the others have lost this node: a full disk, say."""
+    now = [100.0]
+    monkeypatch.setattr("marius_oac.nodes.meeting.time.monotonic", lambda: now[0])
+    store = listen("127.0.0.1", 0, 60.0)
+    mine = Meeting(store, NODES[:2], 1, 60.0, grace=5.0)
+    for number in range(2):
+        mine.round = number
+        store.set(f"{number + 1}", "begun")
+        found = []
+        for seconds in (0.0, 4.9, 0.2):
+            now[0] += seconds
+            found.append(mine.num_nodes_waiting())
+        assert found == [0, 0, 1]
+    mine.round = 2
+    mine.leave(2)  # or another: who has ended for good is no reason to wait
+    assert mine.num_nodes_waiting() == 1
+
+
 def test_two_of_one_name_are_refused(meetings):
     together(meetings)
     with pytest.raises(InputError, match="node b: is there already: two were started of the same name"):
