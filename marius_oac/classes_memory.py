@@ -28,7 +28,7 @@ def plan_memory(
     batches = BatchMemory(config, plan, layouts, sum(map(len, plan.rows)))
     encoding, on_disk = encoder.encoding_needs(config.evaluation.memory << 20)
     needs = [
-        Need("host", "this program", program + KERNEL_BYTES, "data.path"),
+        Need("host", "this program", program + KERNEL_BYTES, None),
         *table_needs(config.storage, layouts, dict.fromkeys(layouts, graph.num_nodes), "encoder.embeddings"),
         *encoder_needs(encoder, plan, on_disk, device),
         *batches.needs(device),

@@ -43,7 +43,7 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
     place = "host" if device.type == "cpu" else "device"
     key = key_to_lower(config, "pipeline.in_flight", *BATCH_KEYS)
     needs = [
-        Need("host", "this program", program + KERNEL_BYTES, "data.train"),
+        Need("host", "this program", program + KERNEL_BYTES, None),
         *table_needs(
             config.storage, dict(zip(names, layouts, strict=True)), dict(zip(names, rows, strict=True)), "keys.capacity"
         ),

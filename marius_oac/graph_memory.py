@@ -62,7 +62,7 @@ def plan_memory(
     on_cpu = device.type == "cpu"
     compute = _scratch_bytes(config, plan, nodes, graph.num_nodes) if on_cpu else _autograd_bytes(config, nodes)
     needs = [
-        Need("host", "this program", program + KERNEL_BYTES, "data.path"),
+        Need("host", "this program", program + KERNEL_BYTES, None),
         Need("host", "edges", edges, "data.path", mapped=True),
         *table_needs(config.storage, layouts, dict.fromkeys(layouts, here), "model.dimension"),
         *(encoder_needs(encoder, plan, encoded, device) if encoder else []),

@@ -36,7 +36,7 @@ PLACES = {"host": "host memory", "device": "device memory", "disk": "disk space"
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of one thing in one place (`PLACES`), and the key that lowers them.
+    """Bytes of one thing in one place (`PLACES`), and the key that lowers them; None: none does.
 
     `mapped` bytes are pages of a file that count as the process's memory; where memory is short the kernel drops them.
     """
@@ -44,7 +44,7 @@ class Need:
     place: str
     what: str
     num_bytes: int
-    key: str
+    key: str | None
     mapped: bool = False
 
 
@@ -70,11 +70,10 @@ class MemoryPlan:
             needed = self.total(place, mapped=False)
             if needed > available:
                 parts = [need for need in self.needs if need.place == place and not need.mapped]
-                largest = max(parts, key=lambda need: need.num_bytes)
                 raise InputError(
-                    f"{size_text(needed)} of {PLACES[place]} are needed and "
-                    f"{size_text(available)} are free; most of it: {largest.what}, {size_text(largest.num_bytes)}",
-                    largest.key,
+                    f"{size_text(needed)} of {PLACES[place]} are needed and {size_text(available)} are free; "
+                    + _most_of(parts, available),
+                    _to_lower(parts, available),
                 )
 
     def __str__(self) -> str:
@@ -85,6 +84,22 @@ class MemoryPlan:
                 f"{place:<7}{size_text(self.total(place)):>10} of {size_text(self.available[place])} free: {parts}"
             )
         return "\n".join(lines)
+
+
+def _most_of(parts: Sequence[Need], available: int) -> str:
+    first, *others = sorted(parts, key=lambda need: -need.num_bytes)
+    most = f"most of it: {first.what}, {size_text(first.num_bytes)}"
+    if first.key is not None:
+        return most
+    most = f"{most}, which no setting lowers"
+    return most if first.num_bytes > available else f"{most}; then {others[0].what}, {size_text(others[0].num_bytes)}"
+
+
+def _to_lower(parts: Sequence[Need], available: int) -> str:
+    """The key of the largest part that has one; the place where all of them would not be enough."""
+    if sum(need.num_bytes for need in parts if need.key is None) > available:
+        return "memory"
+    return max((need for need in parts if need.key is not None), key=lambda need: need.num_bytes).key
 
 
 def available(device: torch.device, folder: Path, program: int, paths: Sequence[str] = ()) -> dict[str, int]:

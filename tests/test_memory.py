@@ -93,6 +93,18 @@ def test_what_does_not_fit_is_refused_with_the_key(place, word):
     MemoryPlan(needs, {place: 4 << 30}).announce()
 
 
+@pytest.mark.parametrize("free, key, then", [(5, "model.dimension", "; then tables, 3.00 GiB"), (1, "memory", "")])
+def test_what_no_setting_lowers_is_blamed_on_none(free, key, then):
+    """Where the rest would fit, the largest of it is named; where not even the program does, no setting is."""
+    needs = (Need("host", "this program", 4 << 30, None), Need("host", "tables", 3 << 30, "model.dimension"))
+    with pytest.raises(InputError) as caught:
+        MemoryPlan(needs, {"host": free << 30}).announce()
+    assert str(caught.value) == (
+        f"{key}: 7.00 GiB of host memory are needed and {free}.00 GiB are free; most of it: this program, 4.00 GiB, "
+        f"which no setting lowers{then}"
+    )
+
+
 @pytest.mark.parametrize("place", ["host", "disk"])
 def test_a_run_that_cannot_fit_writes_nothing(command, graph, tmp_path, monkeypatch, place):
     real = graph_memory.available
