@@ -27,6 +27,7 @@ from marius_oac.memory import (
     key_to_lower,
     size_text,
 )
+from marius_oac.models.distances import TILE_BYTES, TILES
 from marius_oac.models.handwritten import _WAVE_SCORES
 from marius_oac.models.link_prediction import relation_width
 from marius_oac.models.optimizers import RowOptimizer
@@ -113,11 +114,12 @@ def _needs_distances(config: Config) -> bool:
 
 
 def _autograd_bytes(config: Config, rows: int) -> int:
-    """Scores of a batch with their gradients, rows with theirs, queries on both sides."""
+    """Scores of a batch with their gradients, rows with theirs, queries on both sides; tiles of differences."""
     training, dimension = config.training, config.model.dimension
     sides = 1 if config.model.reciprocal else 2
     candidates = rows if training.negatives.all else training.negatives.count
-    return 4 * (3 * sides * training.batch_size * (candidates + 2 * dimension) + 3 * rows * dimension)
+    tiles = TILES * TILE_BYTES if config.model.decoder in ("transe", "rotate") else 0
+    return 4 * (3 * sides * training.batch_size * (candidates + 2 * dimension) + 3 * rows * dimension) + tiles
 
 
 def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int:

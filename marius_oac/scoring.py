@@ -95,8 +95,8 @@ class LinkScorer:
     @property
     def score_bytes(self) -> int:
         """Bytes held for a score while it is computed, itself included."""
-        stacked = self.model.decoder == "rotate" and self._distance is None
-        return 4 + (16 * self.entities.dimension if stacked else 0)
+        differences = self.model.decoder in ("transe", "rotate") and self._distance is None
+        return 4 + (16 * self.entities.dimension if differences else 0)
 
     def queries(self, given: np.ndarray, relations: np.ndarray | None, side: Side) -> torch.Tensor:
         """Queries for the ends on `side`, float32 [n, D] padded with zero rows.

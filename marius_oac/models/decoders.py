@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from marius_oac.config import ModelConfig
+from marius_oac.models.distances import distances
 from marius_oac.types import Side
 
 
@@ -89,7 +90,7 @@ class TransE(Decoder):
 
     def against(self, query: Tensor, candidates: Tensor) -> Tensor:
         # Distances by way of inner products lose all digits where a candidate is near its query.
-        return -torch.cdist(query, candidates, self._norm, compute_mode="donot_use_mm_for_euclid_dist")
+        return -distances("l1" if self._norm == 1 else "l2", query, candidates)
 
 
 class RotatE(Decoder):
@@ -106,7 +107,7 @@ class RotatE(Decoder):
         return -torch.linalg.vector_norm(pairs, 2, -1).sum(-1)
 
     def against(self, query: Tensor, candidates: Tensor) -> Tensor:
-        return self.pairwise(query.unsqueeze(-2), candidates.unsqueeze(-3))
+        return -distances("moduli", query, candidates)
 
 
 def _rotated(z: Tensor, re: Tensor, im: Tensor) -> Tensor:

@@ -1,0 +1,100 @@
+"""Distances of many queries from many candidates in torch, with a gradient that holds a tile of them at once.
+
+The difference of a query and a candidate has D floats where their distance is one. Held for all pairs, with what
+autograd keeps of them, they would be some hundred times the scores of a batch. Here a tile of differences is made, used
+and let go of, in the backward pass once more. For the same shapes the tiles are the same, and sums over them have one
+order.
+
+| kind | distance | its derivative by the difference d |
+|---|---|---|
+| l1 | sum over i of abs(d_i) | sign(d_i) |
+| l2 | sqrt(sum over i of d_i^2) | d_i / distance |
+| moduli | sum over pairs (re, im) of d of sqrt(re^2 + im^2) | (re, im) / the pair's modulus |
+
+Where a distance or modulus is 0, the derivative is taken as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["l1", "l2", "moduli"]
+
+TILE_BYTES = 64 << 20
+"""Of differences in a tile, unless one of them is larger."""
+TILES = 2
+"""As many are held at once: differences, and half as much again that is made of them."""
+
+
+def distances(kind: Kind, queries: Tensor, candidates: Tensor) -> Tensor:
+    """[..., B, K] of queries [..., B, D] from candidates [..., K, D]; differentiable once."""
+    return _Distances.apply(kind, queries, candidates)
+
+
+class _Distances(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kind: Kind, queries: Tensor, candidates: Tensor) -> Tensor:
+        ctx.kind = kind
+        ctx.save_for_backward(queries, candidates)
+        found = queries.new_empty((*queries.shape[:-1], candidates.shape[-2]))
+        for rows, columns in _tiles(queries, candidates):
+            found[..., rows, columns] = _measured(kind, _differences(queries, candidates, rows, columns))
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
+        queries, candidates = ctx.saved_tensors
+        by_queries, by_candidates = torch.zeros_like(queries), torch.zeros_like(candidates)
+        for rows, columns in _tiles(queries, candidates):
+            by_difference = _derivative(ctx.kind, _differences(queries, candidates, rows, columns))
+            by_difference *= gradient[..., rows, columns].unsqueeze(-1)
+            by_queries[..., rows, :] += by_difference.sum(-2)
+            by_candidates[..., columns, :] -= by_difference.sum(-3)
+            del by_difference  # before the next one is made
+        return None, by_queries, by_candidates
+
+
+def _tiles(queries: Tensor, candidates: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Rows of queries and of candidates whose differences are one tile."""
+    (*chunks, count, width), others = queries.shape, candidates.shape[-2]
+    pairs = max(1, TILE_BYTES // (queries.element_size() * max(1, width) * max(1, torch.Size(chunks).numel())))
+    columns = min(others, pairs)
+    rows = max(1, pairs // max(1, columns))
+    for first in range(0, count, rows):
+        for begin in range(0, others, columns):
+            yield slice(first, first + rows), slice(begin, begin + columns)
+
+
+def _differences(queries: Tensor, candidates: Tensor, rows: slice, columns: slice) -> Tensor:
+    return queries[..., rows, :].unsqueeze(-2) - candidates[..., columns, :].unsqueeze(-3)
+
+
+def _measured(kind: Kind, differences: Tensor) -> Tensor:
+    if kind == "l1":
+        return differences.abs_().sum(-1)
+    if kind == "l2":
+        return torch.linalg.vector_norm(differences, 2, -1)
+    return _moduli(differences).sum(-1)
+
+
+def _derivative(kind: Kind, differences: Tensor) -> Tensor:
+    if kind == "l1":
+        return differences.sign_()
+    if kind == "l2":
+        lengths = torch.linalg.vector_norm(differences, 2, -1, keepdim=True)
+        return differences.div_(lengths.masked_fill_(lengths == 0, 1))
+    moduli = _moduli(differences)
+    moduli.masked_fill_(moduli == 0, 1)
+    for half in differences.chunk(2, -1):
+        half.div_(moduli)
+    return differences
+
+
+def _moduli(differences: Tensor) -> Tensor:
+    re, im = differences.chunk(2, -1)
+    return torch.hypot(re, im)
