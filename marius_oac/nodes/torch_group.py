@@ -5,8 +5,9 @@ Guarantees:
   members and then copied, so that all members hold the same bits; the order depends on size and members alone.
 - A call waits as long as every member is alive, however long that is: an evaluation on one of them may lie between. One
   that is gone ends it (see `pulse`).
-- `abort` closes this member's connections of that group, and of its channels where it is the group itself, by letting a
-  receive of gloo time out at once: gloo has no other way to end a call that waits.
+- `abort` closes this member's connections of that group, and of its channels where it is the group itself: NCCL's are
+  aborted, so that what it has put on the GPU ends; of gloo's a receive times out at once, which closes all: gloo has no
+  other way to end a call that waits. What a call has left in its tensors then is of no use.
 - A channel is connected when all members have come, within `timeout` seconds: one that dies then is found, too.
 
 The members find each other by the store that torchrun's variables name. gloo and NCCL know no secret, and listen on the
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -74,6 +76,8 @@ class TorchGroup(Group):
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        # NCCL's own watchdog would end the process when a communicator is aborted.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         silence, shared = timedelta(seconds=timeout), _Shared(backend, timedelta(seconds=timeout))
         try:
             store, *_ = next(dist.rendezvous("env://", timeout=silence))
@@ -159,7 +163,10 @@ class TorchGroup(Group):
                 group._sever()
 
     def _sever(self) -> None:
-        """Closes the connections: of those that are still open the first one's timeout closes all."""
+        """Closes the connections: of gloo's that are still open the first one's timeout closes all."""
+        if not self._closed:
+            with suppress(RuntimeError):  # there is no NCCL, or it has been aborted before
+                self._process_group._get_backend(torch.device("cuda")).abort()
         for peer in range(self.size):
             if peer != self.rank and not self._closed:
                 try:

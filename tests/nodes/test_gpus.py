@@ -1,5 +1,6 @@
 """Which GPU each trainer of a machine computes on, where nothing says it; two never share one."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from marius_oac.config import Config
 from marius_oac.config_cluster import ClusterConfig
 from marius_oac.errors import InputError
 from marius_oac.node_place import check_gpus, config_of
+from marius_oac.nodes import torch_group
 from marius_oac.nodes.cluster import find_place
 from marius_oac.nodes.thread_group import ThreadGroup
 from tests.nodes.test_cluster import HERE, THREE, torchrun
@@ -81,3 +83,27 @@ def test_those_of_other_machines_may_have_the_same(gpus, monkeypatch):
     kernels = iter("ab")
     monkeypatch.setattr(node_place, "running_kernel", lambda: next(kernels))
     together(ThreadGroup.members(2), lambda member: check_gpus(PLAIN, member))
+
+
+def test_an_abort_ends_what_nccl_has_put_on_the_gpu(monkeypatch):
+    """A kernel of NCCL waits for its peers for ever; gloo's connections are closed as well."""
+    ended = []
+
+    class Both:
+        def _get_backend(self, device):
+            return SimpleNamespace(abort=lambda: ended.append(device.type))
+
+    class Gloo:
+        def _get_backend(self, device):
+            raise RuntimeError("No backend type associated with device type cuda")
+
+    def receive(tensor, peer, process_group, tag):
+        ended.append(type(process_group).__name__)
+        raise RuntimeError("timed out")
+
+    monkeypatch.setattr(torch_group.dist, "irecv", receive)
+    shared = SimpleNamespace(groups=[], lock=threading.Lock(), pulse=SimpleNamespace(aborted=[0] * 4))
+    group = torch_group.TorchGroup(0, ["a", "b"], "", Both(), shared, [0, 1])
+    torch_group.TorchGroup(0, ["a", "b"], "channel", Gloo(), shared, [0, 1])
+    group.abort()
+    assert ended == ["cuda", "Both", "Gloo"] and shared.pulse.aborted[:2] == [1, 1]
