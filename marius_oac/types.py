@@ -54,6 +54,11 @@ class Plan:
     examples: int
 
 
+HOST_ARRAYS = frozenset(("epoch", "share", "part", "chunk_offsets"))
+"""Of `Plan.arrays` those that stay on the host where the others go to a device: who computes asks for their numbers,
+and would have to wait for the device."""
+
+
 class Planner(Protocol):
     """Makes batches, in two steps.
 
@@ -74,7 +79,8 @@ class Step(Protocol):
     """Forward, loss, gradient and row optimizer of one batch; called by one thread, in computation order.
 
     `compute` changes the rows in place: `rows[k]` is float32 [n, width] of the planner's table k (value columns first,
-    then optimizer state), on the step's device. Arrays come as numpy on the CPU device, as tensors on CUDA.
+    then optimizer state), on the step's device. Arrays come as numpy on the CPU device, as tensors on CUDA, where those
+    of `HOST_ARRAYS` are on the host all the same.
     Dense parameters (relations, networks) belong to the step and are updated in the same call, hence in computation
     order; `dense_state` and `load_dense_state` carry them and their optimizer state through checkpoints.
     """

@@ -79,7 +79,7 @@ def check(monkeypatch, make):
 
 
 def assert_ordered(monkeypatch, make):
-    """Nothing that a step or the pipeline does to a tensor lacks an order."""
+    """Nothing that a step or the pipeline does to a tensor lacks an order, and no step waits for the device."""
     order = Order()
     watch(monkeypatch, order)
 
@@ -89,6 +89,9 @@ def assert_ordered(monkeypatch, make):
 
     run(make("pipeline.mode=oac", "pipeline.in_flight=4", *workers(2)), prepare)
     assert order.found == {} and order.accesses > 100 * BATCHES
+    # A block is checked where it is made, if that is on a CPU; on a GPU it isn't.
+    assert {file for stream, file in order.waits if stream == "compute"} <= {"block.py"}, "a step waits for the device"
+    assert {file for stream, file in order.waits if stream == "default"} == {"runner.py"}, "who writes reads the loss"
 
 
 GRAPHS = {**{f"{name} {kind}": MODELS[name] + OPTIMIZERS[kind] for name, kind in [

@@ -133,7 +133,7 @@ def test_a_gradient_of_a_network_is_told_beside_the_loss(bad):
     for number, expected in ((1.0, 0.0), (bad, None)):
         network(torch.ones(1, 3)).sum().backward()
         network.weight.grad[1, 2] = number
-        fault = optimizer.step({}, 0)
+        fault = float(optimizer.step({}, 0))
         assert fault == 0.0 if expected == 0.0 else np.isnan(fault)
 
 
@@ -144,7 +144,7 @@ def test_a_network_that_an_update_makes_infinite_is_told(tmp_path):
     network = torch.nn.Linear(3, 2)
     optimizer = DenseOptimizer(network, config.training.dense_optimizer)
     (network(torch.ones(1, 3)).sum() * 1e3).backward()
-    assert np.isnan(optimizer.step({}, 0))
+    assert np.isnan(float(optimizer.step({}, 0)))
 
 
 def test_the_fault_of_a_network_reaches_the_batch(tmp_path, monkeypatch):

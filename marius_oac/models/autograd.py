@@ -82,7 +82,7 @@ class AutogradGradient:
         chunks, count, dimension = candidates.shape
         positive = self._decoder.pairwise(queries, targets)
         if len(queries) % chunks == 0:
-            # Chunks of one size: one call, and no wait for the offsets to come from the device.
+            # Chunks of one size: one call.
             negatives = self._decoder.against(queries.view(chunks, -1, dimension), candidates)
             left_out = own.view(chunks, -1, 1) == drawn.unsqueeze(1)
             negatives = negatives.masked_fill(left_out, -torch.inf).flatten(0, 1)

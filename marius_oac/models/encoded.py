@@ -106,7 +106,7 @@ class EncodedStep:
             fault = self._dense.step(arrays, timestamp)
         if rows:
             self._update(rows[0], arrays["inputs"], inputs.grad.numpy(), timestamp, self._factor(arrays))
-        return loss + fault
+        return loss + float(fault)
 
     def _compute_tensors(self, rows: Sequence[Tensor], arrays: Mapping[str, Tensor], timestamp: int) -> Tensor:
         values = rows[0][:, : self._dimension] if rows else None
@@ -147,11 +147,8 @@ class EncodedStep:
         own[places] = gradients[:, : self._dimension]
         self.head.lanes.run([partial(update, *cut) for cut in blocks(0, len(rows), _BLOCK_ROWS)])
 
-    def _factor(self, arrays: Mapping[str, Any]) -> Any:
-        if self._decay == 1:
-            return 1.0
-        epoch = arrays["epoch"]  # A tensor stays on its device, so that nobody waits for it.
-        return self._decay ** (epoch.reshape(()).float() if isinstance(epoch, Tensor) else int(epoch.item()))
+    def _factor(self, arrays: Mapping[str, Any]) -> float:
+        return 1.0 if self._decay == 1 else self._decay ** int(arrays["epoch"].item())
 
     def dense_state(self) -> Mapping[str, Tensor]:
         """A copy of the encoder's and the head's parameters with the state of their optimizers, by name."""

@@ -144,8 +144,7 @@ class LinkPredictionStep:
         return self._handwritten.compute(entities, arrays, rule, relations) + self._fault(table, arrays)
 
     def _compute_tensors(self, rows: torch.Tensor, arrays: Mapping[str, torch.Tensor], timestamp: int) -> torch.Tensor:
-        # The epoch stays on the device, so that nobody waits for it.
-        factor = 1.0 if self._decay == 1 else self._decay ** arrays["epoch"].reshape(()).float()
+        factor = 1.0 if self._decay == 1 else self._decay ** int(arrays["epoch"].item())
         largest = LARGEST_VALUE
         if self._relations is None:
             loss, gradients, _ = self._autograd(rows[:, : self._dimension], None, arrays)

@@ -22,7 +22,7 @@ from marius_oac.pipeline.streams import CudaStreams, HostStreams, Streams
 from marius_oac.pipeline.validation import Replace, replace_older, replace_older_torch
 from marius_oac.storage.bfloat16 import round_to_bfloat16
 from marius_oac.storage.contract import RowLayout
-from marius_oac.types import TableSpec
+from marius_oac.types import HOST_ARRAYS, TableSpec
 
 
 class Device(ABC):
@@ -165,6 +165,7 @@ class TorchDevice(Device):
 
     def written(self, batch: Batch, cached: bool) -> None:
         self._staging.give_back(batch.staging)
+        batch.arrays = {}  # a cached batch needs its rows alone
         super().written(batch, cached)
 
     def evicted(self, batch: Batch) -> None:
@@ -178,7 +179,10 @@ class TorchDevice(Device):
             np.copyto(staged[0].numpy(), rows)  # not torch's: it takes no arrays that are read-only, as plans may share
             for target, source in zip(batch.rows_in(batch.resident, table), staged, strict=True):
                 target.copy_(source, non_blocking=True)
-        batch.arrays = {name: self._streams.move(array) for name, array in batch.plan.arrays.items()}
+        batch.arrays = {
+            name: torch.tensor(array) if name in HOST_ARRAYS else self._streams.move(array)
+            for name, array in batch.plan.arrays.items()
+        }
 
     def _room(self, empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> Buffers:
         shapes = list(self._shapes())

@@ -5,6 +5,7 @@ missing; what counts is the *happens-before* relation that the calls make, kept 
 
 - Agents are the threads of the host, the three streams, and "default" for what is put on the device outside of them.
 - An operation on a stream happens after what its thread did before it, and after what the stream held before.
+- An operation that gives a number to the host (`WAITS`) makes its thread wait for the stream; these are counted.
 - An event carries the clock of its stream; `wait` gives it to another stream, `synchronize` to a thread.
 - A channel's item, a pool's buffers and the ledger carry the clock of who hands over to who takes.
 
@@ -16,6 +17,8 @@ Accesses are seen by a dispatch mode of torch, so those of any code that compute
 are booked where a batch borrows its staging buffers (written) and where it hands them back (read).
 """
 
+import os
+import sys
 import threading
 from collections import Counter, defaultdict
 from contextlib import contextmanager
@@ -29,6 +32,9 @@ from marius_oac.pipeline.ledger import Ledger
 from marius_oac.pipeline.streams import Streams
 from marius_oac.runtime.channel import Channel
 
+WAITS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
+"""Operations whose caller needs a number that is on the device, so waits for the stream."""
+
 
 class Order:
     """Clocks of agents, accesses to storages, and what was found wrong."""
@@ -39,7 +45,7 @@ class Order:
         self.names, self.alive, self.maker, self.lent = {}, {}, {}, defaultdict(set)
         self.writes, self.reads = {}, defaultdict(dict)
         self.carried, self.kept = {}, []
-        self.found, self.accesses, self.orders = Counter(), 0, 0
+        self.found, self.waits, self.accesses, self.orders = Counter(), Counter(), 0, 0
 
     @staticmethod
     def thread():
@@ -130,9 +136,18 @@ class Seen(TorchDispatchMode):
                 self.order.access(tensor, agent, write=True)
             if on_device:
                 self._book_results(result, agent)
-            if function is torch.ops.aten._local_scalar_dense.default:  # the host waits for the stream it asks on
+            if on_device and function in WAITS:
                 self.order.join(self.order.thread(), self.order.now(agent))
+                self.order.waits[agent, self._asking()] += 1
         return result
+
+    @staticmethod
+    def _asking():
+        """The package's innermost file that waits."""
+        frame = sys._getframe()
+        while frame and f"{os.sep}marius_oac{os.sep}" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        return frame and os.path.basename(frame.f_code.co_filename)
 
     @staticmethod
     def _named(function, kwargs):

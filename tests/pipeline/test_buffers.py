@@ -63,6 +63,6 @@ def test_values_are_rounded_to_what_the_store_holds_and_optimizer_state_is_not()
     device.upload(batch)
     for table in (0, 1):
         batch.rows_in(batch.resident, table)[2][:] = fine
-    device.computed(batch)
+    device.round(batch)
     assert batch.rows_in(batch.resident, 0)[2].tolist() == [[1, 1, fine]] * 2
     assert (batch.rows_in(batch.resident, 1)[2] == fine).all()

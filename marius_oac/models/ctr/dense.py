@@ -57,10 +57,11 @@ class DenseOptimizer:
         """One update from the parameters' gradients, which are then forgotten.
 
         Returns 0, or NaN where a gradient or its square is NaN or infinite, or an updated parameter is, or has grown
-        beyond use (see `soundness`): added to the batch's loss it tells whose it is.
+        beyond use (see `soundness`): added to the batch's loss it tells whose it is. A 0-d tensor where the parameters
+        are, so that nobody waits for it, if there are any.
 
-        Where `decay` is not 1, the learning rate is `decay ** arrays["epoch"]` of itself (on CUDA the host then waits
-        for that number). With a `sync` the gradients are `arrays["share"]` of those of a batch over all nodes.
+        Where `decay` is not 1, the learning rate is `decay ** arrays["epoch"]` of itself. With a `sync` the gradients
+        are `arrays["share"]` of those of a batch over all nodes.
         """
         if self._optimizer is None:
             return 0.0
@@ -171,12 +172,11 @@ class NetworkSlice:
 
 
 def _fault(tensors: Sequence[torch.Tensor], largest: float) -> torch.Tensor | float:
-    """0, or NaN where a number is NaN or beyond `largest`, up or down; of tensors on a device a tensor there."""
+    """0, or NaN where a number is NaN or beyond `largest`, up or down; 0-d, where the tensors are."""
     tensors = [each for each in tensors if each.numel()]
     if not tensors:
         return 0.0
-    fault = torch.where(get_total_norm(tensors, norm_type=math.inf) <= largest, 0.0, math.nan)
-    return fault.item() if fault.device.type == "cpu" else fault
+    return torch.where(get_total_norm(tensors, norm_type=math.inf) <= largest, 0.0, math.nan)
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -122,7 +122,7 @@ class CtrStep:
         rule = self._optimizer.rule(timestamp, self._factor(arrays))
         weight = self._penalty
         squares = self._array_rows.update(rows, _as_arrays(gradients), rule, weight)
-        return loss.item() + weight / 2 * squares + fault
+        return loss.item() + weight / 2 * squares + float(fault)
 
     def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, arrays)
@@ -177,12 +177,9 @@ class CtrStep:
         part = arrays.get("part")
         return [self._seed, *((timestamp, self._rank) if part is None else part.tolist())]
 
-    def _factor(self, arrays: Mapping[str, Any]) -> Any:
+    def _factor(self, arrays: Mapping[str, Any]) -> float:
         decay = self._training.optimizer.decay
-        if decay == 1:
-            return 1.0
-        epoch = arrays["epoch"]  # A tensor stays on its device, so that nobody waits for it.
-        return decay ** (epoch.reshape(()).float() if isinstance(epoch, torch.Tensor) else int(epoch.item()))
+        return 1.0 if decay == 1 else decay ** int(arrays["epoch"].item())
 
     def _inputs(self, gathered: Gathered, numbers: torch.Tensor) -> Inputs:
         size, dimensions = numbers.shape[0], self._dimensions
