@@ -95,7 +95,7 @@ def test_three_hundred_silent_connections_and_256_open_files(encrypted):
         security = Security(secret=SECRET, run="run", encrypted=encrypted)
         for _ in range(300):
             stack.enter_context(socket.create_connection(place(address)))
-        honest = stack.enter_context(ZmqClient(address, SERVER, 0, security, timeout=TIMEOUT / 2))
+        honest = stack.enter_context(ZmqClient(address, SERVER, 0, security, timeout=TIMEOUT))
         refused, end = {}, time.monotonic() + PATIENCE
         while sum(refused.values()) < 300 - OPEN_FILES // 4:  # it may have come before some of them
             assert time.monotonic() < end, refused
