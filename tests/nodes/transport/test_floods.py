@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import zmq
 
 from marius_oac.nodes.transport.contract import Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
-from marius_oac.nodes.transport.zmq_gate import CROWD, SLOW, UNFINISHED, most_unproved
+from marius_oac.nodes.transport.zmq_gate import CROWD, SLOW, UNFINISHED, Visitors, most_unproved
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from tests.nodes.transport.conformance import SERVER, content
 from tests.nodes.transport.guarded import LIMITS, Guarded
@@ -73,6 +75,32 @@ def test_who_proves_nothing_in_time_is_cut_however_long_others_may_be_silent(req
         ended(silent)
     guarded.counted(SLOW)
     guarded.counted(UNFINISHED)
+
+
+def test_failures_that_are_told_without_end_keep_nobody_from_cutting():
+    """Where the process has no descriptor left, ZeroMQ tells so faster than it can be read. All that was told before is
+    read all the same: as much as its two queues of a thousand hold."""
+
+    class Told:
+        def __init__(self):
+            self.read = 0
+
+        def getsockopt(self, option):
+            assert self.read < 100_000, "reads for ever"
+            return zmq.POLLIN
+
+        def recv_multipart(self, flags):
+            self.read += 1
+            event = zmq.EVENT_ACCEPT_FAILED if self.read != 2000 else zmq.EVENT_ACCEPTED
+            return [event.to_bytes(2, "little") + (2000).to_bytes(4, "little"), b""]
+
+    told = Told()
+    visitors = Visitors(SimpleNamespace(get_monitor_socket=lambda watched: told), None, None, 4, 60.0)
+    cut = []
+    visitors._cut = lambda descriptor, why: cut.append((descriptor, why))
+    visitors.look()
+    visitors._hand.close()
+    assert cut == [(2000, CROWD)]
 
 
 def answer(honest, question):
