@@ -97,7 +97,8 @@ def assert_ordered(monkeypatch, make):
 GRAPHS = {**{f"{name} {kind}": MODELS[name] + OPTIMIZERS[kind] for name, kind in [
     ("distmult", "sgd"), ("complex", "adagrad"), ("transe-l1", "rowwise_adagrad"), ("transe-l2", "adagrad"),
     ("rotate", "adam"), ("dot", "adagrad"), ("complex", "adam"),
-]}, **VARIANTS}  # fmt: skip
+]}, **VARIANTS,
+ "ragged chunks, decay": ["training.negatives.chunks=3", "training.optimizer.decay=0.5"]}  # fmt: skip
 
 
 def few(names, quick):
@@ -105,7 +106,7 @@ def few(names, quick):
     return [each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in names]
 
 
-@pytest.mark.parametrize("name", few(GRAPHS, ("complex adagrad", "rotate adam", "all nodes")))
+@pytest.mark.parametrize("name", few(GRAPHS, ("complex adagrad", "rotate adam", "all nodes", "ragged chunks, decay")))
 def test_links(monkeypatch, graph, name):
     check(monkeypatch, lambda *more: GraphTask(tiny_config(graph, *GRAPHS[name], *more), graph))
 
