@@ -82,6 +82,13 @@ def assert_ordered(monkeypatch, make):
     """Nothing that a step or the pipeline does to a tensor lacks an order, and no step waits for the device."""
     order = Order()
     watch(monkeypatch, order)
+    real = torch.Tensor.tolist
+
+    def tolist(tensor):  # of a CPU's tensor no operation, which could be seen
+        assert not order.is_on_device(tensor), "a step waits for the device"
+        return real(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
 
     def prepare(pipeline):
         pipeline.device = OrderedDevice(order, pipeline)
