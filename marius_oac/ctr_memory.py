@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -58,5 +59,9 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
     disk = (config.checkpoint.keep + 2 - config.storage.paged) * (
         sum(count * (4 * layout.width + 22) for count, layout in zip(rows, layouts, strict=True)) + 3 * dense
     )
+    if config.storage.on_disk:
+        needs.append(Need("disk", "keys", mapped, "keys.capacity"))
     needs.append(Need(rows_place(config.storage), "checkpoints", disk, "checkpoint.keep"))
+    if not config.keys.capacity:
+        needs = [replace(need, what=f"{need.what} at first") if need.key == "keys.capacity" else need for need in needs]
     return MemoryPlan(tuple(needs), available(device, folder, program, config.storage.path))

@@ -12,12 +12,14 @@ import pytest
 
 from benchmarks.memory_plan import BOUND, make_graph, measure
 from marius_oac import cgroups, graph_memory, memory
+from marius_oac.ctr_task import start_ctr_task
 from marius_oac.data.graph import Graph
 from marius_oac.errors import InputError
 from marius_oac.graph_memory import plan_memory
 from marius_oac.graph_task import GraphTask
 from marius_oac.memory import MemoryPlan, Need
 from marius_oac.session import Session
+from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.runs import says, write_config
 
@@ -113,6 +115,17 @@ def test_a_run_that_cannot_fit_writes_nothing(command, graph, tmp_path, monkeypa
     code, out, err = command("train", config, "--out", tmp_path / "run")
     assert (code, out) == (2, []) and says(err, f"of {place} ", "are needed and 0 MiB are free")
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("capacity", [0, 1_000_000])
+def test_keys_of_a_log_are_counted_where_their_number_is_known(tmp_path, capacity):
+    config = ctr_config(small_log(tmp_path / "log.parquet"), f"keys.capacity={capacity}", "storage.memory=8MiB")
+    plan = start_ctr_task(config)[0].plan_memory(tmp_path)
+    needs = {(need.place, need.what): need.num_bytes for need in plan.needs if need.key == "keys.capacity"}
+    if capacity:
+        assert needs["host", "keys on disk"] == needs["disk", "keys"] >= 16 * capacity
+    else:
+        assert {what.endswith(" at first") for _, what in needs} == {True} and not any(needs.values())
 
 
 def test_what_is_available_is_what_the_groups_leave(graph, tmp_path, monkeypatch):

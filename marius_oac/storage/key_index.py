@@ -1,9 +1,10 @@
 """Which row of a table belongs to which key: an exact index that grows while it is read.
 
 A row costs 16 bytes for its key and 5 to 7.5 bytes of slots (`key_kernels` says how they lie). The rows' part is
-reserved for the whole capacity at first and takes memory as rows come, so it never moves; it may lie in a file that the
-system pages: a search looks at the part of a row that is there, and seldom at another's. The slots lie in many shards,
-each grown alone by half when it is four fifths full: built aside, then published by one store.
+reserved for the whole capacity at first and takes memory as rows come, so it never moves. It may lie in a file that the
+system pages, whose place on the disk is taken as rows come: a search looks at the part of a row that is there, and
+seldom at another's. The slots lie in many shards, each grown alone by half when it is four fifths full: built aside,
+then published by one store.
 
 Guarantees:
 - `find` may be called by any number of threads beside one that calls `insert`; it takes no lock and never waits. A key
@@ -24,7 +25,7 @@ import numpy as np
 from marius_oac.errors import InputError
 from marius_oac.storage import key_kernels as kernels
 from marius_oac.storage.key_kernels import ADDRESS_BITS, COLLISION, DONE, FREE, FREE_TAKEN, FULL, LIVE, NUM_ROWS, RECORD
-from marius_oac.storage.reserved import reserve, reserve_on_disk
+from marius_oac.storage.reserved import MappedFile, reserve
 
 MAX_CAPACITY = (1 << 32) - 2
 
@@ -112,7 +113,8 @@ class KeyIndex:
             raise ValueError(f"table {name!r}: capacity {capacity} is not in 0 to {MAX_CAPACITY}")
         self.name, self.capacity = name, capacity
         size = capacity * RECORD.itemsize
-        memory = reserve(size, _HUGE_PAGE) if folder is None else reserve_on_disk(folder, size)
+        self._file = MappedFile(size, folder=folder) if folder is not None else None
+        memory = self._file.memory if self._file else reserve(size, _HUGE_PAGE)
         self._records = np.frombuffer(memory, RECORD, capacity)
         self._num_shards = min(max(capacity // _KEYS_PER_SHARD, 1), _MAX_SHARDS)
         self._directory = np.empty(self._num_shards, np.int64)
@@ -173,8 +175,10 @@ class KeyIndex:
 
         Raises:
             InputError: no row is left, or a key is there with another check. The keys before that one have their rows.
+            OSError: the disk has no room for so many; nothing was inserted.
         """
         asked = self._asked(vocabularies, keys, checks, rows)
+        self._make_room(len(self) + keys.size)
         before, done, outcome = int(self._counters.sum()), 0, 0
         with np.errstate(over="ignore"):
             while outcome >= 0:
@@ -245,7 +249,8 @@ class KeyIndex:
         """Takes back what `arrays` gave, whatever the index held.
 
         Raises:
-            InputError: the arrays do not fit together or into this table; the index is empty then.
+            InputError: the arrays do not fit together or into this table. OSError: the disk has no room for them. The
+                index is empty then.
         """
         self._records[: len(self)] = (0, 0, 0, 0)
         self._clear()
@@ -256,6 +261,7 @@ class KeyIndex:
         in_order = (np.diff(free) > 0).all() and (free.size == 0 or 0 <= free[0] <= free[-1] < count)
         if not (vocabularies.size == checks.size == count and in_order):
             raise InputError(f"table {self.name}: the saved keys are damaged")
+        self._make_room(count)
         every = self._records[:count]
         every["key"], every["vocabulary"], every["check"], every["state"] = keys, vocabularies, checks, LIVE
         every[free] = (0, 0, 0, FREE)
@@ -266,6 +272,11 @@ class KeyIndex:
             self._records[:count] = (0, 0, 0, 0)
             self._clear()
             raise InputError(f"table {self.name}: the saved keys are damaged: row {twice} has the key of another")
+
+    def _make_room(self, num_rows: int) -> None:
+        """The rows' part of a file has its place on the disk before the kernels write to it."""
+        if self._file is not None:
+            self._file.take(min(num_rows, self.capacity) * RECORD.itemsize)
 
     def _place_all(self, count: int) -> int:
         """Slots for the rows below `count` that are live; returns a row whose key another has, or -1."""

@@ -7,14 +7,18 @@ checkpoints.
 from __future__ import annotations
 
 import mmap
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.files import remove_file
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
+from marius_oac.storage.reserved import MappedFile
 
 
 class MappedStore(MemoryStore):
@@ -34,23 +38,40 @@ class MappedStore(MemoryStore):
         super().__init__(name, num_rows, layout, initial, capacity)
 
     def _make_memory(self, num_bytes: int) -> mmap.mmap:
-        try:
+        with self._named_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             remove_file(self._path)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             try:
-                os.posix_fallocate(descriptor, 0, max(num_bytes, 1))  # else a full disk is a SIGBUS later
-                memory = mmap.mmap(descriptor, max(num_bytes, 1), flags=mmap.MAP_SHARED)
+                self._file = MappedFile(num_bytes, path=self._path)
+                self._make_room(self.num_rows)
             except BaseException:
-                self._path.unlink()
+                self._path.unlink(missing_ok=True)
                 raise
-            finally:
-                os.close(descriptor)
+        return self._file.memory
+
+    def extend(self, keys: np.ndarray) -> None:
+        self._check_open()
+        with self._named_errors():
+            self._make_room(self.num_rows + keys.size)
+        super().extend(keys)
+
+    def resize(self, num_rows: int) -> None:
+        self._check_open()
+        with self._named_errors():
+            self._make_room(num_rows)
+        super().resize(num_rows)
+
+    def _make_room(self, num_rows: int) -> None:
+        self._file.take(min(num_rows, self.capacity) * self.layout.row_bytes)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise InputError(f"can't be written: {error.strerror}", self._path) from None
-        memory.madvise(mmap.MADV_RANDOM)
-        return memory
 
     def _release(self) -> None:
         super()._release()
+        self._file.close()
         self._path.unlink(missing_ok=True)

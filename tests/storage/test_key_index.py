@@ -274,13 +274,53 @@ def test_slots_that_were_replaced_live_as_long_as_the_call_that_may_see_them():
     assert not index._epoch.replaced, "nothing is held for calls to come"
 
 
+class Disk:
+    """In the place of `posix_fallocate`: notes what was asked for, and has no room beyond `room` bytes."""
+
+    def __init__(self, monkeypatch, room):
+        self.taken, self._room = 0, room
+        monkeypatch.setattr(os, "posix_fallocate", self)
+
+    def __call__(self, descriptor, start, count):
+        assert start == self.taken and count > 0
+        if start + count > self._room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.taken += count
+
+
+def test_keys_in_a_file_take_their_place_on_the_disk_before_they_are_written(tmp_path, monkeypatch):
+    """A page of a mapped file that the disk has no room for ends the process."""
+    disk, capacity = Disk(monkeypatch, 1 << 40), 1 << 20
+    index, rows, each = KeyIndex("t", capacity, tmp_path), np.empty(1 << 17, np.int64), np.zeros(1 << 17, np.uint16)
+    assert disk.taken == 0 and list(tmp_path.iterdir()) == []
+    for first in range(0, capacity, rows.size):
+        index.insert(each, np.arange(first, first + rows.size), rows)
+        needed = len(index) * key_index.RECORD.itemsize
+        assert needed <= disk.taken < needed + (4 << 20)
+    before = disk.taken
+    index.insert(each, np.arange(rows.size), rows)
+    assert disk.taken == before == capacity * key_index.RECORD.itemsize, "there are no more rows"
+
+    saved = index.arrays()
+    disk.taken = 0
+    KeyIndex("t", 2 * capacity, tmp_path).load(saved)
+    assert disk.taken == capacity * key_index.RECORD.itemsize
+
+
 def test_keys_that_the_disk_has_no_room_for_are_an_error_that_names_the_folder(tmp_path, monkeypatch):
-    """Their place is taken at once: a page of a mapped file that the disk has no room for ends the process."""
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    Disk(monkeypatch, 4 << 20)
+    index, fits = KeyIndex("t", 1 << 20, tmp_path), (4 << 20) // key_index.RECORD.itemsize
+    zeros, rows = np.zeros(fits, np.uint16), np.empty(fits, np.int64)
+    index.insert(zeros, np.arange(fits), rows)
+    saved = index.arrays()
     with pytest.raises(OSError, match="No space left on device") as caught:
-        KeyIndex("t", 100_000, tmp_path)
-    assert caught.value.filename == str(tmp_path) and list(tmp_path.iterdir()) == []
+        index.insert(zeros[:1], np.array([fits]), rows[:1])
+    assert caught.value.filename == str(tmp_path)
+    assert len(index) == fits and index.find(zeros, np.arange(fits), rows) == 0, "the others are there"
+
+    more = {name: np.append(array, array[-1:]) for name, array in saved.items() if name != "free"}
+    Disk(monkeypatch, 4 << 20)
+    other = KeyIndex("t", 1 << 20, tmp_path)
+    with pytest.raises(OSError, match="No space left on device"):
+        other.load(more | {"free": saved["free"]})
+    assert len(other) == 0

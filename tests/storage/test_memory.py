@@ -1,7 +1,12 @@
 """The memory store passes the conformance suite and holds its memory as it says."""
 
-import numpy as np
+import errno
+import os
 
+import numpy as np
+import pytest
+
+from marius_oac.errors import InputError
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.mapped import MappedStore
@@ -53,3 +58,31 @@ def test_rows_in_a_file_have_their_place_on_the_disk_until_they_are_closed(tmp_p
         store.read(last, into, timestamps)
         assert (into == 7).all() and timestamps.tolist() == [3]
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_rows_to_come_take_their_place_when_they_come(tmp_path):
+    layout, capacity = RowLayout(4, 2), 1 << 20
+    file, keys = tmp_path / "rows.rows", np.arange(200_000)
+    with MappedStore(tmp_path, "rows", 0, layout, RowInitial("uniform", 0.0, 0, "rows"), capacity) as store:
+        assert file.stat().st_blocks == 0
+        store.extend(keys)
+        assert 512 * file.stat().st_blocks >= 200_000 * layout.row_bytes
+        store.resize(400_000)
+        assert 400_000 * layout.row_bytes <= 512 * file.stat().st_blocks < 600_000 * layout.row_bytes
+
+
+def test_rows_that_the_disk_has_no_room_for_leave_those_that_are_there(tmp_path, monkeypatch):
+    layout = RowLayout(4, 2)
+    with MappedStore(tmp_path, "rows", 10, layout, RowInitial("uniform", 0.0, 0, "rows"), 1 << 20) as store:
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        for more in (lambda: store.extend(np.arange(1 << 19)), lambda: store.resize(1 << 19)):
+            with pytest.raises(InputError, match=r"rows\.rows: can't be written: No space left on device"):
+                more()
+            assert store.num_rows == 10
+    with pytest.raises(InputError, match="No space left"):
+        MappedStore(tmp_path, "others", 10, layout, RowInitial("uniform", 0.0, 0, "others"))
+    assert not list(tmp_path.iterdir())
