@@ -105,10 +105,29 @@ def _update_touched(
     table: torch.Tensor, gradients: torch.Tensor, optimizer: RowOptimizer, timestamp: int, factor: Any
 ) -> None:
     """One step of the optimizer on the rows that have a gradient."""
-    touched = gradients.any(1).nonzero().reshape(-1)
-    rows, summed = table[touched], gradients[touched]
-    if rows.device.type == "cpu":
-        optimizer.update(rows.numpy(), summed.numpy(), timestamp, factor)
-    else:
-        optimizer.update(rows, summed, timestamp, factor)
-    table[touched] = rows
+    touched = gradients.any(1)
+    if table.device.type != "cpu":
+        update_without_waiting(table, gradients, touched, optimizer, timestamp, factor)
+        return
+    picks = touched.nonzero().reshape(-1)
+    rows = table[picks]
+    optimizer.update(rows.numpy(), gradients[picks].numpy(), timestamp, factor)
+    table[picks] = rows
+
+
+def update_without_waiting(
+    table: torch.Tensor,
+    gradients: torch.Tensor,
+    touched: torch.Tensor,
+    optimizer: RowOptimizer,
+    timestamp: int,
+    factor: Any,
+) -> None:
+    """One step of the optimizer on the rows where `touched`, bool [R], is true.
+
+    All rows are computed and the touched ones are kept: to pick them the host would have to know how many there are,
+    and so wait for the device.
+    """
+    rows = table.clone()
+    optimizer.update(rows, gradients, timestamp, factor)
+    table.copy_(torch.where(touched[:, None], rows, table))
