@@ -40,6 +40,8 @@ class Batch:
     arrays: Mapping[str, Any] = field(default_factory=dict)
     uploaded: Any = None
     computed: Any = None
+    began: dict[str, Any] = field(default_factory=dict)
+    """Events before the device's work on each stage; `uploaded` and `computed` are those after."""
     loss: Any = None
     sound: Sequence[Any] = ()
     """Of each table, whether its rows are; on a device of torch's they are read after the download."""

@@ -9,7 +9,7 @@ how its logic is tested without a GPU.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
@@ -23,6 +23,9 @@ from marius_oac.pipeline.validation import Replace, replace_older, replace_older
 from marius_oac.storage.bfloat16 import round_to_bfloat16
 from marius_oac.storage.contract import RowLayout
 from marius_oac.types import HOST_ARRAYS, TableSpec
+
+Span = tuple[float, float]
+"""Begin and end of something, in seconds before now."""
 
 
 class Device(ABC):
@@ -59,7 +62,12 @@ class Device(ABC):
                 self._round(batch.rows_in(batch.resident, table)[2][:, : layout.dimension])
 
     @abstractmethod
-    def download(self, batch: Batch) -> None: ...
+    def download(self, batch: Batch) -> Mapping[str, Span]:
+        """Returns when the batch's rows are where the store can take them.
+
+        Returns:
+            When the device was busy with each stage of the batch, where it works by itself.
+        """
 
     def written(self, batch: Batch, cached: bool) -> None:
         """The store has the rows; a cached batch keeps its resident buffer until `evicted`."""
@@ -101,9 +109,10 @@ class HostDevice(Device):
         if self._up:
             self._up.transfer(self._num_bytes(batch))
 
-    def download(self, batch: Batch) -> None:
+    def download(self, batch: Batch) -> Mapping[str, Span]:
         if self._down:
             self._down.transfer(self._num_bytes(batch))
+        return {}
 
     def _num_bytes(self, batch: Batch) -> int:
         pairs = zip(batch.plan.rows, self._layouts, strict=True)
@@ -144,6 +153,7 @@ class TorchDevice(Device):
         with self._streams.on("up"):
             if batch.resident.free_after is not None:
                 self._streams.wait("up", batch.resident.free_after)
+            batch.began["upload"] = self._streams.record("up")
             self._copy_up(batch)
             batch.uploaded = self._streams.record("up")
 
@@ -151,17 +161,24 @@ class TorchDevice(Device):
     def computing(self, batch: Batch) -> Iterator[None]:
         self._streams.wait("compute", batch.uploaded)
         with self._streams.on("compute"):
+            batch.began["compute"] = self._streams.record("compute")
             yield
             batch.computed = self._streams.record("compute")
 
-    def download(self, batch: Batch) -> None:
+    def download(self, batch: Batch) -> Mapping[str, Span]:
         with self._streams.on("down"):
             self._streams.wait("down", batch.computed)
+            batch.began["download"] = self._streams.record("down")
             for table in range(len(batch.plan.rows)):
                 values = batch.rows_in(batch.resident, table)[2]
                 batch.rows_in(batch.staging, table)[2].copy_(values, non_blocking=True)
             done = self._streams.record("down")
         self._streams.synchronize(done)
+        ended = {"upload": batch.uploaded, "compute": batch.computed, "download": done}
+        return {
+            stage: (self._streams.seconds(began, done), self._streams.seconds(ended[stage], done))
+            for stage, began in batch.began.items()
+        }
 
     def written(self, batch: Batch, cached: bool) -> None:
         self._staging.give_back(batch.staging)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -315,8 +316,13 @@ class _Run:
         return [value.copy() if isinstance(value, np.ndarray) else value.clone() for value in values]
 
     def _download(self, batch: Batch) -> None:
-        with self._begin("download", batch.sequence):
-            self.pipeline.device.download(batch)
+        with self._begin("download", batch.sequence) as stage:
+            spans, now = self.pipeline.device.download(batch), time.perf_counter()
+            if spans:  # before, the thread waited for the device to compute
+                stage.began(now - spans["download"][0])
+        for name, (began, ended) in spans.items():
+            record = self.pipeline.telemetry.record
+            record(f"device.{name}", batch.sequence, now - began, now - ended, track=f"device {name}")
 
     def _write(self, batch: Batch) -> None:
         with self._begin("write", batch.sequence):

@@ -11,6 +11,7 @@ Guarantees, of CUDA's (a CPU's operations have happened when their call returns,
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -45,6 +46,10 @@ class Streams(ABC):
         """The calling thread goes on when the event has happened."""
 
     @abstractmethod
+    def seconds(self, first: Any, second: Any) -> float:
+        """Time on the device from one event to another; both have happened, for the calling thread."""
+
+    @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Room on the device, to be kept as long as the streams."""
 
@@ -58,7 +63,7 @@ class Streams(ABC):
 
 
 class HostStreams(Streams):
-    """Of a CPU."""
+    """Of a CPU; an event is the time at which it was recorded."""
 
     def begin(self) -> None:
         pass
@@ -67,13 +72,16 @@ class HostStreams(Streams):
         return nullcontext()
 
     def record(self, stream: Stream) -> Any:
-        return None
+        return time.perf_counter()
 
     def wait(self, stream: Stream, event: Any) -> None:
         pass
 
     def synchronize(self, event: Any) -> None:
         pass
+
+    def seconds(self, first: Any, second: Any) -> float:
+        return second - first
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
@@ -99,13 +107,16 @@ class CudaStreams(Streams):
         return torch.cuda.stream(self._streams[stream])
 
     def record(self, stream: Stream) -> Any:
-        return self._streams[stream].record_event(torch.cuda.Event(blocking=True))
+        return self._streams[stream].record_event(torch.cuda.Event(enable_timing=True, blocking=True))
 
     def wait(self, stream: Stream, event: Any) -> None:
         self._streams[stream].wait_event(event)
 
     def synchronize(self, event: Any) -> None:
         event.synchronize()
+
+    def seconds(self, first: Any, second: Any) -> float:
+        return first.elapsed_time(second) / 1000
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)

@@ -23,7 +23,7 @@ from marius_oac.errors import InputError
 class Telemetry:
     """Counts busy seconds per stage since the last `take`; writes Chrome trace events if `trace` is a path.
 
-    The trace opens in ui.perfetto.dev: one track per worker, one slice per stage and batch.
+    The trace opens in ui.perfetto.dev: one track per worker, and per stage of a device, one slice per batch.
     """
 
     def __init__(self, trace: Path | None = None):
@@ -55,13 +55,14 @@ class Telemetry:
         with self._lock:
             return dict(self._total)
 
-    def record(self, name: str, sequence: int, begin: float, end: float) -> None:
+    def record(self, name: str, sequence: int, begin: float, end: float, track: str | None = None) -> None:
+        """Counts the time between two of `time.perf_counter`; `track` of the trace: None: the calling thread's."""
         with self._lock:
             self._seconds[name] += end - begin
             self._total[name] += end - begin
             if self._file:
                 with self._disk_errors():
-                    self._write(name, sequence, begin, end)
+                    self._write(name, sequence, begin, end, track or threading.current_thread().name)
 
     def close(self) -> None:
         """Ends the trace. Raises InputError where the disk is full."""
@@ -78,12 +79,11 @@ class Telemetry:
         except OSError as error:
             raise InputError(f"can't be written: {error.strerror or error}", self._trace) from error
 
-    def _write(self, name: str, sequence: int, begin: float, end: float) -> None:
-        worker = threading.current_thread().name
-        track = self._tracks.get(worker)
+    def _write(self, name: str, sequence: int, begin: float, end: float, of: str) -> None:
+        track = self._tracks.get(of)
         if track is None:
-            track = self._tracks[worker] = len(self._tracks) + 1
-            named = {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": worker}}
+            track = self._tracks[of] = len(self._tracks) + 1
+            named = {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": of}}
             self._file.write(",\n" + json.dumps(named))
         self._file.write(
             f',\n{{"ph": "X", "pid": 1, "tid": {track}, "name": {json.dumps(name)}, '
@@ -106,8 +106,13 @@ class _Stage:
     def __init__(self, telemetry: Telemetry, name: str, sequence: int):
         self._telemetry, self._name, self._sequence = telemetry, name, sequence
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Stage:
         self._begin = time.perf_counter()
+        return self
+
+    def began(self, at: float) -> None:
+        """What came before `at`, a time of `time.perf_counter`, was waiting and does not count."""
+        self._begin = max(self._begin, at)
 
     def __exit__(self, *_: object) -> None:
         self._telemetry.record(self._name, self._sequence, self._begin, time.perf_counter())

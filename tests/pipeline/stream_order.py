@@ -46,6 +46,8 @@ class Order:
         self.writes, self.reads = {}, defaultdict(dict)
         self.carried, self.kept = {}, []
         self.found, self.waits, self.accesses, self.orders = Counter(), Counter(), 0, 0
+        self.unfinished = 0
+        """Times that were asked for between events that the thread did not know to have happened."""
 
     @staticmethod
     def thread():
@@ -209,6 +211,12 @@ class OrderedStreams(Streams):
 
     def synchronize(self, event):
         self.order.join(self.order.thread(), event)
+
+    def seconds(self, first, second):
+        with self.order.lock:
+            seen = self.order.clocks[self.order.thread()]
+            self.order.unfinished += any(event - seen for event in (first, second))
+        return 0.0
 
     def empty(self, shape, dtype):
         return self._named(torch.full(shape, 77, dtype=dtype), "resident")

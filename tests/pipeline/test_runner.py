@@ -1,7 +1,10 @@
 """The promise: whatever the threads do, `oac` has the bits of `sync`. Races are forced by delays and stalls."""
 
+import itertools
 import random
 import threading
+import time
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from marius_oac.config_sections import LinkConfig, WorkersConfig
 from marius_oac.errors import DivergedError
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.runner import STAGES, Pipeline
+from marius_oac.pipeline.streams import HostStreams
 from tests.pipeline.toy import ToyPlanner, ToyStep, run_toy, toy_stores
 
 
@@ -28,11 +32,11 @@ def workers(count):
     return WorkersConfig(plan=count, read=count, upload=count, download=count, write=count)
 
 
-def copying(pipeline: Pipeline) -> TorchDevice:
+def copying(pipeline: Pipeline, streams: HostStreams | None = None) -> TorchDevice:
     """The copying device on the CPU: what CUDA runs, without its streams."""
     layouts = pipeline.source.layouts
     caching = pipeline.source.caching
-    return TorchDevice(torch.device("cpu"), pipeline.planner.tables, layouts, pipeline.in_flight, caching)
+    return TorchDevice(torch.device("cpu"), pipeline.planner.tables, layouts, pipeline.in_flight, caching, streams)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -225,3 +229,29 @@ def test_an_emulated_link_changes_no_bits_and_is_waited_for(synchronous):
 def test_loss_and_examples_reach_the_caller():
     *_, results, _ = run_toy(mode="sync")
     assert all(np.isfinite(result.loss) and result.examples == 4 for result in results)
+
+
+class SlowStreams(HostStreams):
+    """Events of a stream are a second apart, and whoever waits for one waits 100 seconds by the host's clock."""
+
+    def __init__(self):
+        self.now, self.events = 0.0, defaultdict(itertools.count)
+
+    def record(self, stream):
+        return float(next(self.events[stream]))
+
+    def synchronize(self, event):
+        self.now += 100
+
+
+def test_waiting_for_a_device_is_no_download_and_what_it_does_is_counted_apart(monkeypatch):
+    streams = SlowStreams()
+    monkeypatch.setattr(time, "perf_counter", lambda: streams.now)
+    *_, pipeline = run_toy(mode="async", last=20, device=lambda pipeline: copying(pipeline, streams))
+    total = pipeline.telemetry.total()
+    assert total["download"] == 20, "each waited 100 seconds, 99 of them for what came before"
+    assert {name: seconds for name, seconds in total.items() if name.startswith("device.")} == {
+        "device.upload": 20, "device.compute": 20, "device.download": 20,
+    }  # fmt: skip
+    *_, pipeline = run_toy(mode="async", last=20)
+    assert not any(name.startswith("device.") for name in pipeline.telemetry.total())

@@ -64,7 +64,7 @@ MODES = [
 @pytest.mark.parametrize("config", MODES, ids=lambda config: " ".join(config.values()))
 def test_every_pair_of_accesses_is_ordered(monkeypatch, config, in_flight, dtype):
     order, _ = trained(monkeypatch, in_flight=in_flight, dtype=dtype, **config)
-    assert order.found == {}
+    assert order.found == {} and order.unfinished == 0
     assert order.accesses > 2_000 and order.orders > 2_000
 
 
@@ -170,6 +170,7 @@ def download_on(stream, device, batch):
         for table in range(len(batch.plan.rows)):
             batch.rows_in(batch.staging, table)[2].copy_(batch.rows_in(batch.resident, table)[2])
     device._streams.synchronize(device._streams.record("down"))
+    return {}
 
 
 def upload_on(stream, device, batch):
@@ -181,8 +182,9 @@ def upload_on(stream, device, batch):
 def synchronized_early(device, batch):
     device._streams.synchronize(device._streams.record("down"))
     device._streams.synchronize = lambda event: None
-    TorchDevice.download(device, batch)
+    spans = TorchDevice.download(device, batch)
     del device._streams.synchronize
+    return spans
 
 
 def staging_back_at_upload(device, batch):
@@ -256,6 +258,12 @@ def test_a_planted_mistake_is_found(monkeypatch, name):
     probe = late_reader() if mode == "oac" else None
     order, _ = trained(monkeypatch, mode, device=plant(monkeypatch), dtype=dtype, probe=probe)
     assert order.found
+
+
+def test_times_that_are_asked_for_too_soon_are_found(monkeypatch):
+    """CUDA raises where an event has not happened."""
+    order, _ = trained(monkeypatch, "oac", device=streams_with(monkeypatch, synchronize=lambda *_: None))
+    assert order.unfinished
 
 
 def test_a_late_reader_is_ordered(monkeypatch):

@@ -30,6 +30,30 @@ def test_seconds_are_summed_per_stage_and_taken_once(monkeypatch):
     telemetry.close()
 
 
+def test_waiting_does_not_count(monkeypatch):
+    clock = iter([0.0, 1.0, 8.0, 10.0, 11.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    telemetry = Telemetry()
+    with telemetry.stage("download", 0) as stage:
+        stage.began(7.0)
+    with telemetry.stage("download", 1) as stage:
+        stage.began(9.0)  # before it had begun
+    assert telemetry.take() == {"download": 1.0 + 1.0}
+
+
+def test_a_device_has_tracks_of_its_own(tmp_path):
+    with Telemetry(tmp_path / "trace.json") as telemetry:
+        with telemetry.stage("download", 7):
+            pass
+        telemetry.record("device.compute", 7, 1.0, 3.5, track="device compute")
+        assert telemetry.take()["device.compute"] == 2.5
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    tracks = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    (compute,) = [event for event in events if event["name"] == "device.compute"]
+    assert compute["tid"] == tracks["device compute"] != tracks["MainThread"]
+    assert compute["dur"] == 2.5e6 and compute["args"] == {"batch": 7}
+
+
 @pytest.mark.parametrize("error", [None, ValueError])
 def test_the_trace_has_a_track_per_worker_and_is_valid_after_an_error(tmp_path, error):
     def work(stage, numbers):
