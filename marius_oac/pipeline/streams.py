@@ -19,6 +19,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from marius_oac.pipeline.pinned import PinnedMemory
+
 Stream = Literal["up", "compute", "down"]
 
 
@@ -97,7 +99,7 @@ class CudaStreams(Streams):
     """Of a GPU. A thread that waits for an event sleeps until it has happened."""
 
     def __init__(self, device: torch.device):
-        self._device = device
+        self._device, self._pinned = device, PinnedMemory(device)
         self._streams = {name: torch.cuda.Stream(device) for name in ("up", "compute", "down")}
 
     def begin(self) -> None:
@@ -122,7 +124,7 @@ class CudaStreams(Streams):
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return self._pinned.empty(shape, dtype)
 
     def move(self, array: np.ndarray) -> torch.Tensor:
         moved = torch.tensor(array).pin_memory().to(self._device, non_blocking=True)

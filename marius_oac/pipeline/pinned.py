@@ -1,0 +1,58 @@
+"""Pinned host memory: what a GPU copies to and from by itself, while the host goes on.
+
+torch's own pinned tensors come from a cache that rounds each one up to a power of two bytes and gives none back.
+Staging buffers are few, large, and live as long as a run, so they are pinned in place, and let go of at its end.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from marius_oac.errors import InputError
+from marius_oac.storage.reserved import reserve
+
+
+class PinnedMemory:
+    """Tensors in pinned memory of the device's; may be used by any thread.
+
+    What is pinned is let go of by `close`, or when this object is gone. No copy may be under way then.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._lock = device, threading.Lock()
+        self._pinned: list[mmap.mmap] = []
+        self.close: Callable[[], object] = weakref.finalize(self, _unpin, device, self._pinned)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of its own, zeroed.
+
+        Raises:
+            InputError: the system pins no more memory.
+        """
+        count = math.prod(shape)
+        memory = reserve(count * dtype.itemsize or 1)
+        tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        with self._lock, torch.cuda.device(self._device):
+            status = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), len(memory), 0))
+            if status:
+                what = f"CUDA can't pin {len(memory):,} bytes more of host memory (CUDA error {status})"
+                raise InputError(f"{what}: have fewer batches in flight, or smaller ones", "pipeline.in_flight")
+            self._pinned.append(memory)
+        return tensor[: count * dtype.itemsize].view(dtype).view(*shape)
+
+
+def _unpin(device: torch.device, pinned: list[mmap.mmap]) -> None:
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()  # after an error copies may be under way
+        while pinned:
+            memory = pinned.pop()
+            torch.cuda.cudart().cudaHostUnregister(torch.frombuffer(memory, dtype=torch.uint8).data_ptr())
