@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import psutil
@@ -131,9 +132,11 @@ def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int
     drawn = config.evaluation.candidates
     blocks = Blocks.fit(scorer, graph.num_nodes if drawn == "all" else drawn, config.evaluation.memory)
     edges = max(_num_evaluated(config, graph))
-    tile = min(blocks.tile, rounded_up(edges if drawn == "all" else min(edges, DRAW_EDGES)))
+    tile = min(blocks.tile, rounded_up(edges if drawn == "all" else min(edges, DRAW_EDGES), scorer.piece[0]))
     queries = min(blocks.queries, 2 * edges) * (4 * config.model.dimension + 128)
-    scores = 2 * tile * blocks.block * max(scorer.score_bytes, 4)
+    scores = 2 * 4 * tile * blocks.block
+    if device.type != "cpu" and config.model.decoder in ("transe", "rotate"):
+        scores += TILES * min(TILE_BYTES, 4 * math.prod(scorer.piece) * config.model.dimension)
     return (queries + scores + blocks.block * 4 * (2 * config.model.dimension + width)) * (edges > 0)
 
 

@@ -3,7 +3,8 @@
 A score has the same bits in whatever block it is computed, so equal embeddings tie exactly, and neither the sizes of
 blocks nor the number of threads changes a rank. For matrix products this needs queries and candidates padded to
 multiples of 16 rows: at ragged edges they take another way, with another rounding. Distances on the CPU are summed by
-kernels of our own, one candidate per vector lane, always in the order of the dimensions.
+kernels of our own, one candidate per vector lane, always in the order of the dimensions. On a GPU libraries choose the
+kernel, and so the rounding, by the shape: there all scores are computed in pieces of one shape.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ MIN_TILE = 64  # queries; fewer would use a block of candidates badly
 CPU_BLOCK = 1 << 14  # candidates
 CPU_SCORE_BYTES = 96 << 20  # 8 million scores: more would only leave the caches
 DEVICE_BLOCK = 1 << 16
+DEVICE_PRODUCTS = (512, 1 << 13)  # queries and candidates of a piece
+DEVICE_DISTANCES = (16, 1 << 12)  # likewise: a piece's differences are held, one for each dimension
+SCORE_BYTES = 12  # of a score and the column of a known answer
 STRIP = 512  # candidates whose distances a core sums at once: with their embeddings they stay in its caches
 
 L1, L2, MODULI = range(3)
@@ -93,10 +97,11 @@ class LinkScorer:
         return {"transe": L1 if self.model.norm == 1 else L2, "rotate": MODULI}.get(self.model.decoder)
 
     @property
-    def score_bytes(self) -> int:
-        """Bytes held for a score while it is computed, itself included."""
-        differences = self.model.decoder in ("transe", "rotate") and self._distance is None
-        return 4 + (16 * self.entities.dimension if differences else 0)
+    def piece(self) -> tuple[int, int]:
+        """Queries and candidates are padded to multiples of these. On a GPU so many are scored at a time."""
+        if self.device.type == "cpu":
+            return GRAIN, GRAIN
+        return DEVICE_DISTANCES if self.model.decoder in ("transe", "rotate") else DEVICE_PRODUCTS
 
     def queries(self, given: np.ndarray, relations: np.ndarray | None, side: Side) -> torch.Tensor:
         """Queries for the ends on `side`, float32 [n, D] padded with zero rows.
@@ -112,7 +117,7 @@ class LinkScorer:
                 relations, side = relations + len(self.relations) // 2, Side.TAIL
             relation = self.relations[torch.from_numpy(relations).to(self.device)]
         query = self.decoder.query(anchor, relation, side)
-        padded = query.new_zeros((rounded_up(len(query)), query.shape[1]))
+        padded = query.new_zeros((rounded_up(len(query), self.piece[0]), query.shape[1]))
         padded[: len(query)] = query
         return padded
 
@@ -122,15 +127,18 @@ class LinkScorer:
             values = self.entities.read(np.arange(candidates.start, candidates.stop))
         else:
             values = self.entities.take(candidates)
+        count = rounded_up(len(values), self.piece[1])
         if self._distance is None:
-            padded = np.zeros((rounded_up(len(values)), self.entities.dimension), np.float32).T
+            padded = np.zeros((count, self.entities.dimension), np.float32).T
         else:
-            padded = np.zeros((self.entities.dimension, rounded_up(len(values))), np.float32)
+            padded = np.zeros((self.entities.dimension, count), np.float32)
         padded[:, : len(values)] = values.T
         return torch.from_numpy(padded).to(self.device)
 
     def scores(self, queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         """float32 [n, m], C order, of queries [n, D] and vectors [D, m], both padded."""
+        if self.device.type != "cpu":
+            return self._by_pieces(queries, vectors.T)
         if self._distance is None:
             return self.decoder.against(queries, vectors.T).contiguous()
         scores = torch.empty(len(queries), vectors.shape[1])
@@ -146,6 +154,15 @@ class LinkScorer:
                 raise
         return scores
 
+    def _by_pieces(self, queries: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        scores = queries.new_empty((len(queries), len(candidates)))
+        for row in range(0, len(queries), self.piece[0]):
+            rows = slice(row, row + self.piece[0])
+            for column in range(0, len(candidates), self.piece[1]):
+                columns = slice(column, column + self.piece[1])
+                scores[rows, columns] = self.decoder.against(queries[rows], candidates[columns])
+        return scores
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -159,25 +176,24 @@ class Blocks:
     @classmethod
     def fit(cls, scorer: LinkScorer, num_candidates: int, memory: int) -> Blocks:
         """Sizes that stay within `memory` MiB: half for scores, a quarter each for candidates and queries; but never
-        below 16 x 16 scores."""
-        budget, dimension = memory << 20, scorer.entities.dimension
+        below a piece of scores."""
+        budget, dimension, (rows, columns) = memory << 20, scorer.entities.dimension, scorer.piece
         on_cpu = scorer.device.type == "cpu"
-        score_bytes = scorer.score_bytes + 8  # and the column of a known answer
-        scores = min(budget // 2, CPU_SCORE_BYTES if on_cpu else budget) // score_bytes
-        limits = (CPU_BLOCK if on_cpu else DEVICE_BLOCK, budget // 4 // (12 * dimension), scores // MIN_TILE)
-        block = min(rounded_up(num_candidates), *map(_rounded_down, limits))
+        scores = min(budget // 2, CPU_SCORE_BYTES if on_cpu else budget) // SCORE_BYTES
+        limits = (CPU_BLOCK if on_cpu else DEVICE_BLOCK, budget // 4 // (12 * dimension), scores // max(MIN_TILE, rows))
+        block = min(rounded_up(num_candidates, columns), *(_rounded_down(limit, columns) for limit in limits))
         queries = budget // 4 // (8 * dimension + 128)
-        tile = _rounded_down(min(scores // block, queries))
+        tile = _rounded_down(min(scores // block, queries), rows)
         return cls(tile, block, max(tile, queries))
 
 
-def rounded_up(rows: int) -> int:
-    """The next multiple of 16, at least 16."""
-    return max(-(-rows // GRAIN), 1) * GRAIN
+def rounded_up(count: int, grain: int) -> int:
+    """The next multiple of `grain`, at least one."""
+    return max(-(-count // grain), 1) * grain
 
 
-def _rounded_down(rows: int) -> int:
-    return max(rows // GRAIN, 1) * GRAIN
+def _rounded_down(count: int, grain: int) -> int:
+    return max(count // grain, 1) * grain
 
 
 @compiled

@@ -15,7 +15,7 @@ from marius_oac.errors import InputError, MariusOacError
 from marius_oac.evaluate import DRAW_EDGES, DrawnCandidates, evaluate
 from marius_oac.models.decoders import make_decoder
 from marius_oac.ranking import Columns, count_on_cpu, count_on_device, known_columns, own_columns
-from marius_oac.scoring import Blocks, EntityReader, LinkScorer
+from marius_oac.scoring import SCORE_BYTES, Blocks, EntityReader, LinkScorer
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
@@ -241,15 +241,45 @@ def test_blocks_fit_into_the_memory(memory, dimension, entities, decoder):
     model = ModelConfig(decoder=decoder, dimension=dimension)
     for device in ("cpu", "cuda"):
         scorer = LinkScorer(model, EntityReader(entities, dimension, None), None, torch.device(device))
-        blocks = Blocks.fit(scorer, entities, memory)
-        scores, candidates = blocks.tile * blocks.block * (scorer.score_bytes + 8), 12 * dimension * blocks.block
-        queries = blocks.queries * (8 * dimension + 128)
-        assert blocks.tile % 16 == blocks.block % 16 == 0 and blocks.queries >= blocks.tile
-        budget, score = memory << 20, scorer.score_bytes + 8
-        assert scores <= max(budget // 2, 16 * 16 * score)
-        assert candidates <= max(budget // 4, 16 * 12 * dimension)
-        assert queries <= max(budget // 4, 16 * (8 * dimension + 128))
-        assert blocks.block < entities + 16
+        blocks, (rows, columns) = Blocks.fit(scorer, entities, memory), scorer.piece
+        assert blocks.tile % rows == blocks.block % columns == 0 and blocks.queries >= blocks.tile
+        budget = memory << 20
+        assert blocks.tile * blocks.block * SCORE_BYTES <= max(budget // 2, rows * columns * SCORE_BYTES)
+        assert 12 * dimension * blocks.block <= max(budget // 4, columns * 12 * dimension)
+        assert blocks.queries * (8 * dimension + 128) <= max(budget // 4, rows * (8 * dimension + 128))
+        assert blocks.block < entities + columns
+
+
+@pytest.mark.parametrize("decoder, piece", [("complex", (512, 8192)), ("rotate", (16, 4096)), ("transe", (16, 4096))])
+@pytest.mark.parametrize("drawn", [None, 700])
+def test_a_device_scores_in_pieces_of_one_shape_whatever_is_asked(monkeypatch, decoder, piece, drawn):
+    """There a library chooses the kernel, and so how a sum is rounded, by the shapes: a score in a last, short block
+    would differ from its equal in another. Tensors of the meta device have shapes alone."""
+    found = set()
+
+    def against(query, candidates):
+        found.add((tuple(query.shape), tuple(candidates.shape), query.is_contiguous(), candidates.is_contiguous()))
+        return query.new_empty(len(query), len(candidates))
+
+    scorer = make_scorer(decoder, 1, 9001, 3, dimension=8, device="meta")
+    monkeypatch.setattr(scorer.decoder, "against", against)
+    for count in (1, 17, 600):
+        queries = scorer.queries(np.arange(count), np.zeros(count, np.int64), Side.TAIL)
+        for candidates in (range(9001), range(8192, 9001), np.arange(0, 9001, 7)[:drawn]):
+            scores = scorer.scores(queries, scorer.vectors(candidates))
+            assert len(scores) >= count and scores.shape[1] >= len(candidates)
+    assert found == {((piece[0], 8), (piece[1], 8), True, True)}
+
+
+@pytest.mark.parametrize("decoder, norm", DECODERS)
+def test_pieces_are_put_where_they_belong(monkeypatch, decoder, norm):
+    scorer = make_scorer(decoder, norm, 100, 3)
+    queries = scorer.queries(np.arange(40), np.zeros(40, np.int64), Side.HEAD)
+    candidates = torch.from_numpy(scorer.entities.take(np.arange(112) % 100))
+    expected = scorer.decoder.against(queries, candidates)
+    monkeypatch.setattr(LinkScorer, "piece", (16, 16))
+    torch.testing.assert_close(scorer._by_pieces(queries, candidates), expected)
+    assert expected.shape == (48, 112)
 
 
 @pytest.mark.parametrize("drawn", [False, True])
