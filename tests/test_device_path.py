@@ -16,10 +16,10 @@ from marius_oac.ctr_task import start_ctr_task
 from marius_oac.data.graph import Graph
 from marius_oac.errors import ConfigError
 from marius_oac.graph_task import GraphTask
-from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.session import Session
 from tests.click_logs import ctr_config, small_log
+from tests.copying import copying
 from tests.graphs import jitter, tiny_config, workers
 from tests.pipeline.stream_order import Order, OrderedDevice, watch
 from tests.test_classes import configure, labelled  # noqa: F401 (a fixture)
@@ -28,11 +28,6 @@ from tests.test_same_bits import MODELS, OPTIMIZERS, VARIANTS
 
 BATCHES = 20
 NETWORKS = ["lr", "fm", "deepfm", "dlrm", "dcnv2", "dien", "youtubednn"]
-
-
-def copying(pipeline, device):
-    shape = (pipeline.planner.tables, pipeline.source.layouts, pipeline.in_flight, pipeline.source.caching)
-    return TorchDevice(device, *shape)
 
 
 @dataclass
