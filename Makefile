@@ -38,6 +38,9 @@ fuzz: .venv/tested  ## the property tests with examples drawn at random; `make f
 mutants: .venv/tested  ## small changes of the code that some test should see (BUDGET=SECONDS SEED=N); docs/mutants.md
 	$(BIN)/python -m tests.mutants --budget $(BUDGET) --seed $(SEED) --work build/mutants
 
+gpu-wheels: .venv/installed  ## what a lent GPU's machine needs beside torch, in build/gpu-wheels (benchmarks/gpu/README.md)
+	$(BIN)/python -m benchmarks.gpu.wheels --out build/gpu-wheels
+
 lint: .venv/tested  ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,4 +49,4 @@ clean:  ## remove .venv and caches; runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all chaos fuzz mutants lint clean
+.PHONY: help setup train test test-all chaos fuzz mutants gpu-wheels lint clean

@@ -34,6 +34,7 @@ from marius_oac.models.ctr.step import CtrStep
 
 BATCH, DIMENSION, KEYS = 4096, 16, 1_000_000
 DRAWN = 8  # batches, again and again
+CPU = torch.device("cpu")
 SETTINGS = {
     "dlrm": (26, 13, {"network": "dlrm", "bottom": [512, 256], "hidden": [512, 256]}),
     "deepfm": (26, 13, {"network": "deepfm", "hidden": [400, 400, 400]}),
@@ -112,25 +113,25 @@ def _draw(generator: np.random.Generator, features: int, numbers: int) -> Batch:
 
 
 class Torch(Contestant):
-    """The network under torch; with a table of embeddings, or on inputs that are given."""
+    """The network under torch, on any device; with a table of embeddings, or on inputs that are given."""
 
-    def __init__(self, race: Race, table: bool):
+    def __init__(self, race: Race, table: bool, device: torch.device = CPU):
         torch.sparse.check_sparse_tensor_invariants.disable()
         config = race.config().training
-        self._network, self._next, self._shape = race.network(), 0, (BATCH, race.features, DIMENSION)
+        self._network, self._next, self._shape = race.network().to(device), 0, (BATCH, race.features, DIMENSION)
         dense = config.dense_optimizer
         self._optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Adam(self._network.parameters(), lr=dense.learning_rate, eps=dense.epsilon)
         ]
         width = DIMENSION + self._network.first_order
-        self._table = nn.EmbeddingBag(KEYS, width, mode="sum", sparse=True) if table else None
+        self._table = nn.EmbeddingBag(KEYS, width, mode="sum", sparse=True, device=device) if table else None
         if self._table is not None:
             nn.init.normal_(self._table.weight, std=config_scale(race))
             rate = config.optimizer.learning_rate
             self._optimizers.append(torch.optim.Adagrad(self._table.parameters(), lr=rate))
-        self._given = torch.randn(BATCH * race.features, width) * config_scale(race)
+        self._given = torch.randn(BATCH * race.features, width, device=device) * config_scale(race)
         self._batches = [
-            (torch.from_numpy(each.ids).view(-1, 1), torch.from_numpy(each.numbers), torch.from_numpy(each.labels))
+            [torch.from_numpy(array).to(device) for array in (each.ids.reshape(-1, 1), each.numbers, each.labels)]
             for each in race.draw()
         ]
 
@@ -148,7 +149,6 @@ class Torch(Contestant):
             loss.backward()
             for optimizer in self._optimizers:
                 optimizer.step()
-            loss.item()
 
 
 def config_scale(race: Race) -> float:
@@ -156,10 +156,12 @@ def config_scale(race: Race) -> float:
 
 
 class OurStep(Contestant):
-    def __init__(self, race: Race):
+    """Rows are arrays on the CPU, or tensors."""
+
+    def __init__(self, race: Race, device: torch.device = CPU, tensors: bool = False):
         config, network = race.config(), race.network()
         layout = [TableColumns("embeddings_16", DIMENSION, tuple(range(race.features)))]
-        self._step, self._next = CtrStep(config, layout, network, torch.device("cpu"), race.cores), 0
+        self._step, self._next = CtrStep(config, layout, network, device, race.cores), 0
         generator = np.random.default_rng(2)
         width = DIMENSION + network.first_order
         self._plans = []
@@ -172,6 +174,9 @@ class OurStep(Contestant):
                 "numbers": batch.numbers,
                 "labels": batch.labels,
             }
+            if tensors:
+                values = torch.from_numpy(values).to(device)
+                arrays = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
             self._plans.append((values, arrays))
 
     def run(self, batches: int) -> None:

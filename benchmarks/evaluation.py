@@ -37,13 +37,13 @@ from marius_oac.types import Side
 PLAIN_BATCH = 500
 
 
-def plain_known(edges: np.ndarray) -> dict:
+def plain_known(edges: np.ndarray, device: str | torch.device = "cpu") -> dict:
     """Known answers as index tensors by (side, given end, relation)."""
     lists = defaultdict(list)
     for head, relation, tail in edges.tolist():
         lists[Side.TAIL, head, relation].append(tail)
         lists[Side.HEAD, tail, relation].append(head)
-    return {key: torch.tensor(ids) for key, ids in lists.items()}
+    return {key: torch.tensor(ids, device=device) for key, ids in lists.items()}
 
 
 @torch.inference_mode()
@@ -63,9 +63,10 @@ def plain_ranks(
 
 
 def bare_products(values: torch.Tensor, count: int) -> None:
-    query, into = values[:PLAIN_BATCH].clone(), torch.empty(PLAIN_BATCH, len(values))
-    for first in range(0, count, PLAIN_BATCH):
-        size = min(PLAIN_BATCH, count - first)
+    rows = min(PLAIN_BATCH, len(values))
+    query, into = values[:rows].clone(), values.new_empty(rows, len(values))
+    for first in range(0, count, rows):
+        size = min(rows, count - first)
         torch.mm(query[:size], values.T, out=into[:size])
 
 

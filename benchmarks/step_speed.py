@@ -63,7 +63,7 @@ class Race:
     def draw(self) -> list["Edges"]:
         generator = np.random.default_rng(0)
         size, chunks, count = SETTINGS[self.setting]
-        return [_draw(generator, size, chunks, count) for _ in range(DRAWN)]
+        return [draw(generator, size, chunks, count) for _ in range(DRAWN)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Edges:
     negatives: np.ndarray
 
 
-def _draw(generator: np.random.Generator, size: int, chunks: int, count: int) -> Edges:
+def draw(generator: np.random.Generator, size: int, chunks: int, count: int) -> Edges:
     ids = generator.integers(ENTITIES, size=(2, size))
     relations = generator.integers(RELATIONS, size=size)
     return Edges(ids[0], relations, ids[1], generator.integers(ENTITIES, size=(2, chunks, count)))
@@ -100,19 +100,21 @@ def planned(edges: Edges) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 class PlainModel(nn.Module):
-    """DistMult or ComplEx, as one would write it for PyTorch."""
+    """DistMult, ComplEx or TransE (L2), as one would write it for PyTorch."""
 
     def __init__(self, decoder: str) -> None:
         super().__init__()
-        self.is_complex = decoder == "complex"
+        self.decoder = decoder
         self.entities = nn.Embedding(ENTITIES, DIMENSION, sparse=True)
         self.relations = nn.Embedding(RELATIONS, DIMENSION, sparse=True)
         for table in (self.entities, self.relations):
             nn.init.normal_(table.weight, std=INITIAL_SCALE)
 
-    def product(self, x: torch.Tensor, y: torch.Tensor, conjugate: bool) -> torch.Tensor:
-        if not self.is_complex:
+    def query(self, x: torch.Tensor, y: torch.Tensor, conjugate: bool) -> torch.Tensor:
+        if self.decoder == "distmult":
             return x * y
+        if self.decoder == "transe":
+            return x - y if conjugate else x + y
         x_re, x_im = x.chunk(2, -1)
         y_re, y_im = y.chunk(2, -1)
         y_im = -y_im if conjugate else y_im
@@ -124,11 +126,17 @@ class PlainModel(nn.Module):
         chunks = negatives.shape[1]
         losses = []
         for side, (anchor, target) in enumerate(((t, h), (h, t))):
-            query = self.product(anchor, r, conjugate=side == 0)
-            positive = (query * target).sum(-1, keepdim=True)
-            scores = torch.bmm(query.view(chunks, -1, DIMENSION), candidates[side].transpose(1, 2)).flatten(0, 1)
+            query = self.query(anchor, r, conjugate=side == 0)
+            in_chunks = query.view(chunks, -1, DIMENSION)
+            if self.decoder == "transe":
+                positive = -(query - target).norm(dim=-1, keepdim=True)
+                scores = -torch.cdist(in_chunks, candidates[side]).flatten(0, 1)
+            else:
+                positive = (query * target).sum(-1, keepdim=True)
+                scores = torch.bmm(in_chunks, candidates[side].transpose(1, 2)).flatten(0, 1)
             logits = torch.cat((positive, scores), 1)
-            losses.append(nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long)))
+            first = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+            losses.append(nn.functional.cross_entropy(logits, first))
         return (losses[0] + losses[1]) / 2
 
 

@@ -17,6 +17,10 @@ settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "device: runs on what MARIUS_OAC_TEST_DEVICE names (tests/device.py)")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state(tmp_path_factory):
     """The tests' own record of the code that this user has trained with, also for the processes that they start."""

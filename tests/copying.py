@@ -17,14 +17,17 @@ from marius_oac import cli
 from marius_oac.nodes import launch
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.runner import Pipeline
+from marius_oac.pipeline.streams import CudaStreams
+from tests.pipeline.held_streams import HeldStreams
 
 PROGRAM = ("-m", "tests.copying")
 
 
 def copying(pipeline: Pipeline, device: torch.device) -> TorchDevice:
-    """In the place of `Pipeline._make_device`."""
+    """In the place of `Pipeline._make_device`. A GPU's streams are held for random whiles."""
     shape = (pipeline.planner.tables, pipeline.source.layouts, pipeline.in_flight, pipeline.source.caching)
-    return (Dying if dies() else TorchDevice)(device, *shape)
+    streams = HeldStreams(CudaStreams(device), torch.cuda._sleep) if device.type == "cuda" else None
+    return (Dying if dies() else TorchDevice)(device, *shape, streams=streams)
 
 
 class Dying(TorchDevice):

@@ -21,8 +21,9 @@ from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
 from marius_oac.types import Side
 from tests import naive_ranking
+from tests.device import DEVICE
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+DEVICES = [pytest.param(str(each), marks=pytest.mark.device) for each in dict.fromkeys((torch.device("cpu"), DEVICE))]
 DECODERS = [("dot", 2), ("distmult", 2), ("complex", 2), ("transe", 1), ("transe", 2), ("rotate", 2)]
 SLOW = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 WITHOUT_JIT = numba.config.DISABLE_JIT

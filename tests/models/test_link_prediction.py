@@ -12,6 +12,8 @@ from threadpoolctl import ThreadpoolController, threadpool_info
 from marius_oac.errors import ConfigError
 from marius_oac.models import loss_kernels
 from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, entity_width, relation_width
+from marius_oac.types import HOST_ARRAYS
+from tests.device import DEVICE
 from tests.models.batches import CPU, DECODERS, OPTIMIZERS, Shape, configure, draw
 
 LARGE = Shape(entities=700, relations=90, edges=1201, chunks=3, negatives=300, dimension=20)
@@ -123,22 +125,24 @@ def test_tensors_as_arrays(decoder, optimizer):
         step.close()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.device
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_cuda_repeats_its_bits_and_follows_the_cpu(decoder):
+def test_a_device_repeats_its_bits_and_follows_the_kernels(decoder):
     config = configure(decoder, shape=LARGE)
-    batch, device = draw(config, LARGE), torch.device("cuda")
+    batch = draw(config, LARGE)
     rows = batch.rows(config)
     on_cpu = batch.step(config)
     loss = on_cpu.compute([rows], batch.arrays, 0)
-    arrays = {name: tensor.to(device) for name, tensor in batch.tensors().items()}
+    on_cpu.close()
+    arrays = {name: each if name in HOST_ARRAYS else each.to(DEVICE) for name, each in batch.tensors().items()}
     results = []
     for _ in range(2):
         relations = 0 if batch.relations is None else len(batch.relations)
-        step = LinkPredictionStep(config, relations, device, 1, batch.relations)
-        tensor = torch.from_numpy(batch.rows(config)).to(device)
+        step = LinkPredictionStep(config, relations, DEVICE, 1, batch.relations)
+        tensor = torch.from_numpy(batch.rows(config)).to(DEVICE)
         assert step.compute([tensor], arrays, 0).item() == pytest.approx(loss, rel=1e-4)
         results.append((tensor.cpu(), *(each.cpu() for each in step.dense_state().values())))
+        step.close()
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 

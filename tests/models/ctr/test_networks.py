@@ -12,6 +12,7 @@ from marius_oac.config_ctr import CtrConfig, NetworkConfig
 from marius_oac.errors import ConfigError
 from marius_oac.models.ctr.network import NETWORKS, make_network
 from marius_oac.models.ctr.schema import Field, Inputs, Schema, SequenceField
+from tests.device import DEVICE
 
 SIZE = 3
 
@@ -298,9 +299,9 @@ def test_fields_may_differ_in_dimension(name):
     )
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.device
 @pytest.mark.parametrize("name", NETWORKS)
-def test_cuda_repeats_its_bits_and_follows_the_cpu(name):
+def test_a_device_repeats_its_bits_and_follows_the_cpu(name):
     sequences = (3,) if name in ("dien", "youtubednn") else ()
     schema = make_schema(3, 2, sequences=sequences, target="f1")
     f, tensors = functional(make(name, schema), schema)
@@ -308,10 +309,10 @@ def test_cuda_repeats_its_bits_and_follows_the_cpu(name):
     seen = []
     for _ in range(2):
         f, tensors = functional(make(name, schema), schema)
-        network, moved = make(name, schema).cuda(), [tensor.detach().cuda().requires_grad_() for tensor in tensors]
+        network, moved = make(name, schema).to(DEVICE), [each.detach().to(DEVICE).requires_grad_() for each in tensors]
         names, inputs = list(dict(network.named_parameters())), moved[len(list(network.parameters())) :]
         weights = inputs.pop(2) if network.first_order else None
-        found = torch.tensor([0, 1, 3], device="cuda")
+        found = torch.tensor([0, 1, 3], device=DEVICE)
         batch = Inputs(
             inputs[1], inputs[0].unbind(1), inputs[0], weights, {"s0": (inputs[2], found)} if sequences else {}
         )

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from marius_oac.models.ctr.rows import TableColumns
 from marius_oac.models.ctr.step import CtrStep
+from marius_oac.types import HOST_ARRAYS
+from tests.device import DEVICE
 from tests.models.batches import OPTIMIZERS
 from tests.models.ctr.step_batches import CPU, LAYOUTS, NaiveStep, configure, draw
 
@@ -321,19 +323,21 @@ def test_close_leaves_no_thread():
     assert threading.active_count() == before
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.device
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_cuda_repeats_its_bits_and_follows_the_cpu(layout):
-    config, batch, device = configure(), draw(layout, **LARGE), torch.device("cuda")
+def test_a_device_repeats_its_bits_and_follows_the_kernels(layout):
+    config, batch = configure(), draw(layout, **LARGE)
     on_cpu = batch.step(config)
     loss = on_cpu.compute(batch.rows(config), batch.arrays, 0)
     on_cpu.close()
-    arrays, results = {name: tensor.to(device) for name, tensor in batch.tensors().items()}, []
+    moved = {name: each if name in HOST_ARRAYS else each.to(DEVICE) for name, each in batch.tensors().items()}
+    results = []
     for _ in range(2):
-        step = CtrStep(config, batch.layout, batch.network(), device, 1)
-        rows = [torch.from_numpy(each).to(device) for each in batch.rows(config)]
-        assert step.compute(rows, arrays, 0).item() == pytest.approx(loss, rel=1e-4)
+        step = CtrStep(config, batch.layout, batch.network(), DEVICE, 1)
+        rows = [torch.from_numpy(each).to(DEVICE) for each in batch.rows(config)]
+        assert step.compute(rows, moved, 0).item() == pytest.approx(loss, rel=1e-4)
         results.append([each.cpu() for each in (*rows, *step.dense_state().values())])
+        step.close()
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 

@@ -19,6 +19,7 @@ from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
 from marius_oac.models.gnn.layers import GatLayer, Means, SageLayer
 from marius_oac.models.lanes import Lanes
+from tests.device import DEVICE
 from tests.models import naive_gnn as naive
 from tests.without_jit import only_with_the_jit, pass_without_the_jit
 
@@ -338,16 +339,18 @@ def test_kernels_just_compiled_have_the_bits_of_cached_ones(tmp_path):
     assert outputs[0].count("\n") == 17 and outputs[0] == outputs[1]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.device
 @pytest.mark.parametrize("stack", STACKS, ids=["sage", "gat"])
-def test_cuda_repeats_its_bits_and_follows_the_cpu(stack):
+def test_a_device_repeats_its_bits_and_follows_the_cpu(stack):
     blocks = large_blocks()
     encoder, values = make(*stack), draw_values(blocks[0].num_inputs)
     wanted = differentiated(encoder, values, blocks)
-    encoder, values = encoder.float().cuda(), values.float().cuda()
+    encoder, values = encoder.float().to(DEVICE), values.float().to(DEVICE)
     seen = [
         differentiated(
-            encoder, values, [Block(block.offsets.cuda(), block.sources.cuda(), block.num_inputs) for block in blocks]
+            encoder,
+            values,
+            [Block(block.offsets.to(DEVICE), block.sources.to(DEVICE), block.num_inputs) for block in blocks],
         )
         for _ in range(2)
     ]

@@ -1,0 +1,73 @@
+"""Part 5: 86 million rows of 100 floats in host memory, trained for a while with each setting of workers."""
+
+from __future__ import annotations
+
+from benchmarks.gpu.graphs import skewed_edges
+from benchmarks.gpu.measured import Trained
+from benchmarks.gpu.part import Part, Table
+from benchmarks.gpu.place import free_memory
+from marius_oac.config import Config
+from marius_oac.models.link_prediction import entity_width
+from marius_oac.storage.contract import RowLayout
+from tests.graphs import workers
+
+SECONDS = 460
+TABLES = [
+    Table("big table", "86 million rows of 100 floats in host memory",
+          "ComplEx, batches of 50,000 edges in 10 chunks with 1,000 negatives per chunk and side, for 30 seconds "
+          "a setting. "
+          "Fewer rows where less memory is free.",
+          {"optimizer": "row optimizer", "million_rows": "million rows", "gibibytes": "GiB", "mode": "mode",
+           "workers": "workers a stage", "in_flight": "in flight", "examples_per_second": "edges/s",
+           "busy": "compute stream busy", "binds": "what binds", "stages": "ms a batch"}),
+]  # fmt: skip
+ROWS, RELATIONS = 86_000_000, 14_824
+SHARE = 0.75
+"""Of the free memory that the table may take."""
+SETTINGS = (
+    ("oac", 4, 16),
+    ("oac", 1, 8),
+    ("oac", 2, 8),
+    ("oac", 8, 16),
+    ("oac", 8, 32),
+    ("sync", 1, 1),
+    ("async", 8, 16),
+)
+
+
+def run(part: Part) -> None:
+    for optimizer, settings in (("rowwise_adagrad", SETTINGS), ("adagrad", SETTINGS[:1])):
+        _table(part, optimizer, part.place.pick(settings, settings[:2]))
+
+
+def _table(part: Part, optimizer: str, settings: tuple) -> None:
+    place = part.place
+    size, count, seconds = place.pick((50_000, 1_000, 30.0), (500, 20, 0.3))
+    config = Config.build(
+        {
+            "data": {"path": "none"},
+            "model": {"decoder": "complex", "dimension": 100},
+            "training": {
+                "batch_size": size,
+                "negatives": {"count": count, "chunks": 10},
+                "optimizer": {"kind": optimizer},
+            },
+        }
+    )
+    layout = RowLayout(*entity_width(config))
+    rows = min(place.pick(ROWS, 50_000), int(SHARE * free_memory()) // layout.row_bytes)
+    table = {"optimizer": optimizer, "million_rows": rows / 1e6, "gibibytes": rows * layout.row_bytes / (1 << 30)}
+    wheres = [table | {"mode": mode, "workers": count, "in_flight": several} for mode, count, several in settings]
+    if part.left() < (least := place.pick(100, 0)):  # filling it takes a while
+        for where in wheres:
+            part.miss("big table", where, f"out of time: {part.left():.0f} s were left, {least} needed")
+        return
+    edges = skewed_edges(rows, RELATIONS, place.pick(20_000_000, 20_000))
+    with Trained(place, config, edges, rows, RELATIONS) as trained:
+        for where in wheres:
+            overrides = (
+                f"pipeline.mode={where['mode']}", f"pipeline.in_flight={where['in_flight']}", *workers(where["workers"])
+            )  # fmt: skip
+            part.measure(
+                "big table", where, lambda overrides=overrides: trained.measured(seconds, *overrides), seconds + 5
+            )
