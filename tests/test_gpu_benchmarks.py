@@ -50,6 +50,7 @@ def test_all_parts_run_without_a_gpu(tmp_path):
     )
     assert sum(line["found"].get("replaced", 0) > 0 for line in lines if line.get("name") == "same bits") > 5
     assert sum(line["found"].get("passed", 0) for line in lines if line.get("name") == "tests") > 0
+    assert [line["found"]["same"] for line in lines if line.get("name") == "same bits"].count(False) == 1
     assert [line["found"]["kills"] for line in lines if line.get("name") == "soak"] == [0, 2]
     assert page("#", {n: part.TABLES for n, part in command.PARTS.items()}, lines).count(EMPTY) == EMPTIES
 

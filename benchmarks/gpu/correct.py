@@ -117,6 +117,8 @@ def _same_bits(part: Part, folder: Path) -> None:
         cases |= {(name, kind): links(*DECODERS[name], _kind(kind)) for name in decoders}
     cases["ComplEx, bfloat16", "adagrad"] = links("storage.dtype=bfloat16")
     cases["ComplEx, in order of arrival", "adagrad"] = links("pipeline.order=arrival")
+    where = {"model": "ComplEx, `async`: must differ", "optimizer": "adagrad"}
+    part.measure("same bits", where, lambda: _compared(part, links(), folder, mode="async"))
     for (model, optimizer), make in cases.items():
         where = {"model": model, "optimizer": optimizer}
         part.measure("same bits", where, lambda make=make: _compared(part, make, folder))
@@ -142,11 +144,11 @@ def _config(part: Part, graph: Graph) -> Config:
     )
 
 
-def _compared(part: Part, make: Callable[..., Task], folder: Path) -> dict[str, Any]:
+def _compared(part: Part, make: Callable[..., Task], folder: Path, mode: str = "oac") -> dict[str, Any]:
     """Trains by `make(*overrides)` twice in `sync` and once in `oac`; where they come in order of arrival, `sync`
-    follows the order of `oac`."""
+    follows the order of `oac`. In `async`, as a control, bits must differ."""
     batches = part.place.pick(40, 12)
-    busy = ("pipeline.mode=oac", "pipeline.in_flight=8", *workers(3))
+    busy = (f"pipeline.mode={mode}", "pipeline.in_flight=8", *workers(3))
     found = _trained(part, make(*busy), batches, held=True)
     order, replay = folder / "order.npy", ()
     if make().config.pipeline.order == "arrival":
@@ -157,7 +159,8 @@ def _compared(part: Part, make: Callable[..., Task], folder: Path) -> dict[str, 
         order.unlink()
     same, repeats = found["bits"] == sync["bits"], sync["bits"] == again["bits"]
     return {
-        "batches": batches, "replaced": found["replaced"], "same": same, "again": repeats, "right": same and repeats,
+        "batches": batches, "replaced": found["replaced"], "same": same, "again": repeats,
+        "right": repeats and same == (mode == "oac"),
         "oac": list(found["bits"]), "sync": list(sync["bits"]),
     }  # fmt: skip
 
