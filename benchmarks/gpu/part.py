@@ -108,7 +108,8 @@ def shown(value: Any) -> str:
 
 def run_part(module: ModuleType, place: Place, results: Results, out: Path, data: Path | None) -> Part:
     """Runs a part to its end, or to that of its budget."""
-    seconds, began = place.pick(module.SECONDS, 120), time.monotonic()
+    # A rehearsal is not about time: a machine may be busy, and compiles all kernels at first.
+    seconds, began = place.pick(module.SECONDS, 900), time.monotonic()
     part = Part(place, results, out, seconds, data)
     with place.copying():
         try:
