@@ -31,6 +31,7 @@ TABLES = [
 ROOT = Path(__file__).parents[2]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 SANITIZER = "compute-sanitizer"
+LOG_BYTES = 1 << 20
 PLACES = (Path("/usr/local/cuda/bin"), Path("/usr/local/cuda/compute-sanitizer"))
 
 
@@ -174,7 +175,8 @@ def _checked(part: Part, config: Path, tool: Sequence[str]) -> dict[str, Any]:
         timeout=max(10, min(part.left(), 150)),
     )  # fmt: skip
     said = (done.stdout + done.stderr).strip()
-    (part.out / "sanitizer.log").open("a").write(f"== {' '.join(tool)}: {done.returncode}\n{said[-200_000:]}\n")
+    with (part.out / "sanitizer.log").open("a", encoding="utf-8") as log:
+        log.write(f"== {' '.join(tool)}: exit code {done.returncode}\n{said[-LOG_BYTES:]}\n")
     if not tool and done.returncode:
         raise RuntimeError(f"the short run ended with {done.returncode}: {said[-2000:]}")
     return {
