@@ -1,5 +1,6 @@
 """The step of encoded nodes against autograd in float64 over the whole of it: encoder, score function, loss."""
 
+import threading
 from copy import deepcopy
 
 import numpy as np
@@ -222,6 +223,26 @@ def test_classes_are_told_by_cross_entropy():
     with pytest.raises(ValueError, match="relations"):
         head.load_dense_state({"relations": tensor})
     head.close()
+
+
+@pytest.mark.parametrize("device, lanes", [("cpu", 3), ("cuda", 1)])
+def test_heads_have_lanes_on_a_cpu_alone(device, lanes):
+    config, before = configure(LAYERS["sage"], INPUTS["rows"], "model.decoder=dot"), threading.active_count()
+    mine = threading.get_ident()
+    for head in (ClassesHead(torch.device(device), 3), LinkPredictionStep(config, 0, torch.device(device), 3)):
+        begun, seen = threading.Event(), []
+
+        def task(begun=begun, seen=seen):
+            if threading.get_ident() == mine:  # all lanes have been started
+                seen.append(threading.active_count() - before)
+                begun.set()
+            assert begun.wait(30)
+
+        try:
+            head.lanes.run([task] * 5)
+        finally:
+            head.close()
+        assert set(seen) == {lanes - 1}
 
 
 def test_metrics_of_classes():

@@ -27,6 +27,24 @@ def test_lanes_work_at_the_same_time():
 
 
 @pytest.mark.parametrize("count", [1, 3])
+def test_the_caller_is_one_of_the_lanes(count):
+    lanes, mine, begun, seen = Lanes(count), threading.get_ident(), threading.Event(), []
+    before = threading.active_count()
+
+    def task():
+        if threading.get_ident() == mine:  # all lanes have been started
+            seen.append(threading.active_count() - before)
+            begun.set()
+        assert begun.wait(30)
+
+    try:
+        lanes.run([task] * 8)
+    finally:
+        lanes.close()
+    assert set(seen) == {count - 1}
+
+
+@pytest.mark.parametrize("count", [1, 3])
 def test_an_error_surfaces_and_the_lanes_can_go_on(count):
     lanes, done = Lanes(count), []
 
@@ -70,7 +88,7 @@ def test_close_leaves_no_thread_and_may_be_repeated():
 
 
 def test_no_lanes():
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="threads: 0"):
         Lanes(0)
 
 

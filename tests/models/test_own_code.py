@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from marius_oac.errors import ConfigError
-from marius_oac.models.own_code import blaming, load_own, own_file, own_files
+from marius_oac.models.own_code import blaming, blaming_frames, load_own, own_file, own_files
 
 
 def test_names_of_own_code():
@@ -49,3 +49,19 @@ def test_a_mistake_in_own_code_has_a_line(tmp_path, monkeypatch, where):
         with pytest.raises(ConfigError) as caught:
             load_own(path, "make", "a key")
         assert str(caught.value).startswith(f"a key: {path}:{said}")
+
+
+@pytest.mark.usefixtures("all_code_is_known")
+def test_of_several_files_the_innermost_line_is_blamed_and_others_errors_stay(tmp_path):
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text("def call(function):\n    return function()\n")
+    second.write_text("\n\ndef fail():\n    return 1 / 0\n")
+    call, fail = load_own(first, "call", "a key"), load_own(second, "fail", "a key")
+    with pytest.raises(ConfigError) as caught, blaming_frames([first, second], "a key"):
+        call(fail)
+    assert str(caught.value) == f"a key: {second}:4: ZeroDivisionError: division by zero"
+    with pytest.raises(ConfigError) as caught, blaming_frames([second, first], "a key"):
+        call(lambda: int("x"))
+    assert str(caught.value).startswith(f"a key: {first}:2: ValueError: ")
+    with pytest.raises(ValueError), blaming_frames([first, second], "a key"):
+        int("x")

@@ -5,6 +5,7 @@ for each mutant, to WORK/results.jsonl; those that are there already are not tri
 """
 
 import argparse
+import ast
 import itertools
 import json
 import os
@@ -96,11 +97,15 @@ def _key(result: dict) -> tuple:
     return tuple(result[name] for name in ("path", "function", "kind", "before", "text", "line"))
 
 
+def sources() -> list[str]:
+    """The files that mutants are planted in: those of the folders that hold more than a text."""
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / "marius_oac" / folder).glob("*.py"))]
+    return [str(path.relative_to(ROOT)) for path in paths if ast.parse(path.read_bytes()).body[1:]]
+
+
 def drawn(files: list[str], each: int, seed: int, workshop: Workshop) -> Iterator[Mutant]:
     """`each` mutants of every file, of files with kernels twice as many."""
-    paths = files or [str(path.relative_to(ROOT)) for folder in FOLDERS
-                      for path in sorted((ROOT / "marius_oac" / folder).glob("*.py"))]  # fmt: skip
-    for path in paths:
+    for path in files or sources():
         mutants = all_mutants(path, (workshop.copy / path).read_bytes())
         yield from itertools.islice(sampled(mutants, seed), each * (1 + any(mutant.kernel for mutant in mutants)))
 

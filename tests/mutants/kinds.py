@@ -15,7 +15,7 @@ COMPUTED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div:
             ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
             ast.Mod: ast.FloorDiv}  # fmt: skip
 OTHER_NAME = {"max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum", "any": "all", "all": "any"}
-KERNEL = {"compiled", "inlined", "exact", "njit"}
+KERNEL = {"compiled", "inlined", "exact", "njit", "kept", "intrinsic"}
 TEXTS = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)
 
 
@@ -45,6 +45,13 @@ def is_kernel(node: ast.AST) -> bool:
     return any(ast.unparse(mark).split("(")[0].split(".")[-1] in KERNEL for mark in getattr(node, "decorator_list", ()))
 
 
+def _makes_kernels(node: ast.AST) -> bool:
+    """Whether it is a decorator of kernels that a module makes, or a function that emits LLVM's instructions."""
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node.value).startswith("kept(")
+    return any(ast.unparse(mark) == "intrinsic" for mark in getattr(node, "decorator_list", ()))
+
+
 def _text(node: ast.AST) -> bool:
     return isinstance(node, TEXTS) or isinstance(node, ast.Constant) and isinstance(node.value, str)
 
@@ -63,7 +70,10 @@ class _Sites(ast.NodeVisitor):
         for line in source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
         self._names: list[str] = []
-        self._kernel, self._kernels = False, any(map(is_kernel, ast.walk(ast.parse(source))))
+        nodes = list(ast.walk(ast.parse(source)))
+        # How kernels are compiled, and the instructions in them, are in the machine code of other files.
+        self._kernel = any(_makes_kernels(node) for node in nodes)
+        self._kernels = self._kernel or any(map(is_kernel, nodes))
         self.found: list[Mutant] = []
 
     def _add(self, kind: str, node: ast.AST, text: str) -> None:

@@ -92,8 +92,9 @@ class Reach:
         """Tests that call it, or something in it. A kernel's are those of the functions that name it."""
         if not function or function.rpartition(".")[2][:1].isupper():  # of a module, or of a class
             return self.of_file(path)
-        what = f"{path}::{function}"
-        found = self._of_kernel(function, set()) if what in self._kernels else self._tests.get(what, set())
+        what, outer = f"{path}::{function}", function.partition(".<locals>")[0]
+        in_kernel = f"{path}::{outer}" in self._kernels
+        found = self._of_kernel(outer, set()) if in_kernel else self._tests.get(what, set())
         return found & self.seconds.keys()
 
     def of_file(self, path: str) -> set[str]:
