@@ -28,5 +28,6 @@ def seeded(source: Sequence[int], device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         if devices:
-            torch.cuda.manual_seed(seed)
+            with torch.cuda.device(device):  # else that of the thread's current device would be seeded, and stay so
+                torch.cuda.manual_seed(seed)
         yield

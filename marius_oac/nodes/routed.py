@@ -7,7 +7,7 @@ that is is asked for when its turn comes, and it is planned then: one batch ahea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class RoutedPlan(Plan):
 class DealtPlan(RoutedPlan):
     """A plan of a batch of the data list: its number there."""
 
-    number: int = -1
+    number: int = field(kw_only=True)
 
 
 class RoutedPlanner:

@@ -1,6 +1,6 @@
 """torch's random numbers and threads for the length of a block."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -8,15 +8,24 @@ import torch
 from marius_oac.models.torch_state import seeded, torch_threads
 
 
-@pytest.mark.parametrize("device, seeds", [("cpu", 0), ("cuda:1", 1)])
-def test_the_generators_of_the_device_have_the_seed_of_the_cpus_and_no_others(monkeypatch, device, seeds):
-    told, forked = [], []
-    monkeypatch.setattr(torch.cuda, "manual_seed", told.append)
+@pytest.mark.parametrize("name", ["cpu", "cuda:1"])
+def test_the_generators_of_the_device_have_the_seed_of_the_cpus_and_no_others(monkeypatch, name):
+    told, forked, current, before = [], [], [], torch.get_rng_state()
+
+    @contextmanager
+    def entered(device):
+        current.append(device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: told.append((*current, seed)))
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: forked.extend(devices) or nullcontext())
-    before = torch.get_rng_state()
+    device = torch.device(name)
     try:
-        with seeded([3, 4], torch.device(device)):
-            assert told == [torch.initial_seed()] * seeds and forked == [torch.device(device)] * seeds
+        with seeded([3, 4], device):
+            assert told == [(device, torch.initial_seed())] * (name != "cpu") and forked == [device] * len(told)
+            assert not current
     finally:
         torch.set_rng_state(before)
 

@@ -79,10 +79,12 @@ def test_tensors_are_on_the_device_and_kept_until_they_have_been_computed_with(s
         assert stream is compute
 
 
-def test_a_cpu_has_a_copy_and_times_of_its_own():
+def test_a_cpu_has_copies_room_and_times_of_its_own():
     streams, array = HostStreams(), np.array([5, 6])
     moved = streams.move(array)
     array[:] = 0
     assert moved.tolist() == [5, 6]
+    for room in (streams.empty((2, 3), torch.int64), streams.staging((2, 3), torch.int64)):
+        assert (room.dtype, tuple(room.shape)) == (torch.int64, (2, 3))
     first, second = streams.record("up"), streams.record("down")
     assert 0 <= streams.seconds(first, second) == second - first
