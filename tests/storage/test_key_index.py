@@ -193,7 +193,9 @@ def test_damaged_or_too_many_saved_keys_are_refused():
         with pytest.raises(InputError, match="damaged"):
             index.load({**arrays, **damage})
         assert len(index) == 0 and found(index, [(0, 0)]) == [-1]
-    index.load(arrays)
+    left = {"keys": np.array([0, 1, 9, 3]), "checks": np.array([0, 0, 9, 0], np.uint32)}  # in the free row
+    index.load({**arrays, **left})
+    assert all(np.array_equal(array, arrays[name]) for name, array in index.arrays().items())
     assert inserted(index, [(0, 3), (0, 7), (0, 8)]) == [3, 2, 4]
 
 
@@ -286,6 +288,14 @@ class Disk:
         if start + count > self._room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.taken += count
+
+
+def test_a_table_without_rows_has_no_keys_wherever_they_would_lie(tmp_path):
+    for folder in (None, tmp_path):
+        index = KeyIndex("t", 0, folder)
+        assert found(index, [(0, 1)]) == [-1] and inserted(index, []) == [] and len(index) == 0
+        with pytest.raises(InputError, match="all 0 rows are taken"):
+            inserted(index, [(0, 1)])
 
 
 def test_keys_in_a_file_take_their_place_on_the_disk_before_they_are_written(tmp_path, monkeypatch):
