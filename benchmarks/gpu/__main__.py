@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import bandwidths, big_table, correct, networks, page, quality, ranks, soak, steps
-from benchmarks.gpu.part import run_part
+from benchmarks.gpu.part import Table, run_part
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.results import FILE, Results, read
 
@@ -58,7 +58,7 @@ def measure(number: int, place: Place, out: Path, what: str, data: Path | None) 
     now = datetime.datetime.now(datetime.UTC)
     about = {"run": f"{now:%Y%m%d-%H%M%S}-{number}-{os.getpid()}", "part": number, "small": place.small, "commit": what}
     results = Results(out, {**about, "date": f"{now:%Y-%m-%d %H:%M} UTC", **place.facts()})
-    print(f"part {number}: {PARTS[number].__doc__.splitlines()[0]}\n  {results.lines[0]}", flush=True)
+    print(f"{PARTS[number].__doc__.splitlines()[0]}\n  {results.lines[0]}", flush=True)
     began = time.monotonic()
     part = run_part(PARTS[number], place, results, out, data)
     print(f"part {number}: {part.rows} rows, {part.failed} failed, {time.monotonic() - began:.1f} s", flush=True)
@@ -98,7 +98,12 @@ def write_page() -> int:
 
 def the_page() -> str:
     text = (HERE / "page.md").read_text("utf-8")
-    return page.page(text, {number: part.TABLES for number, part in PARTS.items()}, read(HERE / FILE))
+    return page.page(text, tables(), read(HERE / FILE))
+
+
+def tables() -> dict[str, list[Table]]:
+    """The tables of all parts, by what the part is called."""
+    return {part.__doc__.splitlines()[0].rstrip("."): part.TABLES for part in PARTS.values()}
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from benchmarks.gpu.part import Table, shown
 EMPTY = "not measured yet"
 
 
-def page(text: str, tables: Mapping[int, Iterable[Table]], lines: list[dict[str, Any]]) -> str:
-    """The page: `text`, the tables by part, and the runs that their rows come from.
+def page(text: str, tables: Mapping[str, Iterable[Table]], lines: list[dict[str, Any]]) -> str:
+    """The page: `text`, the tables under their headings, and the runs that their rows come from.
 
     Of rows with the same settings on the same kind of device the newest counts. Rows of a rehearsal, or of a run that
     had no GPU, are no figures: they are left out.
@@ -23,9 +23,9 @@ def page(text: str, tables: Mapping[int, Iterable[Table]], lines: list[dict[str,
     }
     names = {run: _letters(number) for number, run in enumerate(runs)}
     parts = [text.rstrip()]
-    for number, part in tables.items():
-        parts.append(f"## Part {number}")
-        for table in part:
+    for heading, under in tables.items():
+        parts.append(f"## {heading}")
+        for table in under:
             mine = [line for line in lines if line.get("name") == table.name and line["run"] in runs]
             parts += [f"### {table.title}", table.about, _rows(table, mine, runs, names)]
     parts += ["## The runs", _runs(runs, names)]
