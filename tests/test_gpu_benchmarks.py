@@ -57,6 +57,15 @@ EMPTIES = sum(len(part.TABLES) for part in command.PARTS.values()) + 1
 """Tables, and the list of runs."""
 
 
+def test_tests_are_counted_also_where_they_were_stopped():
+    said = "tests/a.py::one[x y] PASSED [ 9%]\ntests/a.py::two FAILED [ 19%]\ntests/a.py::three SKIPPED (why) [ 20%]\n"
+    found = correct.counted(said + "tests/a.py::four ", None)
+    assert found == {"passed": 1, "failed": 1, "skipped": 1, "which": "two", "right": False}
+    assert correct.counted(said[:30], None)["right"] and not correct.counted("", None)["right"]
+    stopped = correct.counted(said[:30], "stopped after 9 s")
+    assert stopped["which"] == "stopped after 9 s" and not stopped["right"] and stopped["passed"] == 1
+
+
 def test_part_1_runs_all_tests_of_the_device():
     marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")
               if "pytest.mark.device" in path.read_text("utf-8")}  # fmt: skip
