@@ -4,15 +4,32 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "marius_oac").rglob("*.py"))
 SPEAKING = {"console.py"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_rooms_are_small_and_clean(path):
+def broken(rule):
+    """What the rule says of each source that does not keep it; `rule(path)` fails there."""
+    found = []
+    for path in SOURCES:
+        try:
+            rule(path)
+        except AssertionError as error:
+            found.append(f"{path.relative_to(ROOT)}: {error}")
+    return found
+
+
+def test_rooms_are_small_and_clean():
+    assert broken(small_and_clean) == []
+
+
+def test_files_that_are_mapped_to_be_written_have_their_place_on_the_disk():
+    """Where they have not, a full disk is the end of the process (SIGBUS), not an error with a line."""
+    assert broken(mapped_with_their_place) == []
+
+
+def small_and_clean(path):
     text = path.read_text("utf-8")
     assert len(text.splitlines()) <= 400, "split it"
     assert not re.search(r"\b(TODO|FIXME|XXX|HACK|raise NotImplementedError)\b", text)
@@ -33,9 +50,7 @@ def test_rooms_are_small_and_clean(path):
             assert node.end_lineno - node.lineno <= 70, f"{node.name} is too long"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_files_that_are_mapped_to_be_written_have_their_place_on_the_disk(path):
-    """Where they have not, a full disk is the end of the process (SIGBUS), not an error with a line."""
+def mapped_with_their_place(path):
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             text = ast.unparse(node)
