@@ -96,14 +96,17 @@ class ClassesTask(Task):
         layouts = {name: entity_layout(self.config) for name in rows}
         place = Tables(self.config.storage, self.folder, layouts, rows, stack, binding)
         stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
-        head = ClassesHead(device, threads)
-        stack.callback(head.close)
-        training, section = self.config.training, self.encoder.config
-        step = EncodedStep(
-            self.encoder.make(), head, section.embeddings, training.optimizer, section.optimizer, self.config.seed,
-            device, self.encoder.own,
-        )  # fmt: skip
+        step = self.make_step(device, threads)
+        stack.callback(step.close)
         return Parts(in_order(self.config, self.planner), stores, step, device, place.tier)
+
+    def make_step(self, device: torch.device, threads: int) -> EncodedStep:
+        """The step, with the encoder at its initial values."""
+        training, section = self.config.training, self.encoder.config
+        return EncodedStep(
+            self.encoder.make(), ClassesHead(device, threads), section.embeddings, training.optimizer,
+            section.optimizer, self.config.seed, device, self.encoder.own,
+        )  # fmt: skip
 
     def has(self, split: str) -> bool:
         return len(self.labels.nodes[split]) > 0

@@ -9,14 +9,14 @@ import psutil
 
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.ctr_parts import KEY_BYTES, capacity_of, make_ctr_network, row_layout, tables_of
+from marius_oac.device_memory import click_step_bytes
 from marius_oac.disk_tables import ahead_bytes, rows_place, table_needs
 from marius_oac.memory import BATCH_KEYS, KERNEL_BYTES, MemoryPlan, Need, available, batches_held, key_to_lower
-from marius_oac.run_log import RunLog
 from marius_oac.session import pick_device
 from marius_oac.storage.key_kernels import RECORD
 
 
-def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
+def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
     """The plan of a run that starts now and writes to `folder`.
 
     How many keys a log holds is not known before it has been read. Tables are planned with the rows that
@@ -35,7 +35,11 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
     settled_bytes = size * (ids * 16 + 4 * config.data.num_numbers)
     plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, settled_bytes)
     dense = sum(parameter.nbytes for parameter in network.parameters())
-    compute = 8 * dense + 4 * examples * sum(config.model.hidden) * 3 + 3 * examples * row_bytes
+    if device.type == "cpu":
+        compute = 8 * dense + 4 * examples * sum(config.model.hidden) * 3 + 3 * examples * row_bytes
+    else:
+        states = {"sgd": 0, "adagrad": 1, "adam": 2}[config.training.dense_optimizer.kind]
+        compute = (2 * (1 + states) + 1) * dense + click_step_bytes(config, tables, bool(network.first_order))
     rows = [capacity_of(config, layout) if config.keys.capacity else 0 for layout in layouts]
     names = [table.name for table in tables]
     key_bytes = sum(rows) * KEY_BYTES
@@ -55,7 +59,8 @@ def plan_ctr_memory(config: CtrConfig, log: RunLog, folder: Path) -> MemoryPlan:
         Need(place, "compute", compute, key_to_lower(config, *BATCH_KEYS, "evaluation.batch_size")),
     ]
     if place == "device":
-        needs.append(Need("device", "batches", held * size * row_bytes, key))
+        staged = sum(table.max_ids * (4 * layout.width + 16) for table, layout in zip(tables, layouts, strict=True))
+        needs.append(Need("device", "batches", held * size * staged + in_flight * settled_bytes, key))
     disk = (config.checkpoint.keep + 2 - config.storage.paged) * (
         sum(count * (4 * layout.width + 22) for count, layout in zip(rows, layouts, strict=True)) + 3 * dense
     )

@@ -102,7 +102,7 @@ class CtrTask(Task):
         return self._splits[split]
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
-        return plan_ctr_memory(self.config, self.log, folder)
+        return plan_ctr_memory(self.config, folder)
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
         network = make_ctr_network(self.config)

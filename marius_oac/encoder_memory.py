@@ -5,22 +5,29 @@ from __future__ import annotations
 import torch
 
 from marius_oac.config_encoder import EncoderConfig, GatConfig, ModuleConfig
+from marius_oac.device_memory import encoder_step_bytes
 from marius_oac.encoder_parts import GraphEncoder
 from marius_oac.memory import Need
 from marius_oac.types import Plan
 
 
-def encoder_needs(encoder: GraphEncoder, plan: Plan, on_disk: int, device: torch.device) -> list[Need]:
+def encoder_needs(
+    encoder: GraphEncoder, plan: Plan, on_disk: int, device: torch.device, head: int = 0
+) -> list[Need]:
     """What the encoder needs beside what stands on top of it, and beside the memory for encoding all nodes.
 
     Args:
         plan: of the first batch.
         on_disk: bytes of encoded nodes.
+        head: bytes that what stands on top of it takes for a batch.
     """
-    place = "device" if device.type == "cuda" else "host"
+    given, place = (plan, encoder.config, encoder.inputs, encoder.widths), "host"
+    size = encoder_bytes(*given)
+    if device.type == "cuda":
+        place, size = "device", encoder_step_bytes(*given, head)
     needs = [
         Need("host", "neighbours", encoder.mapped_bytes, "encoder.direction", mapped=True),
-        Need(place, "encoder", encoder_bytes(plan, encoder.config, encoder.inputs, encoder.widths), "encoder.layers"),
+        Need(place, "encoder", size, "encoder.layers"),
         Need("disk", "encoded nodes", on_disk, "encoder.layers"),
     ]
     if encoder.features is not None:
@@ -35,7 +42,7 @@ def num_encoded(plan: Plan, config: EncoderConfig) -> int:
 
 
 def encoder_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: list[int]) -> int:
-    """What the encoder's part of a step takes for a batch, forward and backward.
+    """What the encoder's part of a step takes for a batch on the CPU, forward and backward.
 
     Args:
         config: `resolved`.

@@ -12,6 +12,7 @@ from marius_oac.batch_memory import BatchMemory
 from marius_oac.config import Config
 from marius_oac.data.graph import Graph
 from marius_oac.data.splits import SPLITS
+from marius_oac.device_memory import link_step_bytes
 from marius_oac.disk_tables import table_needs
 from marius_oac.encoder_memory import encoder_needs, num_encoded
 from marius_oac.encoder_parts import GraphEncoder
@@ -28,7 +29,6 @@ from marius_oac.memory import (
     key_to_lower,
     size_text,
 )
-from marius_oac.models.distances import TILE_BYTES, TILES
 from marius_oac.models.handwritten import _WAVE_SCORES
 from marius_oac.models.link_prediction import relation_width
 from marius_oac.models.optimizers import RowOptimizer
@@ -62,12 +62,12 @@ def plan_memory(
     edges = sum(graph.edges(split).nbytes for split in SPLITS if split != "train" and graph.num_edges[split])
     edges += edges_in_memory(graph.edges("train")) + train_bytes * partitioned  # the same, sorted
     on_cpu = device.type == "cpu"
-    compute = _scratch_bytes(config, plan, nodes, graph.num_nodes) if on_cpu else _autograd_bytes(config, nodes)
+    compute = _scratch_bytes(config, plan, nodes, graph.num_nodes) if on_cpu else link_step_bytes(config, plan, nodes)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, None),
         Need("host", "edges", edges, "data.path", mapped=True),
         *table_needs(config.storage, layouts, dict.fromkeys(layouts, here), "model.dimension"),
-        *(encoder_needs(encoder, plan, encoded, device) if encoder else []),
+        *(encoder_needs(encoder, plan, encoded, device, compute) if encoder else []),
         *batches.needs(device),
         Need("host" if on_cpu else "device", "compute", compute + 2 * relations, key_to_lower(config, *BATCH_KEYS)),
         *batches.saved(here, relations, evaluation, device),
@@ -112,15 +112,6 @@ def _scratch_bytes(config: Config, plan: Plan, rows: int, num_rows: int) -> int:
 
 def _needs_distances(config: Config) -> bool:
     return config.model.decoder == "transe" and config.model.norm == 2
-
-
-def _autograd_bytes(config: Config, rows: int) -> int:
-    """Scores of a batch with their gradients, rows with theirs, queries on both sides; tiles of differences."""
-    training, dimension = config.training, config.model.dimension
-    sides = 1 if config.model.reciprocal else 2
-    candidates = rows if training.negatives.all else training.negatives.count
-    tiles = TILES * TILE_BYTES if config.model.decoder in ("transe", "rotate") else 0
-    return 4 * (3 * sides * training.batch_size * (candidates + 2 * dimension) + 3 * rows * dimension) + tiles
 
 
 def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int:

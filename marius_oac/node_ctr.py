@@ -218,4 +218,4 @@ class CtrNodes(NodeTask):
         return {int(shard): digest_rows(store, order[shards == shard], names) for shard in np.unique(shards)}
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
-        return plan_ctr_memory(self.config, self.task.log, folder)
+        return plan_ctr_memory(self.config, folder)

@@ -8,7 +8,7 @@ B edges, S sides. See `losses` for the edge's loss, `regularizers` for the penal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -47,50 +47,81 @@ class AutogradGradient:
             relations: [m, Dr], rows of the batch's `relation_rows`; None for Dot.
             arrays: of the edge planner (see the design page), on the device of the values.
         """
-        # Indexing, not index_select: its gradient on CUDA adds up in a fixed order.
-        heads, tails = values[arrays["heads"]], values[arrays["tails"]]
+        ends, candidates = self._gathered(values, arrays)
+        heads, tails = ends.unbind()
         relation = None if relations is None else relations[arrays["relations"]]
-        losses = []
-        for s, side in enumerate(self._sides):
-            anchors, targets = (heads, tails) if side == Side.TAIL else (tails, heads)
-            queries = self._decoder.query(anchors, relation, side)
-            losses += (
-                self._all(values, queries, arrays, side)
-                if self._training.negatives.all
-                else self._sampled(values, queries, targets, arrays, s)
-            )
-        total = torch.cat(losses).mean()
+        queries = torch.stack(
+            [self._decoder.query(heads if side == Side.TAIL else tails, relation, side) for side in self._sides]
+        )
+        # Heads are what stands on the side of heads: the ends are targets as they lie.
+        targets = ends if len(self._sides) == 2 else tails.unsqueeze(0)
+        own = torch.stack([arrays["tails" if side == Side.TAIL else "heads"] for side in self._sides])
+        positive = self._decoder.pairwise(queries, targets)
+        if candidates is None:
+            total = self._all(values, queries, positive, own).mean()
+        else:
+            total = self._sampled(queries, positive, candidates, own, arrays).mean()
         if penalized(self._training.regularization):
             factors = [heads, tails] if relation is None else [heads, tails, relation]
             config = self._training.regularization
             total = total + config.weight * sum(penalties(config, self._model, each).mean() for each in factors)
         return total
 
-    def _all(self, values: Tensor, queries: Tensor, arrays: Mapping[str, Tensor], side: Side) -> Iterator[Tensor]:
-        targets = arrays["tails" if side == Side.TAIL else "heads"].unsqueeze(-1)
-        scores = self._decoder.against(queries, values)
-        positive = scores.gather(-1, targets).squeeze(-1)
-        negatives = scores.scatter(-1, targets, -torch.inf)
-        yield edge_losses(self._training.loss, positive, negatives, max(len(values) - 1, 1))
+    def _gathered(self, values: Tensor, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Heads and tails [2, B, D], and the negatives [S, C, K, D] that were drawn, if there are any.
+
+        They are one index: its gradient sorts them and adds them up once.
+        """
+        picks = [arrays["heads"], arrays["tails"]]
+        if not self._training.negatives.all:
+            picks.append(arrays["negatives"].flatten())
+        # Indexing, not index_select: its gradient on CUDA adds up in a fixed order.
+        ends, *drawn = values[torch.cat(picks)].split([2 * len(picks[0]), *map(len, picks[2:])])
+        ends = ends.view(2, -1, values.shape[1])
+        return ends, drawn[0].view(*arrays["negatives"].shape, -1) if drawn else None
+
+    def _all(self, values: Tensor, queries: Tensor, positive: Tensor, own: Tensor) -> Tensor:
+        """Losses [S * B] where every row is a candidate but the own end, int64 [S, B]."""
+        count = max(len(values) - 1, 1)
+        return self._losses(positive.flatten(), queries.flatten(0, 1), own.view(-1, 1), values, None, count)
 
     def _sampled(
-        self, values: Tensor, queries: Tensor, targets: Tensor, arrays: Mapping[str, Tensor], s: int
-    ) -> Iterator[Tensor]:
-        drawn = arrays["negatives"][s]
-        own = arrays["tails" if self._sides[s] == Side.TAIL else "heads"]
-        candidates = values[drawn]
-        chunks, count, dimension = candidates.shape
-        positive = self._decoder.pairwise(queries, targets)
-        if len(queries) % chunks == 0:
+        self, queries: Tensor, positive: Tensor, candidates: Tensor, own: Tensor, arrays: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Losses [S, B] of queries [S, B, D], each chunk against its own candidates of [S, C, K, D]."""
+        drawn = arrays["negatives"].unsqueeze(-2)
+        sides, chunks, count, _ = candidates.shape
+        if own.shape[1] % chunks == 0:
             # Chunks of one size: one call.
-            negatives = self._decoder.against(queries.view(chunks, -1, dimension), candidates)
-            left_out = own.view(chunks, -1, 1) == drawn.unsqueeze(1)
-            negatives = negatives.masked_fill(left_out, -torch.inf).flatten(0, 1)
-            yield edge_losses(self._training.loss, positive, negatives, count)
-            return
-        offsets = arrays["chunk_offsets"].tolist()
-        for c in range(chunks):
-            chunk = slice(offsets[c], offsets[c + 1])
-            negatives = self._decoder.against(queries[chunk], candidates[c])
-            negatives = negatives.masked_fill(own[chunk].unsqueeze(-1) == drawn[c], -torch.inf)
-            yield edge_losses(self._training.loss, positive[chunk], negatives, count)
+            given = (each.unflatten(1, (chunks, -1)) for each in (positive, queries, own.unsqueeze(-1)))
+            return self._losses(*given, candidates, drawn, count).flatten(1)
+        sizes, losses = arrays["chunk_offsets"].diff().tolist(), []
+        per_edge = (each.split(sizes, 1) for each in (positive, queries, own.unsqueeze(-1)))
+        for given in zip(*per_edge, candidates.unbind(1), drawn.unbind(1), strict=True):
+            losses.append(self._losses(*given, count))
+        return torch.cat(losses, 1)
+
+    def _losses(
+        self, positive: Tensor, queries: Tensor, own: Tensor, candidates: Tensor, drawn: Tensor | None, count: int
+    ) -> Tensor:
+        """Losses [..., B] of queries [..., B, D] against candidates [..., K, D] but their own, int64 [..., B, 1].
+
+        `drawn` int64 [..., 1, K] says which ones the candidates are; None: they are in order.
+        """
+        return edge_losses(
+            self._training.loss,
+            positive,
+            # Scores get no name: a loss lets go of them when it has made something else of them.
+            _left_out(self._decoder.against(queries, candidates), own, drawn),
+            count,
+        )
+
+
+def _left_out(scores: Tensor, own: Tensor, drawn: Tensor | None) -> Tensor:
+    """The scores, which are -inf where a candidate is a query's own.
+
+    Not seen by autograd, which need not keep where that is: in every loss the gradient of a score of -inf is 0, and no
+    gradient needs the scores.
+    """
+    with torch.no_grad():
+        return scores.scatter_(-1, own, -torch.inf) if drawn is None else scores.masked_fill_(own == drawn, -torch.inf)

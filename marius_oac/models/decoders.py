@@ -16,6 +16,7 @@ Complex vectors are laid out [re | im]; RotatE's relation is D / 2 phases in rad
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,8 +63,7 @@ class DistMult(_InnerProduct):
 
 class ComplEx(_InnerProduct):
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
-        re, im = relation.chunk(2, -1)
-        return _rotated(anchor, re, im if side == Side.TAIL else -im)
+        return rotated(anchor, relation, conjugate=side == Side.HEAD)
 
 
 class Dot(_InnerProduct):
@@ -90,7 +90,7 @@ class TransE(Decoder):
 
     def against(self, query: Tensor, candidates: Tensor) -> Tensor:
         # Distances by way of inner products lose all digits where a candidate is near its query.
-        return -distances("l1" if self._norm == 1 else "l2", query, candidates)
+        return distances("l1" if self._norm == 1 else "l2", query, candidates).neg_()
 
 
 class RotatE(Decoder):
@@ -98,8 +98,7 @@ class RotatE(Decoder):
         return dimension // 2
 
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
-        sine = torch.sin(relation)
-        return _rotated(anchor, torch.cos(relation), sine if side == Side.TAIL else -sine)
+        return rotated(anchor, torch.cat((relation.cos(), relation.sin()), -1), conjugate=side == Side.HEAD)
 
     def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
         difference = query - candidate
@@ -107,13 +106,38 @@ class RotatE(Decoder):
         return -torch.linalg.vector_norm(pairs, 2, -1).sum(-1)
 
     def against(self, query: Tensor, candidates: Tensor) -> Tensor:
-        return -distances("moduli", query, candidates)
+        return distances("moduli", query, candidates).neg_()
 
 
-def _rotated(z: Tensor, re: Tensor, im: Tensor) -> Tensor:
-    """The complex product of z, [re | im], with re + i im."""
-    z_re, z_im = z.chunk(2, -1)
-    return torch.cat((z_re * re - z_im * im, z_re * im + z_im * re), -1)
+def rotated(z: Tensor, by: Tensor, conjugate: bool) -> Tensor:
+    """The complex products of z and `by`, or its conjugate, all [..., re | im]; differentiable once."""
+    return _Rotated.apply(z, by, conjugate)
+
+
+class _Rotated(torch.autograd.Function):
+    """A derivative of a complex product is one, too; autograd would take twice the operations."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, by: Tensor, conjugate: bool) -> Tensor:
+        ctx.save_for_backward(z, by)
+        ctx.conjugate = conjugate
+        return _product(z, by, conjugate)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        z, by = ctx.saved_tensors
+        by_other = _product(z, gradient, True) if ctx.conjugate else _product(gradient, z, True)
+        return _product(gradient, by, not ctx.conjugate), by_other, None
+
+
+def _product(z: Tensor, by: Tensor, conjugate: bool) -> Tensor:
+    """z times `by`, or its conjugate."""
+    product, sign = torch.empty_like(z), -1 if conjugate else 1
+    (re, im), (z_re, z_im), (by_re, by_im) = (each.chunk(2, -1) for each in (product, z, by))
+    torch.mul(z_re, by_re, out=re).addcmul_(z_im, by_im, value=-sign)
+    torch.mul(z_im, by_re, out=im).addcmul_(z_re, by_im, value=sign)
+    return product
 
 
 def make_decoder(config: ModelConfig) -> Decoder:

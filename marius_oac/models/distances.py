@@ -26,8 +26,8 @@ Kind = Literal["l1", "l2", "moduli"]
 
 TILE_BYTES = 64 << 20
 """Of differences in a tile, unless one of them is larger."""
-TILES = 2
-"""As many are held at once: differences, and half as much again that is made of them."""
+TILES = {"l1": 1.0, "l2": 1.03, "moduli": 1.65}
+"""As many are held at once: differences, and what is made of them."""
 
 
 def distances(kind: Kind, queries: Tensor, candidates: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ class LinkPredictionStep:
             else:
                 self._relation_optimizer.update(picked, relation_gradients, timestamp, factor)
                 self._relations[picks] = picked
-            loss = loss + torch.where(is_sound(picked, self._relation_width, largest), 0.0, math.nan)
+            loss = loss.masked_fill_(~is_sound(picked, self._relation_width, largest), math.nan)
         self._entity_optimizer.update(rows, gradients, timestamp, factor)
         return loss
 

@@ -17,6 +17,8 @@ negatives drawn, or all other entities.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -33,11 +35,33 @@ def edge_losses(config: LossConfig, positive: Tensor, negatives: Tensor, count: 
     margin = config.margin
     if config.kind == "softmax":
         scores = torch.cat((positive.unsqueeze(-1), negatives), -1)
-        return torch.logsumexp(scores, -1) - positive
+        del negatives  # who has given them away need not hold them
+        return _CrossEntropy.apply(scores)
     if config.kind == "logistic":
         return softplus(-positive) + softplus(negatives).sum(-1) / count
     if config.kind == "margin":
-        return torch.relu(negatives - positive.unsqueeze(-1) + margin).sum(-1) / count
+        return torch.relu_(negatives - (positive - margin).unsqueeze(-1)).sum(-1) / count
     # Where every negative was left out the weights are 0 / 0; a NaN score still shows, through softplus.
-    weights = torch.softmax(config.temperature * negatives.detach(), -1).nan_to_num(0.0)
-    return softplus(-(positive + margin)) + (weights * softplus(negatives + margin)).sum(-1)
+    weights = torch.softmax(config.temperature * negatives.detach(), -1).nan_to_num_(0.0)
+    shifted = negatives + margin
+    del negatives
+    return softplus(-(positive + margin)) + softplus(shifted).mul_(weights).sum(-1)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """-log of the softmax of scores [..., K] at the first; holds one [..., K] for its gradient, which takes its place:
+    it can be differentiated once, and that once only."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        logarithms = torch.log_softmax(scores, -1)
+        ctx.save_for_backward(logarithms)
+        return -logarithms[..., 0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (logarithms,) = ctx.saved_tensors
+        by_scores = logarithms.exp_().mul_(gradient.unsqueeze(-1))
+        by_scores[..., 0].sub_(gradient)
+        return by_scores

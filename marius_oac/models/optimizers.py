@@ -77,14 +77,14 @@ class RowOptimizer:
         floats = (self._learning_rate * factor, config.epsilon, config.beta1, config.beta2, first, second)
         return Rule(_CODES[config.kind], *(np.float32(value) for value in floats))
 
-    def update(self, rows: Any, gradients: Any, timestamp: int, factor: Any = 1.0) -> None:
+    def update(self, rows: Any, gradients: Any, timestamp: int, factor: float = 1.0) -> None:
         """Updates rows in place.
 
         Args:
             rows: float32 [n, D + state_width(D)], unique rows; a NumPy array (kernel) or a tensor (torch).
             gradients: float32 [n, D], of the same library.
             timestamp: of the batch, from 0.
-            factor: multiplies the learning rate; may be a 0-d tensor where the rows are a tensor.
+            factor: multiplies the learning rate.
         Raises:
             ValueError: the shapes do not belong together.
         """
@@ -96,23 +96,27 @@ class RowOptimizer:
         else:
             _update_rows(rows, gradients, self.rule(timestamp, factor))
 
-    def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: Any) -> None:
-        kind, dimension = self._config.kind, gradients.shape[1]
+    def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: float) -> None:
+        kind, dimension, rate = self._config.kind, gradients.shape[1], self._learning_rate * factor
         value, state = rows[:, :dimension], rows[:, dimension:]
         if kind == "sgd":
-            direction = gradients
-        elif kind == "adam":
+            value.sub_(gradients, alpha=rate)
+            return
+        if kind == "adam":
             first, second = state[:, :dimension], state[:, dimension:]
             first.lerp_(gradients, 1 - self._config.beta1)
             second.mul_(self._config.beta2).addcmul_(gradients, gradients, value=1 - self._config.beta2)
             first_correction, second_correction = self._corrections(timestamp)
-            scale = second.sqrt().mul_(math.sqrt(second_correction)).add_(self._config.epsilon)
-            direction = first * first_correction / scale
+            # sqrt(v') + eps is the correction's root times what stands here.
+            root = math.sqrt(second_correction)
+            scale = second.sqrt().add_(self._config.epsilon / root)
+            value.addcdiv_(first, scale, value=-rate * first_correction / root)
+            return
+        if kind == "adagrad":
+            state.addcmul_(gradients, gradients)
         else:
-            squares = gradients * gradients
-            state += squares if kind == "adagrad" else squares.mean(1, keepdim=True)
-            direction = gradients / (state.sqrt() + self._config.epsilon)
-        value -= direction * (self._learning_rate * factor)
+            state += (gradients * gradients).mean(1, keepdim=True)
+        value.addcdiv_(gradients, state.sqrt().add_(self._config.epsilon), value=-rate)
 
 
 class HandOver(RowOptimizer):
@@ -132,7 +136,7 @@ class HandOver(RowOptimizer):
     def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
         return Rule(_HAND_OVER, *[_ONE] * 6)
 
-    def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: Any) -> None:
+    def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: float) -> None:
         rows.copy_(gradients)
 
 

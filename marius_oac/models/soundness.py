@@ -9,6 +9,8 @@ themselves.
 
 from __future__ import annotations
 
+import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,9 @@ def is_sound(rows: Any, dimension: int, largest: float = LARGEST_VALUE) -> Any:
     """
     largest = min(largest, float(np.finfo(np.float32).max))
     if isinstance(rows, torch.Tensor):
-        return (rows[:, :dimension].abs() <= largest).all() & rows[:, dimension:].isfinite().all()
+        parts = [(rows[:, :dimension], largest), (rows[:, dimension:], float(np.finfo(np.float32).max))]
+        sound = [torch.linalg.vector_norm(part, math.inf) <= most for part, most in parts if part.numel()]
+        return reduce(torch.logical_and, sound) if sound else torch.ones((), dtype=torch.bool, device=rows.device)
     value, other = _largest_bits(rows.view(np.int32), dimension)
     return value <= np.float32(largest).view(np.int32) and other < _INFINITE
 

@@ -84,7 +84,7 @@ def test_factor_scales_the_rate(library):
     optimizer = RowOptimizer(OptimizerConfig(kind="sgd", learning_rate=1.0), learning_rate=0.5)
     rows, gradients = np.zeros((1, 2), np.float32), np.ones((1, 2), np.float32)
     if library == "torch":
-        optimizer.update(torch.from_numpy(rows), torch.from_numpy(gradients), 0, torch.tensor(0.25))
+        optimizer.update(torch.from_numpy(rows), torch.from_numpy(gradients), 0, 0.25)
     else:
         optimizer.update(rows, gradients, 0, 0.25)
     assert (rows == -0.125).all()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,10 @@ class DenseOptimizer:
         if self._optimizer is None:
             return 0.0
         gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
-        fault = _fault(gradients, _LARGEST_GRADIENT)
+        sound = _are_at_most(_LARGEST_GRADIENT, gradients)
         self._step(arrays, timestamp)
-        return fault + _fault([each.detach() for each in self._parameters.values()], self._largest)
+        sound += _are_at_most(self._largest, [each.detach() for each in self._parameters.values()])
+        return torch.where(reduce(torch.logical_and, sound), 0.0, math.nan) if sound else 0.0
 
     def _step(self, arrays: Mapping[str, Any], timestamp: int) -> None:
         decay = self._config.decay
@@ -171,12 +173,10 @@ class NetworkSlice:
         return np.concatenate(planes)
 
 
-def _fault(tensors: Sequence[torch.Tensor], largest: float) -> torch.Tensor | float:
-    """0, or NaN where a number is NaN or beyond `largest`, up or down; 0-d, where the tensors are."""
+def _are_at_most(largest: float, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Whether no number is NaN or beyond `largest`, up or down: 0-d, where the tensors are; nothing if there are none."""
     tensors = [each for each in tensors if each.numel()]
-    if not tensors:
-        return 0.0
-    return torch.where(get_total_norm(tensors, norm_type=math.inf) <= largest, 0.0, math.nan)
+    return [get_total_norm(tensors, norm_type=math.inf) <= largest] if tensors else []
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -29,7 +29,8 @@ class TensorRows:
         parts: list = [None] * len(self._fields.columns)
         padded, lengths = [], []
         for table, table_rows in zip(self._layout, rows, strict=True):
-            values = table_rows[:, : table.dimension + self._weighted].contiguous()
+            values = table_rows[:, : table.dimension + self._weighted]
+            values = values.contiguous() if table.bags else values  # as embedding bags need it
             if table.singles:
                 picked = values[arrays[f"{table.name}.single"]]
                 for i, field in enumerate(table.singles):
@@ -56,14 +57,14 @@ class TensorRows:
         arrays: Mapping[str, torch.Tensor],
         gradients: Gathered,
         timestamp: int,
-        factor: float | torch.Tensor,
+        factor: float,
         weight: float,
     ) -> torch.Tensor:
         """Updates the rows that were gathered from `arrays` in place; see `ArrayRows.update`."""
         penalty, sheets = gradients.values.new_zeros(()), list(gradients.padded)
         for table, table_rows in zip(self._layout, rows, strict=True):
             picks, parts = self._occurrences(table, arrays, gradients, sheets)
-            total = torch.ops.aten.embedding_dense_backward(torch.cat(parts), picks, len(table_rows), -1, False)
+            total = torch.ops.aten.embedding_dense_backward(parts, picks, len(table_rows), -1, False)
             if weight:
                 values = table_rows[:, : total.shape[1]]
                 penalty += values.square().sum()
@@ -72,14 +73,14 @@ class TensorRows:
         return penalty
 
     def _occurrences(self, table, arrays, gradients, sheets):
-        """Local rows [O] of a table's occurrences and the gradients by them, parts of [O, D + weight]."""
+        """Local rows [O] of a table's occurrences and the gradients by them, [O, D + weight]."""
         picks, parts = [], []
-        for i, field in enumerate(table.singles):
-            picks.append(arrays[f"{table.name}.single"][i])
-            parts.append(self._of_field(gradients, field, table.dimension))
+        if table.singles:
+            picks.append(arrays[f"{table.name}.single"].flatten())
+            parts.append(self._of_fields(gradients, table.singles, table.dimension))
         for bag in table.bags:
             values, offsets = arrays[f"{bag.name}.values"], arrays[f"{bag.name}.offsets"]
-            gradient = _scaled(self._of_field(gradients, bag.field, table.dimension), bag, arrays)
+            gradient = _scaled(self._of_fields(gradients, (bag.field,), table.dimension), bag, arrays)
             picks.append(values)
             parts.append(gradient[_bags(offsets, values.numel())])
         for sequence in table.sequences:
@@ -87,12 +88,17 @@ class TensorRows:
             gradient = sheets.pop(0)[_places(offsets, values.numel(), sequence.max_values)]
             picks.append(values)
             parts.append(torch.nn.functional.pad(gradient, (0, self._weighted)))
-        return torch.cat(picks), parts
+        if len(parts) == 1:
+            return picks[0], parts[0]
+        return torch.cat(picks), torch.cat(parts)
 
-    def _of_field(self, gradients: Gathered, field: int, dimension: int) -> torch.Tensor:
-        column = self._fields.columns[field]
-        part = gradients.values[:, column : column + dimension]
-        return torch.cat((part, gradients.weights[:, field : field + 1]), 1) if self._weighted else part
+    def _of_fields(self, gradients: Gathered, fields: Sequence[int], dimension: int) -> torch.Tensor:
+        """The gradients [F * B, D + weight] by what fields of one width got, field after field."""
+        columns = [self._fields.columns[field] for field in fields]
+        parts = torch.cat([gradients.values[:, column : column + dimension] for column in columns])
+        if not self._weighted:
+            return parts
+        return torch.cat((parts, torch.cat([gradients.weights[:, field : field + 1] for field in fields])), 1)
 
 
 def _scaled(sums: torch.Tensor, bag: BagColumn, arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -169,7 +169,7 @@ def _add_up(rows: Tensor, offsets: Tensor, picks: Tensor, weights: Tensor | None
 def _dots(values: Tensor, gradient: Tensor, block: Block, heads: int, lanes: Shared | None) -> Tensor:
     """Inner products [E, H] of each edge's source in `values` and its destination in `gradient`, head by head."""
     if not _fits(values):
-        products = values[block.sources] * gradient[block.destinations]
+        products = values[block.sources].mul_(gradient[block.destinations])
         return products.unflatten(1, (heads, -1)).sum(2)
     into = torch.empty(block.num_edges, heads)
     kernel = partial(kernels.dots, _array(values), _array(gradient))
