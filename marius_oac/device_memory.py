@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marius_oac.config import Config
+from marius_oac.config import Config, ModelConfig
 from marius_oac.config_ctr import CtrConfig
 from marius_oac.config_encoder import EncoderConfig, GatConfig, ModuleConfig
 from marius_oac.data.log_tables import FeatureTable
@@ -45,13 +45,19 @@ def link_step_bytes(config: Config, plan: Plan, rows: int) -> int:
         2 * gathered + rows * dimension,
     ]
     if model.decoder in ("transe", "rotate"):
-        kind = "moduli" if model.decoder == "rotate" else f"l{model.norm}"
-        tile = min(TILE_BYTES / 4, scores * dimension / parts)
-        most.append(kept - relations * (model.decoder == "transe") + 2 * scores + queries + negatives + TILES[kind] * tile)
+        unneeded = relations * (model.decoder == "transe")
+        differences = differences_bytes(model, scores // parts) // 4
+        most.append(kept - unneeded + 2 * scores + queries + negatives + differences)
     if not config.encoder:
         most.append((2 if training.optimizer.kind != "sgd" else 1) * rows * dimension)
     indices = 2 * edges + sides * edges + negatives // dimension
     return int(4 * max(most)) + 8 * indices
+
+
+def differences_bytes(model: ModelConfig, pairs: int) -> int:
+    """Of the differences of so many queries and candidates, or of a tile of them, with what is made of them."""
+    kind = "moduli" if model.decoder == "rotate" else f"l{model.norm}"
+    return int(TILES[kind] * min(TILE_BYTES, 4 * pairs * model.dimension))
 
 
 def encoder_step_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: Sequence[int], head: int) -> int:

@@ -12,7 +12,7 @@ from marius_oac.batch_memory import BatchMemory
 from marius_oac.config import Config
 from marius_oac.data.graph import Graph
 from marius_oac.data.splits import SPLITS
-from marius_oac.device_memory import link_step_bytes
+from marius_oac.device_memory import differences_bytes, link_step_bytes
 from marius_oac.disk_tables import table_needs
 from marius_oac.encoder_memory import encoder_needs, num_encoded
 from marius_oac.encoder_parts import GraphEncoder
@@ -127,7 +127,7 @@ def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int
     queries = min(blocks.queries, 2 * edges) * (4 * config.model.dimension + 128)
     scores = 2 * 4 * tile * blocks.block
     if device.type != "cpu" and config.model.decoder in ("transe", "rotate"):
-        scores += TILES * min(TILE_BYTES, 4 * math.prod(scorer.piece) * config.model.dimension)
+        scores += differences_bytes(config.model, math.prod(scorer.piece))
     return (queries + scores + blocks.block * 4 * (2 * config.model.dimension + width)) * (edges > 0)
 
 

@@ -77,12 +77,10 @@ class Costs(TorchDispatchMode):
         on_device = [each for each in given if each.device == META]
         if not on_device and kwargs.get("device") != META:
             return function(*args, **kwargs)
-        if len(on_device) < len(given):
-            if name in ("copy_", "_to_copy"):
-                self.copies += 1
-            elif name not in NUMBERS:
-                raise AssertionError(f"{name}: a tensor of the host's is copied to the device, and the host waits")
-        made_of_others = _is_composite(function) or name == "index_put"
+        copied = len(on_device) < len(given) and name in ("copy_", "_to_copy")
+        if len(on_device) < len(given) and not copied and name not in NUMBERS:
+            raise AssertionError(f"{name}: a tensor of the host's is copied to the device, and the host waits")
+        made_of_others = (_is_composite(function) or name == "index_put") and not copied
         if name == "index_put":  # autograd's way where a mode is on; it adds to its zeros in place where none is
             with self:
                 result = torch.ops.aten._index_put_impl_.default(*args, unsafe=True, **kwargs)
@@ -94,8 +92,9 @@ class Costs(TorchDispatchMode):
             result = function(*args, **kwargs)
         made = [each for each in _tensors(result) if each.device == META]
         self._hold(made, on_device)
-        if not made_of_others and len(on_device) == len(given) and any(each.numel() for each in made):
-            self.ops[name] += name not in ROOM and not _is_view(function)
+        self.copies += copied
+        if not (made_of_others or copied or name in ROOM or _is_view(function)) and any(each.numel() for each in made):
+            self.ops[name] += 1
         within = WITHIN[name](*args, **kwargs) if name in WITHIN else 0
         if self.live + within > self.peak:
             self.peak, self.at = self.live + within, name
@@ -129,6 +128,8 @@ def _is_composite(function) -> bool:
     """Whether one kernel of torch's, which calls other operations, serves all devices."""
     name, has = function.name(), torch._C._dispatch_has_kernel_for_dispatch_key
     if has(name, "CPU") or "_foreach_" in name or _is_view(function):  # CUDA has kernels of its own for lists
+        return False
+    if name.startswith("aten::copy_"):  # what it is made of is no operation
         return False
     return has(name, "CompositeExplicitAutograd") or has(name, "CompositeExplicitAutogradNonFunctional")
 
