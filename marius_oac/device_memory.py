@@ -42,7 +42,7 @@ def link_step_bytes(config: Config, plan: Plan, rows: int) -> int:
         kept + scores + queries + (1 + (parts > 1)) * negatives,
         # The gradient by positive scores is a part of that by all of softmax's.
         kept + penalties + scores * (loss == "softmax") + (3 - 2 * (model.decoder == "transe")) * queries + negatives,
-        2 * gathered + rows * dimension,
+        2 * gathered + 12 * (2 * edges + negatives // dimension) + rows * dimension,  # an embedding's gradient sorts
     ]
     if model.decoder in ("transe", "rotate"):
         unneeded = relations * (model.decoder == "transe")

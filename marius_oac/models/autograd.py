@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from marius_oac.config import Config
 from marius_oac.models.decoders import make_decoder
@@ -49,7 +50,8 @@ class AutogradGradient:
         """
         ends, candidates = self._gathered(values, arrays)
         heads, tails = ends.unbind()
-        relation = None if relations is None else relations[arrays["relations"]]
+        # A lookup's gradient adds up in a fixed order, on CUDA too, and shares the work where a row is in many edges.
+        relation = None if relations is None else embedding(arrays["relations"], relations)
         queries = torch.stack(
             [self._decoder.query(heads if side == Side.TAIL else tails, relation, side) for side in self._sides]
         )
@@ -70,13 +72,12 @@ class AutogradGradient:
     def _gathered(self, values: Tensor, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Heads and tails [2, B, D], and the negatives [S, C, K, D] that were drawn, if there are any.
 
-        They are one index: its gradient sorts them and adds them up once.
+        They are one lookup: its gradient sorts them and adds them up once.
         """
         picks = [arrays["heads"], arrays["tails"]]
         if not self._training.negatives.all:
             picks.append(arrays["negatives"].flatten())
-        # Indexing, not index_select: its gradient on CUDA adds up in a fixed order.
-        ends, *drawn = values[torch.cat(picks)].split([2 * len(picks[0]), *map(len, picks[2:])])
+        ends, *drawn = embedding(torch.cat(picks), values).split([2 * len(picks[0]), *map(len, picks[2:])])
         ends = ends.view(2, -1, values.shape[1])
         return ends, drawn[0].view(*arrays["negatives"].shape, -1) if drawn else None
 

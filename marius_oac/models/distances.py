@@ -53,8 +53,8 @@ class _Distances(torch.autograd.Function):
         for rows, columns in _tiles(queries, candidates):
             by_difference = _derivative(ctx.kind, _differences(queries, candidates, rows, columns))
             by_difference *= gradient[..., rows, columns].unsqueeze(-1)
-            by_queries[..., rows, :] += by_difference.sum(-2)
-            by_candidates[..., columns, :] -= by_difference.sum(-3)
+            by_queries[..., rows, :].add_(by_difference.sum(-2))  # `+=` would copy it where it is already
+            by_candidates[..., columns, :].sub_(by_difference.sum(-3))
             del by_difference  # before the next one is made
         return None, by_queries, by_candidates
 
