@@ -245,8 +245,12 @@ def table(data: Data) -> str:
         copies, launches, memory = zip(*map(cells, costs), strict=True)
         lines.append(f"| {' | '.join((case, copies[0], *launches, *memory))} |")
         if os.environ.get("VERBOSE"):
-            print(lines[-1], [round(cost.peak / cost.planned, 2) if cost.planned else 0 for cost in costs],
-                  [cost.at for cost in costs], file=sys.stderr)
+            print(
+                lines[-1],
+                [round(cost.peak / cost.planned, 2) if cost.planned else 0 for cost in costs],
+                [cost.at for cost in costs],
+                file=sys.stderr,
+            )
     return "\n".join(lines)
 
 

@@ -13,6 +13,16 @@ from tests.pipeline.device_cases import BEGIN, CASES, END, PAGE, SIZES, Data, ce
 from tests.pipeline.device_cost import META, Costs
 
 BOUND = 0.15
+UNORDERED = {
+    *("index_add", "index_add_", "index_reduce", "index_reduce_", "index_copy", "index_copy_", "scatter_add"),
+    *("scatter_add_", "scatter_reduce", "scatter_reduce_", "put", "put_", "cumsum", "cumprod", "bincount", "histc"),
+    *("kthvalue", "median", "grid_sampler_2d", "_cdist_backward"),
+}
+"""Operations whose results CUDA adds up in any order, by the notes of `torch.use_deterministic_algorithms`."""
+IN_ORDER = {
+    "index_add": {"clicks, DLRM"},  # the gradient of picking each pair once: nothing is added to anything
+    "scatter_reduce": {each for each in CASES if "GAT" in each},  # a maximum, which has no order
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +62,7 @@ def test_a_step_costs_what_the_table_says(data, case, size):
     cost = costs(data, case, size)
     copies, *others = written()[case]
     place = SIZES.index(size)
+    assert not {name for name in cost.ops if name in UNORDERED and case not in IN_ORDER.get(name, ())}
     assert (copies, *others[place :: len(SIZES)]) == cells(cost), f"launches: {cost.ops}; most is held at {cost.at}"
 
 
@@ -168,7 +179,7 @@ def test_a_planted_mistake_is_found(data, monkeypatch, size, mistake, wrong):
     names = ("copies", "launches", "memory")
     assert {name for name, *pair in zip(names, cells(cost), expected, strict=True) if pair[0] != pair[1]} == wrong
     if wrong == {"memory"}:
-        assert not BOUND > abs(cost.peak / cost.planned - 1)
+        assert abs(cost.peak / cost.planned - 1) >= BOUND
 
 
 def test_a_number_that_is_asked_for_is_found(data, monkeypatch):
