@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from marius_oac.config_base import BaseConfig
 from marius_oac.disk_tables import ahead_bytes, check_batch, rows_place
 from marius_oac.memory import BATCH_KEYS, Need, batches_held, key_to_lower
 from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
-from marius_oac.types import Plan
+from marius_oac.types import Plan, TableSpec
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,9 @@ class BatchMemory:
     """Of a run whose batches are like `plan`, the first one.
 
     Args:
+        tables: those of the batches' rows; a device has room for the most that a batch may have.
         layouts: of each table.
-        rows: of a batch at most, in all tables.
+        rows: of a batch as it comes, in all tables.
         shared_rows: the ids of all plans' rows are one array.
 
     Raises:
@@ -29,6 +30,7 @@ class BatchMemory:
 
     config: BaseConfig
     plan: Plan
+    tables: Sequence[TableSpec]
     layouts: Mapping[str, RowLayout]
     rows: int
     shared_rows: bool = False
@@ -54,7 +56,10 @@ class BatchMemory:
         key = key_to_lower(self.config, "pipeline.in_flight", *BATCH_KEYS)
         if device.type == "cpu":
             return [Need("host", "batches", held * self.rows * (4 * self.width + 8) + plans, key)]
-        staged = self.rows * (4 * self.width + 16)
+        layouts = self.layouts.values()
+        staged = sum(
+            table.max_batch_rows * (4 * each.width + 16) for table, each in zip(self.tables, layouts, strict=True)
+        )
         return [
             Need("host", "batches", in_flight * staged + plans, key),
             Need("device", "batches", held * staged + in_flight * plan_bytes, key),

@@ -25,7 +25,7 @@ def plan_memory(
     program = psutil.Process().memory_info().rss
     device, plan = pick_device(config.device), planner.plan(0)
     layouts = {table.name: entity_layout(config) for table in planner.tables}
-    batches = BatchMemory(config, plan, layouts, sum(map(len, plan.rows)))
+    batches = BatchMemory(config, plan, planner.tables, layouts, sum(map(len, plan.rows)))
     encoding, on_disk = encoder.encoding_needs(config.evaluation.memory << 20)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, None),

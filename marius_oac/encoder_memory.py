@@ -11,9 +11,7 @@ from marius_oac.memory import Need
 from marius_oac.types import Plan
 
 
-def encoder_needs(
-    encoder: GraphEncoder, plan: Plan, on_disk: int, device: torch.device, head: int = 0
-) -> list[Need]:
+def encoder_needs(encoder: GraphEncoder, plan: Plan, on_disk: int, device: torch.device, head: int = 0) -> list[Need]:
     """What the encoder needs beside what stands on top of it, and beside the memory for encoding all nodes.
 
     Args:

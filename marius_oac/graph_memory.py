@@ -53,7 +53,8 @@ def plan_memory(
     if partitioned:
         rows = min(rows, ordering.buffer * -(-graph.num_nodes // ordering.partitions))
     layouts = {table.name: entity_layout(config) for table in planner.tables}
-    batches = BatchMemory(config, plan, layouts, rows, config.training.negatives.all and not encoder)
+    shared = config.training.negatives.all and not encoder
+    batches = BatchMemory(config, plan, planner.tables, layouts, rows, shared)
     here = graph.num_nodes if here is None else here
     relations = num_model_relations(config, graph) * _relation_bytes(config)
     encoding, encoded = encoder.encoding_needs(config.evaluation.memory << 20) if encoder else (0, 0)

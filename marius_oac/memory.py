@@ -172,12 +172,11 @@ def _free(folder: Path) -> int:
 
 
 def batches_held(pipeline: PipelineConfig) -> tuple[int, int]:
-    """Batches between read and write, and buffers at once: those of the cache are as many again (see `ledger`)."""
+    """Batches between read and write, and buffers at once: the cache has as many again (see `ledger`), in order of
+    arrival twice as many."""
     if pipeline.mode == "sync":
         return 1, 1
-    cached = (
-        {"plan": 1, "arrival": 2}.get(pipeline.order, 1) * (pipeline.in_flight - 1) if pipeline.mode == "oac" else 0
-    )
+    cached = {"plan": 1, "arrival": 2}.get(pipeline.order, 1) * pipeline.in_flight if pipeline.mode == "oac" else 0
     return pipeline.in_flight, pipeline.in_flight + cached
 
 

@@ -5,6 +5,7 @@ see every operation (tests/pipeline/stream_order.py) nothing that a step does la
 MARIUS_OAC_TEST_DEVICE=cuda all but the last runs on a GPU, whose streams are held for random whiles.
 """
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,6 +159,26 @@ def test_a_run_goes_on_to_the_same_bits_after_an_error(monkeypatch, graph, tmp_p
     assert found["training.batches"] == whole["training.batches"]
     names = [name for name in whole if name.endswith("sha256") or name == "test.filtered.mrr"]
     assert len(names) > 2 and [found[name] for name in names] == [whole[name] for name in names]
+
+
+@pytest.mark.parametrize("task", ["links", "clicks"])
+def test_buffers_are_what_the_memory_plan_says(monkeypatch, graph, tmp_path, task):
+    """A device's buffers have room for the most rows that a batch may have, whatever batches have."""
+    monkeypatch.setattr(Pipeline, "_make_device", copying)
+    if task == "links":
+        task = GraphTask(tiny_config(graph, "pipeline.in_flight=3"), graph)
+    else:
+        task = start_ctr_task(ctr_config(small_log(tmp_path / "log.parquet"), "pipeline.in_flight=3"))[0]
+    with Session(task) as session:
+        session.pipeline.run(0, 9)
+        pool, buffer = session.pipeline.device._resident, session.pipeline.device.staging_bytes()
+    here = sys.modules[type(task).__module__]
+    memory = sys.modules[getattr(here, "plan_memory", getattr(here, "plan_ctr_memory", None)).__module__]
+    monkeypatch.setattr(memory, "pick_device", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+    plan = task.plan_memory(tmp_path)
+    (planned,) = [need.num_bytes for need in plan.needs if (need.place, need.what) == ("device", "batches")]
+    assert 3 < pool.made <= 6 and planned >= 6 * buffer
 
 
 def test_an_emulated_link_is_for_a_cpu(monkeypatch, graph, tmp_path):

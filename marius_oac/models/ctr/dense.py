@@ -174,7 +174,7 @@ class NetworkSlice:
 
 
 def _are_at_most(largest: float, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Whether no number is NaN or beyond `largest`, up or down: 0-d, where the tensors are; nothing if there are none."""
+    """Whether no number is NaN or beyond `largest`, up or down: 0-d, where the tensors are; empty if there are none."""
     tensors = [each for each in tensors if each.numel()]
     return [get_total_norm(tensors, norm_type=math.inf) <= largest] if tensors else []
 
