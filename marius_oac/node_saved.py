@@ -159,10 +159,10 @@ def open_whole(run: Path, name: str | None = None) -> NodesCheckpoint:
         if name is None:
             raise Missing("there is no best checkpoint: nothing has been evaluated yet", found[0].path)
     for layout in Layout.all(run):
-        if name and name in layout.names():
+        if name in layout.names():
             return layout.open(name, pinned=True)
-    if name or found is None:
-        which = f"checkpoint {name!r}" if name else "no checkpoint"
+    if name is not None or found is None:
+        which = "no checkpoint" if name is None else f"checkpoint {name!r}"
         raise Missing(f"{which}: the parts of all nodes must lie here, and don't", run / NODES)
     return found[0].open(found[1], pinned=True)
 

@@ -335,7 +335,7 @@ class RunFolder:
         self._say_what_is_unchecked()
         while True:
             before = self._offer(name)
-            chosen = name or self.summary().get("checkpoint")
+            chosen = self.summary().get("checkpoint") if name is None else name
             try:
                 return open_whole(self.path, chosen) if self.over_nodes else self.checkpoints.open(chosen, pinned=True)
             except Missing:

@@ -115,6 +115,8 @@ CASES = [
     of_run("eval-split-unknown", "eval $run --split dev", "eval", "argument --split: invalid choice: 'dev'"),
     of_run("eval-checkpoint-unknown", "eval $run --checkpoint newest",
          "$run/checkpoints", "there is no checkpoint 'newest'; there are 0000000025"),
+    of_run("eval-checkpoint-empty", "eval $run --checkpoint=",
+         "$run/checkpoints", "there is no checkpoint ''; there are 0000000025"),
     of_run("eval-checkpoint-start", "eval $run --checkpoint start",
          "$run/checkpoints", "there is no checkpoint 'start'; there are 0000000025"),
     of_run("eval-set-epochs", "eval $run --set training.epochs=3",
