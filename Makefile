@@ -41,6 +41,9 @@ mutants: .venv/tested  ## small changes of the code that some test should see (B
 gpu-wheels: .venv/installed  ## what a lent GPU's machine needs beside torch, in build/gpu-wheels (benchmarks/gpu/README.md)
 	$(BIN)/python -m benchmarks.gpu.wheels --out build/gpu-wheels
 
+wheel: .venv/installed  ## a wheel of the package, in dist
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
 lint: .venv/tested  ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,4 +52,4 @@ clean:  ## remove .venv and caches; runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all chaos fuzz mutants gpu-wheels lint clean
+.PHONY: help setup train test test-all chaos fuzz mutants gpu-wheels wheel lint clean

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from marius_oac import __version__
 from marius_oac.cli_data import add_init, add_prepare
-from marius_oac.command import check_present_folder, run_command
+from marius_oac.command import check_present_folder, check_system, run_command
 from marius_oac.console import answer, report
 from marius_oac.errors import ConfigError, InputError
 
@@ -360,6 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code. Errors that are no mistake of the user surface with their traceback."""
 
     def work() -> int | None:
+        check_system()
         args = _parser().parse_args(argv)
         args.argv = sys.argv[1:] if argv is None else list(argv)
         check_present_folder()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 
 from marius_oac import console
@@ -43,6 +44,12 @@ def run_command(program: str, work: Callable[[], int | None]) -> int:
             return 128 + number
         finally:
             console.let_go()
+
+
+def check_system() -> None:
+    """Raises InputError elsewhere than on Linux: direct I/O, memory's places and bound threads are its own."""
+    if sys.platform != "linux":
+        raise InputError(f"marius_oac runs on Linux, and this is {sys.platform}")
 
 
 def check_present_folder() -> None:

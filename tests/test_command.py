@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -54,3 +55,8 @@ def test_a_defect_keeps_its_traceback(error):
     with pytest.raises(type(error)) as caught:
         run_command("prog", work)
     assert caught.value is error
+
+
+def test_another_system_is_named_in_a_line(command, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert command("train", "config.yaml") == (2, [], ["marius-oac: marius_oac runs on Linux, and this is darwin"])
