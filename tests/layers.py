@@ -1,0 +1,92 @@
+"""Which room of the package imports which: `python -m tests.layers [FOLDER ...]` prints floors, arrows and circles.
+
+A room is a folder or a module of the package's root; with FOLDER, a module or folder in it. A room stands one floor
+above the highest that it imports; rooms that import each other, by whatever way, are a circle and stand on one floor.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "marius_oac"
+
+Arrows = Mapping[str, set[str]]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Modules of the package that a file imports, in functions too, as paths: `storage.contract`."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            top, _, inside = name.partition(".")
+            if top == PACKAGE.name and inside:
+                yield inside
+
+
+def arrows(folder: str = "") -> dict[str, set[str]]:
+    """What each room of `folder` ("" is the root) imports of its other rooms."""
+    prefix = f"{folder}." if folder else ""
+    rooms = {path.stem for path in (PACKAGE / folder.replace(".", "/")).iterdir()
+             if path.suffix == ".py" or (path / "__init__.py").exists()}  # fmt: skip
+    found = defaultdict(set)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        room = module.removeprefix(prefix).split(".")[0]
+        if not module.startswith(prefix) or room not in rooms:
+            continue
+        targets = (name.removeprefix(prefix).split(".")[0] for name in imported(path) if name.startswith(prefix))
+        found[room] |= {target for target in targets if target in rooms and target != room}
+    return dict(found)
+
+
+def reachable(room: str, given: Arrows) -> set[str]:
+    seen, waiting = set(), [room]
+    while waiting:
+        for target in given[waiting.pop()] - seen:
+            seen.add(target)
+            waiting.append(target)
+    return seen
+
+
+def circles(given: Arrows) -> list[set[str]]:
+    """Rooms that import each other."""
+    below = {room: reachable(room, given) for room in given}
+    found = {frozenset(other for other in below[room] if room in below[other]) for room in given if room in below[room]}
+    return sorted(map(set, found), key=sorted)
+
+
+def floors(given: Arrows) -> dict[str, int]:
+    below = {room: reachable(room, given) for room in given}
+
+    def floor(room: str) -> int:
+        circle = {other for other in below[room] if room in below[other]} | {room}
+        under = set().union(*(given[each] for each in circle)) - circle
+        return max((floor(each) + 1 for each in under), default=0)
+
+    floor = functools.cache(floor)
+    return {room: floor(room) for room in given}
+
+
+def told(folder: str) -> str:
+    given = arrows(folder)
+    level, loops = floors(given), circles(given)
+    count = sum(map(len, given.values()))
+    lines = [f"{folder or PACKAGE.name}: {len(given)} rooms on {max(level.values()) + 1} floors, {count} arrows, "
+             f"{len(loops)} circles"]  # fmt: skip
+    lines += [f"  circle: {', '.join(sorted(loop))}" for loop in loops]
+    for floor in range(max(level.values()), -1, -1):
+        lines.append(f"  {floor:2}  {', '.join(sorted(room for room in given if level[room] == floor))}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print("\n".join(told(folder) for folder in ["", *sys.argv[1:]]))
