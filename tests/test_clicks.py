@@ -14,6 +14,7 @@ import pytest
 
 import marius_oac
 from marius_oac import Config, TrainedClickModel, open_run, resume, train
+from marius_oac.ctr_parts import make_ctr_network, row_layout, tables_of
 from marius_oac.data.log_generate import LogSpec, write_day
 from marius_oac.errors import CheckpointError, InputError, Interrupted
 from marius_oac.run import RunFolder
@@ -52,6 +53,15 @@ def synchronous(log, tmp_path_factory):
         return found[network]
 
     return of
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_row_has_the_floats_that_the_network_reads(network):
+    """An embedding of 4, a first-order weight, or both; a network that ignores one must not pay for its memory."""
+    config = ctr_config("log.parquet", network=network)
+    made = make_ctr_network(config)
+    floats = {row_layout(config, table, made).dimension for table in tables_of(config, made)}
+    assert floats == {{"lr": 1, "fm": 5, "deepfm": 5}.get(network, 4)}
 
 
 @pytest.mark.parametrize("network", NETWORKS)

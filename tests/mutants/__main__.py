@@ -1,7 +1,8 @@
 """Plants mutants and runs the tests that reach them: `python -m tests.mutants [FILES] [--budget S] [--seed N]`.
 
-The first run measures which tests reach which functions, by running the quick tests once. Results go, a line of JSON
-for each mutant, to WORK/results.jsonl; those that are there already are not tried again. Exit code 1 if any lives.
+The first run measures which tests reach which functions, by running the quick tests once, or those files of tests
+that `--record` names. Results go, a line of JSON for each mutant, to WORK/results.jsonl; those that are there already
+are not tried again. Exit code 1 if any lives.
 """
 
 import argparse
@@ -80,14 +81,14 @@ class Sweep:
         return self._sound[test]
 
 
-def measure(workshop: Workshop) -> list[Path]:
-    """Files of what tests reach; measured where there is none."""
+def measure(workshop: Workshop, tests: list[str]) -> list[Path]:
+    """Files of what tests reach; measured where there is none, with these files of tests (none: all)."""
     files = sorted(workshop.folder.glob("reach*.txt"))
     if not files:
         part, file = workshop.folder / "reach.part", workshop.folder / "reach.txt"
         part.unlink(missing_ok=True)
         environment = {**os.environ, **workshop.environment(), "MUTANTS_REACH": str(part)}
-        command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.reach")
+        command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.reach", *tests)
         subprocess.run(command, cwd=workshop.copy, env=environment, check=False)
         files = [part.rename(file)]
     return files
@@ -98,8 +99,8 @@ def _key(result: dict) -> tuple:
 
 
 def sources() -> list[str]:
-    """The files that mutants are planted in: those of the folders that hold more than a text."""
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / "marius_oac" / folder).glob("*.py"))]
+    """The files that mutants are planted in: those below the folders that hold more than a text."""
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / "marius_oac" / folder).rglob("*.py"))]
     return [str(path.relative_to(ROOT)) for path in paths if ast.parse(path.read_bytes()).body[1:]]
 
 
@@ -135,11 +136,12 @@ def main(argv=None) -> int:
     parser.add_argument("--each", type=int, default=6, metavar="N", help="mutants of a file; of kernels, twice as many")
     parser.add_argument("--most", type=float, default=60.0, metavar="SECONDS", help="of tests for a mutant")
     parser.add_argument("--work", type=Path, required=True, help="a folder for the copy, the caches and the results")
+    parser.add_argument("--record", nargs="*", default=[], metavar="TESTS", help="to measure (default: all quick)")
     parser.add_argument("--tests", nargs="*", help="try the mutants that live again, with these files of tests")
     args = parser.parse_args(argv)
     args.work.mkdir(parents=True, exist_ok=True)
     workshop = Workshop(args.work.resolve())
-    reach = Reach(measure(workshop))
+    reach = Reach(measure(workshop, args.record))
     workshop.load()
     until, file = time.monotonic() + args.budget, args.work / "results.jsonl"
     results = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []

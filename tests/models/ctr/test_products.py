@@ -142,7 +142,8 @@ def test_only_what_needs_a_gradient_gets_one():
 
 def test_other_tensors_are_left_to_torch():
     doubles = [numbers(5, 4).double(), numbers(3, 4).double(), numbers(3).double()]
-    assert same(run(functional.linear, doubles, 2), run(functional.linear, doubles))
+    for tensors in (doubles, [*doubles[:2], None]):
+        assert same(run(functional.linear, tensors, 2), run(functional.linear, tensors))
     for product in (torch.matmul, torch.Tensor.__matmul__):
         for shapes in (((4,), (4,)), ((3, 4), (4, 2)), ((1, 3, 4), (5, 4, 2)), ((2, 5, 3, 4), (4, 2))):
             tensors = [numbers(*shape) for shape in shapes]
@@ -215,8 +216,10 @@ def test_layers_do_run_on_the_lanes():
     cases = [(layer, (x,)), (nn.ReLU(), (x,)), *((product, (x[None], x.t()[None])) for product in BATCHED)]
     for function, arguments in cases:
         before = lanes.runs
-        with LaneProducts(lanes, None):
-            function(*arguments)
+        with (mode := LaneProducts(lanes, Scratch())):
+            found = function(*arguments)
         assert lanes.runs == before + 1
+        mode.start()
+        assert found.data_ptr() == mode.empty(*found.shape).data_ptr(), "what they computed is the result"
         function(*arguments)
         assert lanes.runs == before + 1, "only while entered"

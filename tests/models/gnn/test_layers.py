@@ -145,6 +145,25 @@ def test_gradients_of_kernels_are_those_of_float64(layer, blocks, seed):
         np.testing.assert_allclose(mine, exact, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("width, sources", [(0, [2, 1]), (3, [])])
+def test_sums_of_no_floats_or_no_edges(width, sources):
+    block = tensors(([0, len(sources) // 2, len(sources)], sources, 3))
+    values = torch.ones(3, width, requires_grad=True)
+    own, sums = segments.neighbours(values, block)
+    assert torch.equal(own, torch.ones(2, width)) and torch.equal(sums, torch.zeros(2, width))
+    (own + sums).sum().backward()
+    assert torch.equal(values.grad, torch.ones(3, width) * torch.tensor([[1], [1], [0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_score_of_zero_has_the_slope_of_those_below(dtype):
+    sources, destinations = torch.tensor([[0.0], [1.0]], dtype=dtype), torch.zeros(1, 1, dtype=dtype)
+    weights = segments.attention(sources.requires_grad_(), destinations, 0.25, tensors(([0, 2], [0, 1], 2)))
+    weights[0, 0].backward()
+    passed = weights[0, 0].item() * weights[1, 0].item()
+    np.testing.assert_allclose(sources.grad[:, 0], [0.25 * passed, -passed], rtol=1e-6)
+
+
 def large_blocks():
     """Enough work for many tasks; source 0 has a large share of all edges."""
     generator, blocks, outputs = np.random.default_rng(0), [], 1500

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.transport import zmq_server
 from marius_oac.nodes.transport.contract import Security
-from marius_oac.nodes.transport.handshake import Hello, Keys, Tokens
+from marius_oac.nodes.transport.handshake import Hello, Keys, ServerSide, Tokens
 from marius_oac.nodes.transport.wire import HEAD, Kind, Malformed, head, parse
 from tests.nodes.transport.conformance import SERVER
 from tests.nodes.transport.guarded import LIMITS, Guarded, all_said
@@ -64,6 +64,13 @@ def test_tokens_are_for_one_rank_server_and_use():
     assert tokens.why_not(b"3", token) == "replayed token"
     assert tokens.why_not(b"3", token.upper()) == "replayed token"
     assert Hello.parse(Hello.new(3, LIMITS).body).limits == LIMITS
+
+
+def test_each_end_says_32_random_bytes_and_a_proof_of_32():
+    keys, hello = Keys(Security(secret=SECRET, run="run"), SERVER), Hello.new(3, LIMITS)
+    assert len(bytes.fromhex(keys.token(3))) == len(ServerSide(keys, hello).challenge()) == 64
+    # A number used once that is shorter would be padded with zeros.
+    assert {Hello.new(3, LIMITS).body[-1] for _ in range(64)} != {0}
 
 
 def mutated(random_source, data):
