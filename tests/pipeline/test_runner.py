@@ -255,3 +255,21 @@ def test_waiting_for_a_device_is_no_download_and_what_it_does_is_counted_apart(m
     }  # fmt: skip
     *_, pipeline = run_toy(mode="async", last=20)
     assert not any(name.startswith("device.") for name in pipeline.telemetry.total())
+
+
+def test_a_batch_in_the_cache_keeps_its_rows_alone():
+    """Its arrays would lie on the device as long, and no memory plan counts them."""
+    kept = []
+
+    class Watched(TorchDevice):
+        def written(self, batch, cached):
+            assert batch.arrays
+            super().written(batch, cached)
+            kept.append((cached, dict(batch.arrays)))
+
+    def watched(pipeline):
+        shape = (pipeline.planner.tables, pipeline.source.layouts, pipeline.in_flight, pipeline.source.caching)
+        return Watched(torch.device("cpu"), *shape)
+
+    run_toy(mode="oac", in_flight=4, device=watched)
+    assert kept == [(True, {})] * 60
