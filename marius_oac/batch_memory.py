@@ -9,7 +9,7 @@ import torch
 
 from marius_oac.config_base import BaseConfig
 from marius_oac.disk_tables import ahead_bytes, check_batch, rows_place
-from marius_oac.memory import BATCH_KEYS, Need, batches_held, key_to_lower
+from marius_oac.memory import BATCH_KEYS, Need, batches_held, key_to_lower, room_for
 from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
 from marius_oac.types import Plan, TableSpec
 
@@ -62,7 +62,7 @@ class BatchMemory:
         )
         return [
             Need("host", "batches", in_flight * staged + plans, key),
-            Need("device", "batches", held * staged + in_flight * plan_bytes, key),
+            Need("device", "batches", room_for(pipeline) * staged + in_flight * plan_bytes, key),
         ]
 
     def saved(self, rows: int, dense: int, evaluation: int, device: torch.device) -> list[Need]:

@@ -11,7 +11,16 @@ from marius_oac.config_ctr import CtrConfig
 from marius_oac.ctr_parts import KEY_BYTES, capacity_of, make_ctr_network, row_layout, tables_of
 from marius_oac.device_memory import click_step_bytes
 from marius_oac.disk_tables import ahead_bytes, rows_place, table_needs
-from marius_oac.memory import BATCH_KEYS, KERNEL_BYTES, MemoryPlan, Need, available, batches_held, key_to_lower
+from marius_oac.memory import (
+    BATCH_KEYS,
+    KERNEL_BYTES,
+    MemoryPlan,
+    Need,
+    available,
+    batches_held,
+    key_to_lower,
+    room_for,
+)
 from marius_oac.session import pick_device
 from marius_oac.storage.key_kernels import RECORD
 
@@ -60,7 +69,8 @@ def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
     ]
     if place == "device":
         staged = sum(table.max_ids * (4 * layout.width + 16) for table, layout in zip(tables, layouts, strict=True))
-        needs.append(Need("device", "batches", held * size * staged + in_flight * settled_bytes, key))
+        rows_there = room_for(config.pipeline) * size * staged
+        needs.append(Need("device", "batches", rows_there + in_flight * settled_bytes, key))
     disk = (config.checkpoint.keep + 2 - config.storage.paged) * (
         sum(count * (4 * layout.width + 22) for count, layout in zip(rows, layouts, strict=True)) + 3 * dense
     )

@@ -172,12 +172,24 @@ def _free(folder: Path) -> int:
 
 
 def batches_held(pipeline: PipelineConfig) -> tuple[int, int]:
-    """Batches between read and write, and buffers at once: the cache has as many again (see `ledger`), in order of
-    arrival twice as many."""
+    """Batches between read and write, and the buffers that they and the cache fill: the cache has rows of one batch
+    fewer than are in flight, in order of arrival of twice as many (see `ledger`)."""
     if pipeline.mode == "sync":
         return 1, 1
-    cached = {"plan": 1, "arrival": 2}.get(pipeline.order, 1) * pipeline.in_flight if pipeline.mode == "oac" else 0
+    cached = (
+        {"plan": 1, "arrival": 2}.get(pipeline.order, 1) * (pipeline.in_flight - 1) if pipeline.mode == "oac" else 0
+    )
     return pipeline.in_flight, pipeline.in_flight + cached
+
+
+def room_for(pipeline: PipelineConfig) -> int:
+    """Buffers that there may be: one more than `batches_held` where batches are cached.
+
+    It is taken where a batch is read between the last write and the next validation. On a host this is seldom, and a
+    buffer takes memory as it is filled; on a device a buffer takes its room when it is made.
+    """
+    in_flight, held = batches_held(pipeline)
+    return held + (held > in_flight)
 
 
 def return_freed_memory() -> None:
