@@ -8,6 +8,7 @@ from hypothesis import settings
 
 from marius_oac import cli, training
 from marius_oac.models import own_code
+from tests import costs
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
 
@@ -17,8 +18,13 @@ settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser):
+    costs.add_option(parser)
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "device: runs on what MARIUS_OAC_TEST_DEVICE names (tests/device.py)")
+    costs.configure(config)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -76,10 +76,10 @@ def table(seconds: Counter[str], budget: str) -> str:
     return "\n".join(lines)
 
 
-def pytest_addoption(parser):
+def add_option(parser):
     parser.addoption("--costs", action="store_true", help="processor time by topic and file, against tests/budget.txt")
 
 
-def pytest_configure(config):
+def configure(config):
     if config.getoption("--costs"):
         config.pluginmanager.register(Costs(), "costs")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import correct
+from benchmarks.gpu import correct, wheels
 from benchmarks.gpu.page import EMPTY, page
 from benchmarks.gpu.part import Part, Table
 from benchmarks.gpu.place import Place
@@ -194,3 +194,12 @@ def test_results_name_their_run_and_machine(monkeypatch, tmp_path):
     first, *others = read(tmp_path / FILE)
     assert first.items() >= {"part": 7, "commit": "abc", "device": "cpu", "torch": torch.__version__}.items()
     assert {line["run"] for line in others} == {first["run"]}
+
+
+def test_wheels_take_the_place_of_their_other_versions_alone(tmp_path):
+    there, new = tmp_path / "there", tmp_path / "new"
+    for name in ("there/a_b-1.0-py3-none-any.whl", "there/a_bc-1.0-py3-none-any.whl", "new/a_b-2.0-py3-none-any.whl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    put = wheels.put(new / "a_b-2.0-py3-none-any.whl", there)
+    assert sorted(there.iterdir()) == [put, there / "a_bc-1.0-py3-none-any.whl"] and not list(new.iterdir())

@@ -13,6 +13,7 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,29 +31,35 @@ LEFT_OUT = re.compile(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the wheels; others in it are removed")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the wheels; other versions of them are removed"
+    )
     parser.add_argument("--requirements", type=Path, default=HERE / "requirements.txt")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    for wheel in options.out.glob("*.whl"):
-        wheel.unlink()
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
-            *("--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp"),
-            *(f"--platform={platform}_x86_64" for platform in PLATFORMS),
-            *("-d", str(options.out), "-r", str(options.requirements)),
-        ],
-        check=True,
-    )
-    wheels = sorted(options.out.glob("*.whl"))
-    for wheel in wheels:
-        pack(wheel)
+    with tempfile.TemporaryDirectory(dir=options.out) as folder:
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
+                *("--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp"),
+                *(f"--platform={platform}_x86_64" for platform in PLATFORMS),
+                *("-d", folder, "-r", str(options.requirements)),
+            ],
+            check=True,
+        )
+        wheels = [put(pack(wheel), options.out) for wheel in sorted(Path(folder).glob("*.whl"))]
     total = sum(wheel.stat().st_size for wheel in wheels)
     print(f"{options.out}: {len(wheels)} wheels, {total / (1 << 20):.1f} MiB")
 
 
-def pack(wheel: Path) -> None:
+def put(wheel: Path, folder: Path) -> Path:
+    """Moves the wheel there, in the place of other versions: two of one project stop an installation."""
+    for other in folder.glob(f"{wheel.name.partition('-')[0]}-*.whl"):
+        other.unlink()
+    return wheel.rename(folder / wheel.name)
+
+
+def pack(wheel: Path) -> Path:
     """Writes the wheel again, without what is left out, by LZMA."""
     packed = wheel.with_suffix(".packed")
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_LZMA) as target:
@@ -60,7 +67,7 @@ def pack(wheel: Path) -> None:
             content = source.read(entry)
             entry.compress_type = zipfile.ZIP_LZMA
             target.writestr(entry, content)
-    packed.replace(wheel)
+    return packed.replace(wheel)
 
 
 def kept(source: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:

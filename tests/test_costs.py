@@ -1,0 +1,36 @@
+"""What tells the processor time of tests adds it up by file and topic."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.costs import BUDGET, table, topic_of, topics
+
+ROOT = Path(__file__).parents[1]
+LINES = """
+nodes 10 nodes/*   # comments are left out
+the-rest 5 *
+"""
+
+
+def test_files_are_added_up_under_the_first_topic_that_matches():
+    told = table(Counter({"tests/nodes/a.py": 7.0, "tests/nodes/b.py": 4.5, "tests/c.py": 5.0}), LINES).splitlines()
+    assert [line.split() for line in told] == [
+        ["11.5", "of", "10", "s", "nodes", "OVER"], ["7.0", "tests/nodes/a.py"], ["4.5", "tests/nodes/b.py"],
+        ["5.0", "of", "5", "s", "the-rest"], ["5.0", "tests/c.py"],
+        ["16.5", "of", "15", "s", "all"],
+    ]  # fmt: skip
+    with pytest.raises(LookupError, match=r"no topic of tests/budget.txt has tests/c.py"):
+        topic_of("tests/c.py", topics("nodes 10 nodes/*"))
+    assert all(topic_of(f"tests/{path.name}", topics(BUDGET.read_text())) for path in ROOT.glob("tests/test_*.py"))
+
+
+def test_it_is_there_however_pytest_is_started():
+    """The command `pytest` has no folder of the caller's to import from; `python -P` neither."""
+    words = ["-P", "-m", "pytest", "-q", "--costs", "-p", "no:cacheprovider", "tests/test_bounds.py"]
+    said = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"\d of +\d+ s  all", said) and "tests/test_bounds.py" in said
