@@ -18,6 +18,7 @@ from marius_oac.node_saved import Joined, Layout, drop_after, layout_name, open_
 from marius_oac.node_training import _before
 from marius_oac.nodes.shards import Placement
 from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.pins import Missing
 from marius_oac.run_position import Position
 from marius_oac.task import Road
 from marius_oac.training_loop import TrainingLoop
@@ -248,6 +249,9 @@ def test_the_best_is_that_of_the_newest_layout(tmp_path):
     assert open_whole(run, "best") == (OPENED, "1-b", "0000000020")
     assert open_whole(run, "0000000010") == (OPENED, "1-a", "0000000010")
     assert open_whole(run) == (OPENED, "1-b", "0000000030")
+    for other in ("0000000099", ""):  # no name is none, and not the newest one's
+        with pytest.raises(Missing, match=f"checkpoint '{other}': the parts of all nodes must lie here"):
+            open_whole(run, other)
 
 
 def test_other_nodes_take_over_no_more_than_is_asked_for():
