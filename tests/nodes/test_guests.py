@@ -3,10 +3,9 @@
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +28,7 @@ from marius_oac.nodes.thread_group import ThreadGroup
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.run import RunFolder
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
+from tests.ports import free_ports
 
 EXAMPLES, BATCH = 64 * 1500, 64
 PATIENCE = 240
@@ -61,15 +61,6 @@ class Command:
         text, _ = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == code, "".join(self.said) + text
         return "".join(self.said) + text
-
-
-def free_ports(count, address="127.0.0.1"):
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with ExitStack() as stack:
-        sockets = [
-            stack.enter_context(closing(socket.create_server((address, 0), family=family))) for _ in range(count)
-        ]
-        return [each.getsockname()[1] for each in sockets]
 
 
 @pytest.fixture

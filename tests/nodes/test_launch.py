@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.ports import free_ports
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "nodes" / "launched.py"
 PATIENCE = 180
@@ -26,14 +28,6 @@ SRUN = """#!/bin/sh
 while :; do case "$1" in -*) shift;; *) break;; esac; done
 exec "$@"
 """
-
-
-def free_ports(count):
-    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in with_ports]
-    for one in with_ports:
-        one.close()
-    return ports
 
 
 def alive(pid):

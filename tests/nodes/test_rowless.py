@@ -21,7 +21,7 @@ from marius_oac.nodes.messages import Kind, Message
 from marius_oac.nodes.modes import make_mode
 from marius_oac.run import RunFolder
 from tests.nodes.dealt_world import AHEAD, everything, make_dealing, make_tables
-from tests.nodes.test_guests import free_ports
+from tests.ports import free_ports
 
 EXAMPLES, BATCH = 60 * 30, 60
 PATIENCE = 240

@@ -13,8 +13,8 @@ from marius_oac.node_saved import SERVES, Layout
 from marius_oac.nodes.crowd import Crowd
 from marius_oac.run import RunFolder
 from tests.nodes import test_node_training as over_nodes
-from tests.nodes.test_guests import free_ports
 from tests.nodes.test_node_training import SMOOTH, digests, run
+from tests.ports import free_ports
 
 configs = over_nodes.configs
 PATIENCE = 240

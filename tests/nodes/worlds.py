@@ -3,11 +3,11 @@
 import json
 import multiprocessing
 import multiprocessing.connection
-import socket
 import threading
 
 from marius_oac.nodes.thread_group import ThreadGroup
 from tests.nodes import conformance, member
+from tests.ports import free_ports
 from tests.threads import PATIENCE
 
 FORKED = multiprocessing.get_context("forkserver")
@@ -54,9 +54,7 @@ class ProcessWorld:
     """Processes that torchrun could have started, on the loopback interface; forked by one that has imported torch."""
 
     def __init__(self, size, timeout=20.0):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         self.members, self.lines = [], []
         for rank in range(size):
             environment = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
