@@ -15,16 +15,16 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.runs import machine
-from marius_oac.config import Config
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.graph_memory import plan_memory
-from marius_oac.graph_task import GraphTask
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.pipeline import runner
 from marius_oac.pipeline.validation import Cache
-from marius_oac.session import Session
-from marius_oac.training import train
+from marius_oac.runs.session import Session
+from marius_oac.tasks.link_prediction.memory import plan_memory
+from marius_oac.tasks.link_prediction.task import GraphTask
+from marius_oac.training.local import train
 
 
 def make_config(path: str, *overrides: str) -> Config:

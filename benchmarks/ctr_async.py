@@ -16,10 +16,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
 
 from benchmarks.runs import machine  # noqa: E402
-from marius_oac.classification import ClickMetrics  # noqa: E402
-from marius_oac.config import Config  # noqa: E402
-from marius_oac.data.log_generate import LogSpec, true_probabilities, write_day  # noqa: E402
-from marius_oac.training import train  # noqa: E402
+from marius_oac.config.link_prediction import Config  # noqa: E402
+from marius_oac.data.generate.log import LogSpec, true_probabilities, write_day  # noqa: E402
+from marius_oac.evaluation.binary_metrics import ClickMetrics  # noqa: E402
+from marius_oac.training.local import train  # noqa: E402
 
 STYLES = {
     "sync": ("black", "o"),

@@ -17,10 +17,10 @@ import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
 
 from benchmarks.ctr_async import best_auc  # noqa: E402
 from benchmarks.runs import machine  # noqa: E402
-from marius_oac.config import Config  # noqa: E402
-from marius_oac.data.log_generate import LogSpec, write_day  # noqa: E402
-from marius_oac.run import RunFolder  # noqa: E402
-from marius_oac.training import resume, train  # noqa: E402
+from marius_oac.config.link_prediction import Config  # noqa: E402
+from marius_oac.data.generate.log import LogSpec, write_day  # noqa: E402
+from marius_oac.runs.folder.folder import RunFolder  # noqa: E402
+from marius_oac.training.local import resume, train  # noqa: E402
 
 
 def make_config(days: list[Path], spec: LogSpec) -> Config:

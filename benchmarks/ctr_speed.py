@@ -32,17 +32,17 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.ctr_step import BATCH, DIMENSION, SETTINGS, PlainNetwork
 from benchmarks.turns import Contestant, take_turns
-from marius_oac import blas
-from marius_oac.config_ctr import CtrConfig
-from marius_oac.ctr_parts import capacity_of, make_ctr_step, make_key_table, make_schema, row_layout, tables_of
-from marius_oac.data.log_batches import Leg, LogPlanner, LogRoad
-from marius_oac.data.log_files import LogFiles
-from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.disk_tables import Tables
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.data.logs.batches import Leg, LogPlanner, LogRoad
+from marius_oac.data.logs.files import LogFiles
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.pipeline.runner import Pipeline
+from marius_oac.runs.stores import Tables
+from marius_oac.runtime import blas
 from marius_oac.runtime.telemetry import Telemetry
+from marius_oac.tasks.ctr.build import capacity_of, make_ctr_step, make_key_table, make_schema, row_layout, tables_of
 
 MANY_PASSES = 1000
 

@@ -25,12 +25,12 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.turns import Contestant, take_turns
-from marius_oac import blas
-from marius_oac.config_ctr import CtrConfig
+from marius_oac.config.ctr import CtrConfig
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.rows import TableColumns
 from marius_oac.models.ctr.schema import Field, Inputs, Schema
 from marius_oac.models.ctr.step import CtrStep
+from marius_oac.runtime import blas
 
 BATCH, DIMENSION, KEYS = 4096, 16, 1_000_000
 DRAWN = 8  # batches, again and again

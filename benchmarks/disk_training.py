@@ -26,17 +26,17 @@ import psutil
 
 from benchmarks.runs import machine
 from benchmarks.turns import Contestant, take_turns
-from marius_oac.checkpoints import Checkpoints
-from marius_oac.config import Config
-from marius_oac.ctr_task import start_ctr_task
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.graph import Graph
-from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
-from marius_oac.graph_task import GraphTask
-from marius_oac.session import Session
-from marius_oac.task import Task
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.session import Session
+from marius_oac.runs.task import Task
+from marius_oac.tasks.ctr.task import start_ctr_task
+from marius_oac.tasks.link_prediction.task import GraphTask
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 

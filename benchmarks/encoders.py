@@ -25,12 +25,12 @@ from torch import nn
 
 from benchmarks.runs import machine
 from benchmarks.turns import Contestant, take_turns
-from marius_oac import blas
-from marius_oac.config_encoder import EncoderConfig
-from marius_oac.models.ctr.products import LaneProducts
+from marius_oac.config.encoder import EncoderConfig
+from marius_oac.models.compute.products import LaneProducts
+from marius_oac.models.compute.thread_pool import Lanes
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import make_encoder
-from marius_oac.models.lanes import Lanes
+from marius_oac.runtime import blas
 
 NODES, FAN_OUT, HEADS = 100_000, 10, 5
 DRAWN = 4  # blocks, again and again

@@ -28,9 +28,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.runs import machine
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 PATIENCE = 180.0  # seconds until a process that has not done what it should is given up
 START_SECONDS = 0.5

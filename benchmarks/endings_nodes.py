@@ -198,7 +198,7 @@ def name_of(process: psutil.Process) -> str:
     words = process.cmdline()
     if words[1:2] != ["-m"] or words[-2:-1] != ["--node"]:
         return str(process.pid)
-    if words[2] == "marius_oac.nodes.guard":
+    if words[2] == "marius_oac.nodes.launch.guard":
         return f"guard {words[-1]}"
     return f"{'trainer' if 'LOCAL_RANK' in process.environ() else 'agent'} {words[-1]}"
 

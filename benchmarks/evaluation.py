@@ -24,14 +24,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from marius_oac.config import ModelConfig
-from marius_oac.data.filters import KnownAnswers
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.splits import SPLITS
-from marius_oac.evaluate import evaluate
-from marius_oac.models.decoders import make_decoder
-from marius_oac.scoring import EntityReader, LinkScorer
+from marius_oac.config.link_prediction import ModelConfig
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.evaluation.filters import KnownAnswers
+from marius_oac.evaluation.link_prediction import evaluate
+from marius_oac.evaluation.scores import EntityReader, LinkScorer
+from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.types import Side
 
 PLAIN_BATCH = 500

@@ -29,15 +29,15 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from marius_oac.config import Config
-from marius_oac.data.batches import EdgePlanner
-from marius_oac.data.generate import GeneratedGraph
-from marius_oac.data.log_generate import LogSpec, day_batches
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.edges import EdgePlanner
+from marius_oac.data.generate.graph import GeneratedGraph
+from marius_oac.data.generate.log import LogSpec, day_batches
 from marius_oac.storage.contract import RowLayout
-from marius_oac.storage.disk_tier import _ENTRIES_PER_FRAME as ENTRIES_PER_FRAME
-from marius_oac.storage.key_index import KeyIndex
-from marius_oac.storage.page_directory import Directory
-from marius_oac.storage.paged_table import BLOCK_BYTES
+from marius_oac.storage.disk.directory import Directory
+from marius_oac.storage.disk.layout import BLOCK_BYTES
+from marius_oac.storage.disk.tier import _ENTRIES_PER_FRAME as ENTRIES_PER_FRAME
+from marius_oac.storage.keys.index import KeyIndex
 
 SKEW = 1.05
 LOOK_AHEAD, BUDGETS = (1, 4, 16, 32, 64), (0.5, 0.25, 0.1)

@@ -45,8 +45,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.log_reading import KEYS, NUMBERS, write_logs
 from benchmarks.runs import machine
-from marius_oac.async_files import write_files, write_npy_files
-from marius_oac.data.log_formats import TEXT_BYTES
+from marius_oac.data.logs.formats import TEXT_BYTES
+from marius_oac.runtime.files.streaming import write_files, write_npy_files
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore

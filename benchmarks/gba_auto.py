@@ -15,9 +15,9 @@ import numpy as np
 from benchmarks.gba_clock import QUIET, RATE, Crew, phases
 from benchmarks.gba_model import Model
 from benchmarks.gba_runs import WORKERS, EmptyServer, ParameterServer, Recipe, Setting, train
-from marius_oac.config_nodes import AutoConfig
-from marius_oac.nodes.dealer import Dealer
-from marius_oac.nodes.policy import Measured, Policy
+from marius_oac.config.modes import AutoConfig
+from marius_oac.nodes.gba.dispatcher import Dealer
+from marius_oac.nodes.gba.policy import Measured, Policy
 
 LOCAL = 64
 QUALITY_PHASE, QUALITY_EVERY = 0.8, 5  # virtual seconds, global batches: short, since these days have real gradients

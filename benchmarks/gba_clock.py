@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from marius_oac.nodes.dealer import WAIT, Dealer
+from marius_oac.nodes.gba.dispatcher import WAIT, Dealer
 
 RATE = 10_000.0  # examples that a worker at full speed computes in a virtual second
 

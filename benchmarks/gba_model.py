@@ -11,10 +11,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.gba_data import Days
 from benchmarks.gba_gradient import differentiate
-from marius_oac.config_ctr import CtrTrainingConfig, NetworkConfig
+from marius_oac.config.ctr import CtrTrainingConfig, NetworkConfig
+from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.ctr.network import make_network
 from marius_oac.models.ctr.schema import Field, Inputs, Schema
-from marius_oac.models.optimizers import RowOptimizer
 
 DIMENSION = 8
 WIDTH = DIMENSION + 1  # a row: embedding, first-order weight

@@ -10,10 +10,10 @@ import numpy as np
 from benchmarks.gba_clock import Crew, LoadProfile
 from benchmarks.gba_data import Days, frappe, generated
 from benchmarks.gba_model import WIDTH, Gradient, Model
-from marius_oac.nodes.aggregator import DenseAggregator, RowAggregator
-from marius_oac.nodes.counts import add_counts
-from marius_oac.nodes.dealer import Dealer
-from marius_oac.nodes.modes import Kind, Mode, RowsOver, make_mode
+from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
+from marius_oac.nodes.gba.counts import add_counts
+from marius_oac.nodes.gba.dispatcher import Dealer
+from marius_oac.nodes.gba.modes import Kind, Mode, RowsOver, make_mode
 
 MODES: tuple[Kind, ...] = ("sync", "gba", "hop-bw", "hop-bs", "bsp", "async")
 WORKERS = 16  # of all modes but sync, which has half as many with twice the local batch

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.gba_clock import QUARTER_SLOW
 from benchmarks.gba_model import Model
 from benchmarks.gba_runs import MODES, Recipe, train
-from marius_oac.nodes.modes import Kind
+from marius_oac.nodes.gba.modes import Kind
 
 Aucs = Sequence[float]  # of some days
 Curves = dict[str, list[float]]  # AUC per day after the switch, by direction

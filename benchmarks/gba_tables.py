@@ -11,7 +11,7 @@ from benchmarks.gba_figures import batch_figure, worker_figure
 from benchmarks.gba_model import Model
 from benchmarks.gba_runs import MODES, WORKERS, Outcome, Recipe, Setting, empty_run, train
 from benchmarks.gba_switch import difference, first
-from marius_oac.nodes.modes import Kind
+from marius_oac.nodes.gba.modes import Kind
 
 SPEED_LOADS = {"quarter 4 x slower": QUARTER_SLOW, "a day in phases": phases(0.4), "nobody slower": QUIET}
 LOADS = {"quarter 8 x slower": QUARTER_SLOWER, "quarter 4 x slower": QUARTER_SLOW, "nobody slower": QUIET}

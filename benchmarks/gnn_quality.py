@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.quality import Curve, arguments, compare, kept_curves, plot, report
 from benchmarks.runs import benchmark_graph, machine
-from marius_oac.config import Config
+from marius_oac.config.link_prediction import Config
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fb15k-237": {

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.runs import machine
-from marius_oac.storage.key_index import KeyIndex
+from marius_oac.storage.keys.index import KeyIndex
 
 _BATCH = 1 << 18
 _DICT_KEYS = 2_000_000

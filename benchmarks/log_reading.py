@@ -30,11 +30,11 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from marius_oac.config_ctr import LogConfig
-from marius_oac.data.log_files import BlockReader, LogFiles
-from marius_oac.data.log_formats import BATCH_ROWS, TEXT_BYTES
-from marius_oac.data.permutation import Permutation
-from marius_oac.data.share import Share
+from marius_oac.config.ctr import LogConfig
+from marius_oac.data.batches.rank_slice import Share
+from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.formats import BATCH_ROWS, TEXT_BYTES
+from marius_oac.kernels.cpu.permutation import Permutation
 
 NUMBERS = [f"i{i}" for i in range(13)]
 KEYS = [f"c{i}" for i in range(26)]

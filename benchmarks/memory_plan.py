@@ -27,9 +27,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 BOUND = 0.15
 ROW_BYTES = 808  # of dimension 100 with Adagrad

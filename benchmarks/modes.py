@@ -25,8 +25,8 @@ import numpy as np
 import yaml
 
 from benchmarks.runs import machine
-from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.run import RunFolder
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.runs.folder.folder import RunFolder
 
 MODES = ("sync", "gba", "async", "bsp", "hop-bs", "hop-bw")
 PHASES = ("nobody slow", "a quarter slow", "half 2 x slower", "nobody slow again")

@@ -42,15 +42,15 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.runs import machine
 from benchmarks.turns import Contestant, Times, take_turns
-from marius_oac.classes_task import ClassesTask
-from marius_oac.config import Config
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.generate_nodes import write_features, write_labels
-from marius_oac.data.graph import Graph
-from marius_oac.data.node_labels import Labels, read_labels
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
-from marius_oac.session import Session
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.generate.nodes import write_features, write_labels
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.graphs.labels import Labels, read_labels
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.runs.session import Session
+from marius_oac.tasks.node_classification.task import ClassesTask
 
 BATCH, WIDTH, FAN_OUTS = 1_000, 64, (10, 10)
 RATE, ROWS_RATE, INITIAL_SCALE = 0.003, 0.01, 0.1

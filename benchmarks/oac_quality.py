@@ -11,7 +11,7 @@ import argparse
 
 from benchmarks.quality import arguments, compare, plot, report
 from benchmarks.runs import benchmark_graph, machine
-from marius_oac.config import Config
+from marius_oac.config.link_prediction import Config
 
 
 def make_config(path: str, args: argparse.Namespace) -> Config:

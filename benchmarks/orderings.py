@@ -23,16 +23,16 @@ import numpy as np
 from numba import njit
 
 from benchmarks.runs import benchmark_graph, machine
-from marius_oac.config import Config
-from marius_oac.data.batches import EdgePlanner, GraphPlanner
-from marius_oac.data.bucket_batches import BucketPlanner, BucketSchedule
-from marius_oac.data.buckets import count_buckets, open_buckets
-from marius_oac.data.generate import GeneratedGraph
-from marius_oac.data.graph import Graph
-from marius_oac.data.orderings import epoch_io
-from marius_oac.graph_parts import entity_layout
-from marius_oac.trained import TrainedModel
-from marius_oac.training import train
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.buckets import BucketPlanner, BucketSchedule
+from marius_oac.data.batches.edges import EdgePlanner, GraphPlanner
+from marius_oac.data.batches.orderings import epoch_io
+from marius_oac.data.generate.graph import GeneratedGraph
+from marius_oac.data.graphs.buckets import count_buckets, open_buckets
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.tasks.link_prediction.build import entity_layout
+from marius_oac.tasks.link_prediction.trained import TrainedModel
+from marius_oac.training.local import train
 
 PAGE_ROWS, BUDGET, DRAWN = 10, 0.25, 500
 SPARE = 16  # pages in which two partitions meet: a buffer touches one more per partition than its share

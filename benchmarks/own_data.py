@@ -21,10 +21,10 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.runs import machine
-from marius_oac import cli
-from marius_oac.classification import ClickMetrics
-from marius_oac.config import Config
-from marius_oac.data.graph import Graph
+from marius_oac.cli import commands as cli
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.evaluation.binary_metrics import ClickMetrics
 from tests.own_data import OWN, Own
 
 PENALTIES = (1e-5, 1e-4, 1e-3)

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marius_oac.data.log_generate import LogSpec, day_batches
-from marius_oac.nodes.packing import loads, pack
-from marius_oac.nodes.shards import Placement, route_keys, shard_of_keys, unique_keys
+from marius_oac.data.generate.log import LogSpec, day_batches
+from marius_oac.nodes.shards.packing import loads, pack
+from marius_oac.nodes.shards.placement import Placement, route_keys, shard_of_keys, unique_keys
 
 FINEST = 4096
 SHARDS = (16, 32, 64, 128, 256, 512, 1024, 4096)

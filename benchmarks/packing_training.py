@@ -20,17 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from marius_oac.config import Config
-from marius_oac.ctr_task import start_ctr_task
-from marius_oac.data.graph import open_or_prepare
-from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.graph_task import GraphTask
-from marius_oac.node_ctr import CtrNodes
-from marius_oac.node_graph import GraphNodes
-from marius_oac.node_task import NodeTask
-from marius_oac.nodes.packing import even, heaviest, pack
-from marius_oac.nodes.shards import NUM_SHARDS
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.data.graphs.graph import open_or_prepare
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.shards.packing import even, heaviest, pack
+from marius_oac.nodes.shards.placement import NUM_SHARDS
+from marius_oac.runs.sharded.task import NodeTask
+from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.task import start_ctr_task
+from marius_oac.tasks.link_prediction.sharded import GraphNodes
+from marius_oac.tasks.link_prediction.task import GraphTask
 
 NODES = (2, 4, 8)
 Make = Callable[[ThreadGroup, list[float]], NodeTask]

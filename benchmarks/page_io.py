@@ -42,8 +42,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import ByteSize, TypeAdapter
 
-from marius_oac.storage.page_files import HEADER_BYTES, MOST_PAGES_A_JOB, Listing, PageFiles
-from marius_oac.storage.page_kernels import MOST_PAGES_AT_ONCE
+from marius_oac.kernels.cpu.pages import MOST_PAGES_AT_ONCE
+from marius_oac.storage.disk.files import HEADER_BYTES, MOST_PAGES_A_JOB, Listing, PageFiles
 
 RUNS = {"random": 1, "runs": 16, "writes": MOST_PAGES_A_JOB}
 """Pages that lie one behind the other."""

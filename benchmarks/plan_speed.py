@@ -24,10 +24,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from marius_oac.config import Config
-from marius_oac.data.batches import EdgePlanner, relabel
-from marius_oac.data.compiled import compiled
-from marius_oac.data.random import mix
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.edges import EdgePlanner, relabel
+from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.kernels.cpu.random import mix
 
 SETTINGS = ({"batch_size": 1000, "count": 500, "chunks": 1}, {"batch_size": 10_000, "count": 100, "chunks": 10})
 NUM_RELATIONS = 1000

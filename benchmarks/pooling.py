@@ -21,17 +21,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.runs import machine
-from marius_oac.config_sections import OptimizerConfig
-from marius_oac.data.log_tables import FeatureTable, TableKeys
-from marius_oac.models.optimizers import RowOptimizer
-from marius_oac.nodes.messages import Kind, Message
-from marius_oac.nodes.pooling import pool_table
-from marius_oac.nodes.shard import Shard
-from marius_oac.nodes.shard_table import KeyedTable
-from marius_oac.nodes.shards import Placement, Route, route_keys, unique_keys
+from marius_oac.config.sections import OptimizerConfig
+from marius_oac.data.logs.tables import FeatureTable, TableKeys
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.nodes.shards.placement import Placement, Route, route_keys, unique_keys
+from marius_oac.nodes.shards.pooling import pool_table
+from marius_oac.nodes.shards.shard import Shard
+from marius_oac.nodes.shards.table import KeyedTable
+from marius_oac.nodes.transport.messages import Kind, Message
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.key_table import KeyTable
+from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.memory import MemoryStore
 
 SKEWS, LENGTHS = (0.0, 1.05), (1, 4, 16, 64)

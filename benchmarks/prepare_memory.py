@@ -19,9 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.text import read_pieces
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.prepare.text import read_pieces
 
 GIB = 1 << 30
 BOUND_GIB = 4.0

@@ -41,14 +41,14 @@ from benchmarks.ctr_step import SETTINGS  # noqa: E402
 from benchmarks.eviction import SKEW, key_batches  # noqa: E402
 from benchmarks.runs import machine  # noqa: E402
 from benchmarks.turns import Contestant, Times, take_turns  # noqa: E402
-from marius_oac.config_ctr import CtrConfig  # noqa: E402
-from marius_oac.ctr_task import start_ctr_task  # noqa: E402
-from marius_oac.data.log_generate import LogSpec, write_day  # noqa: E402
-from marius_oac.machine import run_binding  # noqa: E402
-from marius_oac.session import Session  # noqa: E402
+from marius_oac.config.ctr import CtrConfig  # noqa: E402
+from marius_oac.data.generate.log import LogSpec, write_day  # noqa: E402
+from marius_oac.runs.session import Session  # noqa: E402
+from marius_oac.runtime.machine.report import run_binding  # noqa: E402
 from marius_oac.storage.contract import RowLayout  # noqa: E402
-from marius_oac.storage.key_index import KeyIndex  # noqa: E402
-from marius_oac.storage.paged_table import BLOCK_BYTES  # noqa: E402
+from marius_oac.storage.disk.layout import BLOCK_BYTES  # noqa: E402
+from marius_oac.storage.keys.index import KeyIndex  # noqa: E402
+from marius_oac.tasks.ctr.task import start_ctr_task  # noqa: E402
 
 PULL = ("fetch", "wait", "read")
 PARTS = {

@@ -26,11 +26,11 @@ from pykeen.nn.init import PretrainedInitializer
 from pykeen.nn.modules import ComplExInteraction, DistMultInteraction, TransEInteraction
 from pykeen.triples import CoreTriplesFactory
 
-from marius_oac.config import ModelConfig
-from marius_oac.data.filters import KnownAnswers
-from marius_oac.data.graph import Graph, open_or_prepare
-from marius_oac.evaluate import Evaluation, evaluate
-from marius_oac.scoring import EntityReader, LinkScorer
+from marius_oac.config.link_prediction import ModelConfig
+from marius_oac.data.graphs.graph import Graph, open_or_prepare
+from marius_oac.evaluation.filters import KnownAnswers
+from marius_oac.evaluation.link_prediction import Evaluation, evaluate
+from marius_oac.evaluation.scores import EntityReader, LinkScorer
 
 TOLERANCE = {True: 1e-6, False: 1e-3}  # relative, where scores are exact and where they are not
 

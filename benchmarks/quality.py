@@ -17,11 +17,11 @@ import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
 import numpy as np  # noqa: E402
 
 from benchmarks.runs import link_for  # noqa: E402
-from marius_oac.config import Config  # noqa: E402
-from marius_oac.data.graph import Graph  # noqa: E402
-from marius_oac.graph_task import GraphTask  # noqa: E402
-from marius_oac.session import Session  # noqa: E402
-from marius_oac.training import train  # noqa: E402
+from marius_oac.config.link_prediction import Config  # noqa: E402
+from marius_oac.data.graphs.graph import Graph  # noqa: E402
+from marius_oac.runs.session import Session  # noqa: E402
+from marius_oac.tasks.link_prediction.task import GraphTask  # noqa: E402
+from marius_oac.training.local import train  # noqa: E402
 
 STYLES = {
     "sync": ("black", "o"),

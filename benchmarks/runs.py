@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from marius_oac.config import Config
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.graph_task import GraphTask
-from marius_oac.session import Session
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.runs.session import Session
+from marius_oac.tasks.link_prediction.task import GraphTask
 
 
 def machine() -> str:

@@ -34,11 +34,11 @@ import numpy as np
 
 from benchmarks.runs import machine
 from benchmarks.turns import Contestant, Times, take_turns
-from marius_oac.data.compiled import compiled
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.neighbors import open_neighbors
-from marius_oac.data.random import below, bits_at, stream_key
-from marius_oac.data.sampling import NeighborSampler
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.neighbors.neighbors import open_neighbors
+from marius_oac.data.neighbors.sampling import NeighborSampler
+from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.kernels.cpu.random import below, bits_at, stream_key
 
 _CASES = (("one layer", 1_000, (10,)), ("one layer", 10_000, (10,)), ("one layer", 100_000, (10,)),
           ("two layers", 1_000, (10, 10)), ("two layers", 10_000, (10, 10)))  # fmt: skip

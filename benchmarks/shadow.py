@@ -34,16 +34,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from benchmarks.cluster import INTERFACE, Cluster, Host, Process, why_not
 from benchmarks.ctr_step import DIMENSION, Race
 from benchmarks.runs import machine
-from marius_oac.config_dense import DenseConfig
+from marius_oac.config.dense import DenseConfig
 from marius_oac.models.ctr.schema import Inputs
-from marius_oac.nodes.dense import DenseAgreement
-from marius_oac.nodes.dense_kinds import make_dense_sync
-from marius_oac.nodes.exchange import NodeSource
-from marius_oac.nodes.group import Group
-from marius_oac.nodes.serving import ShardServer
-from marius_oac.nodes.shard import Shard
-from marius_oac.nodes.sync_server import SyncServer
-from marius_oac.nodes.torch_group import TorchGroup
+from marius_oac.nodes.dense.contract import DenseAgreement
+from marius_oac.nodes.dense.kinds import make_dense_sync
+from marius_oac.nodes.dense.sync_server import SyncServer
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.nodes.groups.torch import TorchGroup
+from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.serving import ShardServer
+from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.transport.contract import Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer

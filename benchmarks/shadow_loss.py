@@ -24,8 +24,8 @@ from pathlib import Path
 
 from benchmarks.runs import machine
 from benchmarks.trainers import Runs, Trained, spread
-from marius_oac.config_ctr import CtrConfig
-from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.generate.log import LogSpec, write_day
 
 KINDS = ("easgd", "ma", "bmuf")
 GAPS = (5, 30)

@@ -24,11 +24,11 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from benchmarks.turns import Contestant, take_turns
-from marius_oac import blas
-from marius_oac.config import Config
-from marius_oac.data.batches import EdgePlanner
-from marius_oac.models.link_prediction import LinkPredictionStep, entity_width, relation_width
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.edges import EdgePlanner
+from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
 from marius_oac.pipeline.runner import Pipeline
+from marius_oac.runtime import blas
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial

@@ -14,7 +14,7 @@ import os
 import statistics
 
 from benchmarks.runs import TimedSession, benchmark_graph, link_for, machine
-from marius_oac.config import Config
+from marius_oac.config.link_prediction import Config
 
 MODES = ("sync", "async", "async-delta", "oac")
 

@@ -18,26 +18,26 @@ from typing import Any
 
 import torch
 
-from marius_oac import blas
-from marius_oac.config_ctr import CtrConfig
+from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import NodeLost
-from marius_oac.node_ctr import CtrNodes
-from marius_oac.nodes.dealt_shard import make_dealt_shard
-from marius_oac.nodes.dense import DenseAgreement
-from marius_oac.nodes.dense_kinds import make_dense_sync
-from marius_oac.nodes.exchange import NodeSource
-from marius_oac.nodes.group import Group
-from marius_oac.nodes.serving import ShardServer
-from marius_oac.nodes.shard import Shard
-from marius_oac.nodes.shard_table import ShardTable
-from marius_oac.nodes.sync_server import SyncServer, SyncServers
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.dense.contract import DenseAgreement
+from marius_oac.nodes.dense.kinds import make_dense_sync
+from marius_oac.nodes.dense.sync_server import SyncServer, SyncServers
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.shards.dispatched_shard import make_dealt_shard
+from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.serving import ShardServer
+from marius_oac.nodes.shards.shard import Shard
+from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.runner import BatchResult
-from marius_oac.runtime.binding import Binding
+from marius_oac.runs.session import Session
+from marius_oac.runtime import blas
 from marius_oac.runtime.channel import Closed
-from marius_oac.session import Session
-from marius_oac.training import start_task
+from marius_oac.runtime.machine.binding import Binding
+from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.training.local import start_task
 from marius_oac.types import Plan
 
 PATIENCE = 600.0

@@ -14,18 +14,18 @@ from importlib import import_module  # and nothing else: `__main__` says why
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Config": "config",
-    "Graph": "data.graph",
+    "Config": "config.link_prediction",
+    "Graph": "data.graphs.graph",
     "Network": "models.ctr.network",
-    "PrepareRequest": "data.prepare",
-    "Run": "training",
-    "TrainedClickModel": "trained_ctr",
-    "TrainedModel": "trained",
-    "open_run": "training",
-    "prepare": "data.prepare",
-    "resume": "training",
-    "train": "training",
-    "verify": "verification",
+    "PrepareRequest": "data.prepare.prepare",
+    "Run": "training.local",
+    "TrainedClickModel": "tasks.ctr.trained",
+    "TrainedModel": "tasks.link_prediction.trained",
+    "open_run": "training.local",
+    "prepare": "data.prepare.prepare",
+    "resume": "training.local",
+    "train": "training.local",
+    "verify": "runs.verification",
 }
 
 __all__ = list(_HOMES)

@@ -9,6 +9,6 @@ import sys
 if not sys.flags.safe_path:
     del sys.path[0]
 
-from marius_oac.cli import main  # noqa: E402
+from marius_oac.cli.commands import main  # noqa: E402
 
 sys.exit(main())

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-from marius_oac import cli, training
-from marius_oac.models import own_code
+from marius_oac.cli import commands as cli
+from marius_oac.models.compute import user_code as own_code
+from marius_oac.training import local as training
 from tests import costs
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build

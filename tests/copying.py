@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 
-from marius_oac import cli
-from marius_oac.nodes import launch
+from marius_oac.cli import commands as cli
+from marius_oac.nodes.launch import launch
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.streams import CudaStreams

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from marius_oac.config import Config
-from marius_oac.storage.paged_table import FRAME_BYTES
+from marius_oac.config.link_prediction import Config
+from marius_oac.storage.disk.layout import FRAME_BYTES
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import NODES, tiny_config
 

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 
-import marius_oac.training as training
-from marius_oac.cli import main
+import marius_oac.training.local as training
+from marius_oac.cli.commands import main
 from marius_oac.pipeline.runner import STAGES
-from marius_oac.session import Session
+from marius_oac.runs.session import Session
 
 HANG_SECONDS = 60
 CALLS = {"fsync": os, "rename": os, "replace": os, "rmtree": shutil, "evaluate": Session}

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marius_oac.config import Config
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
-from marius_oac.graph_task import GraphTask
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.pipeline.runner import BatchResult
-from marius_oac.session import Session
+from marius_oac.runs.session import Session
+from marius_oac.tasks.link_prediction.task import GraphTask
 
 NODES, RELATIONS, EDGES = 200, 4, 1000
 

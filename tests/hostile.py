@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from marius_oac.files import json_digest, sealed
-from marius_oac.storage.page_files import HEADER_BYTES
-from marius_oac.storage.page_kernels import checksum
+from marius_oac.kernels.cpu.pages import checksum
+from marius_oac.runtime.files.atomic import json_digest, sealed
+from marius_oac.storage.disk.files import HEADER_BYTES
 
 
 def listed(path: Path) -> dict:

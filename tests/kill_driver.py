@@ -24,16 +24,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from marius_oac.checkpoint import Checkpoint, name_of
-from marius_oac.config import Config
-from marius_oac.disk_tables import Tables
+from marius_oac.config.link_prediction import Config
 from marius_oac.errors import MariusOacError
-from marius_oac.run import RunFolder
-from marius_oac.storage import page_slots
+from marius_oac.kernels.cpu.pages import SLOTS_PER_SEGMENT
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.stores import Tables
 from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.disk import slots as page_slots
+from marius_oac.storage.disk.files import HEADER_BYTES, PageFiles
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.page_files import HEADER_BYTES, PageFiles
-from marius_oac.storage.page_kernels import SLOTS_PER_SEGMENT
 from tests.disk import PAGE
 from tests.runs import contents
 

@@ -1,7 +1,8 @@
 """Which room of the package imports which: `python -m tests.layers [FOLDER ...]` prints floors, arrows and circles.
 
-A room is a folder or a module of the package's root; with FOLDER, a module or folder in it. A room stands one floor
-above the highest that it imports; rooms that import each other, by whatever way, are a circle and stand on one floor.
+A room is a folder or a module of the package's root; with FOLDER, a module or folder in it. An arrow is an import, in
+functions too. A room stands one floor above the highest that it imports; rooms that import each other, by whatever way,
+are a circle and stand on one floor. `LAYERS` is the order that the root keeps; an arrow against it points upwards.
 """
 
 from __future__ import annotations
@@ -14,6 +15,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "marius_oac"
+
+LAYERS = (
+    ("errors", "types"),
+    ("runtime",),
+    ("kernels", "config"),
+    ("storage", "models"),
+    ("data", "pipeline"),
+    ("nodes", "evaluation"),
+    ("runs",),
+    ("tasks",),
+    ("training",),
+    ("cli", "dgl"),
+    ("__init__", "__main__"),
+)
+"""Rooms of the root. Each imports those of the lines above its own alone; users import from the last two."""
 
 Arrows = Mapping[str, set[str]]
 
@@ -76,12 +92,24 @@ def floors(given: Arrows) -> dict[str, int]:
     return {room: floor(room) for room in given}
 
 
+def upwards(given: Arrows) -> list[tuple[str, str]]:
+    """The arrows of the root that point upwards, or along a line."""
+    line = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
+    return sorted((room, other) for room, others in given.items() for other in others if line[other] >= line[room])
+
+
+def folders() -> list[str]:
+    """Every folder of the package, the root first."""
+    inside = sorted(path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("__init__.py"))
+    return ["" if folder == Path() else ".".join(folder.parts) for folder in inside]
+
+
 def told(folder: str) -> str:
     given = arrows(folder)
     level, loops = floors(given), circles(given)
     count = sum(map(len, given.values()))
-    lines = [f"{folder or PACKAGE.name}: {len(given)} rooms on {max(level.values()) + 1} floors, {count} arrows, "
-             f"{len(loops)} circles"]  # fmt: skip
+    lines = [f"{folder or PACKAGE.name}: {len(given)} rooms on {max(level.values()) + 1} floors, {count} arrows"
+             + (f", {len(upwards(given))} upwards" if not folder else "") + f", {len(loops)} circles"]  # fmt: skip
     lines += [f"  circle: {', '.join(sorted(loop))}" for loop in loops]
     for floor in range(max(level.values()), -1, -1):
         lines.append(f"  {floor:2}  {', '.join(sorted(room for room in given if level[room] == floor))}")
@@ -90,3 +118,4 @@ def told(folder: str) -> str:
 
 if __name__ == "__main__":
     print("\n".join(told(folder) for folder in ["", *sys.argv[1:]]))
+    print(f"all {len(folders())} folders: {sum(len(circles(arrows(folder))) for folder in folders())} circles")

@@ -5,8 +5,8 @@ import json
 import sys
 from pathlib import Path
 
-from marius_oac.config import Config
-from marius_oac.files import sealed
+from marius_oac.config.link_prediction import Config
+from marius_oac.runtime.files.atomic import sealed
 
 TIMES = ("seconds", "per_second", "rss", "machine")
 CHANCE = ("replaced", "cache_rows", "channel_fill", "disk.")  # what depends on how the threads happened to run

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.async_files import write_files, write_npy_files
+from marius_oac.runtime.files.streaming import write_files, write_npy_files
 
 PATIENCE = 30  # seconds
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from marius_oac.cli import main
-from marius_oac.config import Config
-from marius_oac.data import text
+from marius_oac.cli.commands import main
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.prepare import text
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.runs import says, write_config

@@ -1,8 +1,8 @@
 """Runs say which kernels their matrix products ran on, and a resumed run says when they are others."""
 
-from marius_oac import training
-from marius_oac.blas import kernels
-from marius_oac.run_about import About
+from marius_oac.runs.folder.about import About
+from marius_oac.runtime.blas import kernels
+from marius_oac.training import local as training
 from tests.graphs import tiny_config
 
 

@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 
-from marius_oac import training
-from marius_oac.memory import peak_rss
 from marius_oac.pipeline import rows
 from marius_oac.pipeline.validation import Cache
+from marius_oac.runs.memory.plan import peak_rss
+from marius_oac.training import local as training
 from tests.graphs import tiny_config, tiny_graph, workers
 
 STALLED = 30  # of 100 batches in an epoch
@@ -102,6 +102,6 @@ def test_peak_memory_is_that_of_this_process_and_not_of_the_one_that_started_it(
     held = np.ones(max(before, 1 << 29), np.uint8)
     mine = peak_rss()
     assert held.nbytes <= mine < before + held.nbytes + (1 << 28)
-    script = "from marius_oac.memory import peak_rss; print(peak_rss())"
+    script = "from marius_oac.runs.memory.plan import peak_rss; print(peak_rss())"
     child = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert 1 << 24 < int(child.stdout) < mine - (1 << 27)

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.checkpoints import BEST, Checkpoints
 from marius_oac.errors import CheckpointError, DivergedError, InputError
+from marius_oac.runs.checkpoints.retention import BEST, Checkpoints
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore

@@ -9,21 +9,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac import open_run, resume, train
-from marius_oac.classes_task import ClassesTask
-from marius_oac.config import Config
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.generate_nodes import write_features, write_labels
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
-from marius_oac.encoder_memory import encoder_bytes, num_encoded
-from marius_oac.encoder_parts import GraphEncoder
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.generate.nodes import write_features, write_labels
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import CheckpointError, ConfigError, InputError
-from marius_oac.models.classes import class_metrics
-from marius_oac.node_training import node_task
-from marius_oac.session import Session
-from marius_oac.trained import compare_runs, evaluate_run, export_run
-from marius_oac.trained_classes import TrainedClassifier
+from marius_oac.models.heads.classes import class_metrics
+from marius_oac.runs.session import Session
+from marius_oac.tasks.encoder.build import GraphEncoder
+from marius_oac.tasks.encoder.memory import encoder_bytes, num_encoded
+from marius_oac.tasks.node_classification.task import ClassesTask
+from marius_oac.tasks.node_classification.trained import TrainedClassifier
+from marius_oac.training.cluster import node_task
+from marius_oac.training.trained import compare_runs, evaluate_run, export_run
 from tests.graphs import jitter, workers
 from tests.runs import contents, outcome, stop_at, story
 

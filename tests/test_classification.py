@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac import classification
-from marius_oac.classification import ClickMetrics, Counts, metrics_of_counts
 from marius_oac.errors import InputError, MariusOacError
+from marius_oac.evaluation import binary_metrics as classification
+from marius_oac.evaluation.binary_metrics import ClickMetrics, Counts, metrics_of_counts
 from tests import naive_classification as naive
 
 few = st.sampled_from([0.0, 2.0**-149, 2.0**-24, 0.25, 0.5, float(np.nextafter(np.float32(0.5), 1)), 1 - 2.0**-24, 1.0])

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marius_oac import cli, trained, training
-from marius_oac.checkpoints import Checkpoints
+from marius_oac.cli import commands as cli
 from marius_oac.errors import Interrupted
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.tasks.link_prediction import trained
+from marius_oac.training import local as training
 from tests.graphs import tiny_config, tiny_graph
 from tests.runs import contents, flip_a_byte, says, write_config
 

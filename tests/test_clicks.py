@@ -14,11 +14,11 @@ import pytest
 
 import marius_oac
 from marius_oac import Config, TrainedClickModel, open_run, resume, train
-from marius_oac.ctr_parts import make_ctr_network, row_layout, tables_of
-from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.errors import CheckpointError, InputError, Interrupted
-from marius_oac.run import RunFolder
-from marius_oac.trained import compare_runs, export_run
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.tasks.ctr.build import make_ctr_network, row_layout, tables_of
+from marius_oac.training.trained import compare_runs, export_run
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import jitter, workers
 from tests.runs import says, story
@@ -142,7 +142,7 @@ def test_day_by_day_has_the_bits_of_all_days_at_once(days, tmp_path):
 
 
 def test_the_millions_of_a_day_are_told_apart(days, tmp_path, monkeypatch):
-    monkeypatch.setattr("marius_oac.ctr_predict.MILLION", 64)
+    monkeypatch.setattr("marius_oac.tasks.ctr.predict.MILLION", 64)
     config = ctr_config(days[:2], "training.epochs=1", "training.progressive=true", "evaluation.batch_size=32")
     train(config, tmp_path / "run")
     for line in RunFolder.open(tmp_path / "run").metrics():

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from marius_oac.command import run_command
+from marius_oac.runtime.command import run_command
 
 
 def ended(error, capsys):

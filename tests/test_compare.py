@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac import training
-from marius_oac.checkpoints import Checkpoints
-from marius_oac.compare import compare
 from marius_oac.errors import InputError
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.compare import compare
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
-from marius_oac.trained import compare_runs
+from marius_oac.training import local as training
+from marius_oac.training.trained import compare_runs
 from tests.graphs import tiny_config
 
 ROWS = 40_000  # more than two blocks
@@ -55,7 +55,7 @@ def test_differences_against_a_loop(tmp_path):
 
 
 def test_numbers_that_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr("marius_oac.checkpoint._check_finite", lambda *args: None)
+    monkeypatch.setattr("marius_oac.runs.checkpoints.checkpoint._check_finite", lambda *args: None)
     ours, theirs = numbers(5), numbers(5)
     ours[2, 0] = theirs[2, 0] = np.nan  # the same bits
     ours[3, 0], theirs[3, 0], theirs[3, 1] = np.inf, np.inf, 0

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marius_oac.config import Config
+from marius_oac.config.link_prediction import Config
 from marius_oac.errors import ConfigError
 
 MINIMAL = {"data": {"path": "g"}}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from marius_oac.config_cluster import ClusterConfig, read_secret
+from marius_oac.config.cluster import ClusterConfig, read_secret
 from marius_oac.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from marius_oac.config_dense import DenseConfig
+from marius_oac.config.dense import DenseConfig
 
 
 def test_defaults_are_what_they_say():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marius_oac.config import Config
+from marius_oac.config.link_prediction import Config
 from marius_oac.errors import ConfigError
 
 MINIMAL = {"data": {"path": "g"}}

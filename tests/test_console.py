@@ -8,9 +8,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from marius_oac import cli, console, reporting
-from marius_oac.compare import compare  # noqa: F401 - imported while the streams are whole
+from marius_oac.cli import commands as cli
 from marius_oac.errors import InputError
+from marius_oac.runs import reporting
+from marius_oac.runs.compare import compare  # noqa: F401 - imported while the streams are whole
+from marius_oac.runtime import console
 from tests.graphs import tiny_config
 from tests.runs import write_config
 
@@ -129,8 +131,8 @@ def test_a_process_without_streams(tmp_path, closed):
     """What it opens gets no standard stream's number, and what Python says at its end changes no exit code."""
     script = (
         "import os, sys\n"
-        "from marius_oac.console import open_standard_streams, say, report\n"
-        "from marius_oac.command import run_command\n"
+        "from marius_oac.runtime.console import open_standard_streams, say, report\n"
+        "from marius_oac.runtime.command import run_command\n"
         "def work():\n"
         "    with open(sys.argv[1], 'w') as file:\n"
         "        assert file.fileno() > 2\n"

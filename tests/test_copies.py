@@ -9,9 +9,9 @@ import shutil
 import pytest
 
 from marius_oac import open_run, resume, train
-from marius_oac.checkpoints import Checkpoints
 from marius_oac.errors import InputError
-from marius_oac.storage import page_owner
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.storage.disk import owner as page_owner
 from tests.disk import bits, budget, graph_config, page_files
 from tests.runs import contents, says, stop_at
 

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac import session, training, training_loop
-from marius_oac.classes_task import ClassesTask
-from marius_oac.ctr_task import start_ctr_task
-from marius_oac.data.graph import Graph
+from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import ConfigError
-from marius_oac.graph_task import GraphTask
 from marius_oac.pipeline.runner import Pipeline
-from marius_oac.session import Session
+from marius_oac.runs import loop as training_loop
+from marius_oac.runs import session
+from marius_oac.runs.session import Session
+from marius_oac.tasks.ctr.task import start_ctr_task
+from marius_oac.tasks.link_prediction.task import GraphTask
+from marius_oac.tasks.node_classification.task import ClassesTask
+from marius_oac.training import local as training
 from tests.click_logs import ctr_config, small_log
 from tests.copying import copying
 from tests.device import DEVICE

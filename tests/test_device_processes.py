@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marius_oac.run import RunFolder
+from marius_oac.runs.folder.folder import RunFolder
 from tests.click_logs import generated_days
 from tests.copying import PROGRAM
 from tests.nodes.test_node_training import digests, furthest

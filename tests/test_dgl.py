@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac import dgl as bridge
-from marius_oac.dgl_sampling import DglSampler
+from marius_oac.data.dgl.sampling import DglSampler
 from marius_oac.errors import InputError
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
@@ -181,6 +181,7 @@ def test_the_package_imports_dgl_nowhere_else(monkeypatch):
         assert name.partition(".")[0] != "dgl"
         return real(name, *rest)
 
-    monkeypatch.delitem(sys.modules, "marius_oac.dgl")
+    for name in ("marius_oac.dgl", "marius_oac.data.dgl.library"):
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", refusing)
     import marius_oac.dgl  # noqa: F401

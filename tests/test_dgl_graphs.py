@@ -9,9 +9,9 @@ import pyarrow.csv as pv
 import pytest
 import torch
 
-from marius_oac.data.graph import Graph
-from marius_oac.dgl_csv import prepare_dgl_csv, write_dgl_csv
-from marius_oac.dgl_graphs import prepare_dgl, to_dgl_graph
+from marius_oac.data.dgl.csv_folders import prepare_dgl_csv, write_dgl_csv
+from marius_oac.data.dgl.graphs import prepare_dgl, to_dgl_graph
+from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
 from tests.test_dgl import dgl  # noqa: F401 - a fixture
 
@@ -40,8 +40,8 @@ def prepared(request, tmp_path_factory):
     rng = np.random.default_rng(0)
     lines = ["\t".join((f"n{h}", f"r{r}", f"n{t}")) for h, r, t in rng.integers((30, 4, 30), size=(300, 3))]
     (folder / "edges.tsv").write_text("\n".join(lines) + "\n")
-    from marius_oac.data.prepare import PrepareRequest, prepare
-    from marius_oac.data.readers import ReadOptions
+    from marius_oac.data.prepare.edge_file import ReadOptions
+    from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
     out = folder / "graph"
     prepare(PrepareRequest(source=str(folder / "edges.tsv"), out=out, read=ReadOptions(relations=request.param)))

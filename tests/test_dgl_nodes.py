@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from marius_oac.cli import main
-from marius_oac.data.graph import Graph
-from marius_oac.data.node_features import open_features
-from marius_oac.data.node_labels import COLUMNS, read_labels
-from marius_oac.dgl_csv import prepare_dgl_csv, write_dgl_csv
-from marius_oac.dgl_graphs import prepare_dgl, to_dgl_graph, write_dgl
-from marius_oac.dgl_nodes import FEATURES_FILE, LABELS_FILE
+from marius_oac.cli.commands import main
+from marius_oac.data.dgl.csv_folders import prepare_dgl_csv, write_dgl_csv
+from marius_oac.data.dgl.graphs import prepare_dgl, to_dgl_graph, write_dgl
+from marius_oac.data.dgl.nodes import FEATURES_FILE, LABELS_FILE
+from marius_oac.data.graphs.features import open_features
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.graphs.labels import COLUMNS, read_labels
 from marius_oac.errors import InputError
 from tests.test_dgl import dgl  # noqa: F401 - a fixture
 

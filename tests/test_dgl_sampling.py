@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from marius_oac.dgl_sampling import DglSampler
+from marius_oac.data.dgl.sampling import DglSampler
 from tests.data.sampler_conformance import Sampling, alike, flat
 from tests.test_dgl import dgl  # noqa: F401 - a fixture
 

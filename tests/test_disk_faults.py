@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from marius_oac import open_run, resume, train
-from marius_oac.checkpoints import Checkpoints
 from marius_oac.errors import DivergedError
-from marius_oac.storage.page_files import HEADER_BYTES, PageFiles
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.storage.disk.files import HEADER_BYTES, PageFiles
 from tests.disk import PAGE, bits, budget, clicks_config, days, graph_config, page_files
 from tests.graphs import NODES
 from tests.runs import contents, edit, flip_a_byte, says
@@ -245,14 +245,14 @@ def test_numbers_that_are_none_are_found_at_the_checkpoint(config, expected, tmp
 
     def probe(stage, sequence):
         if (stage, sequence) == ("write", 34):  # the last before it
-            monkeypatch.setattr("marius_oac.storage.kernels.commit", spoiled)
+            monkeypatch.setattr("marius_oac.kernels.cpu.rows.commit", spoiled)
 
-    from marius_oac.storage import kernels
+    from marius_oac.kernels.cpu import rows as kernels
 
     commit = kernels.commit
 
     def spoiled(table, offsets, values, timestamp):
-        monkeypatch.setattr("marius_oac.storage.kernels.commit", commit)
+        monkeypatch.setattr("marius_oac.kernels.cpu.rows.commit", commit)
         values[0, 300] = value  # optimizer state
         return commit(table, offsets, values, timestamp)
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from marius_oac import open_run, resume, train
-from marius_oac.checkpoints import Checkpoints
 from marius_oac.errors import ConfigError, Interrupted
+from marius_oac.runs.checkpoints.retention import Checkpoints
 from tests.disk import PAGE, bits, budget, clicks_config, days, graph_config, page_files, share
 from tests.graphs import NODES, jitter, workers
 from tests.runs import says, stop_at, write_config
@@ -271,7 +271,7 @@ def test_a_run_on_disk_is_evaluated_exported_and_compared_as_one_in_memory(
 
 
 def open_names(make, task):
-    from marius_oac.data.graph import Graph
+    from marius_oac.data.graphs.graph import Graph
 
     graph = Graph.open(make(task).data.path)
     return {"n3": graph.node_names(np.array([3]))[0], "r1": graph.relation_names(np.array([1]))[0]}

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from marius_oac import resume, train
-from marius_oac.checkpoints import Checkpoints
-from marius_oac.cli import main
+from marius_oac.cli.commands import main
 from marius_oac.errors import DivergedError
-from marius_oac.files import json_text
-from marius_oac.models.ctr.dense import DenseOptimizer
-from marius_oac.models.link_prediction import LinkPredictionStep
-from marius_oac.models.soundness import LARGEST_VALUE, is_sound
+from marius_oac.models.compute.dense_optimizer import DenseOptimizer
+from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
+from marius_oac.models.link_prediction.step import LinkPredictionStep
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runtime.files.atomic import json_text
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config, workers
 from tests.runs import write_config

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from marius_oac.config import Config
-from marius_oac.config_cluster import ClusterConfig
+from marius_oac.config.cluster import ClusterConfig
+from marius_oac.config.link_prediction import Config
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

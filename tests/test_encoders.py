@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from marius_oac import TrainedModel, open_run, resume, train
-from marius_oac.data.sampling import NeighborSampler
+from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.errors import CheckpointError, ConfigError
-from marius_oac.graph_task import GraphTask
-from marius_oac.models.encoded import blocks_of
-from marius_oac.trained import compare_runs, export_run
+from marius_oac.models.gnn.step import blocks_of
+from marius_oac.tasks.link_prediction.task import GraphTask
+from marius_oac.training.trained import compare_runs, export_run
 from tests.graphs import NODES, jitter, run_batches, tiny_config, workers
 from tests.runs import contents, outcome, stop_at, story
 

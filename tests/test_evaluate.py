@@ -9,13 +9,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config import ModelConfig
-from marius_oac.data.filters import KnownAnswers
+from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.errors import InputError, MariusOacError
-from marius_oac.evaluate import DRAW_EDGES, DrawnCandidates, evaluate
-from marius_oac.models.decoders import make_decoder
-from marius_oac.ranking import Columns, count_on_cpu, count_on_device, known_columns, own_columns
-from marius_oac.scoring import SCORE_BYTES, Blocks, EntityReader, LinkScorer
+from marius_oac.evaluation.filters import KnownAnswers
+from marius_oac.evaluation.link_prediction import DRAW_EDGES, DrawnCandidates, evaluate
+from marius_oac.evaluation.ranks import Columns, count_on_cpu, count_on_device, known_columns, own_columns
+from marius_oac.evaluation.scores import SCORE_BYTES, Blocks, EntityReader, LinkScorer
+from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
@@ -112,7 +112,7 @@ def test_drawn_candidates_equal_the_oracle(entities, drawn, fraction, blocks, se
     random = np.random.default_rng(seed)
     train, edges = make_edges(random, 50, entities), make_edges(random, 20, entities)
     draw = DrawnCandidates(drawn, train, seed, fraction)
-    with in_blocks(*blocks), mock.patch("marius_oac.evaluate.DRAW_EDGES", 7):
+    with in_blocks(*blocks), mock.patch("marius_oac.evaluation.link_prediction.DRAW_EDGES", 7):
         found = evaluate(scorer, edges, KnownAnswers.build([train, edges], edges, 3), draw)
     for filtered in (False, True):
         expected = naive_ranking.metrics(
@@ -328,7 +328,7 @@ def test_other_hits():
 
 def test_says_its_progress(capsys):
     scorer = make_scorer("dot", 2, 30, 0)
-    with mock.patch("marius_oac.data.progress.FIRST_SECONDS", 0.0):
+    with mock.patch("marius_oac.runtime.progress.FIRST_SECONDS", 0.0):
         evaluate(scorer, make_edges(np.random.default_rng(0), 20, 30))
     assert "ranking: 1,200 of 1,200 scores, done" in capsys.readouterr().err
 

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from marius_oac import export as module
 from marius_oac.errors import InputError
-from marius_oac.export import FORMATS, export
+from marius_oac.runs import export as module
+from marius_oac.runs.export import FORMATS, export
 
 TABLES = {"entities": (1000, 6), "relations": (3, 4)}
 

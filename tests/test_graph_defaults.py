@@ -7,8 +7,8 @@ import pytest
 
 from marius_oac import Config, TrainedModel, open_run, train
 from marius_oac.errors import InputError
-from marius_oac.evaluator import Evaluator
-from marius_oac.run import RunFolder
+from marius_oac.evaluation.evaluator import Evaluator
+from marius_oac.runs.folder.folder import RunFolder
 from tests.graphs import tiny_config, tiny_graph
 from tests.runs import story
 

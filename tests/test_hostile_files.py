@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data import log_lines
+from marius_oac.data.logs import lines as log_lines
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.untrusted import Described, parse_json, read_bounded
+from marius_oac.runtime.files.untrusted import Described, parse_json, read_bounded
 from tests.click_logs import ctr_config
 from tests.graphs import tiny_config
 from tests.runs import says, write_config

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.config import Config
-from marius_oac.data.edge_ids import first_bad_edge
-from marius_oac.data.graph import Graph
-from marius_oac.data.layout import fingerprint
-from marius_oac.training import train
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.graphs.edge_ids import first_bad_edge
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.layout import fingerprint
+from marius_oac.training.local import train
 from tests.graphs import NODES, RELATIONS, copy_of_graph, tiny_config
 from tests.hostile import reseal, reseal_derived, reseal_graph
 from tests.runs import says, write_config
@@ -62,7 +62,7 @@ def test_every_split_is_checked_by_who_reads_it(folder, tmp_path, command, split
 
 def test_a_file_is_read_through_once(folder, monkeypatch):
     calls = []
-    monkeypatch.setattr("marius_oac.data.edge_ids.first_bad_edge", lambda *given: calls.append(given) or -1)
+    monkeypatch.setattr("marius_oac.data.graphs.edge_ids.first_bad_edge", lambda *given: calls.append(given) or -1)
     for _ in range(3):
         Graph.open(folder).edges("train")
     assert len(calls) == 1

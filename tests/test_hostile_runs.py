@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from marius_oac.training import train
+from marius_oac.training.local import train
 from tests.click_logs import ctr_config, small_log
 from tests.disk import budget, graph_config, page_files
 from tests.hostile import newest_checkpoint, reseal_checkpoint, reseal_pages

@@ -2,8 +2,8 @@
 
 import pytest
 
-from marius_oac.config import Config
-from marius_oac.config_idle import idle_settings
+from marius_oac.config.idle import idle_settings
+from marius_oac.config.link_prediction import Config
 from tests.click_logs import ctr_config
 from tests.graphs import tiny_config
 from tests.runs import write_config

@@ -1,74 +1,20 @@
-"""Who may import whom (docs/design.md), and what a newcomer's patience needs: config and errors load quickly."""
+"""Who may import whom (`tests.layers.LAYERS`), and what a newcomer's patience needs: config and errors load quickly."""
 
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
+from tests.layers import LAYERS, PACKAGE, arrows, circles, folders, upwards
 from tests.test_house import broken
 
-PACKAGE = Path(__file__).parents[1] / "marius_oac"
-SHARED = {
-    "aligned",
-    "blas",
-    "command",
-    "config",
-    "config_base",
-    "config_ctr",
-    "config_sections",
-    "config_errors",
-    "config_dense",
-    "config_nodes",
-    "config_cluster",
-    "config_encoder",
-    "console",
-    "types",
-    "errors",
-    "trust",
-    "untrusted",
-    "untrusted_npy",
-    "prefetch",
-    "kept_code",
-    "__init__",
-}
-ROOMS = {
-    "runtime": set(),
-    "storage": {"runtime"},
-    "data": set(),
-    "models": set(),
-    "pipeline": {"storage", "runtime", "models", "data"},
-    "nodes": {"storage", "runtime", "pipeline", "models", "data"},
-}
 HEAVY = {"torch", "numba", "dgl"}
-LIGHT = (
-    "aligned",
-    "blas",
-    "command",
-    "config",
-    "config_base",
-    "config_ctr",
-    "config_sections",
-    "config_errors",
-    "config_dense",
-    "config_nodes",
-    "config_cluster",
-    "config_encoder",
-    "console",
-    "types",
-    "errors",
-    "trust",
-    "untrusted",
-    "untrusted_npy",
-    "cli",
-    "runtime",
-)
-FORBIDDEN = dict.fromkeys(LIGHT, HEAVY) | {
+FORBIDDEN = dict.fromkeys(("errors", "types", "runtime", "config", "cli"), HEAVY) | {
+    "kernels": {"torch", "dgl"},
     "storage": {"torch", "dgl"},
-    "data": {"torch"},
-    "models": {"dgl"},
-    "pipeline": {"dgl"},
-    "nodes": {"dgl"},
+    "data": {"torch", "dgl"},
 }
+"""Libraries that a room never imports; all others import anything but dgl."""
+DGL = PACKAGE / "data" / "dgl"
 
 
 def imports(path):
@@ -78,33 +24,39 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "marius_oac")
 
 
-def test_imports_keep_to_the_rooms():
-    assert broken(keeps_to_its_room) == []
+def test_arrows_point_downwards():
+    root = arrows()
+    assert {room for line in LAYERS for room in line} == {*root, "__init__", "__main__"}
+    assert upwards(root) == []
 
 
-def keeps_to_its_room(path):
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    room = parts[0]
+def test_no_rooms_import_each_other():
+    assert {folder: found for folder in folders() if (found := circles(arrows(folder)))} == {}
+
+
+def test_libraries_stay_in_their_rooms():
+    assert broken(keeps_its_libraries) == []
+
+
+def keeps_its_libraries(path):
+    room = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    forbidden = set() if path.is_relative_to(DGL) else FORBIDDEN.get(room, {"dgl"})
     for module in imports(path):
-        top, *inside = module.split(".")
-        assert top not in FORBIDDEN.get(room, ()), f"{path} imports {module}"
-        if top != "marius_oac" or not inside:
-            continue
-        target = inside[0]
-        if target in SHARED or target == "__version__":
-            continue
-        if room in ROOMS and len(parts) > 1:
-            assert target == room or target in ROOMS[room] or target in ("progress", "files"), (
-                f"{path} imports {module}"
-            )
-        if room != "__main__":
-            assert target != "cli", f"{path} imports {module}"
+        assert module.partition(".")[0] not in forbidden, f"imports {module}"
+
+
+def test_the_root_holds_few_rooms():
+    inside = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert sum(path.is_dir() for path in inside) <= 13 and sum(path.is_file() for path in inside) <= 8
+    assert not (PACKAGE / "train").exists(), "it would hide marius_oac.train"
 
 
 def test_the_command_line_starts_without_torch_and_numba():
-    code = "import sys, marius_oac.cli, marius_oac.config; print([m for m in ('torch', 'numba') if m in sys.modules])"
+    code = (
+        "import sys, marius_oac.cli.commands, marius_oac.config.link_prediction\n"
+        "print([m for m in ('torch', 'numba') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac import inference
-from marius_oac.data import progress
-from marius_oac.data.neighbors import open_neighbors
-from marius_oac.data.sampling import NeighborSampler
+from marius_oac.data.neighbors.neighbors import open_neighbors
+from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.errors import InputError
-from marius_oac.inference import encode_nodes, encoding_bytes
+from marius_oac.evaluation import inference
+from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
+from marius_oac.models.compute.thread_pool import Lanes
 from marius_oac.models.gnn.block import Block
-from marius_oac.models.lanes import Lanes
+from marius_oac.runtime import progress
 from tests.data import naive_sampling
 from tests.data.test_batches import random_edges
 from tests.models.gnn.test_layers import INPUTS, LAYERS, expected, make

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.config import Config
-from marius_oac.data.log_guess import guess, guess_label
-from marius_oac.data.log_sample import ROWS, read_sample
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.logs.guess import guess, guess_label
+from marius_oac.data.logs.sample import ROWS, read_sample
 from tests.own_data import advertising, census, facts, links, ratings
 from tests.runs import says
 

@@ -5,11 +5,11 @@ import shutil
 import pytest
 
 from marius_oac import resume, train
-from marius_oac.checkpoints import SAVED, START, Checkpoints, read_saved
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.run import RunFolder
-from marius_oac.run_about import ABOUT
-from marius_oac.task import Crew
+from marius_oac.runs.checkpoints.retention import SAVED, START, Checkpoints, read_saved
+from marius_oac.runs.folder.about import ABOUT
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.task import Crew
 from tests.graphs import tiny_config
 from tests.runs import contents, outcome, says, stop_at, story
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from marius_oac import machine
-from marius_oac.machine import LocalProcess, report, run_binding
+from marius_oac.runtime.machine import report as machine
+from marius_oac.runtime.machine.report import LocalProcess, report, run_binding
 from tests.runs import says
 from tests.runtime.sysfs_trees import build
 

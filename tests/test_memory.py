@@ -11,14 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.memory_plan import BOUND, make_graph, measure
-from marius_oac import cgroups, graph_memory, memory
-from marius_oac.ctr_task import start_ctr_task
-from marius_oac.data.graph import Graph
+from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
-from marius_oac.graph_memory import plan_memory
-from marius_oac.graph_task import GraphTask
-from marius_oac.memory import MemoryPlan, Need
-from marius_oac.session import Session
+from marius_oac.runs.memory import plan as memory
+from marius_oac.runs.memory.plan import MemoryPlan, Need
+from marius_oac.runs.session import Session
+from marius_oac.runtime.machine import cgroups
+from marius_oac.tasks.ctr.task import start_ctr_task
+from marius_oac.tasks.link_prediction import memory as graph_memory
+from marius_oac.tasks.link_prediction.memory import plan_memory
+from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.runs import says, write_config

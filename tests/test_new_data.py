@@ -8,15 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac import open_run, resume, train
-from marius_oac.data import log_check
-from marius_oac.data.log_files import LazyBlock, LogFiles
-from marius_oac.data.log_pieces import Pieces
+from marius_oac.data.logs import check as log_check
+from marius_oac.data.logs.files import LazyBlock, LogFiles
+from marius_oac.data.logs.pieces import Pieces
 from marius_oac.errors import InputError
-from marius_oac.node_crew import NodeCrew
-from marius_oac.node_ctr import CtrNodes
-from marius_oac.node_training import _not_taken_in
-from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.run_log import RunLog
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.runs.folder.log import RunLog
+from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.training.cluster import _not_taken_in
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.worlds import together
 from tests.runs import contents, says

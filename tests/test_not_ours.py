@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from marius_oac import resume, train
-from marius_oac.checkpoints import START, Checkpoints
-from marius_oac.data.derived import DerivedArray, open_derived
-from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.data.graphs.derived import DerivedArray, open_derived
 from marius_oac.errors import InputError
-from marius_oac.files import clean, remove_folder, write_atomically
+from marius_oac.runs.checkpoints.retention import START, Checkpoints
+from marius_oac.runtime.files.atomic import clean, remove_folder, write_atomically
 from tests.click_logs import ctr_config, small_log
 from tests.disk import budget, graph_config
 from tests.graphs import tiny_config

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from marius_oac import Config, TrainedClickModel, open_run, resume, train
-from marius_oac.files import sealed
-from marius_oac.run import RunFolder
-from marius_oac.trained import export_run
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runtime.files.atomic import sealed
+from marius_oac.training.trained import export_run
 from tests.click_logs import ctr_config, small_log
 from tests.own_data import census
 from tests.runs import says, story

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from marius_oac import resume, train
-from marius_oac.data.orderings import beta_swaps
+from marius_oac.data.batches.orderings import beta_swaps
 from marius_oac.errors import ConfigError, InputError
-from marius_oac.graph_memory import plan_memory
-from marius_oac.graph_task import BUCKETS, GraphTask
-from marius_oac.session import Session
+from marius_oac.runs.session import Session
+from marius_oac.tasks.link_prediction.memory import plan_memory
+from marius_oac.tasks.link_prediction.task import BUCKETS, GraphTask
 from tests.graphs import EDGES, jitter, run_batches, tiny_config, workers
 from tests.runs import contents, flip_a_byte, outcome, stop_at, story
 from tests.test_same_bits import THREADS

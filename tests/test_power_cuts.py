@@ -8,8 +8,8 @@ import os
 import pytest
 
 from marius_oac import train
-from marius_oac.export import FORMATS
-from marius_oac.files import make_folder
+from marius_oac.runs.export import FORMATS
+from marius_oac.runtime.files.atomic import make_folder
 from tests.disk import budget, clicks_config, days, graph_config
 from tests.runs import stop_at, write_config
 

@@ -8,13 +8,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config import ModelConfig
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.config.link_prediction import ModelConfig
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError, MariusOacError
-from marius_oac.models.decoders import make_decoder
-from marius_oac.predict import predict
-from marius_oac.scoring import Blocks, EntityReader, LinkScorer
+from marius_oac.evaluation.predict import predict
+from marius_oac.evaluation.scores import Blocks, EntityReader, LinkScorer
+from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.types import Side
 from tests import naive_ranking
 

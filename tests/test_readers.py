@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac import cli, resume, train
-from marius_oac.checkpoints import Checkpoints
+from marius_oac import resume, train
+from marius_oac.cli import commands as cli
 from marius_oac.errors import CheckpointError
-from marius_oac.files import write_atomically
-from marius_oac.memory import _below, _taken
-from marius_oac.node_saved import PACKING, PLACE, PLACEMENT
-from marius_oac.nodes.shards import Placement
-from marius_oac.pins import Pin, alone_with
-from marius_oac.run import RunFolder
-from marius_oac.trained import TrainedModel
+from marius_oac.nodes.shards.placement import Placement
+from marius_oac.runs.checkpoints.pins import Pin, alone_with
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.memory.plan import _below, _taken
+from marius_oac.runs.sharded.checkpoint import PACKING, PLACE, PLACEMENT
+from marius_oac.runtime.files.atomic import write_atomically
+from marius_oac.tasks.link_prediction.trained import TrainedModel
 from tests.disk import budget, graph_config
 from tests.graphs import tiny_config
 from tests.runs import contents, says, write_config

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac import reporting
 from marius_oac.pipeline.runner import BatchResult
-from marius_oac.reporting import SegmentReport, Totals, TrainingProgress
+from marius_oac.runs import reporting
+from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress
 
 
 def results(first, count, seed=0):

@@ -9,7 +9,7 @@ import pytest
 
 from marius_oac import __version__
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.run import RunFolder
+from marius_oac.runs.folder.folder import RunFolder
 from tests.graphs import tiny_config
 from tests.runs import contents
 

@@ -11,9 +11,9 @@ import pytest
 
 from marius_oac import resume, train
 from marius_oac.errors import CheckpointError
-from marius_oac.run import RunFolder
-from marius_oac.run_about import About
-from marius_oac.run_log import RunLog
+from marius_oac.runs.folder.about import About
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.log import RunLog
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.runs import as_version_1, contents, edit, outcome, says, stop_at, story

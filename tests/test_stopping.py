@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac import ctr_predict, scoring, training
-from marius_oac.checkpoints import Checkpoints
-from marius_oac.classification import ClickMetrics
-from marius_oac.command import run_command
-from marius_oac.config import Config
+from marius_oac.config.link_prediction import Config
 from marius_oac.errors import Interrupted
-from marius_oac.scoring import EntityReader, LinkScorer
-from marius_oac.session import Session
+from marius_oac.evaluation import scores as scoring
+from marius_oac.evaluation.binary_metrics import ClickMetrics
+from marius_oac.evaluation.scores import EntityReader, LinkScorer
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.session import Session
+from marius_oac.runtime.command import run_command
+from marius_oac.tasks.ctr import predict as ctr_predict
+from marius_oac.training import local as training
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.moments import Moments

@@ -7,10 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from marius_oac import TrainedModel, open_run, training
+from marius_oac import TrainedModel, open_run
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.run import RunFolder
-from marius_oac.trained import export_run
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.training import local as training
+from marius_oac.training.trained import export_run
 from tests.graphs import tiny_config, tiny_graph
 
 

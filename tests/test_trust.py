@@ -16,15 +16,17 @@ from types import SimpleNamespace
 import pytest
 
 import marius_oac
-from marius_oac import node_training, resume, train, trust
-from marius_oac.config import Config
+from marius_oac import resume, train
+from marius_oac.config.link_prediction import Config
 from marius_oac.errors import InputError
-from marius_oac.models import own_code
-from marius_oac.models.own_code import admit, load_own
-from marius_oac.node_guest import _Guest
-from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.run import RunFolder
-from marius_oac.run_code import code_to_resume
+from marius_oac.models.compute import trust
+from marius_oac.models.compute import user_code as own_code
+from marius_oac.models.compute.user_code import admit, load_own
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.user_code import code_to_resume
+from marius_oac.training import cluster as node_training
+from marius_oac.training.elastic import _Guest
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.runs import contents, outcome, says, stop_at, write_config

@@ -10,16 +10,16 @@ import pytest
 
 import marius_oac
 from marius_oac import train
-from marius_oac.checkpoints import Checkpoints
-from marius_oac.config import Config
-from marius_oac.data import progress
+from marius_oac.config.link_prediction import Config
 from marius_oac.errors import CheckpointError
-from marius_oac.run import RunFolder
-from marius_oac.run_about import About
-from marius_oac.storage.page_kernels import SLOTS_PER_SEGMENT
-from marius_oac.trained import evaluate_run
-from marius_oac.trained_classes import TrainedClassifier
-from marius_oac.verification import verify
+from marius_oac.kernels.cpu.pages import SLOTS_PER_SEGMENT
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.folder.about import About
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.verification import verify
+from marius_oac.runtime import progress
+from marius_oac.tasks.node_classification.trained import TrainedClassifier
+from marius_oac.training.trained import evaluate_run
 from tests.click_logs import ctr_config, small_log
 from tests.disk import budget, graph_config
 from tests.graphs import tiny_config

@@ -6,8 +6,8 @@ from benchmarks.gpu.graphs import skewed_edges
 from benchmarks.gpu.measured import Trained
 from benchmarks.gpu.part import Part, Table
 from benchmarks.gpu.place import free_memory
-from marius_oac.config import Config
-from marius_oac.models.link_prediction import entity_width
+from marius_oac.config.link_prediction import Config
+from marius_oac.models.link_prediction.step import entity_width
 from marius_oac.storage.contract import RowLayout
 from tests.graphs import workers
 

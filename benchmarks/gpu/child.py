@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.place import Place
-from marius_oac.config import Config
-from marius_oac.session import Session
-from marius_oac.training import resume, start_task, train
+from marius_oac.config.link_prediction import Config
+from marius_oac.runs.session import Session
+from marius_oac.training.local import resume, start_task, train
 
 
 def main() -> None:

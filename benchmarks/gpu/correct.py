@@ -18,12 +18,12 @@ import numpy as np
 
 from benchmarks.gpu.graphs import generated_graph
 from benchmarks.gpu.part import Part, Table
-from marius_oac.config import Config
-from marius_oac.ctr_task import start_ctr_task
-from marius_oac.data.graph import Graph
-from marius_oac.graph_task import GraphTask
-from marius_oac.session import Session
-from marius_oac.task import Task
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.runs.session import Session
+from marius_oac.runs.task import Task
+from marius_oac.tasks.ctr.task import start_ctr_task
+from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import workers
 from tests.pipeline.held_streams import HeldStreams

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 
 def generated_graph(folder: Path, nodes: int, edges: int, relations: int) -> Graph:

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.place import Place
-from marius_oac.config import Config
-from marius_oac.config_sections import PipelineConfig
-from marius_oac.data.batches import EdgePlanner
-from marius_oac.models.link_prediction import LinkPredictionStep, entity_width, relation_width
+from marius_oac.config.link_prediction import Config
+from marius_oac.config.sections import PipelineConfig
+from marius_oac.data.batches.edges import EdgePlanner
+from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
 from marius_oac.pipeline.runner import BatchResult, Pipeline
+from marius_oac.runs.session import Session
+from marius_oac.runs.task import Task
 from marius_oac.runtime.telemetry import Telemetry
-from marius_oac.session import Session
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
-from marius_oac.task import Task
 
 
 class Measured:

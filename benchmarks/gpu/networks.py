@@ -12,11 +12,11 @@ from benchmarks.gpu.measured import measured_task
 from benchmarks.gpu.part import Part, Table
 from benchmarks.gpu.place import Place
 from benchmarks.turns import Contestant
-from marius_oac.config import Config
-from marius_oac.config_ctr import CtrConfig
-from marius_oac.ctr_task import start_ctr_task
-from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.graph_task import GraphTask
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.tasks.ctr.task import start_ctr_task
+from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.graphs import workers
 
 SECONDS = 440

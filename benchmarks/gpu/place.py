@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import torch
 
-from marius_oac import cgroups
 from marius_oac.pipeline.device import Device, TorchDevice
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.streams import CudaStreams, HostStreams, Streams
+from marius_oac.runtime.machine import cgroups
 
 Wrap = Callable[[Streams], Streams]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from benchmarks.gpu.graphs import generated_graph
 from benchmarks.gpu.part import Part, Table
-from marius_oac.config import Config
-from marius_oac.config_base import BaseConfig
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.splits import SPLITS
-from marius_oac.session import Session
-from marius_oac.training import start_task, train
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.runs.session import Session
+from marius_oac.training.local import start_task, train
 from tests.click_logs import generated_days
 
 SECONDS = 470

@@ -15,17 +15,17 @@ from benchmarks.evaluation import bare_products, plain_known, plain_ranks
 from benchmarks.gpu.graphs import generated_graph, skewed_edges
 from benchmarks.gpu.part import Part, Table
 from benchmarks.gpu.place import Place
-from marius_oac.config import ModelConfig
-from marius_oac.config_ctr import CtrConfig
-from marius_oac.ctr_task import start_ctr_task
-from marius_oac.data.filters import KnownAnswers
-from marius_oac.data.graph import Graph
-from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.evaluate import evaluate
-from marius_oac.models.decoders import make_decoder
-from marius_oac.predict import predict
-from marius_oac.scoring import EntityReader, LinkScorer
-from marius_oac.session import Session
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.link_prediction import ModelConfig
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.evaluation.filters import KnownAnswers
+from marius_oac.evaluation.link_prediction import evaluate
+from marius_oac.evaluation.predict import predict
+from marius_oac.evaluation.scores import EntityReader, LinkScorer
+from marius_oac.models.link_prediction.decoders import make_decoder
+from marius_oac.runs.session import Session
+from marius_oac.tasks.ctr.task import start_ctr_task
 
 SECONDS = 300
 RELATIONS, DIMENSION = 237, 128

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.gpu.graphs import generated_graph
 from benchmarks.gpu.part import Part, Table
-from marius_oac.config import Config
+from marius_oac.config.link_prediction import Config
 from tests.graphs import workers
 
 SECONDS = 460

@@ -24,8 +24,8 @@ from benchmarks.step_speed import (
     draw,
     planned,
 )
-from marius_oac.config import Config
-from marius_oac.models.link_prediction import LinkPredictionStep, entity_width, relation_width
+from marius_oac.config.link_prediction import Config
+from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
 from marius_oac.types import HOST_ARRAYS
 from tests.graphs import workers
 

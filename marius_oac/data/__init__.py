@@ -1,1 +1,1 @@
-"""Graphs: from files of edges to prepared folders, and from these to batches. Imports no torch."""
+"""Graphs and click logs: from files to prepared data, and from these to batches. Only `data.dgl` imports torch."""

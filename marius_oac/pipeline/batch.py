@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marius_oac.storage.disk_tier import Claim
+from marius_oac.storage.disk.tier import Claim
 from marius_oac.types import NEVER, Plan
 
 

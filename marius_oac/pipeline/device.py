@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 import torch
 
-from marius_oac.aligned import aligned_empty
+from marius_oac.kernels.cpu.bfloat16 import round_to_bfloat16
 from marius_oac.pipeline.batch import Batch, Buffers, Pool
 from marius_oac.pipeline.link import Link
 from marius_oac.pipeline.streams import CudaStreams, HostStreams, Streams
 from marius_oac.pipeline.validation import Replace, replace_older, replace_older_torch
-from marius_oac.storage.bfloat16 import round_to_bfloat16
+from marius_oac.runtime.aligned import aligned_empty
 from marius_oac.storage.contract import RowLayout
 from marius_oac.types import HOST_ARRAYS, TableSpec
 

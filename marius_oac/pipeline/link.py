@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 
-from marius_oac.config_sections import LinkConfig
+from marius_oac.config.sections import LinkConfig
 from marius_oac.runtime.channel import Closed
 
 

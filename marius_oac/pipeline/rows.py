@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from marius_oac.models.soundness import LARGEST_VALUE
+from marius_oac.models.compute.soundness import LARGEST_VALUE
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.validation import Cache

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from marius_oac.config_sections import PipelineConfig
+from marius_oac.config.sections import PipelineConfig
 from marius_oac.errors import DivergedError
-from marius_oac.models.soundness import LARGEST_VALUE, is_sound
+from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device, HostDevice, TorchDevice
 from marius_oac.pipeline.ledger import Ledger
@@ -38,7 +38,7 @@ from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.runtime.workers import Workers
 from marius_oac.storage.contract import ParameterStore
-from marius_oac.storage.disk_tier import DiskTier
+from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.types import Planner, Step
 
 STAGES = ("plan", "settle", "read", "upload", "validate", "compute", "download", "write")
@@ -71,7 +71,7 @@ class Pipeline:
             errors with it.
         tier: what holds the stores' rows, where they lie on disk.
         look_ahead: batches that are settled and announced to the tier before they are fetched.
-        bind: called by each worker with its stage before its first batch (`runtime/binding.py`).
+        bind: called by each worker with its stage before its first batch (`runtime/machine/binding.py`).
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marius_oac.kept_code import kept
+from marius_oac.kernels.cpu.jit import kept
 from marius_oac.pipeline.batch import Batch
 
 Replace = Callable[[Any, Any, int, Any, Any, Any], Any]

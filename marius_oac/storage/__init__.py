@@ -1,0 +1,1 @@
+"""Rows with timestamps, in memory and on disk. No torch here."""

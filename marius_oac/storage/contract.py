@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from marius_oac.storage import kernels
-from marius_oac.storage.bfloat16 import bfloat16_bits
+from marius_oac.kernels.cpu import rows as kernels
+from marius_oac.kernels.cpu.bfloat16 import bfloat16_bits
 from marius_oac.storage.initial import RowInitial
 from marius_oac.types import NEVER
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from marius_oac.storage.compiled import compiled
+from marius_oac.kernels.cpu.jit import compiled
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

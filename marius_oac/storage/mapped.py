@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from marius_oac.errors import InputError
-from marius_oac.files import remove_file
+from marius_oac.runtime.files.atomic import remove_file
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from marius_oac.runtime.numa_memory import MemoryPolicy, memory_policy
-from marius_oac.storage import kernels
+from marius_oac.kernels.cpu import rows as kernels
+from marius_oac.runtime.machine.numa_memory import MemoryPolicy, memory_policy
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout, Update
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.reserved import reserve

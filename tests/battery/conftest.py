@@ -2,8 +2,8 @@
 
 import pytest
 
-from marius_oac import training
-from marius_oac.config import Config
+from marius_oac.config.link_prediction import Config
+from marius_oac.training import local as training
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from marius_oac.files import sealed
+from marius_oac.runtime.files.atomic import sealed
 
 Maker = Callable[[Path, Mapping[str, str]], None]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from marius_oac import cli
+from marius_oac.cli import commands as cli
 from tests.battery.cases import listing, wrong_lines
 from tests.battery.tables import QUICK
 

@@ -123,7 +123,7 @@ class Said:
 
 def call(*argv: object) -> Said:
     """Runs a command in this process, which ends where the command takes too long."""
-    from marius_oac.cli import main
+    from marius_oac.cli.commands import main
 
     words = tuple(map(str, argv))
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace")]

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from marius_oac.checkpoint import name_of
-from marius_oac.checkpoints import Checkpoints
-from marius_oac.run import RunFolder
+from marius_oac.runs.checkpoints.checkpoint import name_of
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.folder.folder import RunFolder
 from tests.chaos.children import Case, Said, call
 from tests.chaos.crash_disk import WAYS, Disk, Moment, Tree, lay, left_by
 from tests.chaos.small_runs import make_all, must

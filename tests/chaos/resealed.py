@@ -113,7 +113,7 @@ class _Cases:
 
     def _command(self, argv: tuple[str, ...], limit: int) -> tuple[int, str | None]:
         """The exit code, and what was wrong."""
-        from marius_oac.cli import main
+        from marius_oac.cli.commands import main
 
         out = self._folder / "out" / str(len(list((self._folder / "out").iterdir())))
         words = [word.replace("HERE", str(self.here)).replace("OUT", str(out)) for word in argv]

@@ -5,13 +5,13 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from marius_oac.checkpoint import MANIFEST
-from marius_oac.config import Config
-from marius_oac.data import identity
-from marius_oac.data.layout import fingerprint
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.graphs import identity
+from marius_oac.data.prepare.layout import fingerprint
 from marius_oac.errors import InputError
-from marius_oac.files import json_digest, sealed
-from marius_oac.run_about import decisive
+from marius_oac.runs.checkpoints.checkpoint import MANIFEST
+from marius_oac.runs.folder.about import decisive
+from marius_oac.runtime.files.atomic import json_digest, sealed
 
 DERIVED = ("neighbors.json", "buckets.json", "features.json", "encoded.json")
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
-from marius_oac.config import Config
-from marius_oac.data.graph import Graph
-from marius_oac.trained import TrainedModel
-from marius_oac.training import train
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.tasks.link_prediction.trained import TrainedModel
+from marius_oac.training.local import train
 from tests.click_logs import ctr_config, small_log
 from tests.disk import budget, graph_config
 from tests.graphs import tiny_config, tiny_graph

@@ -8,7 +8,7 @@ HERE/held                                           where all is written: held/r
 import json
 from pathlib import Path
 
-from marius_oac.data.graph import Graph
+from marius_oac.data.graphs.graph import Graph
 from tests.chaos.children import call
 from tests.click_logs import ctr_config, small_log
 from tests.disk import budget, graph_config

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marius_oac.checkpoints import Checkpoints
+from marius_oac.runs.checkpoints.retention import Checkpoints
 from tests.chaos.children import Case, Said, call
 from tests.chaos.small_runs import make_all, must
 from tests.runs import contents, outcome

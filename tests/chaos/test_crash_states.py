@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from marius_oac import checkpoints
+from marius_oac.runs.checkpoints import retention as checkpoints
 from tests.chaos import crash_states
 from tests.chaos.children import run_cases
 from tests.chaos.crash_disk import WAYS, Disk, lay, left_by

@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from marius_oac.data.graph import Graph
-from marius_oac.run import RunFolder
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.runs.folder.folder import RunFolder
 from tests.chaos import children, resealed
 from tests.chaos.resealed_changes import change
 from tests.chaos.resealed_seals import reseal_all
@@ -86,7 +86,7 @@ def cases(tmp_path, monkeypatch, made=None):
 )
 def test_what_goes_wrong_is_seen(tmp_path, monkeypatch, act, said):
     found = cases(tmp_path, monkeypatch)
-    monkeypatch.setattr("marius_oac.cli.main", lambda words: act(found.here))
+    monkeypatch.setattr("marius_oac.cli.commands.main", lambda words: act(found.here))
     fault = found._command(("eval", "HERE"), 30)[1]
     assert fault is None if said is None else said in fault
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 NAMES = [
     *"abcdefgh",

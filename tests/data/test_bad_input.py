@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data import prepare as prepare_module
-from marius_oac.data.generate import GeneratedGraph
-from marius_oac.data.layout import NpyWriter
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
+from marius_oac.data.generate.graph import GeneratedGraph
+from marius_oac.data.prepare import prepare as prepare_module
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.layout import NpyWriter
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 
 GOOD = b"a\tr\tb\nb\tr\ta\na\tr\tc\n"
@@ -82,13 +82,13 @@ def test_text_and_damage(tmp_path, name, content, message):
 
 
 def test_a_line_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("marius_oac.data.text.BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 1 << 20)
     content = GOOD + b"x" * (3 << 20)
     assert refused_file(tmp_path, "g.tsv", content) == ":4: no line ends within 1 MiB: not a text file"
 
 
 def test_lines_are_counted_across_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr("marius_oac.data.text.BLOCK_BYTES", 100)
+    monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 100)
     message = refused_file(tmp_path, "g.tsv", LONG + b"# c\n\n" + LONG + b"a\tb\n" + LONG)
     assert message == ":10003: 3 columns are expected, 2 found"
 
@@ -127,7 +127,7 @@ def test_numpy_ids(tmp_path, ids, message):
 
 
 def test_rows_are_counted_across_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("marius_oac.data.readers.BATCH_ROWS", 4)
+    monkeypatch.setattr("marius_oac.data.prepare.readers.BATCH_ROWS", 4)
     ids = np.arange(40).reshape(20, 2)
     ids[17, 1] = -7
     np.save(tmp_path / "g.npy", ids)
@@ -284,7 +284,7 @@ def test_disk_full_in_any_write_leaves_nothing(tmp_path, monkeypatch, call):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if call == 3:
-        monkeypatch.setattr("marius_oac.data.prepare.write_manifest", full)
+        monkeypatch.setattr("marius_oac.data.prepare.prepare.write_manifest", full)
     else:
         monkeypatch.setattr(NpyWriter, "append", lambda *args: full() if next(calls) == call else append(*args))
     message = refused(tmp_path / "o", source=str(tmp_path / "a.tsv"))
@@ -298,7 +298,7 @@ def test_a_disk_that_fails_under_the_data_base_is_one_line(tmp_path, monkeypatch
     def failing(*_):
         raise getattr(duckdb, kind)("FATAL Error: fsync failed!\n and more")
 
-    monkeypatch.setattr("marius_oac.data.encode.Encoder.resolve", failing)
+    monkeypatch.setattr("marius_oac.data.prepare.encode.Encoder.resolve", failing)
     message = refused(tmp_path / "o", source=str(tmp_path / "a.tsv"))
     assert message == f"{tmp_path}/o: can't be written: FATAL Error: fsync failed!; nothing was kept"
 
@@ -309,7 +309,7 @@ def test_other_faults_keep_their_traceback_and_leave_nothing(tmp_path, monkeypat
     def broken(*_):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("marius_oac.data.prepare.write_manifest", broken)
+    monkeypatch.setattr("marius_oac.data.prepare.prepare.write_manifest", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         prepare(PrepareRequest(source=str(tmp_path / "a.tsv"), out=tmp_path / "o"))
     assert os.listdir(tmp_path) == ["a.tsv"]

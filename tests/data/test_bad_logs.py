@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data import log_formats, log_lines
-from marius_oac.data.log_files import BlockReader, LogFiles
+from marius_oac.data.logs import formats as log_formats
+from marius_oac.data.logs import lines as log_lines
+from marius_oac.data.logs.files import BlockReader, LogFiles
 from marius_oac.errors import InputError
 from tests.data import naive_logs
 from tests.data.written_logs import HEADER, ROWS, config, read, refused, write, write_parquet

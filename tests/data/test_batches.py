@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config import Config
-from marius_oac.data import batches
-from marius_oac.data.batches import EdgePlanner, ReorderedPlanner
-from marius_oac.data.share import Share
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches import edges as batches
+from marius_oac.data.batches.edges import EdgePlanner, ReorderedPlanner
+from marius_oac.data.batches.rank_slice import Share
 from marius_oac.errors import InputError
 from marius_oac.types import Side
 from tests.data import naive_batches as naive

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data.bucket_batches import BucketPlanner, BucketSchedule
-from marius_oac.data.buckets import count_buckets, partition_starts
+from marius_oac.data.batches.buckets import BucketPlanner, BucketSchedule
+from marius_oac.data.graphs.buckets import count_buckets, partition_starts
 from marius_oac.errors import InputError
 from tests.data import naive_batches, naive_orderings
 from tests.data.test_batches import assert_same, config, original, random_edges

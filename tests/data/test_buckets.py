@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data import buckets, derived
-from marius_oac.data.buckets import count_buckets, open_buckets, partition_starts
+from marius_oac.data.graphs import buckets, derived
+from marius_oac.data.graphs.buckets import count_buckets, open_buckets, partition_starts
 from marius_oac.errors import InputError
-from marius_oac.files import unfinished
+from marius_oac.runtime.files.atomic import unfinished
 from tests.data import naive_orderings as naive
 from tests.data.test_batches import random_edges
 from tests.runs import contents, flip_a_byte

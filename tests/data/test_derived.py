@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from marius_oac.data import derived
-from marius_oac.data.derived import DerivedArray, open_derived
+from marius_oac.data.graphs import derived
+from marius_oac.data.graphs.derived import DerivedArray, open_derived
 from marius_oac.errors import InputError
 
 NAMES = ["numbers.npy"]

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data.edge_columns import hold_names, roles
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.edge_columns import hold_names, roles
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 
 def prepared(folder, text, name="g.csv", **read):

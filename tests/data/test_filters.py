@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data.filters import KnownAnswers
+from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.types import Side
 from tests.data import naive_batches as naive
 

@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from marius_oac.data import generate_nodes
-from marius_oac.data.generate import GeneratedGraph, _Law, write_graph
-from marius_oac.data.generate_nodes import write_features, write_labels
-from marius_oac.data.graph import Graph
-from marius_oac.data.node_features import open_features
-from marius_oac.data.node_labels import read_labels
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
+from marius_oac.data.generate import nodes as generate_nodes
+from marius_oac.data.generate.graph import GeneratedGraph, _Law, write_graph
+from marius_oac.data.generate.nodes import write_features, write_labels
+from marius_oac.data.graphs.features import open_features
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.graphs.labels import read_labels
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 
 SPEC = GeneratedGraph(num_nodes=3000, num_edges=30_000, seed=4, num_clusters=10)

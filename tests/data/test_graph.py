@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data import layout
-from marius_oac.data.graph import Graph, open_or_prepare
-from marius_oac.data.layout import NpyWriter
-from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.data.graphs.graph import Graph, open_or_prepare
+from marius_oac.data.prepare import layout
+from marius_oac.data.prepare.layout import NpyWriter
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 from tests.hostile import reseal_graph
 
@@ -64,7 +64,7 @@ def test_unknown_names_and_ids(codex):
 
 
 def test_no_list_of_near_names_in_a_large_graph(codex, monkeypatch):
-    monkeypatch.setattr("marius_oac.data.graph_names.NEAR_NAMES_LIMIT", 100)
+    monkeypatch.setattr("marius_oac.data.graphs.names.NEAR_NAMES_LIMIT", 100)
     with pytest.raises(InputError, match=r"^unknown node 'Q2068323'$"):
         codex.node_ids(["Q2068323"])
 
@@ -177,7 +177,7 @@ def _few(folder):
 
 
 def test_first_use_by_several_processes_at_once(tmp_path):
-    code = "import sys; from pathlib import Path; from marius_oac.data.graph import open_or_prepare\n"
+    code = "import sys; from pathlib import Path; from marius_oac.data.graphs.graph import open_or_prepare\n"
     code += "sys.stdin.read(1); print(open_or_prepare('codex-s', Path(sys.argv[1])).fingerprint)"
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -194,7 +194,7 @@ def test_a_lost_race_uses_the_winners_graph(tmp_path, monkeypatch):
         prepare(request)  # the other process ends between our look and our rename
         raise InputError("exists already", request.out)
 
-    monkeypatch.setattr("marius_oac.data.graph.prepare", slower)
+    monkeypatch.setattr("marius_oac.data.graphs.graph.prepare", slower)
     assert open_or_prepare("codex-s", tmp_path).num_nodes == 2_034
 
 

@@ -12,13 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config_ctr import CtrConfig
-from marius_oac.data import log_batches, log_files, log_formats
-from marius_oac.data.log_batches import Leg, LogPlanner, LogRoad
-from marius_oac.data.log_files import LogFiles
-from marius_oac.data.log_tables import feature_tables
-from marius_oac.data.permutation import Permutation
-from marius_oac.data.share import Share
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.batches.rank_slice import Share
+from marius_oac.data.logs import batches as log_batches
+from marius_oac.data.logs import files as log_files
+from marius_oac.data.logs import formats as log_formats
+from marius_oac.data.logs.batches import Leg, LogPlanner, LogRoad
+from marius_oac.data.logs.files import LogFiles
+from marius_oac.data.logs.tables import feature_tables
+from marius_oac.kernels.cpu.permutation import Permutation
 from tests.data import naive_logs
 
 ROWS, BATCH, PASSES = (500, 333), 16, 2

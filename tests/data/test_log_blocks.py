@@ -6,9 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data import log_files, log_formats, log_lines, log_parquet
-from marius_oac.data.log_columns import LogBlock
-from marius_oac.data.log_files import BlockReader, LogFiles
+from marius_oac.data.logs import (
+    files as log_files,
+)
+from marius_oac.data.logs import (
+    formats as log_formats,
+)
+from marius_oac.data.logs import (
+    lines as log_lines,
+)
+from marius_oac.data.logs import (
+    parquet as log_parquet,
+)
+from marius_oac.data.logs.columns import LogBlock
+from marius_oac.data.logs.files import BlockReader, LogFiles
 from marius_oac.errors import InputError
 from tests.data import naive_logs
 from tests.data.written_logs import HEADER, ROWS, config, read, write, write_parquet

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config_ctr import BagConfig, LogConfig, SequenceConfig
-from marius_oac.data import fingerprints
-from marius_oac.data.log_columns import MISSING, LogBlock, convert, key_type
-from marius_oac.data.svm import parse_svm
+from marius_oac.config.ctr import BagConfig, LogConfig, SequenceConfig
+from marius_oac.data.logs import fingerprints
+from marius_oac.data.logs.columns import MISSING, LogBlock, convert, key_type
+from marius_oac.data.logs.svm import parse_svm
 from marius_oac.errors import InputError
 from tests.data import naive_logs
 

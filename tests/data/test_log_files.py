@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config_ctr import LogConfig
-from marius_oac.data.fingerprints import MISSING
-from marius_oac.data.log_files import BlockReader, LogFiles
+from marius_oac.config.ctr import LogConfig
+from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.fingerprints import MISSING
 from marius_oac.errors import InputError
 from tests.data import naive_logs
 from tests.data.written_logs import HEADER, ROWS, config, read, refused, write, write_parquet

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config import Config
-from marius_oac.data import log_generate
-from marius_oac.data.log_columns import LogBlock
-from marius_oac.data.log_files import BlockReader, LogFiles
-from marius_oac.data.log_generate import LogSpec, day_batches, main, true_probabilities, write_day
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate import log as log_generate
+from marius_oac.data.generate.log import LogSpec, day_batches, main, true_probabilities, write_day
+from marius_oac.data.logs.columns import LogBlock
+from marius_oac.data.logs.files import BlockReader, LogFiles
 from marius_oac.errors import InputError
 from tests.data import naive_log_generate as naive
 from tests.data.naive_batches import bits_at, stream_key
@@ -286,7 +286,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, caps
 
 
 def test_help_says_what_the_options_are():
-    command = [sys.executable, "-m", "marius_oac.data.log_generate", "--help"]
+    command = [sys.executable, "-m", "marius_oac.data.generate.log", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and not done.stderr
     for field in dataclasses.fields(LogSpec):

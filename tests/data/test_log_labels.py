@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from marius_oac.config import Config
-from marius_oac.config_ctr import LogConfig
+from marius_oac.config.ctr import LogConfig
+from marius_oac.config.link_prediction import Config
 from marius_oac.errors import ConfigError
 from tests.data.written_logs import read, refused, write, write_parquet
 

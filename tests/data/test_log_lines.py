@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data import log_lines
+from marius_oac.data.logs import lines as log_lines
 
 LINES = st.lists(st.sampled_from(["", "a", "bc", "d" * 31, "e" * 32, "f" * 33, "g" * 100]), max_size=30)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marius_oac.config_ctr import LogConfig, NumericConfig
-from marius_oac.data.log_columns import MISSING, LogBlock, convert
-from marius_oac.data.log_numbers import LIMIT, numbers_of, transformed
-from marius_oac.data.log_place import Place
+from marius_oac.config.ctr import LogConfig, NumericConfig
+from marius_oac.data.logs.columns import MISSING, LogBlock, convert
+from marius_oac.data.logs.numbers import LIMIT, numbers_of, transformed
+from marius_oac.data.logs.place import Place
 from marius_oac.errors import ConfigError, InputError
 from tests.data.test_log_columns import EXAMPLES
 from tests.data.written_logs import read, refused, write, write_parquet
@@ -157,7 +157,7 @@ def test_dates_are_refused_with_a_hint(tmp_path):
     ],
 )
 def test_sections_that_mean_nothing_are_refused(section, said):
-    from marius_oac.config import Config
+    from marius_oac.config.link_prediction import Config
 
     tree = {"task": "ctr", "data": {"train": "x", "categorical": ["c"], "numeric": [{"name": "x", **section}]}}
     with pytest.raises(ConfigError) as caught:

@@ -9,14 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac import resume, train
-from marius_oac.config import Config
-from marius_oac.config_ctr import NumericConfig
-from marius_oac.data import log_files, log_lines, log_parquet
-from marius_oac.data.log_files import BlockReader, LogFiles
-from marius_oac.data.log_pieces import Pieces
+from marius_oac.config.ctr import NumericConfig
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.logs import files as log_files
+from marius_oac.data.logs import lines as log_lines
+from marius_oac.data.logs import parquet as log_parquet
+from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.pieces import Pieces
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.run import RunFolder
-from marius_oac.run_log import RunLog
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.log import RunLog
 from tests.runs import as_version_1, outcome, stop_at
 
 ROWS, GROUP = 400, 100

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marius_oac.config_ctr import LogConfig, NumericConfig
-from marius_oac.data import log_settle
-from marius_oac.data.log_columns import LogBlock
-from marius_oac.data.log_files import LogFiles
-from marius_oac.data.log_settle import settle
+from marius_oac.config.ctr import LogConfig, NumericConfig
+from marius_oac.data.logs import settle as log_settle
+from marius_oac.data.logs.columns import LogBlock
+from marius_oac.data.logs.files import LogFiles
+from marius_oac.data.logs.settle import settle
 from marius_oac.errors import InputError
 from tests.data.test_log_columns import EXAMPLES
 from tests.data.written_logs import read, write_parquet

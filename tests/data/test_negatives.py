@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data.negatives import as_kernel_input, count_by_degree, draw_nodes
-from marius_oac.data.random import stream_key
+from marius_oac.data.graphs.negatives import as_kernel_input, count_by_degree, draw_nodes
+from marius_oac.kernels.cpu.random import stream_key
 from tests.data import naive_batches as naive
 from tests.data.test_random import chi_square_is_plausible, needs_jit
 

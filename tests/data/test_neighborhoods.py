@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config import Config
-from marius_oac.data.batches import EdgePlanner
-from marius_oac.data.neighborhoods import Neighborhoods
-from marius_oac.data.neighbors import open_neighbors
-from marius_oac.data.node_batches import NodePlanner
-from marius_oac.data.sampling import NeighborSampler
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.edges import EdgePlanner
+from marius_oac.data.batches.nodes import NodePlanner
+from marius_oac.data.neighbors.neighborhoods import Neighborhoods
+from marius_oac.data.neighbors.neighbors import open_neighbors
+from marius_oac.data.neighbors.sampling import NeighborSampler
 
 NODES, RELATIONS = 60, 3
 

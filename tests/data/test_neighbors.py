@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data import neighbors
-from marius_oac.data.neighbors import Neighbors, open_neighbors
+from marius_oac.data.neighbors import neighbors
+from marius_oac.data.neighbors.neighbors import Neighbors, open_neighbors
 from marius_oac.errors import InputError
 from tests.data import naive_sampling as naive
 from tests.data.test_batches import random_edges

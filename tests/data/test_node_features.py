@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data import node_features, node_names
-from marius_oac.data.node_features import open_features
-from marius_oac.data.node_names import NodeLookup
+from marius_oac.data.graphs import features as node_features
+from marius_oac.data.graphs import node_lookup as node_names
+from marius_oac.data.graphs.features import open_features
+from marius_oac.data.graphs.node_lookup import NodeLookup
 from marius_oac.errors import InputError
-from marius_oac.export import export
+from marius_oac.runs.export import export
 from tests.data.named_graphs import NAMES, named_graph
 
 

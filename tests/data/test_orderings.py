@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config import OrderingConfig
-from marius_oac.data.orderings import beta_states, beta_swaps, epoch_io, epoch_order, fewest_swaps
+from marius_oac.config.link_prediction import OrderingConfig
+from marius_oac.data.batches.orderings import beta_states, beta_swaps, epoch_io, epoch_order, fewest_swaps
 from tests.data import naive_orderings as naive
 from tests.data.test_random import chi_square_is_plausible, needs_jit
 
@@ -77,7 +77,7 @@ def test_every_bucket_has_one_state_that_holds_it(ordering, seed, epoch):
 @settings(deadline=None, max_examples=EXAMPLES // 4)
 @given(orderings(), st.integers(0, 5), st.integers(0, 30))
 def test_an_epoch_is_the_naive_one(ordering, seed, epoch):
-    from marius_oac.config import Config
+    from marius_oac.config.link_prediction import Config
 
     config = Config.build({"data": {"path": "g"}, "seed": seed, "training": {"ordering": ordering.model_dump()}})
     order = epoch_order(ordering, seed, epoch)

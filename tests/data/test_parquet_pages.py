@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.data import parquet_pages
-from marius_oac.data.parquet_pages import decoded, parquet_batches
-from marius_oac.data.prepare import PrepareRequest, prepare
+from marius_oac.data.prepare import parquet_pages
+from marius_oac.data.prepare.parquet_pages import decoded, parquet_batches
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 from tests.click_logs import ctr_config
 from tests.runs import says, write_config
@@ -121,7 +121,7 @@ def test_logs_that_stand_for_more(tmp_path, command, monkeypatch, columns, limit
 
 
 def test_a_block_of_rows_that_is_too_large(tmp_path, command, monkeypatch):
-    monkeypatch.setattr("marius_oac.data.log_parquet.MOST_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr("marius_oac.data.logs.parquet.MOST_BLOCK_BYTES", 1 << 20)
     path = log(tmp_path / "a.parquet", user=[f"{n:0900}" for n in range(3000)])
     config = write_config(
         tmp_path / "c.yaml", ctr_config(path, "keys.capacity=9000", "data.shuffle=3000", network="lr")

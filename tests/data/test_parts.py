@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from marius_oac.data import parts
-from marius_oac.data.parts import new_part
-from marius_oac.data.prepare import new_folder
+from marius_oac.data.prepare.prepare import new_folder
 from marius_oac.errors import InputError
+from marius_oac.runtime.files import unfinished as parts
+from marius_oac.runtime.files.unfinished import new_part
 from tests.threads import PATIENCE
 
 

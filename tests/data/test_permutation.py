@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data.permutation import MAX_SIZE, Permutation
+from marius_oac.kernels.cpu.permutation import MAX_SIZE, Permutation
 from tests.data import naive_batches as naive
 from tests.data.test_random import chi_square_is_plausible, needs_jit
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data import assemble, encode
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PreparedGraph, PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
-from marius_oac.data.splits import STRATUM_EDGES, DrawnSplits
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare import assemble, encode
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, prepare
+from marius_oac.data.prepare.splits import STRATUM_EDGES, DrawnSplits
 from marius_oac.errors import InputError
 from tests.data import naive_prepare
 
@@ -300,7 +300,7 @@ def test_small_chunks_and_one_thread_give_the_same_bytes(tmp_path, generated, mo
     monkeypatch.setattr(encode, "INSERT_ROWS", 100)
     monkeypatch.setattr(encode, "STREAM_ROWS", 64)
     monkeypatch.setattr(assemble, "CHUNK_EDGES", 97)
-    monkeypatch.setattr("marius_oac.data.text.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("marius_oac.data.prepare.text.BLOCK_BYTES", 1000)
     assert prepare(dataclasses.replace(request, out=tmp_path / "b")).fingerprint == first.fingerprint
 
 
@@ -318,7 +318,7 @@ def test_importing_the_room_imports_no_torch():
 
 
 def test_progress_in_plain_lines(tmp_path, capsys, monkeypatch, generated):
-    monkeypatch.setattr("marius_oac.data.progress.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("marius_oac.runtime.progress.FIRST_SECONDS", 0.0)
     with gzip.open(tmp_path / "g.tsv.gz", "wt") as file:
         file.write("a\tr\tb\n" * 100)
     prepare(PrepareRequest(source=str(tmp_path / "g.tsv.gz"), out=tmp_path / "g"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data.random import floats, integers, stream_key
+from marius_oac.kernels.cpu.random import floats, integers, stream_key
 from tests.data import naive_batches as naive
 
 needs_jit = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="statistics take too many draws without the JIT")

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from marius_oac.data import prepare as prepare_module
-from marius_oac.data.download import default_cache_dir, download, extract, fetch
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import EdgeFile
-from marius_oac.data.registry import DATASETS, EMBEDDED, KnownDataset, find_dataset, locate, verify
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare import prepare as prepare_module
+from marius_oac.data.prepare.download import default_cache_dir, download, extract, fetch
+from marius_oac.data.prepare.edge_file import EdgeFile
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.prepare.readers import read_edges
+from marius_oac.data.prepare.registry import DATASETS, EMBEDDED, KnownDataset, find_dataset, locate, verify
 from marius_oac.errors import InputError
 
 TEXT = {"train": b"a\tr\tb\nb\tr\ta\n", "valid": b"a\tr\ta\n", "test": b"b\tr\tb\n"}
@@ -67,7 +68,7 @@ def test_the_embedded_files_are_the_verified_ones():
     files = locate(dataset, EMBEDDED / dataset.name)
     for (split, path), count in zip(files.items(), dataset.edges, strict=True):
         assert path.name == f"{split}.txt.gz"
-        assert sum(len(batch) for batch in EdgeFile(path, dataset.read).batches()) == count
+        assert sum(len(batch) for batch in read_edges(EdgeFile(path, dataset.read))) == count
     assert "MIT" in (EMBEDDED / dataset.name / "LICENSE").read_text()
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data.relabel import relabel, relabel_behind
+from marius_oac.kernels.cpu.relabel import relabel, relabel_behind
 
 EXAMPLES = 20 if numba.config.DISABLE_JIT else 80
 

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from marius_oac.config import Config
-from marius_oac.data import edge_ids
-from marius_oac.data.batches import EdgePlanner
-from marius_oac.data.resident import Resident
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.edges import EdgePlanner
+from marius_oac.data.graphs import edge_ids
+from marius_oac.data.graphs.resident import Resident
 
 MIB = 1 << 20
 

@@ -5,9 +5,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data.neighbors import open_neighbors
-from marius_oac.data.random import stream_key
-from marius_oac.data.sampling import NeighborSampler
+from marius_oac.data.neighbors.neighbors import open_neighbors
+from marius_oac.data.neighbors.sampling import NeighborSampler
+from marius_oac.kernels.cpu.random import stream_key
 from tests.data import naive_sampling as naive
 from tests.data.sampler_conformance import FANOUTS, Sampling, cases, messages
 from tests.data.test_neighbors import opened

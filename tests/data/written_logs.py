@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from marius_oac.config_ctr import LogConfig
-from marius_oac.data.log_columns import LogBlock
-from marius_oac.data.log_files import BlockReader, LogFiles
+from marius_oac.config.ctr import LogConfig
+from marius_oac.data.logs.columns import LogBlock
+from marius_oac.data.logs.files import BlockReader, LogFiles
 from marius_oac.errors import InputError
 
 HEADER = "label,x,c,b\n"

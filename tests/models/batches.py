@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from marius_oac.config import Config
-from marius_oac.models.link_prediction import LinkPredictionStep, entity_width, relation_width
+from marius_oac.config.link_prediction import Config
+from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
 
 DECODERS = ["distmult", "complex", "transe-1", "transe-2", "rotate", "dot"]
 LOSSES = ["softmax", "logistic", "margin", "self_adversarial"]

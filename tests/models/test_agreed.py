@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac.config_sections import OptimizerConfig
-from marius_oac.models.agreed import AgreedRelations, update_without_waiting
-from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.config.sections import OptimizerConfig
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.link_prediction.replicated_relations import AgreedRelations, update_without_waiting
 from tests.models.batches import OPTIMIZERS
 
 RELATIONS, WIDTH, PICKS = 7, 5, torch.tensor([1, 2, 5])

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from marius_oac.models import distances as module
-from marius_oac.models.distances import TILE_BYTES, TILES, distances
+from marius_oac.models.link_prediction import distances as module
+from marius_oac.models.link_prediction.distances import TILE_BYTES, TILES, distances
 
 SHAPES = [((7, 4), (5, 4)), ((3, 7, 6), (3, 5, 6)), ((1, 2), (1, 2)), ((2, 1, 3, 4), (2, 1, 2, 4)), ((0, 4), (5, 4))]
 

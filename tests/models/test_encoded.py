@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac.config import Config
-from marius_oac.data.feature_means import feature_means
-from marius_oac.models.autograd import AutogradGradient
-from marius_oac.models.classes import ClassesHead, class_metrics
-from marius_oac.models.encoded import EncodedStep, blocks_of
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.neighbors.feature_means import feature_means
+from marius_oac.models.compute.thread_pool import Lanes
 from marius_oac.models.gnn.encoder import make_encoder
-from marius_oac.models.lanes import Lanes
-from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, relation_width
+from marius_oac.models.gnn.step import EncodedStep, blocks_of
+from marius_oac.models.heads.classes import ClassesHead, class_metrics
+from marius_oac.models.link_prediction.autograd import AutogradGradient
+from marius_oac.models.link_prediction.step import RELATIONS, LinkPredictionStep, relation_width
 from tests.models.naive_gnn import draw_blocks
 
 CPU, RATE, EMBEDDED, FEATURES, WIDTH, NODES = torch.device("cpu"), 0.25, 5, 3, 6, 9

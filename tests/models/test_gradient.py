@@ -6,11 +6,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config import LossConfig
-from marius_oac.models import handwritten
-from marius_oac.models.autograd import AutogradGradient
-from marius_oac.models.loss_kernels import LossRule, differentiate
-from marius_oac.models.losses import edge_losses
+from marius_oac.config.link_prediction import LossConfig
+from marius_oac.kernels.cpu.losses import LossRule, differentiate
+from marius_oac.models.link_prediction import handwritten
+from marius_oac.models.link_prediction.autograd import AutogradGradient
+from marius_oac.models.link_prediction.losses import edge_losses
 from tests.models import naive
 from tests.models.batches import DECODERS, LOSSES, Shape, configure, draw
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from marius_oac.models.lanes import Lanes
+from marius_oac.models.compute.thread_pool import Lanes
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

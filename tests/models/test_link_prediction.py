@@ -10,8 +10,8 @@ import torch
 from threadpoolctl import ThreadpoolController, threadpool_info
 
 from marius_oac.errors import ConfigError
-from marius_oac.models import loss_kernels
-from marius_oac.models.link_prediction import RELATIONS, LinkPredictionStep, entity_width, relation_width
+from marius_oac.kernels.cpu import losses as loss_kernels
+from marius_oac.models.link_prediction.step import RELATIONS, LinkPredictionStep, entity_width, relation_width
 from marius_oac.types import HOST_ARRAYS
 from tests.device import DEVICE
 from tests.models.batches import CPU, DECODERS, OPTIMIZERS, Shape, configure, draw

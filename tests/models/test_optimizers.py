@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac.config_sections import OptimizerConfig
-from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.config.sections import OptimizerConfig
+from marius_oac.models.compute.row_optimizers import RowOptimizer
 from tests.models import naive
 from tests.models.batches import OPTIMIZERS
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from marius_oac.errors import ConfigError
-from marius_oac.models.own_code import blaming, blaming_frames, load_own, own_file, own_files
+from marius_oac.models.compute.user_code import blaming, blaming_frames, load_own, own_file, own_files
 
 
 def test_names_of_own_code():

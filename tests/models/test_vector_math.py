@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from marius_oac.models import vector_math
-from marius_oac.models.compiled import compiled
+from marius_oac.kernels.cpu import vector_math
+from marius_oac.kernels.cpu.float_jit import compiled
 
 NORMAL = 1.2e-38
 

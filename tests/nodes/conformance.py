@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from marius_oac.errors import NodeLost
-from marius_oac.nodes.allreduce import AllReduce
-from marius_oac.nodes.kstep import KStep
-from marius_oac.nodes.shadow import Averaging, Bmuf
+from marius_oac.nodes.dense.allreduce import AllReduce
+from marius_oac.nodes.dense.kstep import KStep
+from marius_oac.nodes.dense.shadow import Averaging, Bmuf
 from marius_oac.runtime.channel import Closed
 
 SIZES = (1, 2, 7, 1000, 100_003)

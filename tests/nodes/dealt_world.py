@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from marius_oac.config_sections import DenseOptimizerConfig, OptimizerConfig
-from marius_oac.models.ctr.dense import DenseOptimizer
-from marius_oac.models.optimizers import RowOptimizer
-from marius_oac.nodes.dealt_rows import Dealing
-from marius_oac.nodes.dealt_shard import make_dealt_shard
-from marius_oac.nodes.messages import Kind, Message, array, parse
-from marius_oac.nodes.served import bounds_of
-from marius_oac.nodes.shard_table import NumberedTable
+from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
+from marius_oac.models.compute.dense_optimizer import DenseOptimizer
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.nodes.dense.served import bounds_of
+from marius_oac.nodes.shards.dispatched_rows import Dealing
+from marius_oac.nodes.shards.dispatched_shard import make_dealt_shard
+from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.nodes.transport.messages import Kind, Message, array, parse
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore

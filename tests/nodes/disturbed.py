@@ -14,9 +14,9 @@ import sys
 import threading
 from functools import partial
 
-from marius_oac import cli
-from marius_oac.nodes import launch
-from marius_oac.nodes.messages import Kind, parse
+from marius_oac.cli import commands as cli
+from marius_oac.nodes.launch import launch
+from marius_oac.nodes.transport.messages import Kind, parse
 
 PAUSES = (0.0003, 0.001, 0.005, 0.02)
 
@@ -40,7 +40,7 @@ class Delays:
 
 
 def delay(delays):
-    from marius_oac.nodes.serving import ShardServer
+    from marius_oac.nodes.shards.serving import ShardServer
     from marius_oac.nodes.transport.in_process import InProcessClient
     from marius_oac.nodes.transport.zmq_client import ZmqClient
     from marius_oac.pipeline.runner import Pipeline
@@ -79,7 +79,7 @@ def place_of(line):
 
 
 def forget():
-    from marius_oac.nodes.node_rows import NodeRows
+    from marius_oac.nodes.shards.node_rows import NodeRows
 
     real = NodeRows._take_patch
     NodeRows._take_patch = lambda self, node, message, frames: real(self, node, message, [b""] * len(frames))
@@ -100,7 +100,7 @@ def pull_again(rank, batch):
 
 
 def evaluate_slowly(seconds):
-    from marius_oac.node_ctr import CtrNodes
+    from marius_oac.tasks.ctr.sharded import CtrNodes
 
     real = CtrNodes._evaluate
 

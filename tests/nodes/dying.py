@@ -11,10 +11,11 @@ import signal
 import sys
 from functools import partial
 
-from marius_oac import cli, node_rowless
-from marius_oac.nodes import launch
-from marius_oac.nodes.dealt_rows import DealtRows
-from marius_oac.nodes.messages import Kind
+from marius_oac.cli import commands as cli
+from marius_oac.nodes.launch import launch
+from marius_oac.nodes.shards.dispatched_rows import DealtRows
+from marius_oac.nodes.transport.messages import Kind
+from marius_oac.training import rowless as node_rowless
 
 train, write, send = node_rowless.Rowless.train, DealtRows.write, DealtRows._send
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from marius_oac.errors import InputError, MariusOacError
-from marius_oac.nodes.cluster import names
-from marius_oac.nodes.launch import Request, on_nodes
+from marius_oac.nodes.launch.cluster import names
+from marius_oac.nodes.launch.launch import Request, on_nodes
 from marius_oac.runtime.signals import stop_on_interrupt
 
 
@@ -43,7 +43,7 @@ def wait(folder, times):
 
 def meet(place, folder, end):
     """Two barriers; before the last one the second node ends, the first time."""
-    from marius_oac.nodes.torch_group import TorchGroup
+    from marius_oac.nodes.groups.torch import TorchGroup
 
     first = not (folder / "killed").exists()
     with TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster)) as group:

@@ -8,7 +8,7 @@ import heapq
 
 import numpy as np
 
-from marius_oac.nodes.policy import Measured
+from marius_oac.nodes.gba.policy import Measured
 
 EVERY = 40
 

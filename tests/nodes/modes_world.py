@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from marius_oac.nodes.aggregator import DenseAggregator, RowAggregator
-from marius_oac.nodes.coordinator import Coordinator
-from marius_oac.nodes.dealer import WAIT, Dealer
-from marius_oac.nodes.messages import Malformed
+from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
+from marius_oac.nodes.gba.coordinator import Coordinator
+from marius_oac.nodes.gba.dispatcher import WAIT, Dealer
+from marius_oac.nodes.transport.messages import Malformed
 
 ROWS = 6
 

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from marius_oac.errors import DivergedError, InputError, MariusOacError, NodeLost
-from marius_oac.nodes.agent import LOST, PARENT, Crew, end_with_parent, exit_code_of, told_if_lost
-from marius_oac.nodes.remote import end_of
+from marius_oac.nodes.launch.agent import LOST, PARENT, Crew, end_with_parent, exit_code_of, told_if_lost
+from marius_oac.nodes.launch.remote import end_of
 
-GUARD = [sys.executable, "-m", "marius_oac.nodes.guard"]
+GUARD = [sys.executable, "-m", "marius_oac.nodes.launch.guard"]
 WAITS = """
 import os, signal
 from marius_oac.nodes.agent import end_with_parent
@@ -85,7 +85,7 @@ def test_torchrun_is_told_nothing(monkeypatch):
 
 def test_whose_parent_has_ended_does_not_begin(monkeypatch):
     monkeypatch.setenv(PARENT, str(os.getpid()))
-    monkeypatch.setattr("marius_oac.nodes.agent.ctypes.CDLL", lambda name: None)
+    monkeypatch.setattr("marius_oac.nodes.launch.agent.ctypes.CDLL", lambda name: None)
     with pytest.raises(MariusOacError, match="the launcher has ended"):
         end_with_parent()
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.aggregator import DenseAggregator, RowAggregator
-from marius_oac.nodes.messages import Malformed
-from marius_oac.nodes.modes import Mode, make_mode
+from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
+from marius_oac.nodes.gba.modes import Mode, make_mode
+from marius_oac.nodes.transport.messages import Malformed
 from tests.nodes.naive_gba import NaiveBuffer, decay
 
 SIZE, DIMENSION, ROWS = 5, 3, 40

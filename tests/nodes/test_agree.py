@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from marius_oac.config_cluster import ClusterConfig
+from marius_oac.config.cluster import ClusterConfig
 from marius_oac.errors import InputError
-from marius_oac.nodes.agree import CLOCKS_APART, compare, statement
-from marius_oac.nodes.cluster import Machine, Place
+from marius_oac.nodes.launch.agree import CLOCKS_APART, compare, statement
+from marius_oac.nodes.launch.cluster import Machine, Place
 
 NODES = [{"address": f"10.0.0.{k}", "name": f"n{k}", "memory": "4GiB", "cores": 4} for k in range(4)]
 CLUSTER = ClusterConfig.model_validate({"nodes": NODES})

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from marius_oac import __version__
-from marius_oac.config_cluster import ClusterConfig
-from marius_oac.nodes.check import Found, _of_all, check
+from marius_oac.config.cluster import ClusterConfig
+from marius_oac.nodes.launch.check import Found, _of_all, check
 
 ROOT = Path(__file__).parents[2]
 SSH = """#!/bin/sh
@@ -108,8 +108,8 @@ def test_a_secret_that_is_missing_is_said(ssh, tmp_path, monkeypatch):
 def test_the_probe_answers_only_those_who_know_the_secret(tmp_path):
     """A stranger is not measured with, and does not keep the node that comes after from it."""
     with subprocess.Popen(
-        [sys.executable, "-m", "marius_oac.nodes.probe"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "marius_oac.nodes.launch.probe"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
     ) as probe:  # fmt: skip
 
         def ask(value):

@@ -3,9 +3,17 @@
 import psutil
 import pytest
 
-from marius_oac.config_cluster import ClusterConfig
+from marius_oac.config.cluster import ClusterConfig
 from marius_oac.errors import InputError
-from marius_oac.nodes.cluster import Machine, check_machine, endpoint, find_place, listening_at, names, this_machine
+from marius_oac.nodes.launch.cluster import (
+    Machine,
+    check_machine,
+    endpoint,
+    find_place,
+    listening_at,
+    names,
+    this_machine,
+)
 
 HERE = Machine(
     "hostb", "boot", {"lo": ("127.0.0.1", "::1"), "eth0": ("10.0.0.2", "fe80::1"), "ib0": ("10.9.0.2",)}, 8, 1 << 34

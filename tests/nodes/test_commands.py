@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from marius_oac import node_training
-from marius_oac.config_cluster import ClusterConfig
+from marius_oac.config.cluster import ClusterConfig
 from marius_oac.errors import InputError
-from marius_oac.nodes.launch import Request
-from marius_oac.nodes.remote import commands
+from marius_oac.nodes.launch.launch import Request
+from marius_oac.nodes.launch.remote import commands
+from marius_oac.training import cluster as node_training
 from tests.graphs import tiny_config
 from tests.runs import says, write_config
 
@@ -38,11 +38,11 @@ def test_by_ssh(command, config, tmp_path):
     options = "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10 -o ServerAliveCountMax=3"
     rest = f"-m marius_oac train {config} --nodes nodes.yaml --out x --node"
     assert out[0] == "# each reads the run's secret from its standard input, and stops when that ends"
-    there = f"cd {tmp_path} && exec {python} -m marius_oac.nodes.guard {python} {rest} a"
+    there = f"cd {tmp_path} && exec {python} -m marius_oac.nodes.launch.guard {python} {rest} a"
     assert out[1] == f"ssh {options} 10.0.0.1 {shlex.quote(there)}"
     assert shlex.split(out[2])[-2:] == [
         "hostb",
-        f"cd '/a b' && exec '/opt/py thon' -m marius_oac.nodes.guard '/opt/py thon' {rest} b",
+        f"cd '/a b' && exec '/opt/py thon' -m marius_oac.nodes.launch.guard '/opt/py thon' {rest} b",
     ]
     assert len(out) == 3 and sorted(tmp_path.iterdir()) == before
 
@@ -54,8 +54,8 @@ def test_under_slurm(command, config, tmp_path, monkeypatch):
     here, rest = sys.executable, f"-m marius_oac resume {tmp_path} --nodes nodes.yaml --node"
     first, second = step.format("a", f"--chdir={tmp_path}"), step.format("b", "'--chdir=/a b'")
     assert code == 0 and out[1:] == [
-        f"{first} {here} -m marius_oac.nodes.guard {here} {rest} a",
-        f"{second} '/opt/py thon' -m marius_oac.nodes.guard '/opt/py thon' {rest} b",
+        f"{first} {here} -m marius_oac.nodes.launch.guard {here} {rest} a",
+        f"{second} '/opt/py thon' -m marius_oac.nodes.launch.guard '/opt/py thon' {rest} b",
     ]
 
 
@@ -117,7 +117,9 @@ def torchrun(monkeypatch, **more):
         monkeypatch.setenv(name, "")  # so that it is restored
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("marius_oac.nodes.launch.end_with_parent", lambda: None)  # the tests' own parent is no agent
+    monkeypatch.setattr(
+        "marius_oac.nodes.launch.launch.end_with_parent", lambda: None
+    )  # the tests' own parent is no agent
 
 
 def test_inside_torchrun_it_trains(command, config, tmp_path, monkeypatch):

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
+from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.connections import Connections, check_port
-from marius_oac.nodes.crowd import Crowd
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.trainers import Crowd
+from marius_oac.nodes.shards.connections import Connections, check_port
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from tests.threads import PATIENCE

@@ -1,6 +1,6 @@
 """Counts of several shards, added up."""
 
-from marius_oac.nodes.counts import add_counts, dealt_metrics
+from marius_oac.nodes.gba.counts import add_counts, dealt_metrics
 
 
 def test_counts_are_added_and_of_a_maximum_the_largest_is_kept():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marius_oac.nodes.crowd import Crowd
+from marius_oac.nodes.groups.trainers import Crowd
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.errors import InputError
-from marius_oac.nodes.dealer import WAIT, Dealer
-from marius_oac.nodes.modes import Mode, make_mode
+from marius_oac.nodes.gba.dispatcher import WAIT, Dealer
+from marius_oac.nodes.gba.modes import Mode, make_mode
 from tests.nodes.naive_gba import decay, token
 
 KINDS = ("sync", "gba", "async", "bsp", "hop-bs", "hop-bw")

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.modes import Clock, make_mode
+from marius_oac.nodes.gba.modes import Clock, make_mode
 
 KINDS = ("sync", "gba", "async", "bsp", "hop-bs", "hop-bw")
 

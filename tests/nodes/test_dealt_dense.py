@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from marius_oac.config_sections import DenseOptimizerConfig, OptimizerConfig
-from marius_oac.models.agreed import AgreedRelations
-from marius_oac.models.ctr.dense import DenseOptimizer
-from marius_oac.models.optimizers import RowOptimizer
-from marius_oac.nodes.allreduce import AllReduce
-from marius_oac.nodes.served import bounds_of
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
+from marius_oac.models.compute.dense_optimizer import DenseOptimizer
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.link_prediction.replicated_relations import AgreedRelations
+from marius_oac.nodes.dense.allreduce import AllReduce
+from marius_oac.nodes.dense.served import bounds_of
+from marius_oac.nodes.groups.threads import ThreadGroup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from marius_oac.nodes.dealt_rows import Dealing, DealtRows
-from marius_oac.nodes.messages import Kind, Malformed, Message, parse
-from marius_oac.nodes.modes import make_mode
-from marius_oac.nodes.routed import DealtPlan
+from marius_oac.nodes.gba.modes import make_mode
+from marius_oac.nodes.shards.dispatched_rows import Dealing, DealtRows
+from marius_oac.nodes.shards.routed import DealtPlan
+from marius_oac.nodes.transport.messages import Kind, Malformed, Message, parse
 from marius_oac.pipeline.batch import Batch, Buffers
 from marius_oac.runtime.channel import Closed
 from tests.threads import PATIENCE, Watched, in_thread, joined

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.coordinator import Coordinator
-from marius_oac.nodes.dealer import Dealer
-from marius_oac.nodes.dealing_desk import DealingDesk
-from marius_oac.nodes.dealt_shard import DealtShard
-from marius_oac.nodes.messages import Kind, Malformed, Message, parse
-from marius_oac.nodes.modes import Mode, make_mode
+from marius_oac.nodes.gba.coordinator import Coordinator
+from marius_oac.nodes.gba.dispatch_server import DealingDesk
+from marius_oac.nodes.gba.dispatcher import Dealer
+from marius_oac.nodes.gba.modes import Mode, make_mode
+from marius_oac.nodes.shards.dispatched_shard import DealtShard
+from marius_oac.nodes.transport.messages import Kind, Malformed, Message, parse
 from tests.nodes.dealt_world import DIMENSION, ROWS, World
 
 KINDS = ("gba", "async", "bsp", "hop-bs", "hop-bw")
@@ -94,7 +94,7 @@ def test_the_world_would_find_another_algorithm(wrong, monkeypatch):
     if wrong == "weights":
         monkeypatch.setattr(Mode, "weights", lambda self, staleness: np.ones(staleness.size, np.float32))
     if wrong == "clock":
-        monkeypatch.setattr("marius_oac.nodes.modes.Clock.timestamp", lambda self, step: step + 1)
+        monkeypatch.setattr("marius_oac.nodes.gba.modes.Clock.timestamp", lambda self, step: step + 1)
     if wrong == "rate":
         real = DealtShard._finish
 

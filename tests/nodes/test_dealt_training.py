@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks import trainers
 from benchmarks.trainers import train_together
-from marius_oac.config_ctr import CtrConfig
+from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import DivergedError, InputError, NodeLost
 from marius_oac.models.ctr import step
-from marius_oac.nodes.dealt_shard import DealtShard
-from marius_oac.session import Session
+from marius_oac.nodes.shards.dispatched_shard import DealtShard
+from marius_oac.runs.session import Session
 from tests.click_logs import generated_days
 from tests.threads import PATIENCE
 

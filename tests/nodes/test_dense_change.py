@@ -9,24 +9,24 @@ import pytest
 import torch
 
 from benchmarks.trainers import Network, _Here
-from marius_oac import blas
-from marius_oac.config import Config
-from marius_oac.config_ctr import CtrConfig
-from marius_oac.config_dense import check_change, ignored_by_kstep
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.dense import check_change, ignored_by_kstep
+from marius_oac.config.link_prediction import Config
 from marius_oac.errors import ConfigError
-from marius_oac.models.dense_moments import (
+from marius_oac.models.compute.dense_moments import (
     is_kstep,
     network_from_kstep,
     network_to_kstep,
     relations_from_kstep,
     relations_to_kstep,
 )
-from marius_oac.node_ctr import CtrNodes
-from marius_oac.node_task import NodeTask
-from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.run import RunFolder
-from marius_oac.session import Session
-from marius_oac.training import start_task
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.session import Session
+from marius_oac.runs.sharded.task import NodeTask
+from marius_oac.runtime import blas
+from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.training.local import start_task
 from tests.click_logs import generated_days
 from tests.nodes.worlds import together
 
@@ -125,7 +125,7 @@ def test_what_k_step_does_not_look_at_is_named():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_key_that_is_ignored_is_refused_where_a_run_begins(tmp_path, monkeypatch, count):
-    from marius_oac import node_training
+    from marius_oac.training import cluster as node_training
 
     config = CtrConfig.build(generated_days(tmp_path, 30) | {"nodes": {"dense": {"kind": "kstep"}}})
     config = config.replace("training.dense_optimizer.kind=sgd")

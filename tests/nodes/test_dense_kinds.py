@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from marius_oac.config_dense import DenseConfig
+from marius_oac.config.dense import DenseConfig
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.dense_kinds import make_dense_sync
-from marius_oac.nodes.kstep import KStep
-from marius_oac.nodes.served import Served
-from marius_oac.nodes.shadow import Averaging, Bmuf, Easgd
-from marius_oac.nodes.sync_server import LocalSyncServers
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.dense.kinds import make_dense_sync
+from marius_oac.nodes.dense.kstep import KStep
+from marius_oac.nodes.dense.served import Served
+from marius_oac.nodes.dense.shadow import Averaging, Bmuf, Easgd
+from marius_oac.nodes.dense.sync_server import LocalSyncServers
+from marius_oac.nodes.groups.threads import ThreadGroup
 
 
 def make(lockstep=True, **values):

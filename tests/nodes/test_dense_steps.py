@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from benchmarks.trainers import train_together
-from marius_oac.config_cluster import ClusterConfig
-from marius_oac.config_ctr import CtrConfig
-from marius_oac.ctr_task import start_ctr_task
-from marius_oac.data.share import Share
+from marius_oac.config.cluster import ClusterConfig
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.batches.rank_slice import Share
 from marius_oac.models.ctr.step import CtrStep
-from marius_oac.models.link_prediction import LinkPredictionStep
-from marius_oac.node_training import node_task
-from marius_oac.nodes.cluster import Place
-from marius_oac.nodes.dense_kinds import make_dense_sync
-from marius_oac.nodes.sync_server import LocalSyncServers
-from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.training import start_task
+from marius_oac.models.link_prediction.step import LinkPredictionStep
+from marius_oac.nodes.dense.kinds import make_dense_sync
+from marius_oac.nodes.dense.sync_server import LocalSyncServers
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.launch.cluster import Place
+from marius_oac.tasks.ctr.task import start_ctr_task
+from marius_oac.training.cluster import node_task
+from marius_oac.training.local import start_task
 from tests.click_logs import generated_days
 from tests.graphs import tiny_config
 from tests.models import batches as graph_batches

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marius_oac.checkpoints import read_saved
-from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.run import RunFolder
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.runs.checkpoints.retention import read_saved
+from marius_oac.runs.folder.folder import RunFolder
 from tests.graphs import tiny_config, workers
 from tests.runs import write_config
 

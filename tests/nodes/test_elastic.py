@@ -8,9 +8,9 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from marius_oac.errors import NodeLost
-from marius_oac.nodes.agent import LOST, exit_code_of
-from marius_oac.nodes.elastic import Agent
-from marius_oac.nodes.meeting import Meeting
+from marius_oac.nodes.launch.agent import LOST, exit_code_of
+from marius_oac.nodes.launch.elastic import Agent
+from marius_oac.nodes.launch.meeting import Meeting
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from marius_oac.errors import InputError
-from marius_oac.nodes.exchange import NodeSource
-from marius_oac.nodes.routed import RoutedPlan
-from marius_oac.nodes.shards import Placement, route_keys
+from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.placement import Placement, route_keys
+from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.batch import Batch

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from marius_oac import node_place
-from marius_oac.config import Config
-from marius_oac.config_cluster import ClusterConfig
+from marius_oac.config.cluster import ClusterConfig
+from marius_oac.config.link_prediction import Config
 from marius_oac.errors import InputError
-from marius_oac.node_place import check_gpus, config_of
-from marius_oac.nodes import torch_group
-from marius_oac.nodes.cluster import find_place
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.groups import torch as torch_group
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.launch.cluster import find_place
+from marius_oac.runs.sharded import place as node_place
+from marius_oac.runs.sharded.place import check_gpus, config_of
 from tests.nodes.test_cluster import HERE, THREE, torchrun
 from tests.nodes.worlds import together
 

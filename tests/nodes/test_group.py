@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.group import ring_bytes
-from marius_oac.nodes.pulse import SLOTS
-from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.nodes.torch_group import TorchGroup, _Shared
+from marius_oac.nodes.groups.contract import ring_bytes
+from marius_oac.nodes.groups.heartbeat import SLOTS
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.torch import TorchGroup, _Shared
 from tests.nodes.worlds import ProcessWorld, ThreadWorld, together
 
 KINDS = {"threads": ThreadWorld, "processes": ProcessWorld}

@@ -12,21 +12,21 @@ import pytest
 import yaml
 
 from marius_oac import __version__
-from marius_oac.config import Config
-from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
-from marius_oac.config_nodes import NodesConfig
-from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
+from marius_oac.config.link_prediction import Config
+from marius_oac.config.modes import NodesConfig
+from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.errors import InputError, NodeLost, NodeRefused
-from marius_oac.graph_task import GraphTask
-from marius_oac.node_graph import GraphNodes
-from marius_oac.node_guest import _Guest, join
-from marius_oac.node_outside import outside
-from marius_oac.node_pace import Pace
-from marius_oac.nodes.connections import Connections
-from marius_oac.nodes.shard_table import NumberedTable
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.shards.connections import Connections
+from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
-from marius_oac.run import RunFolder
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.tasks.link_prediction.sharded import GraphNodes
+from marius_oac.tasks.link_prediction.task import GraphTask
+from marius_oac.training.detached import outside
+from marius_oac.training.elastic import _Guest, join
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 from tests.ports import free_ports
 

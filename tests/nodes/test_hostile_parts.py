@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from marius_oac.checkpoints import Checkpoints
 from marius_oac.errors import CheckpointError
-from marius_oac.node_saved import PLACE, PLACEMENT, Layout
-from marius_oac.nodes.shards import IdPlaces, Placement
+from marius_oac.nodes.shards.placement import IdPlaces, Placement
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.sharded.checkpoint import PLACE, PLACEMENT, Layout
 
 
 def parts(count=2, rows=40, shards=8):

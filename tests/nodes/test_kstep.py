@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.kstep import KStep
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.dense.kstep import KStep
+from marius_oac.nodes.groups.threads import ThreadGroup
 from tests.nodes import naive
 from tests.nodes.worlds import together
 

@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-from marius_oac.config_nodes import LoadConfig, NodesConfig
+from marius_oac.config.modes import LoadConfig, NodesConfig
 from marius_oac.errors import ConfigError
-from marius_oac.node_pace import Pace, profile_of, told
-from marius_oac.nodes.load import LoadProfile, Slowdown, TimedStep
-from marius_oac.task import Crew
+from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
+from marius_oac.runs.sharded.speed_monitor import Pace, profile_of, told
+from marius_oac.runs.task import Crew
 
 
 class World:

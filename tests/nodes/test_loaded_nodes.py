@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from marius_oac.nodes.exchange import NodeSource
-from marius_oac.run import RunFolder
+from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.runs.folder.folder import RunFolder
 from tests.nodes import test_node_training as over_nodes
 from tests.nodes.test_node_training import SMOOTH, digests, run
 

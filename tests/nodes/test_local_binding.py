@@ -11,14 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from marius_oac import machine, session
-from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
-from marius_oac.config_ctr import CtrConfig
-from marius_oac.node_crew import NodeCrew
-from marius_oac.nodes.connections import Connections
-from marius_oac.nodes.shard_table import NumberedTable
-from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.runtime.binding import Binding, Seat
+from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.shards.connections import Connections
+from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.runs import session
+from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.runtime.machine import report as machine
+from marius_oac.runtime.machine.binding import Binding, Seat
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 from tests.nodes.worlds import together
 from tests.threads import PATIENCE

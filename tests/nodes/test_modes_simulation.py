@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.coordinator import Coordinator
-from marius_oac.nodes.dealer import Deal, Dealer
-from marius_oac.nodes.modes import Mode
+from marius_oac.nodes.gba.coordinator import Coordinator
+from marius_oac.nodes.gba.dispatcher import Deal, Dealer
+from marius_oac.nodes.gba.modes import Mode
 from tests.nodes.modes_world import ROWS, World, rows_of
 
 KINDS = ("sync", "gba", "async", "bsp", "hop-bs", "hop-bw")

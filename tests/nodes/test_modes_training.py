@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac.nodes.aggregator import DenseAggregator, RowAggregator
-from marius_oac.nodes.dealer import WAIT, Dealer
-from marius_oac.nodes.modes import make_mode
+from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
+from marius_oac.nodes.gba.dispatcher import WAIT, Dealer
+from marius_oac.nodes.gba.modes import make_mode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from marius_oac.nodes.messages import Kind, Malformed, Message
-from marius_oac.nodes.no_rows import NoRows
+from marius_oac.nodes.shards.no_rows import NoRows
+from marius_oac.nodes.transport.messages import Kind, Malformed, Message
 from marius_oac.runtime.channel import Closed
 
 

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from marius_oac.node_crew import NodeCrew
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.runs.sharded.peers import NodeCrew
 from marius_oac.runtime.signals import StopSignal
 from tests.nodes.worlds import together
 

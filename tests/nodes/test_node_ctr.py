@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from marius_oac.ctr_task import start_ctr_task
 from marius_oac.errors import ConfigError
-from marius_oac.node_ctr import CtrNodes
-from marius_oac.node_training import data_digest
-from marius_oac.nodes.shards import Placement
+from marius_oac.nodes.shards.placement import Placement
+from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.task import start_ctr_task
+from marius_oac.training.cluster import data_digest
 from tests.click_logs import ctr_config, small_log
 
 

@@ -9,25 +9,25 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from marius_oac import node_packing
-from marius_oac.checkpoints import Checkpoints
-from marius_oac.config_cluster import ClusterConfig
-from marius_oac.ctr_task import start_ctr_task
-from marius_oac.data.graph import Graph
-from marius_oac.data.log_tables import vocabulary_names
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
-from marius_oac.data.share import Share
+from marius_oac.config.cluster import ClusterConfig
+from marius_oac.data.batches.rank_slice import Share
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.logs.tables import vocabulary_names
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
-from marius_oac.graph_task import GraphTask
-from marius_oac.node_ctr import CtrNodes
-from marius_oac.node_graph import GraphNodes
-from marius_oac.node_packing import agreed_packing
-from marius_oac.node_saved import PACKING, PLACEMENT, layout_name, part_name, saved_packings
-from marius_oac.nodes.packing import even, heaviest
-from marius_oac.nodes.shards import NUM_SHARDS
-from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.run import RunFolder
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.shards.packing import even, heaviest
+from marius_oac.nodes.shards.placement import NUM_SHARDS
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.sharded import placement as node_packing
+from marius_oac.runs.sharded.checkpoint import PACKING, PLACEMENT, layout_name, part_name, saved_packings
+from marius_oac.runs.sharded.placement import agreed_packing
+from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.task import start_ctr_task
+from marius_oac.tasks.link_prediction.sharded import GraphNodes
+from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.nodes import naive_shards as naive

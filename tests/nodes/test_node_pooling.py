@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import yaml
 
-from marius_oac import cli
-from marius_oac.data.log_generate import HISTORY, LogSpec, write_day
-from marius_oac.run import RunFolder
+from marius_oac.cli import commands as cli
+from marius_oac.data.generate.log import HISTORY, LogSpec, write_day
+from marius_oac.runs.folder.folder import RunFolder
 from tests.nodes.test_node_training import BATCHES, SMOOTH, digests, furthest, run
 
 

@@ -8,20 +8,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from marius_oac import node_training
-from marius_oac.checkpoints import START, Checkpoints, write_saved
-from marius_oac.compare import _difference
 from marius_oac.errors import CheckpointError, ConfigError, InputError
-from marius_oac.node_crew import NodeCrew
-from marius_oac.node_place import name_of
-from marius_oac.node_saved import Joined, Layout, drop_after, layout_name, open_whole
-from marius_oac.node_training import _before
-from marius_oac.nodes.shards import Placement
-from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.pins import Missing
-from marius_oac.run_position import Position
-from marius_oac.task import Road
-from marius_oac.training_loop import TrainingLoop
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.shards.placement import Placement
+from marius_oac.runs.checkpoints.pins import Missing
+from marius_oac.runs.checkpoints.retention import START, Checkpoints, write_saved
+from marius_oac.runs.compare import _difference
+from marius_oac.runs.folder.position import Position
+from marius_oac.runs.loop import TrainingLoop
+from marius_oac.runs.sharded.checkpoint import Joined, Layout, drop_after, layout_name, open_whole
+from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.runs.sharded.place import name_of
+from marius_oac.runs.task import Road
+from marius_oac.training import cluster as node_training
+from marius_oac.training.cluster import _before
 from tests.nodes.worlds import together
 
 NOW = "2-now"  # the layout of the processes a and b

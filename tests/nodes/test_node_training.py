@@ -15,14 +15,14 @@ import psutil
 import pytest
 import yaml
 
-from marius_oac import cli
-from marius_oac.data.log_generate import LogSpec, write_day
+from marius_oac.cli import commands as cli
+from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.errors import ConfigError
-from marius_oac.graph_task import GraphTask
-from marius_oac.node_graph import GraphNodes
-from marius_oac.nodes.thread_group import ThreadGroup
-from marius_oac.run import RunFolder
-from marius_oac.verification import verify
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.verification import verify
+from marius_oac.tasks.link_prediction.sharded import GraphNodes
+from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.graphs import tiny_config
 from tests.runs import contents, flip_a_byte, says
 

@@ -2,13 +2,14 @@
 
 import pytest
 
-from marius_oac import checkpoints, resume, train
-from marius_oac.checkpoints import Checkpoints
+from marius_oac import resume, train
 from marius_oac.errors import Interrupted, NodeLost
 from marius_oac.pipeline.runner import Pipeline
-from marius_oac.session import Session
-from marius_oac.task import Crew
-from marius_oac.training_loop import TrainingLoop
+from marius_oac.runs.checkpoints import retention as checkpoints
+from marius_oac.runs.checkpoints.retention import Checkpoints
+from marius_oac.runs.loop import TrainingLoop
+from marius_oac.runs.session import Session
+from marius_oac.runs.task import Crew
 from tests.graphs import tiny_config
 
 TOLD = {

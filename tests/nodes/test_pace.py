@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from marius_oac.config import Config
-from marius_oac.config_nodes import NodesConfig
+from marius_oac.config.link_prediction import Config
+from marius_oac.config.modes import NodesConfig
 from marius_oac.errors import ConfigError
-from marius_oac.node_pace import Pace
-from marius_oac.task import Crew
+from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.task import Crew
 
 EVERY, SIZE = 8, 10
 

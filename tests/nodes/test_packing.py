@@ -4,7 +4,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.errors import InputError
-from marius_oac.nodes.packing import LookupCost, loads, pack
+from marius_oac.nodes.shards.packing import LookupCost, loads, pack
 from tests.nodes import naive_shards as naive
 
 

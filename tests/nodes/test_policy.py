@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.policy import EVIDENCE, TRIAL, Measured, Policy, expected_slowest, ideal_rates
+from marius_oac.nodes.gba.policy import EVIDENCE, TRIAL, Measured, Policy, expected_slowest, ideal_rates
 from tests.nodes.load_days import day, run_auto, run_fixed
 
 MARGIN, PATIENCE = 0.03, 2

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config_sections import OptimizerConfig
-from marius_oac.models.optimizers import RowOptimizer
-from marius_oac.nodes.messages import Kind, Malformed, Message, array, parse
-from marius_oac.nodes.shard import Shard
-from marius_oac.nodes.shard_table import KeyedTable, NumberedTable
+from marius_oac.config.sections import OptimizerConfig
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.nodes.shards.shard import Shard
+from marius_oac.nodes.shards.table import KeyedTable, NumberedTable
+from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array, parse
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.key_table import KeyTable
+from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.memory import MemoryStore
 
 DIMENSION, ROWS = 3, 7

@@ -15,10 +15,10 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from marius_oac.errors import NodeLost
-from marius_oac.nodes.agent import listen
-from marius_oac.nodes.meeting import Meeting
+from marius_oac.nodes.launch.agent import listen
+from marius_oac.nodes.launch.meeting import Meeting
+from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreLine
 from marius_oac.nodes.transport.contract import Security
-from marius_oac.nodes.tunnel import LOOPBACK, StoreGate, StoreLine
 from tests.nodes.transport.strangers import Recorder, place, throw
 from tests.threads import PATIENCE
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import yaml
 
-from marius_oac.config import Config
-from marius_oac.data.log_generate import LogSpec, write_day
-from marius_oac.node_rowless import staying
-from marius_oac.nodes.agent import Crew, _spared
-from marius_oac.nodes.dealt_shard import make_dealt_shard
-from marius_oac.nodes.messages import Kind, Message
-from marius_oac.nodes.modes import make_mode
-from marius_oac.run import RunFolder
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.nodes.gba.modes import make_mode
+from marius_oac.nodes.launch.agent import Crew, _spared
+from marius_oac.nodes.shards.dispatched_shard import make_dealt_shard
+from marius_oac.nodes.transport.messages import Kind, Message
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.training.rowless import staying
 from tests.nodes.dealt_world import AHEAD, everything, make_dealing, make_tables
 from tests.ports import free_ports
 

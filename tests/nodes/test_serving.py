@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from marius_oac.config_cluster import SECRET_VARIABLE, ClusterConfig
+from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.connections import Connections
-from marius_oac.nodes.messages import Kind, Message, parse
-from marius_oac.nodes.serving import ShardServer
-from marius_oac.nodes.shard import Shard
-from marius_oac.nodes.shard_table import NumberedTable
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.shards.connections import Connections
+from marius_oac.nodes.shards.serving import ShardServer
+from marius_oac.nodes.shards.shard import Shard
+from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.in_process import Network
+from marius_oac.nodes.transport.messages import Kind, Message, parse
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, ROWS, store
 from tests.nodes.worlds import together
 from tests.threads import PATIENCE

@@ -7,11 +7,11 @@ import sys
 import pytest
 import yaml
 
-from marius_oac.config_cluster import ClusterConfig
+from marius_oac.config.cluster import ClusterConfig
 from marius_oac.errors import ConfigError
-from marius_oac.node_saved import SERVES, Layout
-from marius_oac.nodes.crowd import Crowd
-from marius_oac.run import RunFolder
+from marius_oac.nodes.groups.trainers import Crowd
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.sharded.checkpoint import SERVES, Layout
 from tests.nodes import test_node_training as over_nodes
 from tests.nodes.test_node_training import SMOOTH, digests, run
 from tests.ports import free_ports

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.group import ring_bytes
-from marius_oac.nodes.sync_server import LocalSyncServers
-from marius_oac.nodes.thread_group import ThreadGroup
+from marius_oac.nodes.dense.sync_server import LocalSyncServers
+from marius_oac.nodes.groups.contract import ring_bytes
+from marius_oac.nodes.groups.threads import ThreadGroup
 from tests.nodes.replicas import (
     KINDS,
     SERVERS,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from marius_oac.nodes import shard_kernels as kernels
+from marius_oac.kernels.cpu import shards as kernels
 
 
 def draw(generator, count, bound=20):

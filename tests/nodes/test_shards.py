@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data.permutation import MAX_SIZE
-from marius_oac.nodes.shards import NUM_SHARDS, IdPlaces, Placement, route_keys, shard_of_keys, unique_keys
-from marius_oac.storage.key_index import initial_keys
+from marius_oac.kernels.cpu.permutation import MAX_SIZE
+from marius_oac.nodes.shards.placement import NUM_SHARDS, IdPlaces, Placement, route_keys, shard_of_keys, unique_keys
+from marius_oac.storage.keys.index import initial_keys
 from tests.data.test_random import chi_square_is_plausible, needs_jit
 from tests.nodes import naive_shards as naive
 

@@ -8,9 +8,9 @@ import yaml
 
 from benchmarks import trainers
 from benchmarks.trainers import Trained, train_together
-from marius_oac.config_ctr import CtrConfig
-from marius_oac.node_ctr import CtrNodes
-from marius_oac.run import RunFolder
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.tasks.ctr.sharded import CtrNodes
 from tests.click_logs import generated_days
 
 

@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from marius_oac.errors import InputError, NodeLost, NodeRefused
+from marius_oac.nodes.launch.tunnel import _HEAD, _LIMITS, _OPEN, LOOPBACK, StoreGate, StoreLine
 from marius_oac.nodes.transport.contract import TAKEN, Limits, Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
-from marius_oac.nodes.tunnel import _HEAD, _LIMITS, _OPEN, LOOPBACK, StoreGate, StoreLine
 from tests.nodes.transport.strangers import place
 from tests.threads import PATIENCE, in_thread
 

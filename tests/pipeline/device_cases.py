@@ -16,22 +16,24 @@ from unittest import mock
 import numpy as np
 import torch
 
-from marius_oac import classes_memory, ctr_memory, graph_memory
-from marius_oac.classes_task import ClassesTask
-from marius_oac.config import Config
-from marius_oac.ctr_parts import make_ctr_network, make_ctr_step, row_layout, tables_of
-from marius_oac.data.generate import GeneratedGraph, write_graph
-from marius_oac.data.generate_nodes import write_labels
-from marius_oac.data.graph import Graph
-from marius_oac.data.prepare import PrepareRequest, prepare
-from marius_oac.data.readers import ReadOptions
-from marius_oac.graph_parts import entity_layout, make_encoded_step, make_step
-from marius_oac.graph_task import GraphTask
-from marius_oac.memory import MemoryPlan
-from marius_oac.models.soundness import is_sound
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.generate.nodes import write_labels
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.models.compute.soundness import is_sound
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import TorchDevice
+from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.storage.contract import RowLayout
+from marius_oac.tasks.ctr import memory as ctr_memory
+from marius_oac.tasks.ctr.build import make_ctr_network, make_ctr_step, row_layout, tables_of
+from marius_oac.tasks.link_prediction import memory as graph_memory
+from marius_oac.tasks.link_prediction.build import entity_layout, make_encoded_step, make_step
+from marius_oac.tasks.link_prediction.task import GraphTask
+from marius_oac.tasks.node_classification import memory as classes_memory
+from marius_oac.tasks.node_classification.task import ClassesTask
 from marius_oac.types import Plan, Step, TableSpec
 from tests.pipeline.device_cost import META, Costs, MetaStreams, as_on_cuda
 

@@ -6,9 +6,9 @@
 import pytest
 import torch
 
-from marius_oac import graph_memory
-from marius_oac.models import autograd
-from marius_oac.models.optimizers import RowOptimizer
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.link_prediction import autograd
+from marius_oac.tasks.link_prediction import memory as graph_memory
 from tests.pipeline.device_cases import BEGIN, CASES, END, PAGE, SIZES, Data, cells, cost_of, make
 from tests.pipeline.device_cost import META, Costs
 

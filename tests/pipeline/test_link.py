@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from marius_oac.config_sections import LinkConfig
+from marius_oac.config.sections import LinkConfig
 from marius_oac.pipeline import link as module
 from marius_oac.pipeline.link import Link
 from marius_oac.runtime.channel import Closed

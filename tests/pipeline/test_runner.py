@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from marius_oac.config_sections import LinkConfig, WorkersConfig
+from marius_oac.config.sections import LinkConfig, WorkersConfig
 from marius_oac.errors import DivergedError
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.runner import STAGES, Pipeline

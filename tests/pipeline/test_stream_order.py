@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import torch
 
-from marius_oac.config_sections import PipelineConfig
+from marius_oac.config.sections import PipelineConfig
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.runner import STAGES, Pipeline
 from marius_oac.runtime.telemetry import Telemetry

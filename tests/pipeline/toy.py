@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from marius_oac.config_sections import PipelineConfig
+from marius_oac.config.sections import PipelineConfig
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.storage.contract import RowLayout

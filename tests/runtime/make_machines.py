@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from marius_oac.runtime.sysfs import format_list, parse_list
+from marius_oac.runtime.machine.sysfs import format_list, parse_list
 
 FOLDER = Path(__file__).parent / "machines"
 CPU, NODE = "devices/system/cpu", "devices/system/node"

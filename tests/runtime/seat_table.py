@@ -5,10 +5,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from marius_oac.runtime.places import place
-from marius_oac.runtime.seating import Process, choose
-from marius_oac.runtime.sysfs import format_list
-from marius_oac.runtime.topology import read
+from marius_oac.runtime.machine.disks import place
+from marius_oac.runtime.machine.seating import Process, choose
+from marius_oac.runtime.machine.sysfs import format_list
+from marius_oac.runtime.machine.topology import read
 from tests.runtime.sysfs_trees import MACHINES, build
 
 FILE = Path(__file__).parent / "bindings.txt"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from marius_oac.runtime.sysfs import parse_list, text
+from marius_oac.runtime.machine.sysfs import parse_list, text
 
 FOLDER = Path(__file__).parent / "machines"
 MACHINES = ("two_sockets", "four_sockets", "desktop", "virtual_machine")

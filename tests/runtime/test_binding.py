@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.runtime import binding, numa_memory
-from marius_oac.runtime.binding import ROLES, Binding, Seat, unbound
-from marius_oac.runtime.devices import Disk, Gpu
-from marius_oac.runtime.numa_memory import MemoryPolicy
-from marius_oac.runtime.places import Place, place
-from marius_oac.runtime.seating import Process, choose
-from marius_oac.runtime.sysfs import parse_list
-from marius_oac.runtime.topology import Core, Node, Topology, read
+from marius_oac.runtime.machine import binding, numa_memory
+from marius_oac.runtime.machine.binding import ROLES, Binding, Seat, unbound
+from marius_oac.runtime.machine.devices import Disk, Gpu
+from marius_oac.runtime.machine.disks import Place, place
+from marius_oac.runtime.machine.numa_memory import MemoryPolicy
+from marius_oac.runtime.machine.seating import Process, choose
+from marius_oac.runtime.machine.sysfs import parse_list
+from marius_oac.runtime.machine.topology import Core, Node, Topology, read
 from marius_oac.runtime.workers import Workers
 from tests.runtime import seat_table
 from tests.runtime.sysfs_trees import MACHINES

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from marius_oac.runtime import numa_memory
-from marius_oac.runtime.numa_memory import MemoryPolicy, allowed_nodes, memory_policy
+from marius_oac.runtime.machine import numa_memory
+from marius_oac.runtime.machine.numa_memory import MemoryPolicy, allowed_nodes, memory_policy
 
 PAGE = mmap.PAGESIZE
 

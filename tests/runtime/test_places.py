@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from marius_oac.runtime.places import place
-from marius_oac.runtime.sysfs import SYSFS
-from marius_oac.runtime.topology import read
+from marius_oac.runtime.machine.disks import place
+from marius_oac.runtime.machine.sysfs import SYSFS
+from marius_oac.runtime.machine.topology import read
 from tests.runtime.sysfs_trees import build
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marius_oac.runtime import devices, sysfs
-from marius_oac.runtime.topology import read
+from marius_oac.runtime.machine import devices, sysfs
+from marius_oac.runtime.machine.topology import read
 from tests.runtime import make_machines
 from tests.runtime.sysfs_trees import FOLDER, MACHINES, build, load, record
 

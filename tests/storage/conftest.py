@@ -7,11 +7,11 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from marius_oac.storage import disk_tier
-from marius_oac.storage.disk import SsdStore
-from marius_oac.storage.disk_tier import DiskTier
+from marius_oac.storage.disk import tier as disk_tier
+from marius_oac.storage.disk.layout import FRAME_BYTES
+from marius_oac.storage.disk.store import SsdStore
+from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.paged_table import FRAME_BYTES
 from tests.storage.tiers import LAYOUT, PAGE, ROWS, Counted, Disk
 
 

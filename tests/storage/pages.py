@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from marius_oac.storage import page_kernels
+from marius_oac.kernels.cpu import pages as page_kernels
 
 JIT = not numba.config.DISABLE_JIT
 PAGE = 4096

@@ -6,8 +6,8 @@ import numba
 import numpy as np
 import pytest
 
-from marius_oac.storage import atomics
-from marius_oac.storage.compiled import compiled
+from marius_oac.kernels.cpu import atomics
+from marius_oac.kernels.cpu.jit import compiled
 
 STEPS = 2000 if numba.config.DISABLE_JIT else 200_000
 THREADS = 4

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.storage.bfloat16 import bfloat16_bits, round_to_bfloat16
+from marius_oac.kernels.cpu.bfloat16 import bfloat16_bits, round_to_bfloat16
 from tests.storage.naive import rounded
 
 EDGES = np.array(

@@ -4,10 +4,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from marius_oac.storage.disk import SsdStore
-from marius_oac.storage.disk_tier import DiskTier
-from marius_oac.storage.page_files import Listing, PageFiles
-from marius_oac.storage.paged_table import page_bytes_for
+from marius_oac.storage.disk.files import Listing, PageFiles
+from marius_oac.storage.disk.layout import page_bytes_for
+from marius_oac.storage.disk.store import SsdStore
+from marius_oac.storage.disk.tier import DiskTier
 from tests.storage.conformance import JIT, StoreConformance
 from tests.storage.torture import ConcurrentConformance
 

@@ -5,7 +5,7 @@ from queue import Queue
 import pytest
 
 from marius_oac.errors import ConfigError
-from marius_oac.storage.disk_tier import Claim
+from marius_oac.storage.disk.tier import Claim
 from tests.storage.tiers import ROWS, ids, parked, read, write
 from tests.threads import PATIENCE, in_thread, joined
 

@@ -10,7 +10,7 @@ import pytest
 
 from marius_oac.errors import InputError
 from marius_oac.runtime.channel import Closed
-from marius_oac.storage.disk_tier import Claim
+from marius_oac.storage.disk.tier import Claim
 from tests.storage.tiers import BROKEN, ids, parked, read, write
 from tests.threads import PATIENCE, in_thread, joined
 

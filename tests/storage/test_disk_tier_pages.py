@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from marius_oac.errors import InputError
-from marius_oac.storage.page_files import HEADER_BYTES
+from marius_oac.storage.disk.files import HEADER_BYTES
 from tests.storage.tiers import LAYOUT, PAGE, ROWS, read, write
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.errors import InputError
-from marius_oac.storage import key_index
-from marius_oac.storage.key_index import KeyIndex, initial_keys
+from marius_oac.storage.keys import index as key_index
+from marius_oac.storage.keys.index import KeyIndex, initial_keys
 
 JIT = not numba.config.DISABLE_JIT
 EXTREMES = (-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 1)

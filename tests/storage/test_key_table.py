@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.key_table import NO_KEY, KeyTable
+from marius_oac.storage.keys.table import NO_KEY, KeyTable
 from marius_oac.storage.memory import MemoryStore
 
 LAYOUT = RowLayout(3, 1)

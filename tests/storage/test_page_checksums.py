@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.storage import page_kernels
+from marius_oac.kernels.cpu import pages as page_kernels
 from tests.storage.pages import JIT, PAGE, checksum, random_page
 
 pytestmark = pytest.mark.usefixtures("wrapping")

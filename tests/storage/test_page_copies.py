@@ -5,7 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from marius_oac.storage import kernels, page_kernels
+from marius_oac.kernels.cpu import pages as page_kernels
+from marius_oac.kernels.cpu import rows as kernels
 from marius_oac.storage.contract import RowLayout
 from tests.storage.pages import JIT, PAGE, checksum
 from tests.storage.torture import together

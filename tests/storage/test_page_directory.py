@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.storage.page_directory import WRITING, Directory
+from marius_oac.storage.disk.directory import WRITING, Directory
 
 JIT = not numba.config.DISABLE_JIT
 PAGES, FRAMES, ENTRIES, BATCHES = 12, 5, 14, 3

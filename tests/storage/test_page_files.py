@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from marius_oac.errors import InputError
-from marius_oac.storage import async_io, page_kernels
-from marius_oac.storage.page_files import HEADER_BYTES, LISTING, Listing, PageFiles
-from marius_oac.storage.page_kernels import SLOTS_PER_SEGMENT
+from marius_oac.kernels.cpu import async_io
+from marius_oac.kernels.cpu import pages as page_kernels
+from marius_oac.kernels.cpu.pages import SLOTS_PER_SEGMENT
+from marius_oac.storage.disk.files import HEADER_BYTES, LISTING, Listing, PageFiles
 from marius_oac.storage.reserved import reserve
 
 PAGE = 8192

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.storage import page_kernels
-from marius_oac.storage.page_kernels import MOST_PAGES_AT_ONCE, SHORT_READ, SLOTS_PER_SEGMENT
+from marius_oac.kernels.cpu import pages as page_kernels
+from marius_oac.kernels.cpu.pages import MOST_PAGES_AT_ONCE, SHORT_READ, SLOTS_PER_SEGMENT
 from tests.storage.pages import JIT, PAGE, random_page
 
 

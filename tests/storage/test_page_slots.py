@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.storage.page_kernels import SLOTS_PER_SEGMENT
-from marius_oac.storage.page_slots import Slots
+from marius_oac.kernels.cpu.pages import SLOTS_PER_SEGMENT
+from marius_oac.storage.disk.slots import Slots
 
 
 class Disk:

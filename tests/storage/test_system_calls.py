@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import pytest
 
-from marius_oac.storage import system_calls
+from marius_oac.kernels.cpu import system_calls
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from marius_oac.storage.contract import RowLayout
-from marius_oac.storage.page_files import Listing, PageFiles
+from marius_oac.storage.disk.files import Listing, PageFiles
 from tests.threads import PATIENCE
 
 PAGE, ROWS = 4096, 12

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from marius_oac.config_ctr import NetworkConfig
+from marius_oac.config.ctr import NetworkConfig
 from marius_oac.models.ctr.schema import Inputs
 
 

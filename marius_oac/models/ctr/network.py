@@ -11,10 +11,10 @@ import importlib
 import torch
 from torch import Tensor, nn
 
-from marius_oac.config_ctr import NetworkConfig
+from marius_oac.config.ctr import NetworkConfig
 from marius_oac.errors import ConfigError
+from marius_oac.models.compute.user_code import load_own, own_file
 from marius_oac.models.ctr.schema import Inputs, Schema
-from marius_oac.models.own_code import load_own, own_file
 
 KEY = "model.network"
 NETWORKS = {

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marius_oac.models.ctr import row_kernels as kernels
-from marius_oac.models.lanes import Lanes, Task
-from marius_oac.models.optimizers import Rule
-from marius_oac.models.scratch import Scratch
-from marius_oac.models.tiles import blocks
+from marius_oac.kernels.cpu import bags as kernels
+from marius_oac.kernels.cpu.row_updates import Rule
+from marius_oac.models.compute.scratch import Scratch
+from marius_oac.models.compute.thread_pool import Lanes, Task
+from marius_oac.models.compute.tiles import blocks
 
 _BLOCK_EXAMPLES = 256
 _BLOCK_WORK = 4096  # rows and their occurrences

@@ -21,19 +21,19 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from marius_oac import blas
-from marius_oac.config_ctr import CtrConfig
+from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import InputError
-from marius_oac.models.ctr.dense import DenseOptimizer
+from marius_oac.models.compute.dense_optimizer import DenseOptimizer
+from marius_oac.models.compute.products import LaneProducts
+from marius_oac.models.compute.row_optimizers import HandOver, RowOptimizer
+from marius_oac.models.compute.scratch import Scratch
+from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.torch_state import seeded, torch_threads
 from marius_oac.models.ctr.network import KEY, Network
-from marius_oac.models.ctr.products import LaneProducts
 from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.models.ctr.tensor_rows import TensorRows
-from marius_oac.models.lanes import Lanes
-from marius_oac.models.optimizers import HandOver, RowOptimizer
-from marius_oac.models.scratch import Scratch
-from marius_oac.models.torch_state import seeded, torch_threads
+from marius_oac.runtime import blas
 from marius_oac.types import DenseSync
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn.functional import embedding_bag
 
+from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.ctr.rows import BagColumn, Fields, Gathered, TableColumns, values_of
-from marius_oac.models.optimizers import RowOptimizer
 
 
 class TensorRows:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marius_oac.models.gnn import kernels
+from marius_oac.kernels.cpu import messages as kernels
 
 
 class BySource(NamedTuple):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from marius_oac.config_encoder import EncoderConfig, GatConfig, SageConfig
+from marius_oac.config.encoder import EncoderConfig, GatConfig, SageConfig
 from marius_oac.errors import ConfigError
-from marius_oac.models.ctr.products import relu
+from marius_oac.models.compute.products import relu
+from marius_oac.models.compute.thread_pool import Shared
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.layers import GatLayer, Means, SageLayer
 from marius_oac.models.gnn.own_layer import load_layer
-from marius_oac.models.lanes import Shared
 
 
 class Encoder(nn.Module):

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from marius_oac.errors import ConfigError
+from marius_oac.models.compute.user_code import blaming, load_own, own_file
 from marius_oac.models.gnn.block import Block
-from marius_oac.models.own_code import blaming, load_own, own_file
 
 
 def load_layer(name: str, inputs: int, key: str = "encoder.layers") -> nn.Module:

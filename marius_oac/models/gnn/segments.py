@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
-from marius_oac.models.gnn import kernels
+from marius_oac.kernels.cpu import messages as kernels
+from marius_oac.models.compute.thread_pool import Shared
 from marius_oac.models.gnn.block import Block
-from marius_oac.models.lanes import Shared
 
 _KERNEL_WORK = 4096  # edges and the rows they are added up in
 _BAG_WORK = 16384  # a call of torch's takes some 20 microseconds beside its work

@@ -22,16 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.transport.contract import (
-    TAKEN,
-    Buffer,
-    Limits,
-    Request,
-    Security,
-    Server,
-    failed,
-    nonsense,
-)
+from marius_oac.nodes.transport.contract import TAKEN, Buffer, Limits, Request, Security, Server, failed, nonsense
 from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES, Hello, Keys, ServerSide, Tokens
 from marius_oac.nodes.transport.refusals import Refusals
 from marius_oac.nodes.transport.wire import Head, Kind, Malformed, parse

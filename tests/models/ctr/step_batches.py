@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from marius_oac.config_ctr import CtrConfig
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.rows import BagColumn, SequenceColumn, TableColumns
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.models.ctr.step import CtrStep
-from marius_oac.models.optimizers import RowOptimizer
 from tests.models import naive
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.config_ctr import CtrConfig, NetworkConfig
+from marius_oac.config.ctr import CtrConfig, NetworkConfig
 from marius_oac.errors import ConfigError
 from marius_oac.models.ctr.network import NETWORKS, make_network
 from marius_oac.models.ctr.schema import Field, Inputs, Schema, SequenceField

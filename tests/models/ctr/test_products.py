@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from marius_oac import blas
-from marius_oac.models.ctr.products import LaneProducts, linear, relu
-from marius_oac.models.lanes import Lanes
-from marius_oac.models.scratch import Scratch
+from marius_oac.models.compute.products import LaneProducts, linear, relu
+from marius_oac.models.compute.scratch import Scratch
+from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.runtime import blas
 
 
 def numbers(*shape, seed=0):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from marius_oac.config_encoder import EncoderConfig, SageConfig
+from marius_oac.config.encoder import EncoderConfig, SageConfig
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.models.gnn.encoder import make_encoder
 from marius_oac.models.gnn.own_layer import load_layer

@@ -1,0 +1,373 @@
+"""The command `marius-oac`: argv -> Config -> one call. No logic; errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from marius_oac import __version__
+from marius_oac.cli.data_arguments import add_init, add_prepare
+from marius_oac.errors import ConfigError, InputError
+from marius_oac.runtime.command import check_present_folder, check_system, run_command
+from marius_oac.runtime.console import answer, report
+
+_PREDICT = (
+    "The likeliest tails of (head, relation, ?), heads of (?, relation, tail), classes of a node; of clicks, "
+    "probabilities."
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in the house's form: one line, exit code 2; also where standard output takes no help."""
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        answer(message.removesuffix("\n"))
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see `{self.prog} --help`)", self.prog.partition(" ")[2] or None)
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    from marius_oac.data.dgl.prepare import prepare_source
+    from marius_oac.data.prepare.edge_file import ReadOptions
+    from marius_oac.data.prepare.prepare import PrepareRequest
+
+    read = ReadOptions(
+        columns=tuple(args.columns.split(",")) if args.columns else None,
+        relations=not args.no_relations,
+        header=args.header,
+        delimiter=args.delimiter,
+        comment=args.comment,
+    )
+    request = PrepareRequest(
+        out=args.out,
+        source=args.source,
+        train=args.train,
+        valid=args.valid,
+        test=args.test,
+        from_dir=args.from_dir,
+        read=read,
+        valid_fraction=args.valid_fraction,
+        test_fraction=args.test_fraction,
+        seed=args.seed,
+        unseen=args.unseen,
+        duplicates=args.duplicates,
+    )
+    report(prepare_source(request))
+
+
+def _init(args: argparse.Namespace) -> None:
+    from marius_oac.cli.init.config import InitRequest, init
+    from marius_oac.cli.init.log import LogRequest
+
+    log = LogRequest(args.label, tuple(args.positive), args.delimiter, args.split)
+    init(InitRequest(sources=args.source, out=args.out, task=args.task, log=log))
+
+
+def _train(args: argparse.Namespace) -> int | None:
+    from marius_oac.config.link_prediction import Config
+
+    overrides = list(args.set)
+    if args.data:
+        overrides.append(f"data.train={json.dumps(args.data)}")
+    if args.progressive:
+        overrides.append("training.progressive=true")
+    try:
+        config = Config.load(args.config, overrides)
+    except ConfigError as error:
+        given = {
+            "--set data.train": ("--data", args.data),
+            "--set training.progressive": ("--progressive", args.progressive),
+        }
+        option, value = given.get(error.where or "", ("", None))
+        if value and error.message.startswith("unknown key"):
+            raise InputError("is for click logs (task: ctr)", option) from None
+        raise
+    if _request(args).wanted:
+        return _train_on_nodes(args, config)
+    from marius_oac.training.local import train
+
+    report(train(config, args.out, trace=args.trace))
+
+
+def _resume(args: argparse.Namespace) -> int | None:
+    if _request(args).wanted:
+        return _resume_on_nodes(args)
+    from marius_oac.training.local import resume
+
+    report(resume(args.run, args.set, **_resumed(args)))
+
+
+def _resumed(args: argparse.Namespace) -> dict:
+    return {"data": args.data or (), "checkpoint": args.checkpoint, "trace": args.trace, **_opened(args)}
+
+
+def _opened(args: argparse.Namespace) -> dict:
+    """What every command says that opens a run."""
+    return {"data_path": args.data_path, "trust": args.trust}
+
+
+def _request(args: argparse.Namespace):
+    from marius_oac.nodes.launch.launch import Request
+
+    return Request(args.argv, args.nodes, args.local_nodes, args.node, args.dry_run)
+
+
+def _train_on_nodes(args: argparse.Namespace, config) -> int:
+    from marius_oac.nodes.launch.launch import on_nodes
+
+    def train(place):
+        from marius_oac.training.cluster import train_on_nodes
+
+        return train_on_nodes(config, place, args.out, trace=args.trace)
+
+    return on_nodes(_request(args), train)
+
+
+def _resume_on_nodes(args: argparse.Namespace) -> int:
+    from marius_oac.nodes.launch.launch import on_nodes
+
+    def resume(place):
+        from marius_oac.training.cluster import resume_on_nodes
+
+        return resume_on_nodes(args.run, place, args.set, **_resumed(args))
+
+    return on_nodes(_request(args), resume)
+
+
+def _join(args: argparse.Namespace) -> None:
+    from marius_oac.config.cluster import ClusterConfig
+    from marius_oac.training.elastic import join
+
+    report(f"trained {join(ClusterConfig.load(args.nodes), args.set, trust=args.trust):,} batches")
+
+
+def _eval(args: argparse.Namespace) -> None:
+    from marius_oac.training.trained import evaluate_run
+
+    answer(evaluate_run(args.run, args.data or args.split, args.set, args.checkpoint, **_opened(args)))
+
+
+def _predict(args: argparse.Namespace) -> None:
+    from marius_oac.tasks.ctr.trained import predict_run
+    from marius_oac.tasks.link_prediction.trained import TrainedModel
+    from marius_oac.tasks.node_classification.trained import TrainedClassifier
+
+    if args.data:
+        report(predict_run(args.run, args.data, args.out, args.checkpoint, **_opened(args)))
+        return
+    if args.out:
+        raise InputError("goes with --data; without, answers go to standard output", "--out")
+    if args.node:
+        classifier = TrainedClassifier.open(args.run, args.checkpoint, **_opened(args))
+        found = classifier.predict(args.node, top=args.top)
+    else:
+        model = TrainedModel.open(args.run, args.checkpoint, **_opened(args))
+        found = model.predict(args.head, args.relation, args.tail, top=args.top, filtered=args.filtered)
+    for name, score in found:
+        answer(f"{score:.6g}\t{name}")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from marius_oac.training.trained import export_run
+
+    report(export_run(args.run, args.format, args.out, args.checkpoint, **_opened(args)))
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from marius_oac.training.trained import compare_runs
+
+    comparison = compare_runs(args.first, args.second, data_path=args.data_path)
+    report(comparison)
+    return 0 if comparison.same else 1
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from marius_oac.runs.verification import verify
+
+    found = verify(args.run)
+    answer(found)
+    return 0 if found.sound else 2
+
+
+def _config(args: argparse.Namespace) -> None:
+    from marius_oac.config.cluster import ClusterConfig
+    from marius_oac.config.link_prediction import Config
+
+    tasks = ("graph", "node_classification", "ctr")
+    parts = [(f"task: {task}", Config.of_task(task).describe()) for task in tasks]
+    answer("\n".join(f"{title}\n\n{keys}\n" for title, keys in [*parts, ("nodes.yaml", ClusterConfig.describe())]))
+
+
+def _datasets(args: argparse.Namespace) -> None:
+    from marius_oac.data.prepare.registry import describe
+
+    answer(describe())
+
+
+def _topology(args: argparse.Namespace) -> None:
+    from marius_oac.runtime.machine.report import report as machine_report
+
+    answer(machine_report(args.path, args.device, args.sysfs, as_json=args.json, trainers=args.trainers))
+
+
+def _nodes(args: argparse.Namespace) -> int:
+    from marius_oac.nodes.launch.check import check
+    from marius_oac.nodes.launch.launch import Request
+
+    request = Request(args.argv, args.file, args.local_nodes)
+    found = check(request.cluster(), here=request.local is not None)
+    report(found)
+    return 0 if found.ok else 1
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="marius-oac", description="Train embedding tables: asynchronous speed, synchronous results.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+    def command(name: str, function, text: str) -> Parser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(function=function)
+        return added
+
+    add_prepare(command("prepare", _prepare, "Make a graph folder from files of edges or a known data set."))
+    add_init(command("init", _init, "Write a config to start from, for a click log or a graph of your own."))
+    command("datasets", _datasets, "List the known data sets: address, format, licence.")
+    command("config", _config, "List every key of the config and of nodes.yaml: default and meaning.")
+    _add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
+    checking = command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not.")
+    checking.add_argument("action", choices=("check",), help="reach each, compare versions and clocks, measure links")
+    described = checking.add_mutually_exclusive_group(required=True)
+    described.add_argument("file", type=Path, nargs="?", help="a nodes.yaml, one entry for each node")
+    described.add_argument("--local-nodes", type=int, metavar="N", help="N nodes on this machine")
+    training = command(
+        "train", _train, "Train a graph's embeddings, classes of its nodes, or a model of clicks; evaluate."
+    )
+    training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
+    training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")
+    resuming = command("resume", _resume, "Go on after Ctrl-C or a crash, or for more epochs.")
+    resuming.add_argument("run", type=Path, help="folder of the run")
+    training.add_argument(
+        "--progressive", action="store_true", help="a click log: predict each file before it is trained on"
+    )
+    for added, text in ((training, "click log to train on"), (resuming, "more of the click log to train on")):
+        _add_data(added, f"{text}: files or patterns")
+        _add_set(added)
+        added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
+        _add_nodes(added)
+    joining = command("join", _join, "Train in a run over nodes while it deals batches; leave with Ctrl-C.")
+    joining.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `guests`")
+    _add_set(joining)
+    evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; AUC, log loss.")
+    evaluating.add_argument("run", type=Path, help="folder of the run")
+    _add_data(evaluating, "evaluate these files of a click log instead")
+    evaluating.add_argument("--split", choices=("train", "valid", "test"), default="test", help="default: test")
+    _add_set(evaluating)
+    _add_predict(command("predict", _predict, _PREDICT))
+    exporting = command("export", _export, "Write the embeddings with their names.")
+    exporting.add_argument("run", type=Path, help="folder of the run")
+    exporting.add_argument("--format", choices=("safetensors", "npy", "parquet"), default="safetensors")
+    exporting.add_argument("--out", type=Path, help="folder to write (default: RUN/export-FORMAT)")
+    comparing = command("compare", _compare, "Have two runs the same bits? Exit code 0 if so, 1 if not.")
+    comparing.add_argument("first", type=Path, help="folder of a run")
+    comparing.add_argument("second", type=Path, help="folder of the other")
+    verifying = command("verify", _verify, "Read every byte of a run; is it as it was written? Exit code 2 if not.")
+    verifying.add_argument("run", type=Path, help="folder of the run")
+    for added in (resuming, joining, evaluating, commands.choices["predict"], exporting):
+        added.add_argument(
+            "--trust", action="store_true", help="run the run's own code, FILE.py, though you have not trained with it"
+        )
+    for added in (resuming, evaluating, commands.choices["predict"], exporting, comparing):
+        _add_data_path(added)
+    for added in (resuming, evaluating, commands.choices["predict"], exporting):
+        added.add_argument(
+            "--checkpoint",
+            metavar="NAME",
+            help="a folder in RUN/checkpoints, or 'best' (default: resume from the newest; else the run's result); "
+            "resume also from the 'start', which removes all of them",
+        )
+    return parser
+
+
+def _add_data(parser: Parser, text: str) -> None:
+    parser.add_argument("--data", action="extend", nargs="+", metavar="FILE", help=text)
+
+
+def _add_data_path(parser: Parser) -> None:
+    what = "where the run's data is now, if it was moved: the graph's folder, or one that holds the log's files"
+    parser.add_argument("--data-path", type=Path, metavar="FOLDER", help=f"{what}; other data is refused")
+
+
+def _add_set(parser: Parser) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the config")
+
+
+def _add_nodes(parser: Parser) -> None:
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--nodes", type=Path, metavar="FILE", help="on the nodes of a nodes.yaml")
+    several.add_argument("--local-nodes", type=int, metavar="N", help="on N nodes on this machine, to try it")
+    parser.add_argument("--node", metavar="NAME", help="with --nodes: start, or be, this node alone")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands that start the nodes")
+
+
+def _add_topology(parser: Parser) -> None:
+    parser.add_argument(
+        "--path",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder of the disk tier, or a /dev/DISK; repeatable",
+    )
+    parser.add_argument("--device", default="auto", help="of the run: auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--trainers", type=int, metavar="N", help="N trainers of a run over nodes here, each with a GPU of its own"
+    )
+    parser.add_argument(
+        "--sysfs", type=Path, default=Path("/sys"), metavar="DIR", help="a copy of another machine's /sys"
+    )
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+
+
+def _name(text: str) -> str:
+    """A name of the command line, which is UTF-8 whatever the locale takes it for."""
+    return os.fsencode(text).decode("utf-8", "replace")
+
+
+def _add_predict(parser: Parser) -> None:
+    parser.add_argument("run", type=Path, help="folder of the run")
+    _add_data(parser, "files of a click log: the probability of each example")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="with --data: the file to write, .parquet, .csv or .tsv, or .gz of the texts",
+    )
+    parser.add_argument("--head", type=_name, help="name of the head, to rank tails")
+    parser.add_argument("--relation", type=_name, help="name of the relation")
+    parser.add_argument("--tail", type=_name, help="name of the tail, to rank heads")
+    parser.add_argument("--node", type=_name, help="name of a node, to rank its classes")
+    parser.add_argument("--top", type=int, default=10, help="answers (default: 10)")
+    parser.add_argument("--filtered", action="store_true", help="leave known answers out")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit code. Errors that are no mistake of the user surface with their traceback."""
+
+    def work() -> int | None:
+        check_system()
+        args = _parser().parse_args(argv)
+        args.argv = sys.argv[1:] if argv is None else list(argv)
+        check_present_folder()
+        return args.function(args)
+
+    return run_command("marius-oac", work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""`marius-oac init`: the first configuration for a click log or a graph that nobody has described yet.
+
+Everything in it is a guess by the first rows, and says so; the first rows are then read by it as training would, so
+that it trains as it stands. What can't be guessed is refused, with what there is to choose from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marius_oac.cli.init.graph import begins_with_comment, known_graph, raw_graph
+from marius_oac.cli.init.log import LogRequest, first_log, sample_of
+from marius_oac.config.errors import parse
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.dgl.csv_folders import META
+from marius_oac.data.logs.files import paths_of
+from marius_oac.data.logs.guess import looks_like_edges
+from marius_oac.data.prepare.readers import check_readable
+from marius_oac.errors import InputError
+from marius_oac.runtime.console import answer, report, say
+from marius_oac.runtime.files.atomic import disk_errors, make_folder, unfinished, write_flushed
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitRequest:
+    """What to describe, and what is known of it.
+
+    Attributes:
+        sources: files or patterns of a click log, one file of edges, a prepared graph's folder or an embedded one's
+            name.
+        out: where the configuration is written; None: to standard output.
+        task: "ctr" or "graph"; None: as it looks, which is said.
+        log: what is known of a click log.
+    """
+
+    sources: Sequence[str]
+    out: Path | None = None
+    task: str | None = None
+    log: LogRequest = LogRequest()
+
+    @property
+    def about_a_log(self) -> bool:
+        """Whether something is asked that only a click log has."""
+        return self.log != LogRequest(delimiter=self.log.delimiter)
+
+
+def init(request: InitRequest) -> None:
+    """Writes a configuration with comments, and to standard error what to look at in it.
+
+    Raises:
+        InputError: a file can't be read or is no log or graph; the label can't be told; `out`, or the folder of the
+            parts, is there already. Nothing is written then.
+    """
+    if request.out is not None and os.path.lexists(request.out):
+        raise InputError("exists already; choose another --out or remove it", request.out)
+    text, notes = _described(request)
+    for note in notes:
+        say(f"note: {note}")
+    if request.out is None:
+        answer(text.rstrip("\n"))
+        return
+    _write_new(request.out, text)
+    report(f"{request.out}: look through it; to train: marius-oac train {request.out}")
+
+
+def _described(request: InitRequest) -> tuple[str, list[str]]:
+    """The configuration's text, which has been read back, and notes."""
+    name = str(request.out or "CONFIG.yaml")
+    single = len(request.sources) == 1
+    source = request.sources[0]
+    if single and request.task != "ctr" and not request.about_a_log and _is_known_graph(source):
+        if os.path.exists(Path(source) / META) or Path(source).suffix == ".bin":
+            raise InputError("a graph of dgl's: prepare it first (marius-oac prepare), then init its folder", source)
+        return _read_back(known_graph(source), [])
+    files = [path for pattern in request.sources for path in paths_of(pattern)]
+    for path in files:
+        check_readable(path)
+    graph = request.task == "graph"
+    notes = []
+    if request.task is None and not request.about_a_log and len(files) == 1:
+        graph, notes = _looks_like_a_graph(files[0], request.log.delimiter)
+    if graph:
+        if len(files) > 1:
+            raise InputError("one file of edges at a time; the splits' files go to: marius-oac prepare --train", "init")
+        text, more = raw_graph(files[0], request.log.delimiter)
+    else:
+        text, more = first_log(files, request.log, name)
+    return _read_back(text, [*notes, *more])
+
+
+def _is_known_graph(source: str) -> bool:
+    """Whether a source is meant as a folder, dgl's file, or a data set's name."""
+    if not os.path.lexists(source):
+        return not Path(source).suffix and not set(source) & {"*", "?", "[", os.sep}
+    return os.path.isdir(source) or Path(source).suffix == ".bin"
+
+
+def _looks_like_a_graph(path: Path, delimiter: str | None) -> tuple[bool, list[str]]:
+    """Whether a file holds edges, and what is said of that guess."""
+    if path.suffix.lower() == ".npy" or begins_with_comment(path):
+        return True, []
+    if looks_like_edges(sample_of(path, delimiter)):
+        return True, [f"{path} is taken for the edges of a graph (--task ctr: a click log)"]
+    return False, [f"{path} is taken for a click log (--task graph: edges)"]
+
+
+def _read_back(text: str, notes: list[str]) -> tuple[str, list[str]]:
+    tree, lines = parse(text, "the configuration")
+    Config.build(tree, source="the configuration", lines=lines)
+    return text, notes
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Writes a file that was not there, whole or not at all."""
+    temporary = unfinished(path)
+    with disk_errors(path):
+        make_folder(path.parent)
+        try:
+            write_flushed(temporary, text.encode())
+            os.link(temporary, path)
+        except FileExistsError:
+            raise InputError("came into being meanwhile; nothing was changed", path) from None
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,127 @@
+"""A first configuration for a graph: its decoder by its relations, its sizes by the number of its edges."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from marius_oac.cli.init.log import sample_of
+from marius_oac.cli.init.yaml_text import commented, plain, scalar
+from marius_oac.data.graphs.graph import open_or_prepare
+from marius_oac.data.logs.sample import LogSample
+from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
+from marius_oac.data.prepare.readers import read_edges
+from marius_oac.data.prepare.text import read_pieces
+from marius_oac.errors import InputError
+
+_SMALL, _LARGE = 1_000_000, 20_000_000  # edges
+_FEW_NODES = 200_000  # that every edge is ranked against
+
+
+def known_graph(name: str) -> str:
+    """The configuration for a prepared graph's folder, or the name of an embedded one.
+
+    Raises:
+        InputError: there is no such graph, or it has no edges to train on.
+    """
+    graph = open_or_prepare(name)
+    if not graph.num_edges["train"]:
+        raise InputError("the graph has no edges to train on", name)
+    counts = " / ".join(f"{count:,}" for count in graph.num_edges.values())
+    about = f"{graph.num_nodes:,} nodes, {graph.num_relations:,} relations, {counts} edges (train / valid / test)"
+    valid, nodes = bool(graph.num_edges["valid"]), graph.num_nodes
+    return _text([f"{name}: {about}."], name, bool(graph.num_relations), graph.num_edges["train"], nodes, valid)
+
+
+def raw_graph(path: Path, delimiter: str | None) -> tuple[str, list[str]]:
+    """The configuration for a file of edges once it is prepared, and the command that does so, which stands in both.
+
+    Raises:
+        InputError: it holds no edges, or does not say which of its columns are their ends.
+    """
+    options = _options(path, delimiter)
+    batches = read_edges(EdgeFile(path, options))
+    first = next(batches)
+    batches.close()
+    folder = Path("data", path.name.split(".")[0] or "graph")
+    command = ["marius-oac", "prepare", str(path)]
+    command += ["--delimiter", options.delimiter] if options.delimiter else []
+    command += ["--columns", ",".join(options.columns)] if options.columns else []
+    command += ["--out", str(folder)]
+    shown = " ".join(r"$'\t'" if word == "\t" else shlex.quote(word) for word in command)  # a comment shows no tab
+    edges, relations = _edges(path, len(first)), first.num_columns == 3
+    head = [f"The graph of {path}. Prepare it first:", f"  {shown}"]
+    notes = [] if os.path.exists(folder) else [f"prepare it first: {shown}"]
+    return _text(head, str(folder), relations, edges, edges, True), notes
+
+
+def _options(path: Path, delimiter: str | None) -> ReadOptions:
+    """How `prepare` has to be told to read the file."""
+    if path.suffix.lower() == ".npy" or begins_with_comment(path):
+        return ReadOptions(delimiter=delimiter)
+    sample = sample_of(path, delimiter)
+    if sample.format != "csv":
+        return ReadOptions()
+    usual = {".csv": ",", ".tsv": "\t", ".txt": "\t", ".tab": "\t"}
+    suffixes = [suffix for suffix in path.suffixes if suffix.lower() != ".gz"]
+    known = usual.get(suffixes[-1].lower() if suffixes else "")
+    given = None if sample.delimiter == known else sample.delimiter
+    return ReadOptions(delimiter=given, columns=("0", "1") if _has_weights(sample) else None)
+
+
+def begins_with_comment(path: Path) -> bool:
+    """Whether a text's first line begins as comments do in files of edges."""
+    if path.suffix.lower() == ".parquet":
+        return False
+    return next(read_pieces(path, 1), b"") == b"#"
+
+
+def _has_weights(sample: LogSample) -> bool:
+    """Whether the last of three columns without names holds fractions: no names of nodes."""
+    if sample.header or len(sample.names) != 3:
+        return False
+    try:
+        last = np.array([float(each) for each in sample.columns[sample.names[2]].to_pylist()])
+    except ValueError:
+        return False
+    return bool((last != np.floor(last)).any())
+
+
+def _edges(path: Path, first: int) -> int:
+    """About how many edges a file has, of which the first batch is known."""
+    return max(first, int(os.path.getsize(path) / 25))
+
+
+def _text(head: list[str], path: str, relations: bool, edges: int, nodes: int, valid: bool) -> str:
+    small, large = edges < _SMALL, edges > _LARGE
+    epochs, every = (40, 5) if small else (5 if large else 10, 1)
+    batch = 500 if edges < 100_000 else 1000 if small else 10_000
+    stopping = commented("  early_stopping: {patience: 2}", "evaluations without a better filtered MRR")
+    decoder, why = ("complex", "or distmult, transe, rotate") if relations else ("dot", "the edges have no relations")
+    more = ["  reciprocal: true"] if relations else []
+    evaluation = [f"  every: {every}"]
+    if nodes > _FEW_NODES:
+        evaluation.append(commented("  candidates: 10000", "drawn ones; `all` ranks against every node"))
+    lines = [
+        *(f"# {each if each.isprintable() else plain(each)}" for each in head),
+        "# Written by `marius-oac init`. Every key: `marius-oac config`, or docs/config.md.",
+        "data:",
+        f"  path: {scalar(path)}",
+        "model:",
+        commented(f"  decoder: {decoder}", why),
+        "  dimension: 100",
+        *more,
+        "training:",
+        f"  epochs: {epochs}",
+        f"  batch_size: {batch}",
+        commented("  negatives: {count: 500}", "shared by the edges of a batch, for each side"),
+        *(["  regularization: {kind: n3, weight: 0.01}"] if relations else []),
+        "  optimizer: {kind: adagrad, learning_rate: 0.1}",
+        *([stopping] if valid else []),
+        "evaluation:",
+        *evaluation,
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,135 @@
+"""What the configuration of every task has: the shared keys, reading, `--set`, errors with the key's path.
+
+Imports neither torch nor numba. Every field's description is its help text; `docs/config.md` is made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+
+from marius_oac.config.errors import described, explain, first_error, flat, parse, read_mapping, shown, where
+from marius_oac.config.modes import NodesConfig
+from marius_oac.config.sections import (
+    CheckpointConfig,
+    MetricsConfig,
+    NonNegativeInt,
+    PipelineConfig,
+    Section,
+    StorageConfig,
+)
+from marius_oac.errors import ConfigError
+
+
+def _off(value: Any) -> Any:
+    """YAML takes a bare `off` for false."""
+    return "off" if value is False else value
+
+
+class BaseConfig(Section):
+    """A whole run. `load` reads it from YAML; `dump` writes it back with every default filled in."""
+
+    seed: NonNegativeInt = Field(0, description="Seed of initial values, shuffles, negatives and splits.")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
+    threads: Annotated[NonNegativeInt, Field(le=4096)] = Field(
+        0,
+        description="Threads that compute on the CPU; 0: one per core, divided among the run's trainers there. Same "
+        "bits for any number.",
+    )
+    binding: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = Field(
+        "auto", description="Threads and tables next to the devices they serve; does nothing on one NUMA node."
+    )
+    pipeline: PipelineConfig = PipelineConfig()
+    storage: StorageConfig = StorageConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    nodes: NodesConfig = NodesConfig()
+
+    @classmethod
+    def of_task(cls, task: object) -> type[Self]:
+        """The class that a configuration with this `task` has."""
+        return cls
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
+        """Reads a YAML file and applies `a.b=c` overrides.
+
+        Raises:
+            ConfigError: missing or broken file, unknown key (with the near one), wrong type, impossible combination.
+        """
+        tree, lines = read_mapping(Path(path), "data: {path: ...}")
+        return cls.build(tree, overrides, source=str(path), lines=lines)
+
+    @classmethod
+    def build(
+        cls,
+        tree: Mapping[str, Any],
+        overrides: Iterable[str] = (),
+        source: str | None = None,
+        lines: Mapping[tuple, int] | None = None,
+    ) -> Self:
+        """Validates a tree of plain values; `lines` maps key paths to line numbers of `source`."""
+        overrides = list(overrides)
+        merged = _apply(tree, overrides)
+        cls = cls.of_task(merged.get("task"))
+        from_set = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+        try:
+            return cls.model_validate(merged)
+        except ValidationError as error:
+            first = first_error(error)
+            path = tuple(str(part) for part in first["loc"] if part in flat(merged, first["loc"]))
+            message = explain(first, cls)
+            if first["type"] == "value_error":  # of a validator: "key: what is wrong", the key relative to the section
+                key, _, message = message.partition(": ")
+                path = (*path, *key.split("."))
+            raise ConfigError(message, where(path, source, lines or {}, from_set)) from None
+
+    def dump(self) -> str:
+        """The resolved configuration as YAML: what `load` reads back to an equal Config."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    @classmethod
+    def describe(cls) -> str:
+        """Every key with its default and meaning, as a Markdown table."""
+        return described(cls)
+
+    def replace(self, *overrides: str) -> Self:
+        """A copy with `a.b=c` overrides applied and everything validated again."""
+        task = getattr(self, "task", None)
+        if _apply(self._plain(), overrides).get("task") != task:
+            raise ConfigError(f"is {task!r}, and stays what it is", "--set task")
+        return self.build(self._plain(), overrides)
+
+    def _plain(self) -> dict[str, Any]:
+        """All values, but for those that the user has left to the data."""
+        return self.model_dump(mode="json")
+
+
+def _apply(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    merged = _copy(tree)
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError("must look like key.path=value", f"--set {item}")
+        try:
+            value, _ = parse(text, "--set")
+        except ConfigError:
+            raise ConfigError(f"{shown(text)} is not a YAML value", f"--set {key}") from None
+        here = merged
+        *parents, last = key.split(".")
+        for part in parents:
+            if here.get(part) is None:  # not there yet, or a section that is switched off
+                here[part] = {}
+            here = here[part]
+            if not isinstance(here, dict):
+                raise ConfigError(f"'{part}' is {shown(here)}, not a section of keys", f"--set {key}")
+        here[last] = _copy(value)
+    return merged
+
+
+def _copy(tree: Any) -> Any:
+    return {str(key): _copy(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree

@@ -1,0 +1,110 @@
+"""Section `dense` of a run on several nodes: how dense parameters agree. Imports neither torch nor numba."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from marius_oac.config.sections import Moment, NonNegativeInt, Number, PositiveFloat, PositiveInt, Section, Switch
+from marius_oac.errors import ConfigError
+
+_SHADOW = ("easgd", "ma", "bmuf")
+_USED_BY = {
+    "k": ("kstep",),
+    "warm_up": ("kstep",),
+    "beta1": ("kstep",),
+    "beta2": ("kstep",),
+    "epsilon": ("kstep",),
+    "alpha": _SHADOW,
+    "gap": _SHADOW,
+    "background": _SHADOW,
+    "eta": ("bmuf",),
+    "momentum": ("bmuf",),
+    "nesterov": ("bmuf",),
+}
+
+
+class DenseConfig(Section):
+    kind: Literal["allreduce", "kstep", "easgd", "ma", "bmuf"] = Field(
+        "allreduce",
+        description="allreduce: gradients are summed in every iteration. kstep: Adam whose replicas merge every k "
+        "steps. easgd, ma, bmuf: replicas are drawn to each other beside training. A run may go on with another one; "
+        "kstep goes with Adam alone.",
+    )
+    k: PositiveInt = Field(10, description="kstep: steps from merge to merge.")
+    warm_up: NonNegativeInt = Field(
+        1000, description="kstep: steps at the beginning that each end in a merge, so that the second moment settles."
+    )
+    beta1: Moment = Field(0.0, description="kstep: decay of the first moment.")
+    beta2: Moment = Field(0.999, description="kstep: decay of the second moment.")
+    epsilon: PositiveFloat = Field(
+        1e-8,
+        description="kstep: the second moment before the first step, and the least that a run begins with which was "
+        "trained otherwise.",
+    )
+    alpha: Annotated[Number, Field(gt=0, le=1)] = Field(
+        0.5, description="easgd, ma, bmuf: how far a replica is drawn to what the others have."
+    )
+    gap: PositiveInt | None = Field(
+        None,
+        description="easgd, ma, bmuf: iterations between synchronisations, in the background the fewest; default: 5, "
+        "in the background 1.",
+    )
+    background: Switch = Field(True, description="easgd, ma, bmuf: a thread synchronises, and training never waits.")
+    eta: PositiveFloat = Field(1.0, description="bmuf: the global model's step towards the mean of the replicas.")
+    momentum: Moment = Field(0.0, description="bmuf: momentum of these steps.")
+    nesterov: Switch = Field(False, description="bmuf: the momentum looks ahead (DiLoCo's outer step).")
+
+    @property
+    def iterations_between(self) -> int:
+        """`gap`, or its default."""
+        return self.gap or (1 if self.background else 5)
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all trainers must make the same steps."""
+        return self.kind not in _SHADOW
+
+    @model_validator(mode="after")
+    def _combinations(self) -> DenseConfig:
+        for name, kinds in _USED_BY.items():
+            if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: is for kind {' or '.join(kinds)}, and the kind is '{self.kind}'")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov: needs a momentum above 0")
+        return self
+
+
+def ignored_by_kstep(config: Any) -> list[tuple[str, str]]:
+    """Keys of a run's configuration that k-step, which is an optimizer of its own, does not look at, and why."""
+    if config.nodes.dense.kind != "kstep" or config.task != "ctr":
+        return []
+    optimizer, section = config.training.dense_optimizer, "training.dense_optimizer"
+    found = []
+    if optimizer.kind != "adam":
+        found.append((f"{section}.kind", f"'{optimizer.kind}' is not used: nodes.dense.kind 'kstep' is Adam"))
+    for key in ("beta1", "beta2", "epsilon"):
+        if getattr(optimizer, key) != type(optimizer).model_fields[key].default:
+            found.append((f"{section}.{key}", f"is not used: nodes.dense.kind 'kstep' has nodes.dense.{key}"))
+    return found
+
+
+def check_change(before: Any, after: Any) -> None:
+    """A run's configuration as it was and as it is to go on: whether what agrees on dense parameters may change so.
+
+    Raises:
+        ConfigError: what the one keeps is not what the other needs.
+    """
+    old, new, key = before.nodes.dense, after.nodes.dense, "nodes.dense.kind"
+    if old.kind == new.kind == "kstep" and old.epsilon != new.epsilon:
+        raise ConfigError(
+            "is the second moment before the first step; a run that goes on has one", "nodes.dense.epsilon"
+        )
+    if old.kind == new.kind or "kstep" not in (old.kind, new.kind):
+        return
+    training = before.training
+    kind = (training.dense_optimizer if before.task == "ctr" else training.optimizer).kind
+    if kind != "adam":
+        what = f"the optimizer '{kind}', which keeps no second moment as Adam does"
+        raise ConfigError(f"the run was trained with '{old.kind}' and {what}; it can't go on with '{new.kind}'", key)

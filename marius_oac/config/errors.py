@@ -1,0 +1,227 @@
+"""Errors of a configuration in one line, with the file, the line and the key, and the key that was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from marius_oac.errors import ConfigError, shown
+from marius_oac.runtime.files.untrusted import read_bounded
+
+MOST_BYTES = 1 << 20
+MOST_VALUES = 100_000
+"""Of a YAML file, an alias counting as all that it stands for."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_NUMBER_LENGTH = 64
+_NO_SCALARS = (ValueError, IndexError, KeyError, AttributeError, OverflowError)
+
+
+def flat(tree: Any, loc: tuple) -> set:
+    """The parts of a pydantic location that are keys (it also names union branches)."""
+    keys, here = set(), tree
+    for part in loc:
+        listed = isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
+        if isinstance(here, dict) and part in here or listed:
+            keys.add(part)
+            here = here[part]
+        elif part == loc[-1] and isinstance(here, dict):
+            keys.add(part)
+    return keys
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        plain = isinstance(node, yaml.ScalarNode)
+        try:
+            if plain and node.tag in _NUMBERS and len(node.value) > _NUMBER_LENGTH:
+                raise ValueError
+            return super().construct_object(node, deep)
+        except _NO_SCALARS:  # PyYAML takes it for a date or a number, or its tag says that it is one; Python does not
+            if not plain:
+                raise
+            problem = f"{shown(node.value)} is not a number or date; put quotes around text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+def read_mapping(path: Path, example: str) -> tuple[dict, dict[tuple, int]]:
+    """`parse` of a file that holds a mapping, such as `example`.
+
+    Raises:
+        ConfigError: as `parse`; it can't be read, or holds something else.
+    """
+    try:
+        text = read_bounded(path, MOST_BYTES, ConfigError).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(reason(error), path) from None
+    tree, lines = parse(text, path)
+    if not isinstance(tree, dict):
+        raise ConfigError(f"must be a mapping of keys, such as `{example}`", path)
+    return tree, lines
+
+
+def parse(text: str, source: object) -> tuple[Any, dict[tuple, int]]:
+    """The plain values of a YAML text, and the line of every key.
+
+    Raises:
+        ConfigError: not YAML, a key given twice or that is no text, a value that contains itself, too many values.
+    """
+    try:
+        lines: dict[tuple, int] = {}
+        _find_lines(yaml.compose(text, Loader=_Loader), source, (), lines)
+        return yaml.load(text, Loader=_Loader), lines
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or getattr(error, "reason", "not YAML")
+        if problem.startswith("but "):
+            problem = f"{error.context}, {problem}"
+        raise ConfigError(problem, f"{source}:{mark.line + 1}" if mark else source) from None
+    except RecursionError:
+        raise ConfigError("a value contains itself, or is nested too deeply", source) from None
+
+
+def _find_lines(node: yaml.Node | None, source: object, path: tuple, found: dict[tuple, int]) -> None:
+    """The line of every key and list item; PyYAML itself would let a key's second value silently win."""
+    if len(found) > MOST_VALUES:
+        raise ConfigError(
+            f"holds more than {MOST_VALUES:,} values, an alias counting as all that it stands for", source
+        )
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError("a key must be plain text", f"{source}:{line}")
+            here = (*path, str(key.value))
+            if here in found:
+                raise ConfigError("this key stands here twice", f"{source}:{line}: {'.'.join(here)}")
+            found[here] = line
+            _find_lines(value, source, here, found)
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            here = (*path, str(number))
+            found[here] = item.start_mark.line + 1
+            _find_lines(item, source, here, found)
+
+
+def where(path: tuple, source: str | None, lines: Mapping[tuple, int], from_set: set) -> str:
+    """Where a key was written: `--set` if it gives a value that the key is in, or says more of the key's path than the
+    file does."""
+    key = " ".join(".".join(path).split())
+    said = next((n for n in range(len(path), 0, -1) if path[:n] in lines), 0)
+    shared = {other: len(commonprefix([path, other])) for other in from_set}
+    if any(count == len(other) or count > said for other, count in shared.items()):
+        return f"--set {key}"
+    place = None if source is None else f"{source}:{lines[path[:said]]}" if said else source
+    return ": ".join(part for part in (place, key) if part) or "config"
+
+
+def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """One line for pydantic's error, with the key that was meant where one is near."""
+    if error["type"] == "extra_forbidden":
+        name, known = str(error["loc"][-1]), _known(model, error["loc"][:-1])
+        near = difflib.get_close_matches(name, known, n=1)
+        elsewhere = [path for path, _ in fields(model) if path.rpartition(".")[2] == name]
+        hint = f"; did you mean '{near[0]}'?" if near else f"; did you mean '{elsewhere[0]}'?" if elsewhere else ""
+        return f"unknown key '{name}'{hint}" if hint else f"unknown key '{name}'; known here: {', '.join(known)}"
+    if error["type"] == "missing":
+        return "this key is required" if isinstance(error["loc"][-1], str) else "has too few values"
+    if error["type"] == "string_too_short":
+        return "must not be empty"
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        known = error["ctx"].get("expected_tags", "sage, gat, module").replace("'", "")
+        return f"`kind` must be one of {known}, not {shown(error['input'].get('kind'))}"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    text = _PLAINER.get(error["type"]) or error["msg"].replace("Input should be", "must be")
+    if set(error["loc"][-3:]) & {"candidates", "neighbors"}:
+        text = "must be 'all' or a number " + ("below 2^31" if error["type"] == "less_than" else "above 0")
+    if {"missing", "missing_numbers"} & set(error["loc"][-3:]):
+        text = "must be refuse, median or a number"
+    if error["loc"] == ("task",):
+        text = "must be graph, node_classification or ctr"
+    if error["type"] == "string_pattern_mismatch" and error["loc"] == ("device",):
+        text = "must be auto, cpu, cuda or cuda:N"
+    return f"{text}, not {shown(error['input'])}"
+
+
+_PLAINER = {
+    "too_short": "must name at least one",
+    "model_type": "must be a section of keys",
+    "dict_type": "must be a section of keys",
+    "model_attributes_type": "must be a section of keys",
+    "tuple_type": "must be a list",
+    "string_pattern_mismatch": "must be text without null characters",
+    "string_type": "must be text",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "byte_size": "must be a size such as 4GiB",
+    "byte_size_unit": "must be a size such as 4GiB",
+}
+
+
+def first_error(error: ValidationError) -> Mapping[str, Any]:
+    """The first of several; where a key is missing, one that is nearly written like it and unknown there."""
+    first, *others = error.errors()
+    if first["type"] == "missing":
+        *section, missing = first["loc"]
+        for other in others:
+            *there, name = other["loc"]
+            near = difflib.get_close_matches(str(name), [str(missing)])
+            if other["type"] == "extra_forbidden" and there == section and near:
+                return other
+    return first
+
+
+def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
+    """The sections that a key may hold, or a list of them: by their `kind`, where several may stand there."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        kind = annotation.model_fields.get("kind")
+        return {str(get_args(kind.annotation)[0]) if kind and kind.is_required() else "": annotation}
+    found: dict[str, type[BaseModel]] = {}
+    for item in get_args(annotation):
+        found |= _sections(item)
+    return found
+
+
+def _known(model: type[BaseModel], path: tuple) -> list[str]:
+    """The keys of the section at this place; a kind of section stands in the path behind its number in the list."""
+    sections: dict[str, type[BaseModel]] = {}
+    for part in path:
+        field = model.model_fields.get(str(part))
+        sections = _sections(field.annotation) if field else sections
+        if field and len(sections) == 1:
+            model = next(iter(sections.values()))
+        model = sections.get(str(part), model)
+    return list(model.model_fields)
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key's path and field; a section that may be left out is a key too. `a[]` is an item of the list `a`, and
+    `a[b]` one of kind b."""
+    for name, field in model.model_fields.items():
+        if field.description:
+            yield f"{prefix}{name}", field
+        listed = get_origin(field.annotation) is tuple
+        for kind, section in _sections(field.annotation).items():
+            yield from fields(section, f"{prefix}{name}[{kind}]." if listed else f"{prefix}{name}.")
+
+
+def described(model: type[BaseModel]) -> str:
+    """Every key with its default and meaning, as a Markdown table."""
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for path, field in fields(model):
+        default = "required" if field.is_required() else f"`{yaml.safe_dump(field.default).splitlines()[0]}`"
+        lines.append(f"| `{path}` | {default} | {field.description} |")
+    return "\n".join(lines)
+
+
+def reason(error: Exception) -> str:
+    return "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()

@@ -1,0 +1,67 @@
+"""Settings that do nothing in the run that they are made for: each is told of in one line. Imports neither torch nor
+numba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.modes import NodesConfig
+
+_ADAM, _ADAGRAD = ("adam",), ("adagrad", "rowwise_adagrad")
+_NEEDS: tuple[tuple[str, str, tuple], ...] = (
+    ("model.norm", "model.decoder", ("transe",)),
+    ("model.cross_layers", "model.network", ("dcnv2",)),
+    ("model.target", "model.network", ("dien", "youtubednn")),
+    ("training.loss.margin", "training.loss.kind", ("margin", "self_adversarial")),
+    ("training.loss.temperature", "training.loss.kind", ("self_adversarial",)),
+    ("training.negatives.count", "training.negatives.all", (False,)),
+    ("training.negatives.chunks", "training.negatives.all", (False,)),
+    ("training.negatives.degree_fraction", "training.negatives.all", (False,)),
+    ("training.optimizer.beta1", "training.optimizer.kind", _ADAM),
+    ("training.optimizer.beta2", "training.optimizer.kind", _ADAM),
+    ("training.optimizer.epsilon", "training.optimizer.kind", _ADAM + _ADAGRAD),
+    ("training.optimizer.initial_accumulator", "training.optimizer.kind", _ADAGRAD),
+    ("storage.page", "storage.on_disk", (True,)),
+    ("storage.depth", "storage.on_disk", (True,)),
+    ("storage.look_ahead", "storage.on_disk", (True,)),
+)
+"""A key, what decides whether it does anything, and the values of that with which it does."""
+_OWN_CODE = ".py:"
+
+
+def idle_settings(config: BaseConfig) -> list[str]:
+    """What is to be said of the settings of a run on one machine that differ from their defaults and do nothing."""
+    said = []
+    for key, decider, values in _NEEDS:
+        found = _value(config, decider)
+        own = isinstance(found, str) and _OWN_CODE in found  # a network of the user's own may look at any key
+        if found is not None and found not in values and not own and _changed(config, key):
+            why = "all rows are in memory" if decider == "storage.on_disk" else f"{decider} is {found!r}".lower()
+            said.append(f"{key} does nothing here: {why}")
+    kind = _value(config, "training.regularization.kind")
+    if kind not in (None, "none") and not config.training.regularization.weight:
+        said.append(f"training.regularization.kind '{kind}' does nothing here: its weight is 0")
+    if _value(config, "evaluation.candidates") == "all" and _value(config, "evaluation.degree_fraction"):
+        said.append("evaluation.degree_fraction does nothing here: evaluation.candidates is 'all'")
+    said += [
+        f"nodes.{name} does nothing here: the run is on one machine, without --nodes"
+        for name in NodesConfig.model_fields
+        if _changed(config, f"nodes.{name}")
+    ]
+    return said
+
+
+def _value(config: BaseConfig, key: str) -> Any:
+    """A key's value; None where there is no such key."""
+    here: Any = config
+    for part in key.split("."):
+        here = getattr(here, part, None)
+    return here
+
+
+def _changed(config: BaseConfig, key: str) -> bool:
+    """Whether there is such a key, and its value is not the default."""
+    section, _, name = key.rpartition(".")
+    fields = getattr(type(_value(config, section)), "model_fields", {})
+    return name in fields and _value(config, key) != fields[name].default

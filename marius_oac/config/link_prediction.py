@@ -1,0 +1,217 @@
+"""The configuration of a graph's training. Imports neither torch nor numba."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.encoder import EncoderConfig
+from marius_oac.config.sections import (
+    EarlyStoppingConfig,
+    Fraction,
+    GraphDataConfig,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OptimizerConfig,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Switch,
+    Width,
+    no_bool,
+)
+
+
+class ModelConfig(Section):
+    decoder: Literal["distmult", "complex", "transe", "rotate", "dot"] = Field(
+        "complex",
+        description="Score function of an edge; default without relations: dot, which needs none.",
+    )
+    dimension: Width = Field(
+        100,
+        description="Floats per entity, as the score function sees it; complex and rotate use two floats a number.",
+    )
+    norm: Annotated[Literal[1, 2], BeforeValidator(no_bool)] = Field(2, description="TransE's distance: L1 or L2.")
+    reciprocal: Switch = Field(
+        False, description="Add every edge reversed under a relation of its own; replace tails only."
+    )
+    init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
+    init_scale: PositiveFloat = Field(1e-3, description="Half-width (uniform) or standard deviation (normal).")
+
+    @model_validator(mode="after")
+    def _even(self) -> ModelConfig:
+        if self.decoder in ("complex", "rotate") and self.dimension % 2:
+            raise ValueError(f"dimension: {self.decoder} needs an even number of floats, not {self.dimension}")
+        return self
+
+
+class NegativesConfig(Section):
+    count: PositiveInt = Field(500, description="Negatives shared by all edges of a chunk, per side.")
+    chunks: PositiveInt = Field(1, description="Chunks a batch is split into, each with negatives of its own.")
+    degree_fraction: Fraction = Field(0.0, description="Share of negatives drawn by degree; the rest are uniform.")
+    all: Switch = Field(False, description="Every entity is a negative (count, chunks, degree_fraction are not used).")
+
+
+class OrderingConfig(Section):
+    kind: Literal["shuffle", "beta", "comet"] = Field(
+        "shuffle",
+        description="shuffle: any edge may be in any batch. beta, comet: edges and negatives of the partitions of "
+        "nodes in a buffer, which changes by one at a time: less is read from a disk, and quality suffers.",
+    )
+    partitions: Annotated[int, Field(ge=3, le=1024, strict=True)] | None = Field(
+        None, description="beta, comet: partitions of nodes, each of consecutive ids."
+    )
+    buffer: Annotated[int, Field(ge=2, strict=True)] | None = Field(
+        None, description="beta, comet: partitions in the buffer, fewer than all."
+    )
+    logical: Annotated[int, Field(ge=3, strict=True)] | None = Field(
+        None,
+        description="comet: groups of partitions, drawn every epoch, that move as one; default: 2 partitions / buffer.",
+    )
+
+    @property
+    def groups(self) -> int:
+        """What moves as one: the logical partitions of comet, the partitions of beta."""
+        if self.kind == "comet":
+            return self.logical or 2 * self.partitions // self.buffer
+        return self.partitions
+
+    @property
+    def groups_in_buffer(self) -> int:
+        """How many of them the buffer holds."""
+        return self.buffer * self.groups // self.partitions
+
+    @model_validator(mode="after")
+    def _fits(self) -> OrderingConfig:
+        keys = ("partitions", "buffer")
+        for key in (*keys, "logical"):
+            if getattr(self, key) is not None and (self.kind == "shuffle" or key == "logical" and self.kind == "beta"):
+                raise ValueError(f"{key}: set, but ordering.kind is '{self.kind}'")
+        if self.kind == "shuffle":
+            return self
+        for key in keys:
+            if getattr(self, key) is None:
+                raise ValueError(f"{key}: '{self.kind}' needs this key")
+        if self.buffer >= self.partitions:
+            raise ValueError(f"buffer: {self.buffer} of {self.partitions} partitions; must be fewer than all")
+        if self.kind == "comet":
+            self._check_logical()
+        return self
+
+    def _check_logical(self) -> None:
+        partitions, buffer, logical = self.partitions, self.buffer, self.logical
+        if logical is None:
+            if 2 * partitions % buffer or partitions % self.groups:
+                raise ValueError(f"logical: 2 x {partitions} / {buffer} does not divide {partitions}; set this key")
+            return
+        if partitions % logical:
+            raise ValueError(f"logical: {logical} groups do not divide {partitions} partitions")
+        if buffer % (partitions // logical) or buffer < 2 * (partitions // logical):
+            size = partitions // logical
+            raise ValueError(f"logical: groups of {size}, of which {buffer} in the buffer must be two or more")
+
+
+class LossConfig(Section):
+    kind: Literal["softmax", "logistic", "margin", "self_adversarial"] = Field("softmax", description="Training loss.")
+    margin: PositiveFloat = Field(1.0, description="Margin of margin ranking, gamma of self-adversarial sampling.")
+    temperature: PositiveFloat = Field(1.0, description="Temperature of self-adversarial weights.")
+
+
+class RegularizationConfig(Section):
+    kind: Literal["none", "l2", "n3"] = Field("none", description="Penalty on the embeddings of a batch's edges.")
+    weight: NonNegativeFloat = Field(0.0, description="Factor of the penalty, averaged over the batch.")
+
+
+class TrainingConfig(Section):
+    epochs: PositiveInt = Field(10, description="Passes over the training edges.")
+    batch_size: PositiveInt = Field(1000, description="Edges per batch.")
+    ordering: OrderingConfig = OrderingConfig()
+    negatives: NegativesConfig = NegativesConfig()
+    loss: LossConfig = LossConfig()
+    regularization: RegularizationConfig = RegularizationConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
+
+
+class EvaluationConfig(Section):
+    every: NonNegativeInt = Field(1, description="Epochs between evaluations on the validation set; 0: never.")
+    candidates: Literal["all"] | PositiveInt = Field("all", description="Rank against all entities, or so many drawn.")
+    degree_fraction: Fraction = Field(0.0, description="Share of drawn candidates that are drawn by degree.")
+    filtered: Switch = Field(True, description="Leave other known true answers out of the ranking.")
+    max_edges: NonNegativeInt = Field(
+        10_000,
+        description="Validate on so many edges between epochs, drawn by the seed, the same each time; 0: on all. "
+        "The run's results are of all.",
+    )
+    memory: PositiveInt = Field(256, description="MiB of scores held at once.")
+
+
+class Config(BaseConfig):
+    """Training a graph's embeddings. `Config.load` and `Config.build` make a configuration of another task's class
+    where `task` says so."""
+
+    task: Literal["graph"] = Field(
+        "graph", description="graph: link prediction; node_classification; ctr: click-through rates."
+    )
+    data: GraphDataConfig
+    model: ModelConfig = ModelConfig()
+    encoder: EncoderConfig | None = Field(
+        None, description="Layers between the nodes' rows and the score function; default: none."
+    )
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Config:
+        chunks = self.training.negatives.chunks
+        if chunks > self.training.batch_size:
+            raise ValueError(f"training.negatives.chunks: {chunks} chunks of a batch of {self.training.batch_size}")
+        if self.training.negatives.all and self.training.ordering.kind != "shuffle":
+            raise ValueError(
+                f"training.ordering.kind: '{self.training.ordering.kind}' draws negatives from the partitions in the "
+                "buffer, but training.negatives.all takes every entity"
+            )
+        if self.encoder:
+            self._check_encoder(self.encoder.resolved(self.model.dimension))
+        if self.training.early_stopping and not self.evaluation.every:
+            raise ValueError("training.early_stopping: needs evaluation.every >= 1")
+        if self.training.regularization.kind == "none" and self.training.regularization.weight:
+            raise ValueError("training.regularization.weight: set, but regularization.kind is 'none'")
+        return self
+
+    def _check_encoder(self, encoder: EncoderConfig) -> None:
+        if encoder.width not in (None, self.model.dimension):
+            raise ValueError(
+                f"encoder.layers: the last one makes {encoder.width} floats of a node, but model.dimension is "
+                f"{self.model.dimension}"
+            )
+        if self.training.ordering.kind != "shuffle":
+            raise ValueError(
+                f"training.ordering.kind: '{self.training.ordering.kind}' has partitions of nodes at hand, but an "
+                "encoder draws neighbours from all"
+            )
+
+    def _plain(self) -> dict[str, Any]:
+        tree = super()._plain()
+        if "decoder" not in self.model.model_fields_set:
+            del tree["model"]["decoder"]
+        return tree
+
+    @property
+    def row_dimension(self) -> int:
+        """Floats of value in an entity's row; 0: entities have none."""
+        return self.encoder.resolved(self.model.dimension).embeddings if self.encoder else self.model.dimension
+
+    @classmethod
+    def of_task(cls, task: object) -> type[BaseConfig]:
+        if task == "ctr":
+            from marius_oac.config.ctr import CtrConfig
+
+            return CtrConfig
+        if task == "node_classification":
+            from marius_oac.config.node_classification import ClassesConfig
+
+            return ClassesConfig
+        return cls

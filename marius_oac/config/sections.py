@@ -1,0 +1,166 @@
+"""Sections of a configuration that every task shares, and the types of their numbers.
+
+Imports neither torch nor numba. Every field's description is its help text.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic_core import PydanticKnownError
+
+
+def no_bool(value: Any) -> Any:
+    """YAML's `yes` is a truth value, which Python would take for the number 1."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("float_type")
+    return value
+
+
+_LARGEST = 2**63 - 1  # what an int64 holds
+Number = Annotated[float, BeforeValidator(no_bool), Field(allow_inf_nan=False)]
+PositiveInt = Annotated[int, Field(gt=0, le=_LARGEST, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=_LARGEST, strict=True)]
+Width = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
+"""Floats of a row or of a layer's output."""
+Workers = Annotated[int, Field(gt=0, le=1024, strict=True)]
+"""Threads of one kind: as many are started."""
+AtOnce = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
+"""What waits or is on its way at once: each takes room of its own."""
+PositiveFloat = Annotated[Number, Field(gt=0)]
+NonNegativeFloat = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+Moment = Annotated[Number, Field(ge=0, lt=1)]
+Switch = Annotated[bool, Field(strict=True)]
+Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Bytes = Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0, le=_LARGEST)]
+
+
+def listed(value: Any) -> Any:
+    """`train: log.csv` is short for `train: [log.csv]`."""
+    return [value] if isinstance(value, str) else value
+
+
+Folders = Annotated[tuple[Name, ...], BeforeValidator(listed)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, keyword-only, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OptimizerConfig(Section):
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = Field("adagrad", description="Row optimizer.")
+    learning_rate: PositiveFloat = Field(0.1, description="Step size of the tables' rows.")
+    relation_learning_rate: PositiveFloat | None = Field(None, description="Step size of relations; default: the same.")
+    epsilon: PositiveFloat = Field(1e-10, description="Added to the denominator (Adagrad, Adam).")
+    initial_accumulator: NonNegativeFloat = Field(0.0, description="Adagrad's accumulator before the first update.")
+    beta1: Moment = Field(0.9, description="Adam's decay of the first moment.")
+    beta2: Moment = Field(0.999, description="Adam's decay of the second moment.")
+    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
+
+
+class DenseOptimizerConfig(Section):
+    kind: Literal["sgd", "adagrad", "adam"] = Field("adam", description="Optimizer of the network.")
+    learning_rate: PositiveFloat = Field(1e-3, description="Step size of the network.")
+    epsilon: PositiveFloat = Field(1e-8, description="Added to the denominator (Adagrad, Adam).")
+    beta1: Moment = Field(0.9, description="Adam's decay of the first moment.")
+    beta2: Moment = Field(0.999, description="Adam's decay of the second moment.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the network's weights, half its factor.")
+    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
+
+
+class LinkConfig(Section):
+    bandwidth: PositiveFloat = Field(description="GB/s in each direction.")
+    latency: NonNegativeFloat = Field(0.0, description="Microseconds per transfer.")
+
+
+class WorkersConfig(Section):
+    plan: Workers = Field(1, description="Threads that make batches.")
+    read: Workers = Field(1, description="Threads that read rows from the store.")
+    upload: Workers = Field(1, description="Threads that move rows to the device.")
+    download: Workers = Field(1, description="Threads that move rows back.")
+    write: Workers = Field(1, description="Threads that commit rows to the store.")
+
+
+class PipelineConfig(Section):
+    mode: Literal["sync", "async", "async-delta", "oac"] = Field(
+        "oac", description="sync: one batch at a time. oac: many, same bits. async, async-delta: many, stale."
+    )
+    order: Name = Field(
+        "plan", description="oac computes in plan order, in order of arrival, or as recorded in the given order.npy."
+    )
+    in_flight: AtOnce = Field(4, description="Batches in flight; sync always has one.")
+    workers: WorkersConfig = WorkersConfig()
+    link: LinkConfig | None = Field(None, description="Emulate a link to the device (for measurements on a CPU).")
+
+    @model_validator(mode="after")
+    def _order(self) -> PipelineConfig:
+        if self.order == "arrival" and self.mode == "sync":
+            raise ValueError("order: 'arrival' needs several batches in flight; mode is 'sync'")
+        if self.order != "plan" and self.mode in ("async", "async-delta"):
+            raise ValueError(f"order: mode '{self.mode}' always computes in order of arrival; leave `order` out")
+        return self
+
+
+class StorageConfig(Section):
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="How values are stored; state is float32.")
+    memory: Bytes | None = Field(
+        None, description="Memory for rows, such as 4GiB; the others wait on disk. Default: all rows are in memory."
+    )
+    path: Folders = Field(
+        (), description="Folders for the rows on disk, one on each device; default: a folder of the run."
+    )
+    io: Literal["direct", "buffered", "mmap"] = Field(
+        "direct",
+        description="direct: past the system's page cache; buffered: through it; mmap: the system alone decides what "
+        "is in memory (for measurements).",
+    )
+    depth: AtOnce = Field(512, description="Requests that are on their way to the disks at once.")
+    look_ahead: AtOnce = Field(64, description="Batches whose rows are known before they are fetched from disk.")
+    page: Bytes | None = Field(None, description="Bytes of a page, a multiple of 4KiB; default: by the rows' width.")
+
+    @property
+    def paged(self) -> bool:
+        """Whether rows come and go in pages, under a budget of memory."""
+        return self.memory is not None
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether rows lie on disk at all."""
+        return self.paged or self.io == "mmap"
+
+    @model_validator(mode="after")
+    def _disk(self) -> StorageConfig:
+        if self.io == "mmap" and self.memory is not None:
+            raise ValueError("memory: with io 'mmap' the system decides what is in memory; leave `memory` out")
+        if self.io == "buffered" and self.memory is None:
+            raise ValueError("io: 'buffered' needs storage.memory, else all rows are in memory")
+        if self.path and not self.on_disk:
+            raise ValueError("path: needs storage.memory, else all rows are in memory")
+        if self.page is not None and self.page % 4096:
+            raise ValueError(f"page: {self.page} is not a multiple of 4KiB")
+        return self
+
+
+class CheckpointConfig(Section):
+    every_epochs: PositiveInt = Field(1, description="Epochs between checkpoints; the last epoch always has one.")
+    every_batches: NonNegativeInt = Field(0, description="Also after so many batches; 0: only at epochs.")
+    keep: PositiveInt = Field(2, description="Checkpoints kept beside the best one.")
+
+
+class MetricsConfig(Section):
+    every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl and progress.")
+
+
+class EarlyStoppingConfig(Section):
+    patience: PositiveInt = Field(description="Evaluations without improvement before training stops.")
+    min_delta: NonNegativeFloat = Field(0.0, description="Improvement of filtered MRR or AUC that counts.")
+
+
+class GraphDataConfig(Section):
+    path: Name = Field(
+        description="Folder made by `marius-oac prepare`, or the name of an embedded data set (codex-s)."
+    )

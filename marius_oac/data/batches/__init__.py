@@ -1,0 +1,1 @@
+"""Plans of training batches on graphs: which edges or nodes, and which negatives."""

@@ -1,0 +1,302 @@
+"""Batches of a graph's training edges with shared negatives (`docs/design.md`, "A training batch of a graph").
+
+Guarantees: a plan is a pure function of (edges, configuration, sequence). A planner holds no state that changes, so any
+number of threads call `plan` at once and in any order; nearly all of its time is spent without the GIL. Neither memory
+nor time of a batch depends on the number of nodes or edges (but for `negatives.all`, where every node is a row).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.rank_slice import WHOLE
+from marius_oac.data.graphs.negatives import as_kernel_input, count_by_degree, fill_negatives
+from marius_oac.data.graphs.resident import Resident
+from marius_oac.data.graphs.spans import located, span_up_to
+from marius_oac.data.neighbors.neighborhoods import Neighborhoods
+from marius_oac.errors import InputError
+from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.kernels.cpu.permutation import MAX_SIZE, bit_length, permuted, round_keys
+from marius_oac.kernels.cpu.random import fold, stream_key, wrapping
+from marius_oac.kernels.cpu.relabel import relabel
+from marius_oac.types import Plan, Side, TableSpec
+
+ENTITIES = "entities"
+"""The table of the nodes' rows."""
+
+
+class Place(NamedTuple):
+    """Where a batch stands, and what it may be made of.
+
+    Attributes:
+        epoch, batch: batches are counted from 0 in each epoch.
+        start, size: the batch's places in the shuffle of its examples.
+        shuffle_key: of that shuffle.
+        edges: spans (see `spans`) of those that are shuffled.
+        among: spans of those whose ends are the negatives by degree.
+        nodes: spans of those that are the uniform negatives.
+    """
+
+    epoch: int
+    batch: int
+    start: int
+    size: int
+    shuffle_key: np.uint64
+    edges: np.ndarray
+    among: np.ndarray
+    nodes: np.ndarray
+
+
+class GraphPlanner(ABC):
+    """Plans batches over the training edges of a graph; a `types.Planner` of one table, "entities".
+
+    What a batch may be made of is decided by `_place`; this makes it. A batch of fewer edges than `negatives.chunks`
+    has one chunk per edge. Decoder `dot` ignores the relations of a graph that has some: its batches have neither
+    `relations` nor `relation_rows`.
+
+    Args:
+        edges: int32 or int64, C order, an array or a memmap: [E, 3] (head, relation, tail) where num_relations > 0,
+            else [E, 2] (head, tail). Their ids have been checked (`Graph.edges` does); they are read at random.
+        num_nodes: ids lie in [0, num_nodes), at most 2**40.
+        num_relations: relation ids lie in [0, num_relations); 0: the edges have none.
+        config: `seed`, `model` and `training` are used.
+        most_bytes: of edges in a mapped file that may be in memory at a time; None: all of them.
+        around: what an encoder needs of every batch, without the batch's own edges; None: there is no encoder.
+
+    Attributes:
+        tables: the one table, with the most rows that a batch can have; none where nodes have no rows.
+        share: the part of each batch that is planned; may be set before the first `plan`.
+
+    Raises:
+        InputError: no edges, or a configuration that doesn't fit the graph, named by its key.
+        ValueError: `edges` has another type or shape.
+    """
+
+    def __init__(
+        self,
+        edges: np.ndarray,
+        num_nodes: int,
+        num_relations: int,
+        config: Config,
+        most_bytes: int | None = None,
+        around: Neighborhoods | None = None,
+    ) -> None:
+        self._around = around
+        self._edges, self._resident = as_kernel_input(edges), Resident(edges, most_bytes)
+        self._num_nodes, self.share = num_nodes, WHOLE
+        if edges.shape[1] != (3 if num_relations else 2):
+            raise ValueError(f"edges have {edges.shape[1]} columns, but the graph has {num_relations} relations")
+        _check_model(config, num_relations)
+        _check_sizes(edges, num_nodes)
+        negatives, self._sides_of_edge = config.training.negatives, 1 + config.model.reciprocal
+        self._num_relations = 0 if config.model.decoder == "dot" else num_relations * self._sides_of_edge
+        self._num_examples = len(edges) * self._sides_of_edge
+        if self._num_examples > MAX_SIZE:
+            raise InputError(f"{self._num_examples:,} training edges, at most 2**40 are possible", "data.path")
+        self._batch_size = min(config.training.batch_size, self._num_examples)
+        self._chunks, self._count = (1, 0) if negatives.all else (negatives.chunks, negatives.count)
+        self._by_degree = count_by_degree(self._count, negatives.degree_fraction)
+        self._all_rows = _read_only(np.arange(num_nodes)) if negatives.all else None
+        sides = [Side.TAIL] if config.model.reciprocal else [Side.HEAD, Side.TAIL]
+        self._sides = _read_only(np.array(sides, dtype=np.int64))
+        self._shuffle_key = stream_key(config.seed, "shuffle")
+        self._negatives_key = stream_key(config.seed, "negatives")
+        most_ids = 2 * self._batch_size + len(self._sides) * self._chunks * self._count
+        if (max(num_nodes, self._num_relations) - 1).bit_length() + (most_ids - 1).bit_length() > 63:
+            raise InputError(f"{most_ids:,} ids in a batch are too many for {num_nodes:,} nodes", "training.batch_size")
+        most_rows = num_nodes if negatives.all else min(num_nodes, most_ids)
+        table = TableSpec(ENTITIES, num_nodes, most_rows)
+        self.tables: Sequence[TableSpec] = around.tables(table) if around else (table,)
+
+    @abstractmethod
+    def epoch_ends(self, epochs: int) -> Sequence[int]:
+        """Batches up to the end of each of the first so many epochs."""
+
+    @abstractmethod
+    def _place(self, sequence: int) -> Place:
+        """What batch number `sequence` is made of."""
+
+    @wrapping
+    def plan(self, sequence: int) -> Plan:
+        """Batch number `sequence`, counted from 0 over all epochs."""
+        if sequence < 0:
+            raise ValueError(f"sequence must be at least 0, not {sequence}")
+        at = self._place(sequence)
+        first, end, part = self.share.of_batch(at.size)
+        size = end - first
+        # A share may begin and end within a chunk; it then has the chunk's negatives.
+        bounds = np.arange(min(self._chunks, at.size) + 1) * at.size // min(self._chunks, at.size)
+        chunks = slice(np.searchsorted(bounds, first, "right") - 1, np.searchsorted(bounds, end))
+        shape = (len(self._sides), chunks.stop - chunks.start, self._count)
+        ids = np.empty(2 * size + math.prod(shape), dtype=np.int64)
+        heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :].reshape(shape)
+        relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
+        numbers = np.empty(size if self._around else 0, dtype=np.int64)
+        self._gather(at, first, heads, relations, tails, numbers)
+        self._draw(at, len(bounds) - 1, chunks.start, negatives)
+        arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([at.epoch])}
+        arrays["share"] = np.array([part])
+        arrays["chunk_offsets"] = np.clip(bounds[chunks.start : chunks.stop + 1], first, end) - first
+        if self._num_relations:
+            arrays["relation_rows"] = relabel(relations, self._num_relations)
+            arrays["relations"] = relations
+        rows = self._all_rows
+        if rows is None:
+            rows = relabel(ids, self._num_nodes)
+            arrays["negatives"] = negatives
+        if self._around:
+            return self._around.plan(sequence, (at.epoch, at.batch), rows, arrays, size, numbers)
+        return Plan(sequence, (rows,), arrays, size if part else 0)
+
+    def _gather(
+        self,
+        at: Place,
+        skip: int,
+        heads: np.ndarray,
+        relations: np.ndarray,
+        tails: np.ndarray,
+        numbers: np.ndarray,
+    ) -> None:
+        """The batch's edges from number `skip` on; `numbers`, which may be empty: where they stand in the graph."""
+        examples = int(at.edges[1, -1]) * self._sides_of_edge
+        for first in range(0, heads.size, self._resident.at_once):
+            part = slice(first, first + self._resident.at_once)
+            _gather_edges(
+                self._edges, at.edges, examples, self._num_relations, at.shuffle_key, at.start + skip + first,
+                heads[part], relations[part], tails[part], numbers[part],
+            )  # fmt: skip
+            self._resident.touched(len(heads[part]))
+
+    def _draw(self, at: Place, chunks: int, first: int, negatives: np.ndarray) -> None:
+        """Fills in those of chunk `first` and the following ones of a batch of so many, int64 [sides, c, K]."""
+        if not self._count:
+            return
+        key = np.uint64(fold(np.uint64(fold(self._negatives_key, at.epoch)), at.batch))
+        for side, groups in enumerate(negatives):
+            number = side * chunks + first
+            fill_negatives(key, self._edges, at.among, at.nodes, self._by_degree, number, groups)
+            self._resident.touched(self._by_degree * len(groups))
+
+    def settle(self, plan: Plan) -> Plan:
+        """A graph's rows are known beforehand: the plan as it is."""
+        return plan
+
+
+class EdgePlanner(GraphPlanner):
+    """Plans batches of any edges: every epoch covers every edge once, in an order of its own; its last batch may be
+    shorter. Arguments and errors are those of `GraphPlanner`.
+
+    Attributes:
+        batches_per_epoch: batches that one pass over the edges (twice as many with `model.reciprocal`) takes.
+    """
+
+    def __init__(
+        self,
+        edges: np.ndarray,
+        num_nodes: int,
+        num_relations: int,
+        config: Config,
+        most_bytes: int | None = None,
+        around: Neighborhoods | None = None,
+    ) -> None:
+        super().__init__(edges, num_nodes, num_relations, config, most_bytes, around)
+        self.batches_per_epoch = -(-self._num_examples // self._batch_size)
+        self._edge_span, self._node_span = span_up_to(len(edges)), span_up_to(num_nodes)
+
+    def epoch_ends(self, epochs: int) -> Sequence[int]:
+        """Batches up to the end of each of the first so many epochs."""
+        return range(self.batches_per_epoch, epochs * self.batches_per_epoch + 1, self.batches_per_epoch)
+
+    @wrapping
+    def _place(self, sequence: int) -> Place:
+        epoch, batch = divmod(sequence, self.batches_per_epoch)
+        start = batch * self._batch_size
+        size = min(self._batch_size, self._num_examples - start)
+        key = np.uint64(fold(self._shuffle_key, epoch))
+        return Place(epoch, batch, start, size, key, self._edge_span, self._edge_span, self._node_span)
+
+
+class ReorderedPlanner:
+    """Plans batch `order[i]` of another planner as batch i: the replay of a recorded computation order.
+
+    Args:
+        order: int64 [n], the other planner's sequence numbers, each at most once.
+
+    Raises:
+        InputError: a number that is negative or comes twice; later, a batch beyond the end of the order.
+    """
+
+    def __init__(self, planner: GraphPlanner, order: np.ndarray) -> None:
+        if order.dtype != np.int64 or order.ndim != 1:
+            raise InputError(f"an order is int64 [n], not {order.dtype} {list(order.shape)}", "pipeline.order")
+        numbers = np.sort(order)
+        if len(numbers) and numbers[0] < 0:
+            raise InputError(f"holds {numbers[0]}, but batches are counted from 0", "pipeline.order")
+        twice = np.flatnonzero(numbers[1:] == numbers[:-1])
+        if len(twice):
+            raise InputError(f"holds batch {numbers[twice[0]]} more than once", "pipeline.order")
+        self._planner, self._order = planner, order.copy()
+        self.tables = planner.tables
+
+    def plan(self, sequence: int) -> Plan:
+        """The other planner's batch `order[sequence]`, numbered `sequence`."""
+        if not 0 <= sequence < len(self._order):
+            raise InputError(f"has {len(self._order)} batches, none with number {sequence}", "pipeline.order")
+        original = self._planner.plan(int(self._order[sequence]))
+        return Plan(sequence, original.rows, original.arrays, original.examples)
+
+    def epoch_ends(self, epochs: int) -> Sequence[int]:
+        """Those of the other planner: an epoch has as many batches, whatever their order."""
+        return self._planner.epoch_ends(epochs)
+
+    def settle(self, plan: Plan) -> Plan:
+        """As the other planner does."""
+        return self._planner.settle(plan)
+
+
+@compiled
+def _gather_edges(edges, spans, num_examples, num_relations, key, start, heads, relations, tails, numbers):
+    num_edges, last = spans[1, -1], edges.shape[1] - 1
+    keys, bits = round_keys(key), bit_length(num_examples - 1)
+    # First all numbers, then all edges: the loads of the second loop miss the cache side by side.
+    for i in range(heads.size):
+        number = permuted(start + i, num_examples, bits, keys)
+        backward = np.int64(number >= num_edges)
+        heads[i] = located(spans, number - backward * num_edges) ^ -backward  # its complement stands for a backward one
+    for i in range(heads.size):
+        edge = heads[i]
+        backward = edge < 0
+        if backward:
+            edge = ~edge
+        if numbers.size:
+            numbers[i] = edge
+        if relations.size:
+            relations[i] = edges[edge, 1] + (num_relations // 2 if backward else 0)
+        heads[i] = edges[edge, last if backward else 0]
+        tails[i] = edges[edge, 0 if backward else last]
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def _check_model(config: Config, num_relations: int) -> None:
+    decoder = config.model.decoder
+    if decoder != "dot" and not num_relations:
+        raise InputError(f"{decoder} needs relations, but this graph has none; use dot", "model.decoder")
+    if decoder == "dot" and config.model.reciprocal:
+        raise InputError("dot has no relations that could be reversed", "model.reciprocal")
+
+
+def _check_sizes(edges: np.ndarray, num_nodes: int) -> None:
+    if not len(edges):
+        raise InputError("the graph has no training edges", "data.path")
+    if not 1 <= num_nodes <= MAX_SIZE:
+        raise InputError(f"{num_nodes:,} nodes, 1 to 2**40 are possible", "data.path")

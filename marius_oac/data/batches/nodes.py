@@ -1,0 +1,83 @@
+"""Batches of labelled nodes, for a classification: plans as a pure function of (seed, epoch, batch).
+
+| array | type, shape | meaning |
+|---|---|---|
+| `labels` | int64 [B] | the class of each node that is encoded |
+| `epoch` | int64 [1] | for the learning rate's decay |
+
+and those of `neighborhoods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from marius_oac.data.batches.edges import ENTITIES
+from marius_oac.data.neighbors.neighborhoods import Neighborhoods
+from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.kernels.cpu.permutation import bit_length, permuted, round_keys
+from marius_oac.kernels.cpu.random import fold, stream_key, wrapping
+from marius_oac.types import Plan, TableSpec
+
+_NO_EDGES = np.empty(0, dtype=np.int64)
+
+
+class NodePlanner:
+    """A `types.Planner`: every epoch covers every node once, in an order of its own; its last batch may be shorter.
+
+    Args:
+        nodes: int64 [n], at least one, all different.
+        classes: int64 [n].
+        num_nodes: of the graph.
+        batch_size: nodes per batch.
+        seed: of the run.
+        around: what the encoder needs of every batch.
+
+    Attributes:
+        tables: the nodes' rows, if they have some.
+        batches_per_epoch: batches of one pass over the nodes.
+    """
+
+    def __init__(
+        self,
+        nodes: np.ndarray,
+        classes: np.ndarray,
+        num_nodes: int,
+        batch_size: int,
+        seed: int,
+        around: Neighborhoods,
+    ) -> None:
+        self._nodes, self._classes, self._around = nodes, classes, around
+        self._batch_size = min(batch_size, len(nodes))
+        self._key = stream_key(seed, "shuffle")
+        self.batches_per_epoch = -(-len(nodes) // self._batch_size)
+        self.tables: Sequence[TableSpec] = around.tables(TableSpec(ENTITIES, num_nodes, self._batch_size))
+
+    def epoch_ends(self, epochs: int) -> Sequence[int]:
+        """Batches up to the end of each of the first so many epochs."""
+        return range(self.batches_per_epoch, epochs * self.batches_per_epoch + 1, self.batches_per_epoch)
+
+    @wrapping
+    def plan(self, sequence: int) -> Plan:
+        """Batch number `sequence`, counted from 0 over all epochs."""
+        if sequence < 0:
+            raise ValueError(f"sequence must be at least 0, not {sequence}")
+        epoch, batch = divmod(sequence, self.batches_per_epoch)
+        start = batch * self._batch_size
+        places = np.empty(min(self._batch_size, len(self._nodes) - start), dtype=np.int64)
+        _shuffled(np.uint64(fold(self._key, epoch)), len(self._nodes), start, places)
+        arrays = {"labels": self._classes[places], "epoch": np.array([epoch])}
+        return self._around.plan(sequence, (epoch, batch), self._nodes[places], arrays, len(places), _NO_EDGES)
+
+    def settle(self, plan: Plan) -> Plan:
+        """A graph's rows are known beforehand: the plan as it is."""
+        return plan
+
+
+@compiled
+def _shuffled(key, count, start, places):
+    keys, bits = round_keys(key), bit_length(count - 1)
+    for i in range(places.size):
+        places[i] = permuted(start + i, count, bits, keys)

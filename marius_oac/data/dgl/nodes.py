@@ -1,0 +1,207 @@
+"""What dgl knows of nodes, as node classification wants it: `labels.tsv` (see `data.node_labels`) and
+`features.parquet` (see `data.node_features`) in the graph's folder.
+
+dgl has a node's class as `label`, its split as `train_mask`, `val_mask` or `test_mask`, and its features as `feat`.
+Nodes without a mask have no label here. What can't be taken (several labels of a node, features of some types of nodes
+alone) is left out, aloud.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pv
+import pyarrow.parquet as pq
+
+from marius_oac.data.dgl.columns import MASKS, data_masks, table_masks
+from marius_oac.data.graphs.features import open_features
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.graphs.labels import read_labels
+from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.errors import InputError
+from marius_oac.runtime.console import say
+
+LABEL, FEATURES = "label", "feat"
+LABELS_FILE, FEATURES_FILE = "labels.tsv", "features.parquet"
+_AT_ONCE = 16 << 20  # bytes of features
+
+
+@dataclass(frozen=True)
+class NodeData:
+    """What is known of the nodes of one type.
+
+    Attributes:
+        names: strings [n].
+        labels: [n], or [n, ...] or floats, which are refused; None: there are none.
+        masks: bool [n] of each split that there is.
+        features: float32 [n, F]; None: there are none.
+        where: file or type of nodes, for messages.
+    """
+
+    names: pa.Array
+    labels: np.ndarray | None
+    masks: Mapping[str, np.ndarray]
+    features: np.ndarray | None
+    where: str
+
+    @property
+    def labelled(self) -> bool:
+        return self.labels is not None and bool(self.masks)
+
+
+def of_dgl(names: pa.Array, data: Mapping[str, Any], where: str) -> NodeData:
+    """Of the `ndata` of a type of nodes.
+
+    Raises:
+        InputError: a mask is none.
+    """
+    masks = data_masks(data, where)
+    arrays = {key: data[key].numpy() for key in (LABEL, FEATURES) if key in data}
+    features = arrays.get(FEATURES)
+    if features is not None:
+        features = features.astype(np.float32, copy=False).reshape(len(names), -1)
+    return NodeData(names, arrays.get(LABEL), masks, features, where)
+
+
+def of_table(names: pa.Array, table: pa.Table, path: Path) -> NodeData:
+    """Of a CSV file, whose `feat` is a number, or text with numbers between commas.
+
+    Raises:
+        InputError: a mask is none; features that are no numbers, or not as many for every node.
+    """
+    masks = table_masks(table, path)
+    found = {key: table.column(key) for key in (LABEL, FEATURES) if key in table.column_names}
+    labels = found[LABEL].to_numpy() if LABEL in found else None
+    features = found.get(FEATURES)
+    if features is not None:
+        try:
+            features = pc.split_pattern(features.cast(pa.string()), ",")
+            widths = set(pc.unique(pc.list_value_length(features)).to_pylist())
+            if len(widths) != 1:
+                raise InputError(f"{FEATURES!r} has {min(widths)} to {max(widths)} numbers", path)
+            flat = pc.utf8_trim_whitespace(pc.list_flatten(features)).cast(pa.float32())
+            features = flat.to_numpy(zero_copy_only=False).reshape(len(names), -1)
+        except (pa.ArrowException, TypeError) as error:
+            raise InputError(f"{FEATURES!r} must be numbers with commas between them ({error})", path) from None
+    return NodeData(names, labels, masks, features, str(path))
+
+
+def write_node_files(graph: Graph, nodes: Sequence[NodeData], folder: Path) -> None:
+    """Writes what there is of the graph's own nodes into the folder.
+
+    Raises:
+        InputError: a node is in two splits.
+    """
+    if any(each.labelled for each in nodes):
+        _write_labels(graph, [each for each in nodes if each.labelled], folder / LABELS_FILE)
+    elif any(each.labels is not None for each in nodes):
+        _leave_out("labels", "no node has a mask that says what it is for", nodes)
+    widths = {None if each.features is None else each.features.shape[1] for each in nodes}
+    if len(widths) > 1:
+        _leave_out("features", "not all types of nodes have as many", nodes)
+    elif widths - {None, 0}:
+        _write_features(graph, nodes, folder / FEATURES_FILE)
+
+
+def _leave_out(what: str, why: str, nodes: Sequence[NodeData]) -> None:
+    say(f"note: {', '.join(each.where for each in nodes)}: {what} are left out: {why}")
+
+
+def _write_labels(graph: Graph, nodes: Sequence[NodeData], path: Path) -> None:
+    parts = []
+    for each in nodes:
+        if each.labels.ndim > 1 or each.labels.dtype.kind == "f":
+            _leave_out("labels", "one whole number, or one name, is needed for each node", [each])
+            continue
+        masks = np.stack([each.masks.get(split, np.zeros(len(each.names), bool)) for split in SPLITS])
+        twice = masks.sum(0) > 1
+        if twice.any():
+            raise InputError(f"node {each.names[int(np.argmax(twice))].as_py()!r} is in two splits", each.where)
+        rows = np.flatnonzero(masks.any(0))
+        splits = np.array(SPLITS)[masks[:, rows].argmax(0)]
+        labels = pa.array(each.labels[rows]).cast(pa.string())
+        parts.append(pa.table({"name": each.names.take(pa.array(rows)), "label": labels, "split": splits}))
+    if not parts:
+        return
+    table = pa.concat_tables(parts)
+    known = np.zeros(len(table), bool)
+    for names in _graph_names(graph):
+        found = pc.index_in(names, value_set=table.column("name")).drop_null()
+        known[found.to_numpy()] = True
+    options = pv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")  # a .tsv has no quoting
+    with path.open("wb") as out:
+        out.write(b"name\tlabel\tsplit\n")
+        try:
+            pv.write_csv(table.filter(pa.array(known)), out, options)
+        except pa.ArrowInvalid as error:
+            raise InputError(f"a name or label can't stand in {path.name}: {error}", nodes[0].where) from None
+
+
+def _write_features(graph: Graph, nodes: Sequence[NodeData], path: Path) -> None:
+    names = pa.chunked_array([each.names for each in nodes])
+    width = nodes[0].features.shape[1]
+    starts = np.cumsum([0, *(len(each.names) for each in nodes)])
+    schema = pa.schema([("name", pa.string()), ("features", pa.list_(pa.float32(), width))])
+    with pq.ParquetWriter(path, schema) as writer:
+        for part in _graph_names(graph, max(1, _AT_ONCE // (4 * width))):
+            rows = pc.index_in(part, value_set=names)
+            if rows.null_count:
+                missing = part.filter(pc.is_null(rows))[0].as_py()
+                raise InputError(f"edges have a node that is none: {missing!r}", nodes[0].where)
+            rows = rows.to_numpy().astype(np.int64)
+            values = np.empty((len(part), width), np.float32)
+            for start, each in zip(starts, nodes, strict=False):
+                own = (rows >= start) & (rows < start + len(each.names))
+                values[own] = each.features[rows[own] - start]
+            column = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)
+            writer.write_batch(pa.record_batch([part, column], schema=schema))
+
+
+def _graph_names(graph: Graph, at_once: int = 1 << 19) -> Iterator[pa.Array]:
+    with pq.ParquetFile(graph.path / "nodes.parquet") as file:
+        for batch in file.iter_batches(at_once, columns=["name"]):
+            yield batch.column("name").cast(pa.string())
+
+
+def node_arrays(graph: Graph, labels: Path | None, features: Path | None) -> dict[str, np.ndarray]:
+    """What the files say, by dgl's names, in the order of the graph's nodes.
+
+    `label` is int64: the label itself where all are whole numbers, else the number of its class; -1: none.
+
+    Raises:
+        InputError: as `read_labels` and `open_features`.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    if labels is not None:
+        found = read_labels(labels, graph)
+        whole = all(name.lstrip("+-").isdecimal() for name in found.names)
+        values = np.array([int(name) if whole else number for number, name in enumerate(found.names)], np.int64)
+        arrays[LABEL] = np.full(graph.num_nodes, -1, np.int64)
+        for split, mask in MASKS.items():
+            arrays[mask] = np.zeros(graph.num_nodes, bool)
+            arrays[mask][found.nodes[split]] = True
+            arrays[LABEL][found.nodes[split]] = values[found.classes[split]]
+    if features is not None:
+        with tempfile.TemporaryDirectory(prefix="marius-oac-dgl-") as folder:
+            arrays[FEATURES] = np.array(open_features(features, graph, Path(folder) / "features"))
+    return arrays
+
+
+def csv_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, pa.Array]:
+    """The same as dgl's CSV format has it: numbers, no words; those of a vector with commas between them."""
+    columns: dict[str, pa.Array] = {}
+    for name, array in arrays.items():
+        if array.ndim == 1:
+            columns[name] = pa.array(array.astype(np.int8) if array.dtype == bool else array)
+        else:
+            texts = pa.array(array.reshape(-1)).cast(pa.string())
+            offsets = pa.array(np.arange(len(array) + 1, dtype=np.int64) * array.shape[1])
+            columns[name] = pc.binary_join(pa.LargeListArray.from_arrays(offsets, texts), ",")
+    return columns

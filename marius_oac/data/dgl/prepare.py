@@ -1,0 +1,32 @@
+"""`prepare` for every kind of source, dgl's among them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from marius_oac.data.dgl.csv_folders import META, prepare_dgl_csv
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PreparedGraph, PrepareRequest, prepare
+from marius_oac.errors import InputError
+
+
+def prepare_source(request: PrepareRequest) -> PreparedGraph:
+    """`prepare`, or where the source is dgl's (a .bin file, a folder with a `meta.yaml`) what makes a graph of it.
+
+    Raises:
+        InputError: as `prepare`, `prepare_dgl` and `prepare_dgl_csv`; the request says how to read what dgl describes.
+    """
+    source = Path(request.source or "")
+    folder = os.path.exists(source / META)  # also of a name that is too long
+    if request.source is None or not (folder or source.suffix == ".bin"):
+        return prepare(request)
+    if request.from_dir is not None or request.read != ReadOptions(relations=request.read.relations):
+        raise InputError("dgl says itself what its columns are: --from, and how to read text, are for others", source)
+    names = ("read", "valid_fraction", "test_fraction", "seed", "unseen", "duplicates")
+    options = {name: getattr(request, name) for name in names}
+    if folder:
+        return prepare_dgl_csv(source, request.out, **options)
+    from marius_oac.data.dgl.graphs import prepare_dgl  # loads torch, which takes seconds
+
+    return prepare_dgl(source, request.out, **options)

@@ -1,0 +1,168 @@
+"""Folders of arrays that follow from a graph: made once, checked when they are opened again, made anew if damaged.
+
+A folder is made under another name and renamed when the disk has it: if it is there, it is whole. Its manifest says
+what it belongs to, and size and SHA-256 of every file. Of several processes that need it one makes it; the others wait.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marius_oac.errors import InputError
+from marius_oac.runtime.console import say
+from marius_oac.runtime.files.atomic import (
+    check_no_link,
+    disk_errors,
+    remove_folder,
+    sealed,
+    sync,
+    unfinished_here,
+    write_flushed,
+)
+from marius_oac.runtime.files.untrusted import (
+    DescribedFile,
+    open_regular,
+    parse_json,
+    parse_sealed,
+    read_bounded,
+    typed,
+)
+from marius_oac.runtime.files.untrusted_arrays import map_npy
+
+
+@dataclass(frozen=True)
+class DerivedArray:
+    """A .npy file of such a folder: the types that it may have, and its shape; None: any length."""
+
+    name: str
+    dtypes: tuple[type | np.dtype, ...]
+    shape: tuple[int | None, ...]
+
+
+def open_derived(
+    folder: Path,
+    manifest: str,
+    wanted: dict[str, Any],
+    arrays: Sequence[DerivedArray],
+    make: Callable[[Path], None],
+    again: str,
+    sound: Callable[..., bool] = lambda *arrays: True,
+) -> list[np.ndarray]:
+    """The arrays in `folder`, mapped read-only; they are made first where there are none that are sound.
+
+    Args:
+        folder: of these files alone.
+        manifest: the name of the manifest.
+        wanted: what the folder must belong to; JSON.
+        make: writes the files into the folder that it is given.
+        again: what is said after the reason when they are made anew.
+        sound: whether the arrays, in their order, hold what kernels may use: who has written the folder may have
+            written its checksums too.
+
+    Raises:
+        InputError: the disk is full, or can't be written.
+    """
+    found = _open(folder, manifest, wanted, arrays, sound)
+    if isinstance(found, str):
+        with disk_errors(folder), _alone_in(folder.parent):
+            found = _open(folder, manifest, wanted, arrays, sound)  # by now another process may have made it
+            if isinstance(found, str):
+                if folder.exists():
+                    say(f"note: {folder}: {found}; {again}")
+                _make(folder, manifest, wanted, [each.name for each in arrays], make)
+                found = [map_npy(folder / each.name, each.dtypes, each.shape) for each in arrays]
+    return found
+
+
+def read_derived(path: Path) -> dict[str, Any]:
+    """What the manifest of such a folder says. Raises InputError where it is damaged; OSError: it can't be read."""
+    content = read_bounded(path)
+    tree = parse_json(content, path, dict[str, Any])
+    # Those that the version before made have no checksum of their own.
+    return parse_sealed(content, path, dict[str, Any]) if "sha256" in tree else tree
+
+
+def derived_files(tree: dict[str, Any], path: Path) -> dict[str, DescribedFile]:
+    """The files that a manifest lists, by name. Raises InputError where it lists none."""
+    files = {name: typed(entry, path, DescribedFile) for name, entry in tree.items() if name.endswith(".npy")}
+    if not files:
+        raise InputError("is damaged: it lists no files", path)
+    return files
+
+
+@contextmanager
+def _alone_in(parent: Path) -> Iterator[None]:
+    """Within the block no other process is in such a block for this folder; a lock that ends with the process."""
+    parent.mkdir(parents=True, exist_ok=True)
+    opened = os.open(parent, os.O_RDONLY)
+    try:
+        _lock(opened, parent)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _lock(opened: int, parent: Path) -> None:
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"waiting for another process that writes to {parent}")
+        fcntl.flock(opened, fcntl.LOCK_EX)
+    except OSError as error:  # some network file systems lock no folders
+        say(f"note: {parent} can't be locked ({error.strerror}): let one run at a time begin on it")
+
+
+def _make(
+    folder: Path, manifest: str, wanted: dict[str, Any], names: Sequence[str], make: Callable[[Path], None]
+) -> None:
+    check_no_link(folder)
+    temporary = unfinished_here(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        make(temporary)
+        content = wanted | {name: _digest(temporary / name) for name in names}
+        write_flushed(temporary / manifest, sealed(content))
+        sync(temporary)
+        remove_folder(folder, (manifest, *names))
+        os.rename(temporary, folder)
+        sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _open(
+    folder: Path, manifest: str, wanted: dict[str, Any], arrays: Sequence[DerivedArray], sound: Callable[..., bool]
+) -> list[np.ndarray] | str:
+    """The arrays, or what is wrong with the folder."""
+    if not folder.exists():
+        return "isn't there"
+    try:
+        content = read_derived(folder / manifest)
+        if {key: content.get(key) for key in wanted} != wanted:
+            return "belongs to another graph or file, or is of another version"
+        for each in arrays:
+            if _digest(folder / each.name) != content.get(each.name):
+                return f"{each.name} is damaged"
+        found = [map_npy(folder / each.name, each.dtypes, each.shape) for each in arrays]
+    except (OSError, InputError):
+        return "is damaged"
+    return found if sound(*found) else "holds numbers that are out of range"
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    with open_regular(path) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+        return {"bytes": file.tell(), "sha256": digest}

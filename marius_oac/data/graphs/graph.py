@@ -1,0 +1,168 @@
+"""A prepared graph, opened for reading: edges stay on disk, mapped; names are read where they are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from marius_oac.data.graphs.edge_ids import check_ids
+from marius_oac.data.graphs.names import check_names, ids_of, names_of
+from marius_oac.data.prepare.download import default_cache_dir
+from marius_oac.data.prepare.layout import FORMAT, MANIFEST, VERSION, fingerprint
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.data.prepare.registry import find_dataset, is_known
+from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.errors import InputError, shown
+from marius_oac.runtime.files.untrusted import Count, Described, DescribedFile, FileName, check_file, read_json, typed
+from marius_oac.runtime.files.untrusted_arrays import map_npy
+
+Split = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph folder (see `layout` for its files). Make it with `Graph.open`.
+
+    Attributes:
+        path: the folder.
+        num_nodes: nodes have ids 0..num_nodes - 1.
+        num_relations: likewise; 0 where edges have no relation.
+        num_edges: edges of each split.
+        fingerprint: equal exactly where the graphs' files are; a run records it.
+        dtype: int32 or int64, of the edges.
+    """
+
+    path: Path
+    num_nodes: int
+    num_relations: int
+    num_edges: Mapping[Split, int]
+    fingerprint: str
+    dtype: np.dtype
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], verify: bool = True) -> Graph:
+        """Open a graph folder.
+
+        Args:
+            verify: read every file through and compare its SHA-256 (about a second per GB); sizes and headers are
+                always compared.
+
+        Raises:
+            InputError: names the file that is missing, damaged, foreign, or of a newer version.
+        """
+        folder = Path(path)
+        manifest = _read_manifest(folder)
+        counts, nodes, relations = manifest.edges.model_dump(), manifest.num_nodes, manifest.num_relations
+        needed = [f"{split}.npy" for split in SPLITS] + ["nodes.parquet"] + ["relations.parquet"] * (relations > 0)
+        for name in needed:
+            if name not in manifest.files:
+                raise InputError(f"is damaged: files.{name} is missing", folder / MANIFEST)
+            check_file(folder / name, manifest.files[name], verify=verify)
+        columns = 3 if relations else 2
+        arrays = {split: _map(folder / f"{split}.npy", (counts[split], columns)) for split in SPLITS}
+        check_names(folder / "nodes.parquet", nodes)
+        if relations:
+            check_names(folder / "relations.parquet", relations)
+        digest = fingerprint({name: {"sha256": file.sha256} for name, file in manifest.files.items()})
+        return cls(folder, nodes, relations, counts, digest, arrays["train"].dtype)
+
+    def edges(self, split: Split) -> np.ndarray:
+        """The split's edges, [n, 3] (head, relation, tail) or [n, 2] (head, tail), `dtype`, mapped read-only.
+
+        Their ids are those of nodes and relations: all are looked at when a split is first asked for.
+
+        Raises:
+            InputError: an id is out of range, or the file has changed.
+        """
+        path = self.path / f"{split}.npy"
+        edges = _map(path, (self.num_edges[split], 3 if self.num_relations else 2))
+        check_ids(edges, self.num_nodes, self.num_relations, path)
+        return edges
+
+    def node_names(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """Names of nodes, in the order asked. Raises InputError for an id outside [0, num_nodes)."""
+        return names_of(self.path / "nodes.parquet", ids, self.num_nodes)
+
+    def relation_names(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """Names of relations, in the order asked. Raises InputError for an id outside [0, num_relations)."""
+        return names_of(self.path / "relations.parquet", ids, self.num_relations)
+
+    def node_ids(self, names: Sequence[str]) -> np.ndarray:
+        """Ids of nodes, int64 [len(names)]. Raises InputError for an unknown name, with the nearest known ones."""
+        return ids_of(self.path / "nodes.parquet", names, self.num_nodes, "node")
+
+    def relation_ids(self, names: Sequence[str]) -> np.ndarray:
+        """Ids of relations, int64 [len(names)]. Raises InputError for an unknown name, with the nearest known ones."""
+        return ids_of(self.path / "relations.parquet", names, self.num_relations, "relation")
+
+
+def open_or_prepare(name_or_path: str | os.PathLike[str], cache_dir: Path | None = None) -> Graph:
+    """Open a graph folder, or a data set that comes with this package, prepared on first use into `cache_dir`.
+
+    Several processes may do so at once: each prepares in a folder of its own, and the first to end gives it its name.
+
+    Raises:
+        InputError: there is no such graph (says how to prepare it), or what `Graph.open` and `prepare` raise.
+    """
+    path = Path(name_or_path)
+    if path.is_dir():
+        return Graph.open(path)
+    if path.exists():
+        raise InputError(f"is a file; prepare it first: marius-oac prepare {path} --out FOLDER", path)
+    if not is_known(str(name_or_path)) and (path.suffix or len(path.parts) > 1):
+        raise InputError("no such graph folder", path)
+    dataset = find_dataset(str(name_or_path))
+    if not dataset.embedded:
+        raise InputError(f"prepare it first: marius-oac prepare {dataset.name} --out FOLDER", dataset.name)
+    cached = (cache_dir or default_cache_dir()) / "graphs" / f"{dataset.name}-v{VERSION}"
+    if not cached.exists():
+        try:
+            prepare(PrepareRequest(source=dataset.name, out=cached))
+        except InputError:
+            if not cached.exists():  # else another process was faster, and its graph is the same
+                raise
+    return Graph.open(cached)
+
+
+class _Edges(Described):
+    train: Count
+    valid: Count
+    test: Count
+
+
+class _Manifest(Described):
+    """What `graph.json` says that a graph is read by."""
+
+    num_nodes: Count
+    num_relations: Count
+    edges: _Edges
+    files: dict[FileName, DescribedFile]
+
+
+def _read_manifest(folder: Path) -> _Manifest:
+    path = folder / MANIFEST
+    try:
+        content = read_json(path, dict[str, Any])
+    except FileNotFoundError:
+        reason = f"is not a graph folder: it has no {MANIFEST}" if folder.is_dir() else "no such graph folder"
+        raise InputError(reason, folder) from None
+    except OSError as error:
+        raise InputError(f"can't be read: {error.strerror}", path) from None
+    if content.get("format") != FORMAT:
+        raise InputError("belongs to something else than a prepared graph", path)
+    if content.get("version") != VERSION:
+        raise InputError(
+            f"format version {shown(content.get('version'))}, but this program reads version {VERSION}: "
+            "prepare the graph again, or use the program that made it",
+            path,
+        )
+    return typed(content, path, _Manifest)
+
+
+def _map(path: Path, shape: tuple[int, int]) -> np.ndarray:
+    return map_npy(path, (np.int32, np.int64), shape)

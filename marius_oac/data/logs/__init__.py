@@ -1,0 +1,1 @@
+"""Click logs: files, columns, batches."""

@@ -1,0 +1,250 @@
+"""Batches of a click log: files in order, keys to rows.
+
+A batch never crosses the end of a file, so that training on a file a day has the batches of training on all of them at
+once. A leg of the road is some files, passed over so many times; a continued run has one leg more.
+
+Guarantees:
+- `plan` may be called by any number of threads in any order; `settle` gets the plans in order, one at a time.
+- What `settle` decides (numbers of new rows, admission) is a function of the plans before: rows are numbered in the
+  order in which the log first names their keys, whatever the threads do.
+- Memory: the blocks of the log that are being cut into batches, one more than there are threads.
+- Of each block only the examples of the planner's share are parsed, as far as the format allows, and converted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.batches.rank_slice import WHOLE
+from marius_oac.data.logs.columns import LogBlock
+from marius_oac.data.logs.files import BlockReader, LazyBlock, LogFile
+from marius_oac.data.logs.pieces import Pieces
+from marius_oac.data.logs.tables import FeatureTable, TableKeys
+from marius_oac.kernels.cpu.permutation import Permutation
+from marius_oac.kernels.cpu.relabel import relabel
+from marius_oac.types import Plan, TableSpec
+
+_BLOCK_EXAMPLES = 1 << 16  # a file's block where nothing is shuffled: large enough to parse in one go
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Files [first, last) of the log, passed over `passes` times; with `by_file` every file ends an epoch."""
+
+    first: int
+    last: int
+    passes: int
+    by_file: bool = False
+
+
+@dataclass(frozen=True)
+class LogPlan(Plan):
+    """A plan whose rows are not all known yet: `ids[t]` are the table's row ids, -1 where the key has none."""
+
+    keys: Sequence[TableKeys] = ()
+    ids: Sequence[np.ndarray] = ()
+    file: int = 0
+
+
+class LogRoad:
+    """Which examples each batch has, and where epochs end."""
+
+    def __init__(self, files: Sequence[LogFile], legs: Sequence[Leg], batch_size: int):
+        self._files, self._size = files, batch_size
+        self.visits: list[tuple[int, int]] = []  # (pass, file), in order
+        self._starts: list[int] = []
+        self.ends: list[int] = []
+        batches = 0
+        for leg in legs:
+            for number in range(leg.passes):
+                for file in range(leg.first, leg.last):
+                    self.visits.append((number, file))
+                    self._starts.append(batches)
+                    batches += -(-files[file].rows // batch_size)
+                    if leg.by_file or file == leg.last - 1:
+                        self.ends.append(batches)
+        self._array = np.array(self._starts, np.int64)
+
+    def visit(self, sequence: int) -> int:
+        """The number of the visit that a batch belongs to."""
+        return int(np.searchsorted(self._array, sequence, side="right")) - 1
+
+    def place(self, sequence: int) -> tuple[int, int, int, int]:
+        """(pass, file, first example, end) of a batch."""
+        visit = self.visit(sequence)
+        number, file = self.visits[visit]
+        first = (sequence - self._starts[visit]) * self._size
+        return number, file, first, min(first + self._size, self._files[file].rows)
+
+
+class LogPlanner:
+    """A `types.Planner` over click logs.
+
+    Args:
+        config: the run's.
+        files: of the whole road, in order.
+        road: which of their examples each batch has.
+        tables: of `feature_tables`.
+        key_tables: the rows of each table's keys: `find`, `admit` and `capacity` of `storage.key_table.KeyTable`.
+        pieces: of each file, if what is read is to be compared with what was read before.
+
+    Attributes:
+        share: the part of each batch that is planned; may be set before the first `plan`.
+    """
+
+    def __init__(
+        self,
+        config: CtrConfig,
+        files: Sequence[LogFile],
+        road: LogRoad,
+        tables: Sequence[FeatureTable],
+        key_tables: Sequence[Any],
+        pieces: Sequence[Pieces] | None = None,
+    ):
+        self._config, self._road, self._feature_tables, self._key_tables = config, road, tables, key_tables
+        self._files = files
+        self.share = WHOLE
+        size, shuffle = config.training.batch_size, config.data.shuffle
+        self._block_examples = -(-max(shuffle, _BLOCK_EXAMPLES if not shuffle else 0) // size) * size
+        reader = BlockReader(files, config.data, pieces=pieces)
+        self._blocks = _Blocks(reader, self._block_examples, config.pipeline.workers.plan + 1)
+        self.tables = [
+            TableSpec(table.name, keys.capacity, min(keys.capacity, size * table.max_ids))
+            for table, keys in zip(tables, key_tables, strict=True)
+        ]
+
+    def plan(self, sequence: int) -> LogPlan:
+        number, file, first, end = self._road.place(sequence)
+        skip, stop, part = self.share.of_batch(end - first)
+        examples = self._examples(number, file, first + skip, first + stop)
+        keys = [table_keys(table, examples) for table in self._feature_tables]
+        ids = [table.find(*each.asked) for table, each in zip(self._key_tables, keys, strict=True)]
+        arrays = _arrays(examples, number) | {"share": np.array([part])}
+        plan = LogPlan(sequence, (), arrays, stop - skip if part else 0, keys, ids, file)
+        return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
+
+    def settle(self, plan: LogPlan) -> Plan:
+        """Gives the new keys rows, in the order of the log."""
+        for table, keys, ids in zip(self._key_tables, plan.keys, plan.ids, strict=True):
+            table.admit(*keys.asked, ids, plan.file)
+        settled = plan if plan.rows else self._relabelled(plan)
+        # Without the keys: where rows come from disk, many plans wait.
+        return Plan(settled.sequence, settled.rows, settled.arrays, settled.examples)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._blocks.close()
+
+    def _examples(self, number: int, file: int, first: int, end: int) -> LogBlock:
+        """Examples [first, end) of a file, which lie in one block, in the order of a pass."""
+        block = first // self._block_examples
+        start = block * self._block_examples
+        size = min(self._block_examples, self._files[file].rows - start)
+        shuffle = None
+        if self._config.data.shuffle:
+            name = f"shuffle of file {file}, block {block}"
+            shuffle = Permutation(size, self._config.seed, number, name)
+        places = np.arange(first - start, end - start)
+        wanted = shuffle.permute(places) if shuffle else places
+        if self.share.dealt:
+            read = _Read.of(self._blocks.get(file, block, None, lambda lazy: lazy), wanted)
+        else:
+            share, batch_size = self.share, self._config.training.batch_size
+            # What a share has of a block depends on the pass only where it is shuffled and not the whole.
+            kind = (share, number if shuffle and share != WHOLE else 0)
+
+            def own(lazy: LazyBlock) -> _Read:
+                places = share.of_batches(size, batch_size)
+                return _Read.of(lazy, shuffle.permute(places) if shuffle and share != WHOLE else places)
+
+            read = self._blocks.get(file, block, kind, own)
+        at = np.searchsorted(read.numbers, wanted)
+        return read.examples.take(at) if shuffle else read.examples.slice(at[0], at[-1] + 1)
+
+    def _relabelled(self, plan: LogPlan) -> LogPlan:
+        rows, arrays = [], dict(plan.arrays)
+        for table, spec, keys, ids in zip(self._feature_tables, self.tables, plan.keys, plan.ids, strict=True):
+            local = ids.copy()
+            rows.append(relabel(local, spec.num_rows).copy())
+            arrays |= local_arrays(table, keys, local)
+        return LogPlan(plan.sequence, rows, arrays, plan.examples, plan.keys, plan.ids, plan.file)
+
+
+def _arrays(examples: LogBlock, epoch: int) -> dict[str, np.ndarray]:
+    arrays = {"numbers": examples.numbers, "epoch": np.array([epoch])}
+    if examples.labels is not None:
+        arrays["labels"] = examples.labels
+    return arrays
+
+
+def table_keys(table: FeatureTable, examples: LogBlock) -> TableKeys:
+    """The keys of a table's features in some examples, laid end to end: singles, bags, sequences."""
+    bags = [examples.bags[name] for name in (*table.bags, *table.sequences)]
+    parts = [examples.keys[name] for name in table.singles] + [bag.keys for bag in bags]
+    checks = [examples.checks[name] for name in table.singles] + [bag.checks for bag in bags]
+    zeros = [
+        np.zeros(part.size, np.uint32) if check is None else check for part, check in zip(parts, checks, strict=True)
+    ]
+    names = (*table.singles, *table.bags, *table.sequences)
+    counts = {name: part.size for name, part in zip(names, parts, strict=True)}
+    offsets = {name: bag.offsets for name, bag in zip((*table.bags, *table.sequences), bags, strict=True)}
+    return TableKeys(
+        table.vocabulary_column(counts), np.concatenate(parts), np.concatenate(zeros), offsets, examples.size
+    )
+
+
+def local_arrays(table: FeatureTable, keys: TableKeys, local: np.ndarray) -> dict[str, np.ndarray]:
+    """A step's arrays of one table, from the local row of each id."""
+    arrays, at = {}, len(table.singles) * keys.examples
+    arrays[f"{table.name}.single"] = local[:at].reshape(len(table.singles), keys.examples)
+    for name in (*table.bags, *table.sequences):
+        offsets = keys.offsets[name]
+        arrays[f"{name}.values"], arrays[f"{name}.offsets"] = local[at : at + offsets[-1]], offsets
+        at += offsets[-1]
+    return arrays
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was read of a block: the numbers of the examples, int64 [k] in ascending order, and the examples."""
+
+    numbers: np.ndarray
+    examples: LogBlock
+
+    @classmethod
+    def of(cls, block: LazyBlock, numbers: np.ndarray) -> _Read:
+        ordered = np.sort(numbers)
+        return cls(ordered, block.examples(ordered))
+
+
+_Made = TypeVar("_Made")
+
+
+class _Blocks:
+    """What was made of the blocks that batches are being cut from; what was used longest ago goes first."""
+
+    def __init__(self, reader: BlockReader, examples: int, held: int):
+        self._reader, self._examples, self._held = reader, examples, held
+        self._lock = threading.Lock()
+        self._made: OrderedDict[tuple[int, int, Hashable], Any] = OrderedDict()
+
+    def get(self, file: int, number: int, kind: Hashable, make: Callable[[LazyBlock], _Made]) -> _Made:
+        """What `make` made of a block, the last time that this kind of it was asked for if it is still there."""
+        with self._lock:
+            made = self._made.pop((file, number, kind), None)
+            if made is None:
+                made = make(self._reader.lazy_block(file, number, self._examples))
+                while len(self._made) >= self._held:
+                    self._made.popitem(last=False)
+            self._made[file, number, kind] = made
+            return made
+
+    def close(self) -> None:
+        self._reader.close()

@@ -1,0 +1,269 @@
+"""Columns of a click log as NumPy: labels (`log_labels`), numbers (`log_numbers`), and the keys of what has rows.
+
+A key is an int64. Integers are their own keys; a hexadecimal text is the integer it spells; any other text has its
+64-bit fingerprint for a key and a second, independent one of 32 bits beside it as a check, by which an index can tell
+two texts that share a key (see `data/logs/fingerprints.py`). A value that is empty or null has the key MISSING.
+
+All of it works on Arrow's buffers, without a Python object per value and without the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from marius_oac.config.ctr import CategoricalConfig, LogConfig, SequenceConfig
+from marius_oac.data.logs.fingerprints import MISSING, cut_bags, fingerprints, hexadecimals, integers, split_texts
+from marius_oac.data.logs.labels import labels_of
+from marius_oac.data.logs.numbers import numbers_of
+from marius_oac.data.logs.place import Place, place_of
+from marius_oac.data.logs.types import TIME_HINT, is_text, plain
+from marius_oac.data.prepare.parquet_pages import decoded
+from marius_oac.errors import InputError
+
+__all__ = ["MISSING", "Bag", "LogBlock", "convert", "key_type"]
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Bag:
+    """Several values an example.
+
+    Attributes:
+        keys: int64 [v]; checks: uint32 [v], or None where keys are no fingerprints.
+        offsets: int64 [n + 1]: example i has values offsets[i] to offsets[i + 1].
+    """
+
+    keys: np.ndarray
+    checks: np.ndarray | None
+    offsets: np.ndarray
+
+    def take(self, examples: np.ndarray) -> Bag:
+        """The same of some examples, int64 [k], in their order."""
+        starts, lengths = self.offsets[examples], self.offsets[examples + 1] - self.offsets[examples]
+        offsets = np.zeros(len(examples) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        values = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Bag(self.keys[values], None if self.checks is None else self.checks[values], offsets)
+
+    def slice(self, first: int, end: int) -> Bag:
+        """The same of examples [first, end), without copying the values."""
+        low, high = self.offsets[first], self.offsets[end]
+        checks = None if self.checks is None else self.checks[low:high]
+        return Bag(self.keys[low:high], checks, self.offsets[first : end + 1] - low)
+
+
+@dataclass(frozen=True)
+class LogBlock:
+    """Some examples of a log, n in all.
+
+    Attributes:
+        labels: float32 [n], 0 or 1; None where they were not read.
+        numbers: float32 [n, N], finite: the numeric columns in the order of the config but for those of buckets, then
+            indicators.
+        keys: int64 [n] of each single-valued feature; checks: uint32 [n], or None where keys are no fingerprints.
+        bags: of each multi-valued feature and sequence, at most `max_values` an example.
+        cut: how many values that limit cut off in all of the block as it was read.
+    """
+
+    labels: np.ndarray | None
+    numbers: np.ndarray
+    keys: dict[str, np.ndarray] = field(default_factory=dict)
+    checks: dict[str, np.ndarray | None] = field(default_factory=dict)
+    bags: dict[str, Bag] = field(default_factory=dict)
+    cut: int = 0
+
+    @property
+    def size(self) -> int:
+        """n."""
+        return len(self.numbers)
+
+    def take(self, examples: np.ndarray) -> LogBlock:
+        """Some examples, int64 [k], in their order."""
+        return LogBlock(
+            None if self.labels is None else self.labels[examples],
+            self.numbers[examples],
+            {name: keys[examples] for name, keys in self.keys.items()},
+            {name: None if checks is None else checks[examples] for name, checks in self.checks.items()},
+            {name: bag.take(examples) for name, bag in self.bags.items()},
+            self.cut,
+        )
+
+    def slice(self, first: int, end: int) -> LogBlock:
+        """Examples [first, end), 0 <= first <= end <= n; nothing is copied but offsets."""
+        return LogBlock(
+            None if self.labels is None else self.labels[first:end],
+            self.numbers[first:end],
+            {name: keys[first:end] for name, keys in self.keys.items()},
+            {name: None if checks is None else checks[first:end] for name, checks in self.checks.items()},
+            {name: bag.slice(first, end) for name, bag in self.bags.items()},
+            self.cut,
+        )
+
+    @staticmethod
+    def join(parts: Sequence[LogBlock]) -> LogBlock:
+        """One block of several, at least one, of the same columns."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        return LogBlock(
+            None if first.labels is None else np.concatenate([part.labels for part in parts]),
+            np.concatenate([part.numbers for part in parts]),
+            {name: np.concatenate([part.keys[name] for part in parts]) for name in first.keys},
+            {name: _join([part.checks[name] for part in parts]) for name in first.checks},
+            {name: _join_bags([part.bags[name] for part in parts]) for name in first.bags},
+            sum(part.cut for part in parts),
+        )
+
+
+def _join(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    return None if parts[0] is None else np.concatenate(parts)
+
+
+def _join_bags(parts: Sequence[Bag]) -> Bag:
+    ends = np.cumsum([len(part.keys) for part in parts])
+    shifted = [part.offsets[1:] + end - len(part.keys) for part, end in zip(parts, ends, strict=True)]
+    return Bag(
+        np.concatenate([part.keys for part in parts]),
+        _join([part.checks for part in parts]),
+        np.concatenate([parts[0].offsets[:1], *shifted]),
+    )
+
+
+def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: Path, rows: np.ndarray) -> LogBlock:
+    """A batch of Arrow columns, named as in the config, as a block.
+
+    Args:
+        path, rows: the file, and the number in it, from 0, of each row, int64 [n], for messages.
+
+    Raises:
+        InputError: as `labels_of` and `numbers_of`; a value of an integer or hex feature is no such number, or is
+            -2**63, which MISSING stands for.
+    """
+    place = place_of(path, rows, config)
+    label = config.label
+    labels = labels_of(batch.column(label.column), label, place) if with_labels else None
+    numbers, buckets = numbers_of(batch, config, place)
+    keys: dict[str, np.ndarray] = {}
+    checks: dict[str, np.ndarray | None] = {}
+    for each in config.categorical:
+        keys[each.name], checks[each.name] = _keys(batch.column(each.name), each, place)
+    bags, cut = {}, 0
+    for each in (*config.multi_valued, *config.sequences):
+        bags[each.name], dropped = _bag(batch.column(each.name), each, place)
+        cut += dropped
+    for name, numbered in buckets.items():
+        keys[name], checks[name] = numbered, None
+    return LogBlock(labels, numbers, keys, checks, bags, cut)
+
+
+def key_type(kind: pa.DataType, feature: CategoricalConfig) -> str | None:
+    """Whether keys of a column of this Arrow type are "integer" or "string" (fingerprints); None if it has only nulls.
+
+    Raises:
+        InputError: the feature can't be read from such a column.
+    """
+    kind = plain(kind)
+    if pa.types.is_null(kind):
+        return None
+    if is_text(kind):
+        return "string" if feature.kind in ("auto", "string") else "integer"
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        hint = f" ({TIME_HINT})" if pa.types.is_temporal(kind) else ""
+        raise InputError(f"column '{feature.name}' holds {kind}: integers or texts are needed{hint}")
+    if feature.kind == "hex":
+        raise InputError(f"column '{feature.name}' holds {kind}: its kind, hex, needs texts")
+    return "string" if feature.kind == "string" else "integer"
+
+
+def _keys(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[np.ndarray, np.ndarray | None]:
+    """Keys int64 [n] and checks uint32 [n], or None, of a column's values."""
+    column = decoded(column, place.path)
+    if pa.types.is_null(column.type):
+        return np.full(len(column), MISSING), None
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int64())
+    if feature.kind == "string" and pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
+    if pa.types.is_integer(column.type):
+        return _integer_keys(column, feature.name, place), None
+    return _text_keys(*_texts(column), feature, place, None)
+
+
+def _integer_keys(column: pa.Array, name: str, place: Place) -> np.ndarray:
+    valid = np.ones(len(column), bool) if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
+    column = column.fill_null(0) if column.null_count else column
+    # Unsigned 64-bit keys, hashes mostly, keep their bits.
+    keys = column.to_numpy(zero_copy_only=False).astype(np.int64)
+    reserved = keys == MISSING
+    if reserved.any():
+        raise place.wrong(np.argmax(reserved), f"column '{name}' holds {MISSING}, which stands for missing values")
+    keys[~valid] = MISSING
+    return keys
+
+
+def _texts(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The texts of a column: its bytes, and where each begins and ends in them, int64 [n]; null is empty."""
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.string())
+    _, offsets, data = column.buffers()
+    width = np.int64 if pa.types.is_large_string(column.type) else np.int32
+    places = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    starts, ends = places[:-1], places[1:]
+    if column.null_count:
+        ends = np.where(column.is_valid().to_numpy(zero_copy_only=False), ends, starts)
+    text = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return text, starts, ends
+
+
+def _text_keys(
+    text: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    feature: CategoricalConfig,
+    place: Place,
+    offsets: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Keys of texts. With `offsets`, these belong to bags and a wrong one's row is found by them."""
+    if feature.kind in ("auto", "string"):
+        return fingerprints(text, starts, ends)
+    keys, wrong = (integers if feature.kind == "integer" else hexadecimals)(text, starts, ends)
+    if wrong >= 0:
+        row = wrong if offsets is None else int(np.searchsorted(offsets, wrong, side="right")) - 1
+        found = text[starts[wrong] : ends[wrong]].tobytes().decode("utf-8", "replace")
+        needed = "an integer" if feature.kind == "integer" else "a hexadecimal number"
+        raise place.wrong(row, f"column '{feature.name}' holds {found!r}, not {needed} of 64 bits other than -2**63")
+    return keys, None
+
+
+def _bag(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[Bag, int]:
+    """The values of each row of a column, and how many more there were."""
+    column = decoded(column, place.path)
+    if pa.types.is_null(column.type):
+        return Bag(_NO_ROWS, None, np.zeros(len(column) + 1, np.int64)), 0
+    if is_text(column.type):
+        text, starts, ends, offsets = split_texts(*_texts(column), feature.separator.encode())
+        keys, checks = _text_keys(text, starts, ends, feature, place, offsets)
+    else:
+        keys, checks, offsets = _list_keys(column, feature, place)
+    kept, offsets, cut = cut_bags(offsets, feature.max_values, isinstance(feature, SequenceConfig))
+    if cut:
+        keys, checks = keys[kept], None if checks is None else checks[kept]
+    return Bag(keys, checks, offsets), cut
+
+
+def _list_keys(
+    column: pa.Array, feature: CategoricalConfig, place: Place
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Keys, checks and offsets of a column of lists; null is an empty list."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    offsets = np.zeros(len(column) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    keys, checks = _keys(pc.list_flatten(column), feature, replace(place, rows=np.repeat(place.rows, lengths)))
+    return keys, checks, offsets

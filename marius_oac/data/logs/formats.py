@@ -1,0 +1,236 @@
+"""The formats of click logs: each reads a file in bounded memory, block by block, and parses the rows that are wanted.
+
+    csv      a delimiter between columns; quotes only where it is a comma (RFC 4180), and no line breaks within them;
+             names in the first line unless the config gives them; blank lines count for nothing
+    parquet
+    libsvm   `label id:1 id:1 ...`, also of libFM: the categorical features' ids by position, or all ids one bag
+
+Of a text no more than the wanted lines is parsed; of Parquet, whose values are packed column by column, whole row
+groups are. Parsing is pyarrow's, but for libsvm's. What is wrong with a file is said with its row, counted from 1
+without the header, and of a text with its line.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from marius_oac.config.ctr import LogConfig
+from marius_oac.data.logs.labels import read_as
+from marius_oac.data.logs.lines import (
+    BYTE_ORDER_MARK,
+    TEXT_BYTES,
+    Lines,
+    blocks_of_lines,
+    count_rows,
+    read_first_line,
+)
+from marius_oac.data.logs.numbers import arrow_type
+from marius_oac.data.logs.parquet import ParquetLog
+from marius_oac.data.logs.pieces import Pieces
+from marius_oac.data.logs.place import Place, format_of, place_of
+from marius_oac.data.logs.schema import Parsed, RawBlock, check_columns
+from marius_oac.data.logs.svm import parse_svm
+from marius_oac.data.logs.types import MISSING_TEXTS, TIME_HINT, looks_like_a_time
+from marius_oac.errors import InputError
+
+
+def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | ParquetLog | SvmLog:
+    """The reader of a file by the config's format, or its suffix.
+
+    Raises:
+        InputError: the suffix says nothing; the file can't be read, or is not of the format; its columns aren't the
+            schema's.
+    """
+    kind, delimiter = format_of(path, config.format)
+    if kind == "parquet":
+        return ParquetLog(path, config, with_labels)
+    if kind == "libsvm":
+        return SvmLog(path, config)
+    return TextLog(path, config, with_labels, delimiter)
+
+
+class TextLog:
+    """A file of delimited text. `names` are its columns; `kinds` is what keys of features of kind auto are."""
+
+    format = "csv"
+
+    def __init__(self, path: Path, config: LogConfig, with_labels: bool, delimiter: str):
+        self.path, self._config, self._delimiter = path, config, config.delimiter or delimiter
+        if len(self._delimiter) != 1 or not self._delimiter.isascii() or self._delimiter in '\r\n"':
+            raise InputError(f"one ASCII character is needed, not {self._delimiter!r}", "data.delimiter")
+        self.kinds = {each.name: "string" for each in config.keyed() if each.kind == "auto"}
+        first = self._first_line()
+        if config.columns:
+            self.names = list(config.columns)
+            if len(first) == len(self.names) - 1 and not with_labels and config.label.column in self.names:
+                self.names.remove(config.label.column)
+            if len(first) != len(self.names):
+                raise InputError(f"data.columns names {len(self.names)} columns, the file has {len(first)}", path)
+        else:
+            self.names = first
+        self._wanted = check_columns(self.names, config, with_labels, path)
+
+    def rows(self, pieces: Pieces | None = None) -> int:
+        """Counts the lines that aren't blank, but for the header; what is read is checked against `pieces`."""
+        return count_rows(self.path, pieces) - self._header
+
+    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Iterator[RawBlock]:
+        """Blocks of so many rows from row `start` on; the last one may be shorter. What is read is checked against
+        `pieces`, if they are given.
+
+        Raises:
+            InputError: a damaged archive, a piece that has changed; when a block is parsed, ragged rows, what is no
+                number in a numeric column, bytes that aren't UTF-8, a value that spans lines.
+        """
+        for lines in blocks_of_lines(self.path, start + self._header, rows, pieces):
+            yield _RawLines(replace(lines, first=lines.first - self._header), self._parse)
+
+    @property
+    def _header(self) -> int:
+        return 0 if self._config.columns else 1
+
+    def _parse(self, lines: Lines, wanted: np.ndarray) -> Parsed:
+        text, rows, done = lines.pick(wanted), lines.first + wanted, 0
+        try:
+            table = self._table(text, threads=True)
+        except pa.ArrowInvalid as error:
+            raise self._blamed(text, rows, error) from None
+        if table.num_rows != rows.size or self._open_quote(lines.pick(wanted[-1:])):
+            raise _not_as_counted(rows, table.num_rows, self.path)
+        for batch in table.to_batches():
+            yield rows[done : done + batch.num_rows], batch
+            done += batch.num_rows
+
+    def _table(self, text: np.ndarray, threads: bool) -> pa.Table:
+        config = self._config
+        types = {config.label.column: read_as(), **{each.name: arrow_type(each) for each in config.numeric}}
+        if text[:3].tobytes() == BYTE_ORDER_MARK:  # within a file it belongs to a value
+            text = np.concatenate((np.frombuffer(b"\n", np.uint8), text))
+        return pa_csv.read_csv(
+            pa.BufferReader(pa.py_buffer(text)),
+            pa_csv.ReadOptions(use_threads=threads, block_size=TEXT_BYTES, column_names=self.names),
+            pa_csv.ParseOptions(delimiter=self._delimiter, quote_char='"' if self._delimiter == "," else False),
+            pa_csv.ConvertOptions(
+                column_types={name: types.get(name, pa.string()) for name in self._wanted},
+                include_columns=self._wanted,
+                null_values=MISSING_TEXTS,
+            ),
+        )
+
+    def _open_quote(self, line: np.ndarray) -> bool:
+        """Whether a value of this line goes on in the next: at the end of a text Arrow takes it for closed."""
+        if self._delimiter != "," or np.count_nonzero(line == ord('"')) % 2 == 0:
+            return False
+        try:
+            return self._table(np.concatenate((line, line)), threads=False).num_rows != 2
+        except pa.ArrowInvalid:
+            return True
+
+    def _blamed(self, text: np.ndarray, rows: np.ndarray, error: pa.ArrowInvalid) -> InputError:
+        """The error with its row, which Arrow knows only where it parses one piece after the other."""
+        message = str(error)
+        try:
+            self._table(text, threads=False)
+        except pa.ArrowInvalid as again:
+            message = str(again)
+        row, column = re.search(r"Row #(\d+): ", message), re.search(r"In CSV column #(\d+)", message)
+        name = f"column '{self.names[int(column[1])]}' has " if column else ""
+        what = re.sub(r"^(In CSV column #\d+: |CSV parse error: )?(Row #\d+: )?", "", message)
+        needed = f"a number is needed; {TIME_HINT}" if looks_like_a_time(what) else "a number is needed"
+        what = re.sub(r"^CSV conversion error to (float|double): (.*)", rf"\2 ({needed})", what)
+        what = re.sub(r"^CSV conversion error to \w+: ", "", what)
+        if row:
+            return place_of(self.path, rows, self._config).wrong(int(row[1]) - 1, f"{name}{what[:200]}")
+        return InputError(f"{name}{what[:200]}", self.path)
+
+    def _first_line(self) -> list[str]:
+        line = read_first_line(self.path)
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"byte {line[error.start]:#04x} is not UTF-8", f"{self.path}:1") from None
+        if self._delimiter != ",":
+            return text.split(self._delimiter)
+        try:
+            return next(csv.reader([text], strict=True), [])
+        except csv.Error as error:
+            raise InputError(f"the quotes of the first line don't match ({error})", self.path) from None
+
+
+class SvmLog:
+    """A libsvm or libFM file; all lines have labels, whether they are wanted or not. `kinds` as above."""
+
+    format = "libsvm"
+
+    def __init__(self, path: Path, config: LogConfig):
+        if config.numeric or config.sequences or bool(config.categorical) == bool(config.multi_valued):
+            raise InputError("a libsvm file has categorical features, or one that is multi-valued", "data")
+        if len(config.multi_valued) > 1:
+            raise InputError("a libsvm file has one bag of ids, not several", "data.multi_valued")
+        self.path, self._config = path, config
+        self.names = [config.label.column, *(each.name for each in config.keyed())]
+        for each in config.keyed():
+            if each.kind not in ("auto", "integer"):
+                raise InputError(f"the ids of a libsvm file are integers, not {each.kind}", f"data: '{each.name}'")
+        self.kinds = {each.name: "integer" for each in config.keyed() if each.kind == "auto"}
+        read_first_line(path)
+
+    def rows(self, pieces: Pieces | None = None) -> int:
+        """Counts the lines that aren't blank, as `TextLog.rows`."""
+        return count_rows(self.path, pieces)
+
+    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Iterator[RawBlock]:
+        """As `TextLog.blocks`.
+
+        Raises:
+            InputError: a damaged archive; when a block is parsed, a syntax error, a value other than 1, ids of
+                categorical features that aren't one each.
+        """
+        for lines in blocks_of_lines(self.path, start, rows, pieces):
+            yield _RawLines(lines, self._parse)
+
+    def _parse(self, lines: Lines, wanted: np.ndarray) -> Parsed:
+        rows = lines.first + wanted
+        labels, ids, offsets = parse_svm(lines.pick(wanted), self.path, rows)
+        if labels.size != rows.size:
+            raise _not_as_counted(rows, labels.size, self.path)
+        yield rows, self._batch(labels, ids, offsets, rows)
+
+    def _batch(self, labels: np.ndarray, ids: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> pa.RecordBatch:
+        features = self._config.categorical
+        if not features:
+            lists = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(ids))
+            return pa.RecordBatch.from_arrays([pa.array(labels), lists], names=self.names)
+        wrong = np.flatnonzero(np.diff(offsets) != len(features))
+        if len(wrong):
+            found = int(np.diff(offsets)[wrong[0]])
+            message = f"{found} ids for {len(features)} categorical features"
+            raise Place(self.path, rows, header=0).wrong(int(wrong[0]), message)
+        columns = ids.reshape(-1, len(features)).T
+        arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
+        return pa.RecordBatch.from_arrays([pa.array(labels), *arrays], names=self.names)
+
+
+@dataclass(frozen=True)
+class _RawLines:
+    lines: Lines
+    parser: Callable[[Lines, np.ndarray], Parsed]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def parse(self, rows: np.ndarray) -> Parsed:
+        return self.parser(self.lines, rows)
+
+
+def _not_as_counted(rows: np.ndarray, found: int, path: Path) -> InputError:
+    what = f"{rows.size:,} examples were counted, {found:,} are found: a quoted value spans lines"
+    return InputError(f"rows {rows[0] + 1} to {rows[-1] + 1}: {what}, or the file has changed", path)

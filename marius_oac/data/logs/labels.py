@@ -1,0 +1,84 @@
+"""The label of a click log: numbers 0 and 1, well-known texts, or what the configuration says means 1."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+
+from marius_oac.config.ctr import LabelConfig
+from marius_oac.data.logs.place import Place
+
+TRUE_TEXTS = frozenset(("1", "true", "t", "yes", "y"))
+FALSE_TEXTS = frozenset(("0", "false", "f", "no", "n"))
+"""In lower case."""
+_SHOWN = 5  # values that a message lists
+
+
+def labels_of(column: pa.Array, label: LabelConfig, place: Place) -> np.ndarray:
+    """Labels 0 and 1, float32 [n], of a column of numbers, truth values or texts.
+
+    Raises:
+        InputError: a label is missing, or neither 0 nor 1 and the configuration does not say what means 1.
+    """
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.string())
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
+    # A dictionary may hold values that no row of the batch has.
+    meant = np.array([*(_meaning(value, label) for value in values), np.nan], np.float32)
+    labels = meant[codes]
+    wrong = np.flatnonzero(np.isnan(labels))
+    if wrong.size:
+        code = codes[wrong[0]]
+        raise place.wrong(int(wrong[0]), _refusal(values, codes, None if code == len(values) else values[code], label))
+    return labels
+
+
+def number_of(text: str) -> float | None:
+    """The number that a text spells, if any."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _meaning(value: object, label: LabelConfig) -> float:
+    """0 or 1; NaN: neither."""
+    if value is None or str(value).strip() == "" or isinstance(value, float) and math.isnan(value):
+        return math.nan
+    text = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    number = number_of(text)
+    if label.positive is not None:
+        said = [each.strip() for each in label.positive]
+        return float(text in said or number is not None and number in [number_of(each) for each in said])
+    text = text.lower()
+    if text in TRUE_TEXTS or number == 1:
+        return 1.0
+    return 0.0 if text in FALSE_TEXTS or number == 0 else math.nan
+
+
+def _refusal(values: list, codes: np.ndarray, found: object, label: LabelConfig) -> str:
+    """What is wrong with a label, and what the column's values are."""
+    name = label.column
+    if found is None or str(found).strip() == "":
+        return f"column '{name}' has no label"
+    counts = np.bincount(codes, minlength=len(values) + 1)[: len(values)]
+    seen = sorted((each for each, count in zip(values, counts, strict=True) if count), key=str)
+    number = isinstance(found, (int, float)) or number_of(str(found)) is not None
+    shown = f"{float(found):g}" if number else repr(str(found))  # type: ignore[arg-type]
+    said = f"the label in column '{name}' is {shown}, neither 0 nor 1"
+    if len(seen) > 2 * _SHOWN:
+        return f"{said}; the column has {len(seen)} different values and more"
+    listed = ", ".join(repr(str(each).strip()) for each in seen[:_SHOWN]) + (", ..." if len(seen) > _SHOWN else "")
+    rarest = min(seen, key=lambda each: (counts[values.index(each)], str(each)))
+    offer = str(rarest).strip()
+    example = offer if number_of(offer) is not None else repr(offer)
+    return f"{said}; it has values {listed}: say which means 1, as in label: {{column: {name}, positive: {example}}}"
+
+
+def read_as() -> pa.DataType:
+    """The Arrow type that a label is parsed as in texts: each different text once."""
+    return pa.dictionary(pa.int32(), pa.string())

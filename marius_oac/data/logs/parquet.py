@@ -1,0 +1,155 @@
+"""Click logs in Parquet: the schema's columns of row groups are decoded as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from marius_oac.config.ctr import LogConfig
+from marius_oac.data.logs.columns import key_type
+from marius_oac.data.logs.lines import MOST_BLOCK_BYTES
+from marius_oac.data.logs.pieces import PIECE_BYTES, Pieces
+from marius_oac.data.logs.schema import Parsed, RawBlock, check_columns
+from marius_oac.data.logs.types import check_label, check_number, is_list
+from marius_oac.data.prepare.parquet_pages import reading_plan
+from marius_oac.errors import InputError
+
+BATCH_ROWS = 1 << 16
+_END_BYTES = 8  # of the file: the footer's length, and "PAR1"
+
+
+class ParquetLog:
+    """A Parquet file; `names` and `kinds` as above."""
+
+    format = "parquet"
+
+    def __init__(self, path: Path, config: LogConfig, with_labels: bool):
+        self.path = path
+        try:
+            with pq.ParquetFile(path) as parquet:
+                schema = parquet.schema_arrow
+                self._groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"not a Parquet file, or a damaged one: {error}", path) from None
+        self.names = list(schema.names)
+        self._wanted = check_columns(self.names, config, with_labels, path)
+        if with_labels:
+            check_label(schema.field(config.label.column), path)
+        for each in config.numeric:
+            check_number(schema.field(each.name), path)
+        self.kinds = {}
+        bags = {each.name for each in (*config.multi_valued, *config.sequences)}
+        for each in config.keyed():
+            kind = schema.field(each.name).type
+            if each.name in bags and is_list(kind):
+                kind = kind.value_type
+            elif each.name in bags and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+                raise InputError(f"column '{each.name}' holds {kind}: lists, or texts to be split, are needed", path)
+            try:
+                key = key_type(kind, each)
+            except InputError as error:
+                raise InputError(error.message, path) from None
+            if each.kind == "auto" and key is not None:
+                self.kinds[each.name] = key
+
+    def rows(self, pieces: Pieces | None = None) -> int:
+        """By the file's metadata, which are checked against `pieces`."""
+        if pieces:
+            with self._read_errors(), pa.OSFile(str(self.path)) as file:
+                _check_footer(file, pieces)
+        return sum(self._groups)
+
+    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Iterator[RawBlock]:
+        """As `TextLog.blocks`, but parsed as they are read; begins with the row group that has row `start`."""
+        held, size, num_bytes = [], 0, 0
+        for batch in self._batches(start, pieces):
+            while batch.num_rows:
+                part, batch = batch.slice(0, rows - size), batch.slice(rows - size)
+                held.append(part)
+                size, num_bytes = size + part.num_rows, num_bytes + part.nbytes
+                if num_bytes > MOST_BLOCK_BYTES:
+                    what = f"{MOST_BLOCK_BYTES >> 30} GiB and more in rows {start + 1:,} to {start + size:,}"
+                    once = f"{rows:,} rows are taken at once (data.shuffle, training.batch_size)"
+                    raise InputError(f"{what}: {once}", self.path)
+                if size == rows:
+                    yield _RawBatches(start, held)
+                    start, held, size, num_bytes = start + size, [], 0, 0
+        if held:
+            yield _RawBatches(start, held)
+
+    def _batches(self, start: int, pieces: Pieces | None) -> Iterator[pa.RecordBatch]:
+        group, done = 0, 0
+        while group < len(self._groups) and done + self._groups[group] <= start:
+            done += self._groups[group]
+            group += 1
+        with self._read_errors(), pa.OSFile(str(self.path)) as file, ExitStack() as stack:
+            if pieces:
+                _check_footer(file, pieces)
+            plan = reading_plan(self.path, self._wanted, BATCH_ROWS)
+            # Without pre_buffer=False the whole file would gather in memory while it is read.
+            opened = pq.ParquetFile(file, pre_buffer=False, read_dictionary=list(plan.dictionaries))
+            parquet = stack.enter_context(opened)
+            groups, checked = range(group, len(self._groups)), done
+            for batch in parquet.iter_batches(plan.rows, list(groups), self._wanted, use_threads=True):
+                while pieces and checked < done + batch.num_rows:
+                    content = _content(file, parquet.metadata.row_group(group), self._wanted)
+                    pieces.check(1 + group, content, f"row group {group}")
+                    checked += self._groups[group]
+                    group += 1
+                yield batch.slice(max(start - done, 0))
+                done += batch.num_rows
+
+    @contextmanager
+    def _read_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"not a Parquet file, or a damaged one: {error}", self.path) from None
+
+
+def _check_footer(file: pa.OSFile, pieces: Pieces) -> None:
+    end = file.size() - _END_BYTES
+    size = int.from_bytes(file.read_at(4, end), "little")
+    pieces.check(0, (file.read_at(size, end - size),), "the footer")
+
+
+def _content(file: pa.OSFile, group: pq.RowGroupMetaData, names: Sequence[str]) -> Iterator[bytes]:
+    """The bytes of the columns of these names in a row group."""
+    for number in range(group.num_columns):
+        column = group.column(number)
+        path = column.path_in_schema
+        if any(path == name or path.startswith(f"{name}.") for name in names):
+            at = min((place for place in (column.data_page_offset, column.dictionary_page_offset) if place), default=0)
+            end = min(at + column.total_compressed_size, file.size())
+            for first in range(at, end, PIECE_BYTES):
+                yield file.read_at(min(PIECE_BYTES, end - first), first)
+
+
+@dataclass(frozen=True)
+class _RawBatches:
+    first: int
+    batches: Sequence[pa.RecordBatch]
+
+    def __len__(self) -> int:
+        return sum(batch.num_rows for batch in self.batches)
+
+    def parse(self, rows: np.ndarray) -> Parsed:
+        first = 0
+        for batch in self.batches:
+            here = rows[slice(*np.searchsorted(rows, (first, first + batch.num_rows)))]
+            if here.size:
+                yield self.first + here, _taken(batch, here - first)
+            first += batch.num_rows
+
+
+def _taken(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
+    """Some rows, ascending; copied only where there are gaps."""
+    if rows[-1] - rows[0] == rows.size - 1:
+        return batch.slice(rows[0], rows.size)
+    return batch.take(pa.array(rows))

@@ -1,0 +1,107 @@
+"""Lines of libsvm's and libFM's format, `label id:1 id:1 ...`, parsed into arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from marius_oac.data.logs.place import Place
+from marius_oac.kernels.cpu.jit import compiled
+
+_LABEL, _ID, _VALUE = 1, 2, 3
+_WRONG = {
+    _LABEL: "the label {!r} is neither 0 nor 1",
+    _ID: "{!r} is not id:1, with an id in [0, 2**63)",
+    _VALUE: "the value of {!r} is not 1 (weights are not supported)",
+}
+
+
+def parse_svm(block: np.ndarray, path: Path, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The examples of whole lines, uint8, that end in a line break; blank lines are none.
+
+    Args:
+        path, rows: where the block lies, for messages: the number in the file, from 0, of each line that isn't blank.
+
+    Returns:
+        labels float64 [n], ids int64 [v] and offsets int64 [n + 1] of each example's ids.
+
+    Raises:
+        InputError: a line is no label with id:1 after it.
+    """
+    lines = int(np.count_nonzero((block == 10) | (block == 13)))
+    labels, ids = np.empty(lines), np.empty(int(np.count_nonzero(block == 58)), np.int64)
+    offsets = np.zeros(lines + 1, np.int64)
+    done, values, wrong, first, last = _parse(block, labels, ids, offsets)
+    if wrong:
+        found = block[first:last].tobytes().decode("utf-8", "replace")[:80]
+        raise Place(path, rows, header=0).wrong(done, _WRONG[wrong].format(found))
+    return labels[:done], ids[:values], offsets[: done + 1]
+
+
+@compiled
+def _unit(text, at, end):
+    """0 or 1 where text[at:end] is that number (+1, 1.00), else -1."""
+    if at < end and text[at] == 43:
+        at += 1
+    if at == end or not 48 <= text[at] <= 49:
+        return -1
+    number = np.int64(text[at]) - 48
+    at += 1
+    if at < end and text[at] == 46:
+        at += 1
+        while at < end and text[at] == 48:
+            at += 1
+    return number if at == end else -1
+
+
+@compiled
+def _id(text, at, end):
+    """The integer that text[at:end] spells, or -1."""
+    if at == end:
+        return -1
+    value, largest = np.int64(0), np.int64((1 << 63) - 1)
+    for i in range(at, end):
+        digit = np.int64(text[i]) - 48
+        if digit < 0 or digit > 9 or value > (largest - digit) // 10:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@compiled
+def _parse(text, labels, ids, offsets):
+    """(examples, ids, 0, 0, 0), or (examples before the wrong one, ids, what is wrong, its first and last byte)."""
+    row, values, at, size = 0, 0, 0, text.size
+    inside = False  # a line that has its label
+    while at < size:
+        byte = text[at]
+        if byte == 32 or byte == 9:
+            at += 1
+            continue
+        if byte == 10 or byte == 13:
+            if inside:
+                row += 1
+                offsets[row] = values
+            inside = False
+            at += 1
+            continue
+        first, colon = at, -1
+        while at < size and text[at] != 32 and text[at] != 9 and text[at] != 10 and text[at] != 13:
+            if text[at] == 58 and colon < 0:
+                colon = at
+            at += 1
+        if not inside:
+            labels[row] = _unit(text, first, at)
+            if labels[row] < 0:
+                return row, values, _LABEL, first, at
+            inside = True
+            continue
+        found = _id(text, first, colon) if colon >= 0 else -1
+        if found < 0:
+            return row, values, _ID, first, at
+        if _unit(text, colon + 1, at) != 1:
+            return row, values, _VALUE, first, at
+        ids[values] = found
+        values += 1
+    return row, values, 0, 0, 0

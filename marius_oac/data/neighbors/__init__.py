@@ -1,0 +1,1 @@
+"""Neighbours of nodes, and sampled neighbourhoods for encoders."""

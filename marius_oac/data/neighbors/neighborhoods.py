@@ -1,0 +1,103 @@
+"""What a batch holds for an encoder beside its examples: sampled blocks around its nodes, and their features.
+
+| array | type, shape | meaning |
+|---|---|---|
+| `blocks.K.offsets`, `blocks.K.sources` | int64 [O + 1], [messages] | block K of `sampling.Block`, from the outermost |
+| `inputs` | int64 [n] | the row of each input node of block 0 |
+| `features` | float32 [n, F] | only where nodes have some: of each input node of block 0, in their order |
+
+Where the first layer gets nothing but features and starts with their means, these stand for `inputs` and block 0:
+
+| array | type, shape | meaning |
+|---|---|---|
+| `means` | float32 [O, F] | of the features of the neighbours of each output node of block 0 |
+| `features` | float32 [O, F] | those of the output nodes, unless the means are with them |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from marius_oac.data.neighbors.feature_means import feature_means, features_of
+from marius_oac.data.neighbors.sampling import Blocks
+from marius_oac.types import Plan, TableSpec
+
+
+class Sampler(Protocol):
+    """Draws the blocks of a batch: `sampling.NeighborSampler`, or dgl's."""
+
+    def most_rows(self, seeds: int) -> int:
+        """No blocks of so many seeds have more rows."""
+
+    def sample(self, seeds: np.ndarray, epoch: int, batch: int, excluded: np.ndarray = ...) -> Blocks:
+        """See `NeighborSampler.sample`."""
+
+
+@dataclass(frozen=True)
+class Neighborhoods:
+    """How a planner's batches get what an encoder needs.
+
+    Attributes:
+        sampler: of the blocks.
+        embedded: nodes have rows of their own.
+        features: float32 [N, F], an array or a memmap that plan threads read from; None: there are none.
+        means: the aggregator of a first layer whose means are formed here; None: it forms them itself.
+
+    Raises:
+        ValueError: means of what is not features alone.
+    """
+
+    sampler: Sampler
+    embedded: bool
+    features: np.ndarray | None = None
+    means: Literal["mean", "gcn"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.means and (self.embedded or self.features is None):
+            raise ValueError("means are formed of features, where nodes have no rows")
+
+    def tables(self, table: TableSpec) -> list[TableSpec]:
+        """The tables of a planner whose batches have at most `table.max_batch_rows` nodes to encode."""
+        most = self.sampler.most_rows(table.max_batch_rows)
+        return [TableSpec(table.name, table.num_rows, most)] if self.embedded else []
+
+    def plan(
+        self,
+        sequence: int,
+        place: tuple[int, int],
+        nodes: np.ndarray,
+        arrays: Mapping[str, np.ndarray],
+        examples: int,
+        excluded: np.ndarray,
+    ) -> Plan:
+        """A batch whose nodes to encode are `nodes`, int64 [s], all different.
+
+        Args:
+            place: epoch, and batch within it.
+            arrays: of the batch; what names nodes there are indices into `nodes`.
+            excluded: int64, numbers of edges that must not be seen.
+        """
+        blocks = self.sampler.sample(nodes, *place, excluded)
+        arrays = {**arrays, **(self._inputs(blocks) if self.means is None else self._means(blocks))}
+        for number, block in enumerate(blocks.layers):
+            if number or self.means is None:
+                arrays[f"blocks.{number}.offsets"], arrays[f"blocks.{number}.sources"] = block.offsets, block.sources
+        return Plan(sequence, (blocks.rows,) if self.embedded else (), arrays, examples)
+
+    def _inputs(self, blocks: Blocks) -> dict[str, np.ndarray]:
+        arrays = {"inputs": blocks.inputs}
+        if self.features is not None:
+            # In the order of the inputs: gathered once, and here, where batches are planned beside the computing.
+            arrays["features"] = features_of(self.features, blocks.rows[blocks.inputs])
+        return arrays
+
+    def _means(self, blocks: Blocks) -> dict[str, np.ndarray]:
+        nodes, block, with_own = blocks.rows[blocks.inputs], blocks.layers[0], self.means == "gcn"
+        arrays = {"means": feature_means(self.features, nodes, block.offsets, block.sources, with_own)}
+        if not with_own:
+            arrays["features"] = features_of(self.features, nodes[: len(block.offsets) - 1])
+        return arrays

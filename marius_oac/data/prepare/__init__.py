@@ -1,0 +1,1 @@
+"""From files of edges to a prepared graph folder."""

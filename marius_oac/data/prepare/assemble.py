@@ -1,0 +1,184 @@
+"""The last steps of preparing, on integers: repetitions, splits, names that train lacks, and the files themselves.
+
+Edges pass twice, in chunks: once to see which names train has, once to be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from marius_oac.data.prepare.encode import Encoder
+from marius_oac.data.prepare.layout import NpyWriter, write_names
+from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.errors import InputError
+from marius_oac.runtime.files.atomic import mapped_npy
+from marius_oac.runtime.progress import Progress
+
+CHUNK_EDGES = 1 << 20
+INT32_IDS = 1 << 31  # ids below this fit int32
+
+
+class Splits(Protocol):
+    """`GivenSplits` or `DrawnSplits`."""
+
+    over_kept: bool
+
+    def of(self, numbers: np.ndarray) -> np.ndarray: ...
+
+
+@dataclass
+class Counts:
+    """What was written, and what was met on the way; see `prepare.PreparedGraph`."""
+
+    num_nodes: int = 0
+    num_relations: int = 0
+    edges: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    duplicates: int = 0
+    unseen_edges: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS[1:], 0))
+    unseen_nodes: int = 0
+    unseen_relations: int = 0
+
+
+class RawEdges:
+    """Edges with ids of all names, in reading order, in a file of the work folder; repetitions may be marked."""
+
+    def __init__(self, encoder: Encoder, work: Path, drop_duplicates: bool) -> None:
+        self.columns = len(encoder.columns)
+        widest = max(encoder.count(table) for table in _tables(encoder))
+        self.dtype = np.dtype(np.int32 if widest <= INT32_IDS else np.int64)
+        self._path = work / "edges.bin"
+        self.rows = encoder.rows
+        with open(self._path, "wb") as file, Progress("joining ids", "edges", self.rows) as progress:
+            for edges in encoder.edges():
+                file.write(np.ascontiguousarray(edges, dtype=self.dtype).data)
+                progress.add(len(edges))
+        self.duplicates = 0
+        self._dropped: np.ndarray | None = None
+        if drop_duplicates:
+            self._dropped = mapped_npy(work / "dropped.npy", (self.rows,), np.bool_)
+        for numbers in encoder.repetitions():
+            self.duplicates += len(numbers)
+            if self._dropped is not None:
+                self._dropped[numbers] = True
+
+    @property
+    def kept_rows(self) -> int:
+        """Edges that remain."""
+        return self.rows if self._dropped is None else self.rows - self.duplicates
+
+    def chunks(self, over_kept: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(edges [n, columns], their numbers [n]): as read, or counted over the edges kept. Arrays are the caller's."""
+        kept = 0
+        with open(self._path, "rb") as file:
+            for start in range(0, self.rows, CHUNK_EDGES):
+                rows = min(CHUNK_EDGES, self.rows - start)
+                edges = np.fromfile(file, self.dtype, rows * self.columns).reshape(rows, self.columns)
+                numbers = np.arange(start, start + rows)
+                if self._dropped is not None:
+                    keep = ~self._dropped[start : start + rows]
+                    edges, numbers = edges[keep], numbers[keep]
+                yield edges, np.arange(kept, kept + len(edges)) if over_kept else numbers
+                kept += len(edges)
+
+
+class Assembler:
+    """Writes the files of a graph folder, but for its manifest.
+
+    Args:
+        unseen: "skip", "error" or "keep", see `prepare.PrepareRequest`.
+    """
+
+    def __init__(self, encoder: Encoder, raw: RawEdges, splits: Splits, unseen: str) -> None:
+        self._encoder, self._raw, self._splits, self._unseen = encoder, raw, splits, unseen
+        self._nodes = np.zeros(encoder.count("nodes"), dtype=np.bool_)
+        self._relations = np.zeros(encoder.count("relations") if raw.columns == 3 else 0, dtype=np.bool_)
+
+    def write(self, folder: Path) -> Counts:
+        """Returns what was written.
+
+        Raises:
+            InputError: nothing is left to train on; with `unseen` "error", the first edge with a name train lacks.
+        """
+        counts = Counts(duplicates=self._raw.duplicates)
+        for edges, split in self._chunks():
+            self._see(edges[split == 0])
+        if not self._nodes.any():
+            raise InputError("no edge is left to train on")
+        counts.unseen_nodes = int((~self._nodes).sum())
+        counts.unseen_relations = int((~self._relations).sum())
+        self._write_edges(folder, counts)
+        keep = self._unseen == "keep"
+        counts.num_nodes = len(self._nodes) if keep else int(self._nodes.sum())
+        counts.num_relations = len(self._relations) if keep else int(self._relations.sum())
+        for table, seen in zip(_tables(self._encoder), (self._nodes, self._relations), strict=False):
+            write_names(folder / f"{table}.parquet", self._names(table, seen | keep))
+        return counts
+
+    def _chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for edges, numbers in self._raw.chunks(self._splits.over_kept):
+            yield edges, self._splits.of(numbers)
+
+    def _see(self, edges: np.ndarray) -> None:
+        self._nodes[edges[:, 0]] = True
+        self._nodes[edges[:, -1]] = True
+        if self._raw.columns == 3:
+            self._relations[edges[:, 1]] = True
+
+    def _known(self, edges: np.ndarray) -> np.ndarray:
+        known = self._nodes[edges[:, 0]] & self._nodes[edges[:, -1]]
+        return known & self._relations[edges[:, 1]] if self._raw.columns == 3 else known
+
+    def _write_edges(self, folder: Path, counts: Counts) -> None:
+        keep = self._unseen == "keep"
+        node_ids, relation_ids = (_compact(seen | keep, self._raw.dtype) for seen in (self._nodes, self._relations))
+        with ExitStack() as stack:
+            progress = stack.enter_context(Progress("writing", "edges", self._raw.kept_rows))
+            paths = [folder / f"{split}.npy" for split in SPLITS]
+            writers = [stack.enter_context(NpyWriter(path, self._raw.columns, self._raw.dtype)) for path in paths]
+            for edges, split in self._chunks():
+                known = self._known(edges)
+                for index in (1, 2):
+                    unseen = (split == index) & ~known
+                    if self._unseen == "error" and unseen.any():
+                        self._refuse(SPLITS[index], edges[unseen][0])
+                    counts.unseen_edges[SPLITS[index]] += int(unseen.sum())
+                edges[:, 0], edges[:, -1] = node_ids[edges[:, 0]], node_ids[edges[:, -1]]
+                if self._raw.columns == 3:
+                    edges[:, 1] = relation_ids[edges[:, 1]]
+                for index, writer in enumerate(writers):
+                    writer.append(edges[(split == index) & (known | keep)])
+                progress.add(len(edges))
+            counts.edges = {split: writer.rows for split, writer in zip(SPLITS, writers, strict=True)}
+
+    def _refuse(self, split: str, edge: np.ndarray) -> None:
+        tables = ("nodes", "relations", "nodes") if len(edge) == 3 else ("nodes", "nodes")
+        seen = {"nodes": self._nodes, "relations": self._relations}
+        names = [self._encoder.name(table, int(value)) for table, value in zip(tables, edge, strict=True)]
+        column = next(index for index, table in enumerate(tables) if not seen[table][edge[index]])
+        raise InputError(
+            f"{tables[column][:-1]} {names[column]!r} never occurs in train (edge: {' '.join(names)}); "
+            "skipping unseen names would leave such edges out",
+            split,
+        )
+
+    def _names(self, table: str, keep: np.ndarray) -> Iterator[pa.Array]:
+        start = 0
+        for names in self._encoder.names(table):
+            yield names.filter(pa.array(keep[start : start + len(names)]))
+            start += len(names)
+
+
+def _tables(encoder: Encoder) -> list[str]:
+    return ["nodes", "relations"] if "relation" in encoder.columns else ["nodes"]
+
+
+def _compact(keep: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """New ids of the kept ones, in the old order; what the others get is never used."""
+    return np.cumsum(keep, dtype=np.int64).astype(dtype) - dtype.type(1)

@@ -1,0 +1,111 @@
+"""A file of edges: where it lies, and which of its columns are read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marius_oac.data.prepare.edge_columns import roles
+from marius_oac.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How edges stand in a file.
+
+    Attributes:
+        columns: names or numbers (from 0) of the head, relation and tail columns, or of source and destination.
+            Default: columns of such names where the file has names, else the file's two or three columns.
+        relations: False ignores the relation column.
+        header: whether a text file's first line holds column names; None: as it looks, which is said where it does.
+        delimiter: one character; default by suffix (tab for .tsv, .txt and .tab, comma for .csv).
+        comment: lines of a text file that begin with this are skipped and counted; "" for none.
+
+    Raises:
+        InputError: two or three columns are needed; a delimiter or comment that isn't one ASCII character.
+    """
+
+    columns: tuple[str, ...] | None = None
+    relations: bool = True
+    header: bool | None = None
+    delimiter: str | None = None
+    comment: str = "#"
+
+    def __post_init__(self) -> None:
+        if self.columns is not None and len(self.columns) not in (2, 3):
+            raise InputError(
+                f"two (source, destination) or three (head, relation, tail) are needed, not {len(self.columns)}",
+                "columns",
+            )
+        if self.columns is not None and not all(self.columns):
+            raise InputError("the name of a column is empty", "columns")
+        if self.columns is not None and len(set(self.columns)) != len(self.columns):
+            raise InputError(f"the same column is named twice: {', '.join(self.columns)}", "columns")
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '\r\n"\0'):
+            raise InputError(f"one character is needed, not {self.delimiter!r}", "delimiter")
+        if self.delimiter is not None and not self.delimiter.isascii():
+            raise InputError(f"an ASCII character is needed, not {self.delimiter!r}", "delimiter")
+        if self.comment and (len(self.comment) != 1 or not self.comment.isascii() or self.comment in "\r\n\0"):
+            raise InputError(f"one ASCII character or nothing is needed, not {self.comment!r}", "comment")
+
+
+@dataclass
+class EdgeFile:
+    """One file of edges. `readers.read_edges` reads it once, and sets `comment_lines` to the number of lines that it
+    skipped.
+
+    `holds` is what an error calls the rows: other files of two or three columns of names are read the same way.
+    """
+
+    path: Path
+    options: ReadOptions
+    comment_lines: int = 0
+    holds: str = "edges"
+
+    def select(self, width: int, names: Sequence[str] | None) -> list[int]:
+        """The numbers of the columns to read, in the order head, relation (where used), tail.
+
+        Args:
+            width: the file's columns.
+            names: their names, where the file has them.
+
+        Raises:
+            InputError: a column that isn't there, or no way to tell which columns are meant.
+        """
+        wanted = self.options.columns
+        if wanted is None:
+            for default in (("head", "relation", "tail"), ("source", "destination")):
+                if names and set(default) <= set(names):
+                    wanted = default
+                    break
+        said = roles(names) if names and wanted is None else None
+        if wanted is not None:
+            found = [self._find(column, width, names) for column in wanted]
+        elif said is not None:
+            found = said
+        elif width in (2, 3):
+            found = list(range(width))
+        else:
+            between = (
+                "; say what is between them with --delimiter, such as ' '" if self.path.suffix != ".parquet" else ""
+            )
+            how = between if width < 2 else "; say which with --columns"
+            raise InputError(f"2 or 3 columns are expected, {width} found{how}", self.path)
+        if len(set(found)) != len(found):
+            raise InputError(f"the same column is named twice: {', '.join(wanted or ())}", self.path)
+        return found if self.options.relations else [found[0], found[-1]]
+
+    def _find(self, column: str, width: int, names: Sequence[str] | None) -> int:
+        if names and column in names:
+            return names.index(column)
+        if column.isdecimal():
+            if int(column) >= width:
+                raise InputError(f"there is no column {column}: {width} columns, counted from 0", self.path)
+            return int(column)
+        if not names:
+            raise InputError(f"column {column!r} is a name, but the file has none (no header)", self.path)
+        near = difflib.get_close_matches(column, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(map(repr, names[:10]))}"
+        raise InputError(f"there is no column {column!r}{hint}", self.path)

@@ -1,0 +1,156 @@
+"""Names become ids in bounded memory: DuckDB sorts, joins and spills; nothing here holds a graph.
+
+Ids follow the names' order: bytes for strings, numbers for integer ids (so ids that are already 0..n-1 stay what they
+are). The order of lines, the number of threads and the memory limit play no part.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from marius_oac.errors import InputError
+from marius_oac.runtime.progress import Progress
+
+MEMORY_LIMIT_BYTES = 2 << 30  # 2 GiB for DuckDB; what is beyond goes to the work folder
+MAX_THREADS = 8  # each thread needs its own buffers within the limit
+STREAM_ROWS = 1 << 19
+INSERT_ROWS = 1 << 20
+
+
+class Encoder:
+    """Takes edges in, gives ids, names and repetitions out. Use it as a context manager.
+
+    Args:
+        work: an existing folder for the data base and what it spills.
+
+    Raises:
+        InputError: names in one file and integer ids in another, relations in one and none in another.
+        duckdb.Error: the disk is full (see `queries.query_errors`), or a fault of the data base.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self._connection = connect(work)
+        self._pending: list[pa.RecordBatch] = []
+        self._schema: pa.Schema | None = None
+        self._inserted = 0
+        self.rows = 0  # edges added so far
+
+    @property
+    def columns(self) -> list[str]:
+        """["head", "relation", "tail"] or ["head", "tail"], known after the first batch."""
+        assert self._schema is not None
+        return self._schema.names
+
+    def add(self, batch: pa.RecordBatch, path: Path) -> None:
+        """Append edges, columns as `readers.read_edges` gives them; `path` is who to blame."""
+        if self._schema is None:
+            self._schema = batch.schema
+            kinds = ", ".join(f'"{field.name}" {_sql_type(field.type)}' for field in batch.schema)
+            self._connection.execute(f"CREATE TABLE raw (i BIGINT, {kinds})")
+            if _sql_type(batch.schema.field("head").type) != _sql_type(batch.schema.field("tail").type):
+                raise InputError("heads and tails must both be names or both be integer ids", path)
+        elif batch.schema.names != self._schema.names:
+            raise InputError(f"columns {batch.schema.names} here, {self._schema.names} in the file before", path)
+        elif batch.schema != self._schema:
+            raise InputError("names here and integer ids in the file before (or the reverse)", path)
+        self._pending.append(batch)
+        self.rows += len(batch)
+        if self.rows - self._inserted >= INSERT_ROWS:
+            self._insert()
+
+    def _insert(self) -> None:
+        if not self._pending:
+            return
+        edges = pa.Table.from_batches(self._pending)
+        numbers = pa.array(np.arange(self._inserted, self.rows))
+        self._connection.register("incoming", edges.add_column(0, "i", numbers))
+        self._connection.execute("INSERT INTO raw SELECT * FROM incoming")
+        self._connection.unregister("incoming")
+        self._inserted, self._pending = self.rows, []
+
+    def resolve(self, progress: Progress) -> None:
+        """Give every name its id, in three steps. Call it once, after the last `add` and before what follows."""
+        self._insert()
+        execute = self._connection.execute
+        execute(_numbering("nodes", "SELECT head AS name FROM raw UNION ALL SELECT tail FROM raw"))
+        progress.add(1)
+        joins = "JOIN nodes AS h ON h.name = raw.head JOIN nodes AS t ON t.name = raw.tail"
+        ids = "h.id AS head, t.id AS tail"
+        if "relation" in self.columns:
+            execute(_numbering("relations", "SELECT relation AS name FROM raw"))
+            joins += " JOIN relations AS r ON r.name = raw.relation"
+            ids = "h.id AS head, r.id AS relation, t.id AS tail"
+        progress.add(1)
+        execute(f"CREATE TABLE edges AS SELECT i, {ids} FROM raw {joins}")
+        execute("DROP TABLE raw")
+        progress.add(1)
+
+    def count(self, table: str) -> int:
+        """Rows of "nodes" or "relations"."""
+        return self._connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
+
+    def edges(self) -> Iterator[np.ndarray]:
+        """The edges' ids in reading order, int64 [n, 3 or 2] at a time."""
+        for batch in self._stream(f"SELECT {', '.join(self.columns)} FROM edges ORDER BY i"):
+            yield np.stack([np.asarray(batch.column(name)) for name in self.columns], axis=1)
+
+    def names(self, table: str) -> Iterator[pa.Array]:
+        """The names of "nodes" or "relations" in the order of their ids, as strings."""
+        for batch in self._stream(f"SELECT name::VARCHAR AS name FROM {table} ORDER BY id"):
+            yield batch.column("name")
+
+    def name(self, table: str, number: int) -> str:
+        """The name of one id."""
+        query = f"SELECT name::VARCHAR FROM {table} WHERE id = {number}"
+        return self._connection.execute(query).fetchall()[0][0]
+
+    def repetitions(self) -> Iterator[np.ndarray]:
+        """Numbers (int64, in reading order) of the edges that equal an earlier one, ascending."""
+        key = ", ".join(self.columns)
+        groups = f"SELECT {key}, min(i) AS first FROM edges GROUP BY {key} HAVING count(*) > 1"
+        for batch in self._stream(f"SELECT e.i FROM edges AS e JOIN ({groups}) AS g USING ({key}) "
+                                  "WHERE e.i > g.first ORDER BY e.i"):  # fmt: skip
+            yield np.asarray(batch.column(0))
+
+    def _stream(self, query: str) -> Iterator[pa.RecordBatch]:
+        with self._connection.cursor() as cursor:
+            yield from cursor.sql(query).to_arrow_reader(STREAM_ROWS)
+
+    def __enter__(self) -> Encoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+
+def connect(work: Path) -> duckdb.DuckDBPyConnection:
+    """A data base in the existing folder `work`, where it spills what is beyond `MEMORY_LIMIT_BYTES`."""
+    settings = {
+        "memory_limit": f"{MEMORY_LIMIT_BYTES >> 20}MiB",
+        "temp_directory": str(work / "spill"),
+        "threads": min(MAX_THREADS, os.cpu_count() or 1),
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    connection = duckdb.connect(str(work / "encode.duckdb"), config=settings)
+    connection.execute("SET enable_progress_bar = false")  # it would write to our output
+    return connection
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    return "BIGINT" if pa.types.is_integer(kind) else "VARCHAR"
+
+
+def _numbering(table: str, names: str) -> str:
+    """SQL that gives each distinct name its place in the names' order."""
+    distinct = f"SELECT DISTINCT name FROM ({names})"
+    return f"CREATE TABLE {table} AS SELECT name, row_number() OVER (ORDER BY name) - 1 AS id FROM ({distinct})"

@@ -1,0 +1,246 @@
+"""Parquet files within a bound of memory: what their pages would become is asked before any of them is decoded.
+
+A few kilobytes of Parquet may stand for gigabytes: pages are compressed, a text that is repeated stands in the file
+once, a list of equal values is a count. Footers say what they like; so the headers of the pages themselves are read, as
+Arrow reads them, and texts of a dictionary stay numbers until their lengths are known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from marius_oac.errors import InputError
+from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.runtime.files.untrusted import open_regular
+
+MOST_PAGE_BYTES = 256 << 20
+"""Of a page when it is decompressed. Writers make pages of 1 MiB, but for larger values."""
+MOST_BATCH_BYTES = 1 << 30
+"""Of the texts that are decoded at once."""
+MOST_LISTED, MOST_PER_BYTE = 1 << 28, 512
+"""Values of a column of lists in a row group, one row of which may have them all; of more than so many, values for each
+byte in the file."""
+MOST_PER_TEXT_BYTE = 4096
+"""Bytes that lists of texts may become for each of their bytes in the file, where that is more than is read at once."""
+_HEADER_BYTES, _MOST_HEADER_BYTES = 512, 1 << 20
+_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
+
+
+@dataclass(frozen=True)
+class ReadingPlan:
+    """How columns can be read: rows at once, and those that stay dictionaries, by their paths."""
+
+    rows: int
+    dictionaries: tuple[str, ...]
+
+
+def parquet_batches(
+    path: Path, columns: Sequence[str], rows: int, groups: Sequence[int] | None = None, buffer_bytes: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """Batches of at most so many rows. Columns of texts may come as dictionaries: `decoded` makes texts of them.
+
+    Args:
+        groups: row groups; None: all.
+        buffer_bytes: of a column's bytes in the file that are read at once; 0: a row group's.
+
+    Raises:
+        InputError: a page or a list is too large.
+        pa.ArrowException, OSError: it is no Parquet file, is damaged, or can't be read.
+    """
+    plan = reading_plan(path, columns, rows)
+    # Without pre_buffer=False the whole file would gather in memory while it is read.
+    settings = {"pre_buffer": False, "buffer_size": buffer_bytes, "read_dictionary": list(plan.dictionaries)}
+    with pq.ParquetFile(path, **settings) as parquet:
+        chosen = list(range(parquet.num_row_groups) if groups is None else groups)
+        yield from parquet.iter_batches(plan.rows, chosen, list(columns), use_threads=True)
+
+
+def reading_plan(path: Path, columns: Sequence[str], rows: int) -> ReadingPlan:
+    """How to read at most so many rows at once, for who opens the file. Raises as `parquet_batches` does."""
+    about = os.stat(path)
+    known = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    return _planned(known, path, tuple(columns), rows)
+
+
+def decoded(column: pa.Array, path: Path) -> pa.Array:
+    """A column without a dictionary. Raises InputError where that would take too much memory."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    if any(kind(column.type.value_type) for kind in kinds):
+        needed = pc.sum(pc.binary_length(column.dictionary).take(column.indices).cast(pa.int64())).as_py() or 0
+        if needed > MOST_BATCH_BYTES:
+            most = f"{MOST_BATCH_BYTES >> 20:,} MiB are read at once"
+            raise InputError(f"{len(column):,} texts become {needed >> 20:,} MiB; at most {most}", path)
+    return column.dictionary_decode()
+
+
+@lru_cache(256)
+def _planned(known: tuple[int, ...], path: Path, columns: tuple[str, ...], rows: int) -> ReadingPlan:
+    """`known` says which file it is, and when it was written."""
+    dictionaries, widest = set(), 0
+    with open_regular(path) as file, pq.ParquetFile(path) as parquet:
+        metadata = parquet.metadata
+        leaves = [number for number in range(metadata.num_columns)
+                  if metadata.schema.column(number).path.partition(".")[0] in columns]  # fmt: skip
+        for group in range(metadata.num_row_groups):
+            width = 0
+            for number in leaves:
+                chunk, leaf = metadata.row_group(group).column(number), metadata.schema.column(number)
+                where = f"column {leaf.path!r}, row group {group}"
+                dictionary, page, values, place = _largest(file, chunk, where, path)
+                if leaf.max_repetition_level and values > max(MOST_LISTED, MOST_PER_BYTE * chunk.total_compressed_size):
+                    raise InputError(f"{where}: {values:,} values of lists, at most {MOST_LISTED:,} are read", path)
+                if leaf.physical_type == "BYTE_ARRAY" and leaf.max_repetition_level:
+                    # Arrow can't leave lists of texts as they are where row groups meet.
+                    _check_listed_texts(file, chunk, place, values, where, path)
+                elif leaf.physical_type == "BYTE_ARRAY" and dictionary * rows > MOST_BATCH_BYTES:
+                    dictionaries.add(leaf.path)
+                if "DELTA_BYTE_ARRAY" in chunk.encodings:
+                    width += page  # a text may repeat the one before
+                if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
+                    width += leaf.length
+            widest = max(widest, width)
+    return ReadingPlan(max(1, min(rows, MOST_BATCH_BYTES // max(1, widest))), tuple(sorted(dictionaries)))
+
+
+def _check_listed_texts(
+    file: BinaryIO, chunk: Any, place: tuple[int, int, int], values: int, where: str, path: Path
+) -> None:
+    """Raises InputError where lists of the longest text would be much more than the file: one row may have them all."""
+    at, packed, size = place
+    most = max(MOST_BATCH_BYTES, MOST_PER_TEXT_BYTE * chunk.total_compressed_size)
+    if size * values <= most:
+        return
+    content, longest = os.pread(file.fileno(), packed, at), size
+    with suppress(pa.ArrowException, OSError, ValueError):  # of a kind that this program can't unpack
+        if chunk.compression != "UNCOMPRESSED":
+            content = pa.decompress(content, size, chunk.compression.lower(), asbytes=True)
+        longest = _longest(np.frombuffer(content, np.uint8))
+    if longest * values > most:
+        what = f"{values:,} texts in lists, of up to {longest:,} bytes"
+        raise InputError(f"{where}: {what}, are more than {most >> 20:,} MiB", path)
+
+
+@compiled
+def _longest(content):
+    """Of texts that stand one behind the other, each behind its length in 4 bytes."""
+    at, longest = 0, 0
+    while at + 4 <= content.size:
+        length = np.int64(content[at]) | np.int64(content[at + 1]) << 8
+        length |= np.int64(content[at + 2]) << 16 | np.int64(content[at + 3]) << 24
+        longest = max(longest, length)
+        at += 4 + length
+    return longest
+
+
+def _largest(file: BinaryIO, chunk: Any, where: str, path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
+    """Bytes of the dictionary and of the largest page, decompressed, and values, of a chunk of a column; and of the
+    dictionary where it lies, its bytes there, and decompressed."""
+    at = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    end, values, dictionary, largest, place = at + chunk.total_compressed_size, 0, 0, 0, (0, 0, 0)
+    while at < end and values < chunk.num_values:
+        length, header = _page_header(file, at, where, path)
+        kind, size, packed = (header.get(number, 0) for number in (1, 2, 3))
+        if not 0 <= size <= MOST_PAGE_BYTES:
+            raise InputError(f"{where}: a page of {size:,} bytes, at most {MOST_PAGE_BYTES >> 20} MiB are read", path)
+        if packed < 0:
+            raise InputError(f"{where}: is damaged: a page of {packed} bytes", path)
+        if kind == _DICTIONARY:
+            dictionary, place = max(dictionary, size), (at + length, packed, size)
+        elif kind in (_DATA, _DATA_V2):
+            largest = max(largest, size)
+            values += max(0, header.get({_DATA: 5, _DATA_V2: 8}[kind], {}).get(1, 0))
+        at += length + packed
+    return dictionary, largest, values, place
+
+
+def _page_header(file: BinaryIO, at: int, where: str, path: Path) -> tuple[int, dict[int, Any]]:
+    """Its length, and its fields by number (parquet-format, `PageHeader`, in Thrift's compact protocol)."""
+    size = _HEADER_BYTES
+    while size <= _MOST_HEADER_BYTES:
+        content = os.pread(file.fileno(), size, at) if 0 <= at < 1 << 62 else b""
+        try:
+            reader = _Thrift(content)
+            return reader.at, reader.fields
+        except IndexError:
+            size = size * 16 if len(content) == size else _MOST_HEADER_BYTES + 1
+        except ValueError:
+            break
+    raise InputError(f"{where}: is damaged: there is no page at byte {at:,}", path)
+
+
+class _Thrift:
+    """One struct of the compact protocol: integers and structs in it by field number, the rest passed over.
+
+    Raises:
+        IndexError: the content ends before it does. ValueError: it is none.
+    """
+
+    def __init__(self, content: bytes):
+        self._content, self.at = content, 0
+        self.fields = self._struct(0)
+
+    def _struct(self, depth: int) -> dict[int, Any]:
+        fields, number = {}, 0
+        if depth > 8:
+            raise ValueError
+        while head := self._byte():
+            number = number + (head >> 4) if head >> 4 else self._integer()
+            fields[number] = self._value(head & 15, depth, boolean=None)
+        return fields
+
+    def _value(self, kind: int, depth: int, boolean: int | None = 1) -> Any:
+        if kind in (1, 2):  # true and false; in a list they have a byte of their own
+            return self._pass(boolean) if boolean else kind == 1
+        if kind == 3:
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._integer()
+        if kind == 7:
+            return self._pass(8)
+        if kind == 8:
+            return self._pass(self._varint())
+        if kind in (9, 10):
+            head = self._byte()
+            for _ in range(self._varint() if head >> 4 == 15 else head >> 4):
+                self._value(head & 15, depth + 1)
+            return None
+        if kind == 12:
+            return self._struct(depth + 1)
+        raise ValueError
+
+    def _byte(self) -> int:
+        self.at += 1
+        return self._content[self.at - 1]
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+            if shift > 63:
+                raise ValueError
+
+    def _integer(self) -> int:
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def _pass(self, count: int) -> None:
+        self.at += count
+        if self.at > len(self._content):
+            raise IndexError

@@ -1,0 +1,260 @@
+"""From files of edges to a graph folder: read, number, split, write; all of it streaming, none of it half-done.
+
+The folder is built beside its destination and renamed at the end, so a graph folder that exists is complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from marius_oac.data.prepare.assemble import Assembler, Counts, RawEdges
+from marius_oac.data.prepare.download import default_cache_dir, fetch
+from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
+from marius_oac.data.prepare.encode import Encoder
+from marius_oac.data.prepare.layout import write_manifest
+from marius_oac.data.prepare.queries import query_errors
+from marius_oac.data.prepare.readers import check_readable
+from marius_oac.data.prepare.registry import EMBEDDED, find_dataset, is_known, locate
+from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
+from marius_oac.errors import InputError
+from marius_oac.runtime.files.atomic import sync
+from marius_oac.runtime.files.unfinished import flush_folder, new_part
+from marius_oac.runtime.progress import Progress
+
+DEFAULT_FRACTION = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareRequest:
+    """What to prepare, and where to.
+
+    Either `source` (one file, or a known data set's name) or `train` with, where there are some, `valid` and `test`.
+    Raises InputError where these or the options contradict each other.
+
+    Attributes:
+        out: the graph folder to make; it must not exist.
+        source: a file that is split by fractions, or a name in the registry.
+        from_dir: a folder that holds the known data set's files already; nothing is downloaded then.
+        cache_dir: where downloads of known data sets are kept.
+        read: how edges stand in the files; a known data set brings its own.
+        valid_fraction, test_fraction: shares of a single file, 0.05 each by default; refused with given splits.
+        seed: of the draw.
+        unseen: edges of valid or test whose entity or relation never occurs in train are left out ("skip") or
+            refused ("error"), or they stay and their names get rows that nothing trains ("keep").
+        duplicates: edges that equal an earlier one (order: train, valid, test) are counted and stay ("keep") or are
+            left out before fractions are drawn ("drop").
+    """
+
+    out: Path
+    source: str | None = None
+    train: Path | None = None
+    valid: Path | None = None
+    test: Path | None = None
+    from_dir: Path | None = None
+    cache_dir: Path | None = None
+    read: ReadOptions = field(default_factory=ReadOptions)
+    valid_fraction: float | None = None
+    test_fraction: float | None = None
+    seed: int = 0
+    unseen: Literal["skip", "error", "keep"] = "skip"
+    duplicates: Literal["keep", "drop"] = "keep"
+
+    def __post_init__(self) -> None:
+        if (self.source is None) == (self.train is None):
+            raise InputError("name one file or data set, or the files of the splits: one of these, and not both")
+        if self.train is None and (self.valid or self.test):
+            raise InputError("files for valid or test need one for train")
+        if self.from_dir is not None and self.source is None:
+            raise InputError("a folder with a data set's files needs the data set's name", "from_dir")
+        for name, allowed in (("unseen", ("skip", "error", "keep")), ("duplicates", ("keep", "drop"))):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"one of {', '.join(allowed)} is needed, not {getattr(self, name)!r}", name)
+        if self.seed < 0:
+            raise InputError(f"a seed of 0 or more is needed, not {self.seed}", "seed")
+        check_fractions(*_fractions(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedGraph:
+    """What `prepare` made.
+
+    Attributes:
+        edges: edges of each split as written.
+        duplicates: edges that equalled an earlier one, kept or dropped as was asked.
+        unseen_edges: edges of valid and test with an entity or relation that train lacks, skipped or kept.
+        unseen_nodes, unseen_relations: how many such names there are.
+        comment_lines: lines of text files that were skipped as comments.
+    """
+
+    path: Path
+    num_nodes: int
+    num_relations: int
+    edges: dict[str, int]
+    duplicates: int
+    duplicates_dropped: bool
+    unseen_edges: dict[str, int]
+    unseen_nodes: int
+    unseen_relations: int
+    unseen_kept: bool
+    comment_lines: int
+    fingerprint: str
+
+    def __str__(self) -> str:
+        splits = " / ".join(f"{self.edges[split]:,}" for split in SPLITS)
+        lines = [f"{self.path}: {self.num_nodes:,} nodes, {self.num_relations:,} relations, {splits} edges"]
+        if self.duplicates:
+            lines.append(f"  {self.duplicates:,} duplicates, {'dropped' if self.duplicates_dropped else 'kept'}")
+        if unseen := sum(self.unseen_edges.values()):
+            names = f"{self.unseen_nodes:,} nodes and {self.unseen_relations:,} relations that train lacks"
+            lines.append(
+                f"  {unseen:,} edges of valid and test with {names}, {'kept' if self.unseen_kept else 'skipped'}"
+            )
+        if self.comment_lines:
+            lines.append(f"  {self.comment_lines:,} comment lines skipped")
+        return "\n".join(lines)
+
+
+def prepare(request: PrepareRequest) -> PreparedGraph:
+    """Make a graph folder (see `graph.Graph` for what it holds).
+
+    Peak memory is bounded by some chunks of edges, `encode.MEMORY_LIMIT_BYTES` and 9 bytes per node.
+
+    Raises:
+        InputError: anything that is wrong with the request, a file or a name; `out` exists; the disk is full. Nothing
+            is left behind.
+    """
+    out = Path(request.out)
+    if os.path.lexists(out):
+        raise InputError("exists already; choose another folder or remove it", out)
+    files, read = _find_files(request)
+    if "all" not in files and (request.valid_fraction, request.test_fraction) != (None, None):
+        raise InputError("fractions are for a single file; the splits are given here", "valid_fraction, test_fraction")
+    for path in files.values():
+        check_readable(path)
+    with new_folder(out) as folder:
+        work = folder / "work"
+        work.mkdir()
+        with Encoder(work) as encoder:
+            ends, comment_lines = _read(encoder, files, read)
+            with Progress("sorting and joining names", "steps", 3) as progress:
+                encoder.resolve(progress)
+            raw = RawEdges(encoder, work, request.duplicates == "drop")
+            splits = _splits(request, files, ends, raw.kept_rows)
+            counts = Assembler(encoder, raw, splits, request.unseen).write(folder)
+        shutil.rmtree(work)
+        sources = {split: str(path) for split, path in files.items()}
+        manifest = _manifest(request, read, sources, counts, comment_lines)
+        names = [f"{split}.npy" for split in SPLITS] + [path.name for path in folder.glob("*.parquet")]
+        digest = write_manifest(folder, manifest, sorted(names))
+    return PreparedGraph(
+        path=out,
+        duplicates_dropped=request.duplicates == "drop",
+        unseen_kept=request.unseen == "keep",
+        comment_lines=comment_lines,
+        fingerprint=digest,
+        **vars(counts),
+    )
+
+
+def _find_files(request: PrepareRequest) -> tuple[dict[str, Path], ReadOptions]:
+    """The files by split ("all" for one without splits), and how to read them."""
+    if request.train is not None:
+        given = {"train": request.train, "valid": request.valid, "test": request.test}
+        files = {split: Path(path) for split, path in given.items() if path is not None}
+        return (files if len(files) > 1 else {"all": files["train"]}), request.read
+    source = str(request.source)
+    if request.from_dir is None and (os.path.exists(source) or _looks_like_a_path(source)):
+        return {"all": Path(source)}, request.read
+    dataset = find_dataset(source)
+    if request.from_dir is not None:
+        files = locate(dataset, Path(request.from_dir))
+    elif dataset.embedded:
+        files = locate(dataset, EMBEDDED / dataset.name)
+    else:
+        files = fetch(dataset, request.cache_dir or default_cache_dir())
+    default = ReadOptions()
+    asked = {f.name: getattr(request.read, f.name) for f in fields(ReadOptions)}
+    return files, replace(dataset.read, **{k: v for k, v in asked.items() if v != getattr(default, k)})
+
+
+def _looks_like_a_path(source: str) -> bool:
+    return not is_known(source) and ("." in source or os.sep in source)
+
+
+def _read(encoder: Encoder, files: dict[str, Path], read: ReadOptions) -> tuple[tuple[int, int, int], int]:
+    """Reads all files; returns the number of the first edge after each split, and the comment lines."""
+    ends, comment_lines = {}, 0
+    for split in ("all", *SPLITS):
+        if split in files:
+            file = EdgeFile(files[split], read)
+            with Progress(f"reading {files[split].name}", "edges") as progress:
+                for batch in file.batches():
+                    encoder.add(batch, file.path)
+                    progress.add(len(batch))
+            comment_lines += file.comment_lines
+        ends[split] = encoder.rows
+    return (ends["train"], ends["valid"], ends["test"]), comment_lines
+
+
+def _splits(
+    request: PrepareRequest, files: dict[str, Path], ends: tuple[int, int, int], kept_rows: int
+) -> GivenSplits | DrawnSplits:
+    if "all" in files:
+        return DrawnSplits(kept_rows, *_fractions(request), request.seed)
+    return GivenSplits(ends)
+
+
+def _fractions(request: PrepareRequest) -> tuple[float, float]:
+    fractions = (request.valid_fraction, request.test_fraction)
+    valid, test = (DEFAULT_FRACTION if fraction is None else fraction for fraction in fractions)
+    return valid, test
+
+
+def _manifest(
+    request: PrepareRequest, read: ReadOptions, sources: dict[str, str], counts: Counts, comment_lines: int
+) -> dict[str, object]:
+    options = {name: getattr(request, name) for name in ("seed", "unseen", "duplicates")}
+    if "all" in sources:
+        options |= dict(zip(("valid_fraction", "test_fraction"), _fractions(request), strict=True))
+    return {
+        "num_nodes": counts.num_nodes,
+        "num_relations": counts.num_relations,
+        "edges": counts.edges,
+        "duplicates": counts.duplicates,
+        "unseen": {"edges": counts.unseen_edges, "nodes": counts.unseen_nodes, "relations": counts.unseen_relations},
+        "comment_lines": comment_lines,
+        "sources": sources,
+        "options": options | {"read": {f.name: getattr(read, f.name) for f in fields(ReadOptions)}},
+    }
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder beside `out` that becomes `out` when the block ends well and the disk has it, and is removed when
+    it doesn't.
+
+    Raises:
+        InputError: it can't be made there, `out` came into being meanwhile, or the disk is full.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(new_part(out))
+        except OSError as error:
+            raise InputError(f"can't be made: {error.strerror}", out) from None
+        with query_errors(out, "nothing was kept"):
+            yield folder
+            flush_folder(folder)
+            try:
+                os.rename(folder, out)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise InputError("came into being while it was prepared; nothing was changed", out) from None
+                raise
+            sync(out.parent)

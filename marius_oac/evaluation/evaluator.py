@@ -1,0 +1,72 @@
+"""Evaluation as a configuration asks for it: split, candidates, filter; known answers are collected once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.graphs.graph import Graph, Split
+from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.errors import ConfigError
+from marius_oac.evaluation.filters import KnownAnswers
+from marius_oac.evaluation.link_prediction import DrawnCandidates, evaluate
+from marius_oac.evaluation.scores import LinkScorer
+from marius_oac.kernels.cpu.permutation import Permutation
+
+
+def check_evaluation(config: Config, graph: Graph) -> None:
+    """Raises ConfigError where the graph can't be evaluated as the configuration asks.
+
+    Candidates are drawn with replacement, so more of them than entities would be possible; but the rank among them
+    would mean nothing that ranking against all entities doesn't say better.
+    """
+    candidates = config.evaluation.candidates
+    if candidates != "all" and candidates > graph.num_nodes:
+        raise ConfigError(
+            f"{candidates:,} candidates, but the graph has {graph.num_nodes:,} nodes; use all", "evaluation.candidates"
+        )
+    if config.training.early_stopping and not graph.num_edges["valid"]:
+        raise ConfigError("needs edges to validate on, and the graph has none", "training.early_stopping")
+
+
+def is_sampled(config: Config, graph: Graph) -> bool:
+    """Whether evaluations between epochs take but a sample of the edges to validate on."""
+    return 0 < config.evaluation.max_edges < graph.num_edges["valid"]
+
+
+class Evaluator:
+    """Evaluates models on the splits of one graph. Raises what `check_evaluation` raises."""
+
+    def __init__(self, config: Config, graph: Graph):
+        check_evaluation(config, graph)
+        self._config, self._graph = config, graph
+        self._known: KnownAnswers | None = None
+
+    def edges(self, split: Split, whole: bool = True) -> np.ndarray:
+        """The edges to rank: all of the split, or, unless the `whole` is asked for, of validation a sample of
+        `evaluation.max_edges` that is a function of the seed."""
+        edges = self._graph.edges(split)
+        if whole or split != "valid" or not is_sampled(self._config, self._graph):
+            return edges
+        places = Permutation(len(edges), self._config.seed, 0, "validation")
+        return edges[np.sort(places.permute(np.arange(self._config.evaluation.max_edges)))]
+
+    def evaluate(self, scorer: LinkScorer, split: Split, whole: bool = True) -> dict[str, float]:
+        """Metrics such as `filtered.mrr`; see `edges`, and `evaluate.Evaluation.as_dict`."""
+        config, edges = self._config.evaluation, self.edges(split, whole)
+        drawn = None
+        if config.candidates != "all":
+            train = self._graph.edges("train")
+            drawn = DrawnCandidates(config.candidates, train, self._config.seed, config.degree_fraction)
+        known = self._known_answers(split, edges, whole) if config.filtered else None
+        return evaluate(scorer, edges, known, drawn, config.memory).as_dict()
+
+    def _known_answers(self, split: Split, edges: np.ndarray, whole: bool) -> KnownAnswers:
+        """They are kept for the next evaluation between epochs; what comes at the end comes once."""
+        if not whole and self._known is not None:
+            return self._known
+        self._known = None  # room for what follows
+        relations = 0 if self._config.model.decoder == "dot" else self._graph.num_relations
+        known = KnownAnswers.build((self._graph.edges(name) for name in SPLITS), edges, relations)
+        self._known = None if whole else known
+        return known

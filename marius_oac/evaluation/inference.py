@@ -1,0 +1,260 @@
+"""Layer-wise inference: what an encoder makes of every node of a graph, each with all of its neighbours.
+
+One layer of all nodes after the other, so that a node is computed once per layer, however many paths lead to it. Nodes
+are taken in chunks of consecutive ones, values lie in mapped files: memory is bounded whatever the size of the graph.
+
+Guarantees:
+- The result is a pure function of encoder, values, neighbours and `memory`: the same bits for any number of lanes.
+- The file is there whole or not at all; nothing else is left behind, whatever is raised.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from marius_oac.data.graphs.resident import Resident
+from marius_oac.data.neighbors.neighbors import Neighbors
+from marius_oac.kernels.cpu.relabel import relabel_behind
+from marius_oac.models.compute.products import LaneProducts
+from marius_oac.models.compute.scratch import Scratch
+from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.torch_state import torch_threads
+from marius_oac.models.gnn.block import Block
+from marius_oac.models.gnn.encoder import Encoder
+from marius_oac.models.gnn.layers import GatLayer, SageLayer
+from marius_oac.runtime import blas
+from marius_oac.runtime.files.atomic import disk_errors, mapped_npy, sync, unfinished
+from marius_oac.runtime.progress import Progress
+
+Read = Callable[[np.ndarray], np.ndarray]
+"""Values, float32 [n, D], of nodes, int64 [n], ascending and unique. Called by one thread."""
+
+MEMORY = 1 << 29  # bytes
+_PART_BYTES = 1 << 22  # rows that are read or copied at once
+
+
+def encode_nodes(
+    encoder: Encoder,
+    read: Read,
+    width: int,
+    neighbors: Neighbors,
+    out: Path,
+    lanes: Lanes,
+    device: torch.device,
+    memory: int = MEMORY,
+) -> np.ndarray:
+    """The values of all nodes, float32 [N, encoder.width], mapped read-only from the .npy file `out`.
+
+    They are those of `Encoder.forward` on blocks of all neighbours, without dropout; the encoder's mode stays as it
+    was. While this runs there is, beside the file, at most one more of N values of a layer in between. Nodes that are
+    the same in every respect get the same values up to rounding: BLAS rounds by a row's place in a product.
+
+    Args:
+        encoder: on the device; its layers one after another.
+        read: gives the first layer's inputs.
+        width: D, floats of such an input.
+        out: replaced if it is there; its folder exists.
+        lanes: that share the work on the CPU.
+        memory: bytes that are held at most; see `encoding_bytes`.
+
+    Raises:
+        InputError: the disk is full, or can't be written.
+    """
+    layers, num_nodes = list(encoder.layers), neighbors.num_nodes
+    temporary = [unfinished(out.with_name(f"{out.name}.{number}")) for number in range(1, len(layers))]
+    temporary.append(unfinished(out))
+    layer_pass, fill, mapped = _LayerPass(neighbors, lanes, device, memory), partial(_fill, read), None
+    try:
+        with _ready(encoder, device), Progress("encoding", "nodes", num_nodes * len(layers)) as progress:
+            for number, (layer, inputs) in enumerate(zip(layers, _widths(encoder, width), strict=True)):
+                with disk_errors(out):
+                    mapped = mapped_npy(temporary[number], (num_nodes, layer.width), np.float32)
+                activation = layer.activation if number + 1 < len(layers) else nn.Identity()
+                layer_pass.encode(layer, activation, inputs, fill, mapped, progress)
+                fill = _Filler(mapped, lanes, memory)
+                if number:
+                    temporary[number - 1].unlink()
+        with disk_errors(out):
+            mapped.flush()
+            os.replace(temporary[-1], out)
+            sync(out.parent)
+    finally:
+        for path in temporary:
+            path.unlink(missing_ok=True)
+    return np.load(out, mmap_mode="r", allow_pickle=False)
+
+
+def encoding_bytes(
+    encoder: Encoder, width: int, num_nodes: int, num_entries: int, most_neighbors: int, memory: int = MEMORY
+) -> int:
+    """Bytes that `encode_nodes` holds at most: what all nodes at once take, but no more than `memory`, or than what is
+    around one node takes if that is more than half of `memory`; and a few MiB. On CUDA likewise of the device's memory.
+
+    Holds for layers of our own; a module of dgl's may make more of an edge than a value of the layer's width.
+
+    Args:
+        width: D, floats of an input of the first layer.
+        num_entries: of neighbours, in all.
+        most_neighbors: entries of the node that has most.
+    """
+    layers = [
+        (_Cost.of(layer, inputs, num_nodes), 4 * num_nodes * (inputs + layer.width))
+        for layer, inputs in zip(encoder.layers, _widths(encoder, width), strict=True)
+    ]
+    hub = max(cost.bytes(1, most_neighbors) for cost, _ in layers)
+    whole = max(cost.bytes(num_nodes, num_entries) + files for cost, files in layers)
+    return min(max(memory, 4 * _pages(memory) + hub), whole) + 4 * _PART_BYTES
+
+
+def _widths(encoder: Encoder, width: int) -> list[int]:
+    """Floats of each layer's inputs."""
+    return [width, *(layer.width for layer in encoder.layers)][:-1]
+
+
+@contextmanager
+def _ready(encoder: Encoder, device: torch.device) -> Iterator[None]:
+    """Within the block the encoder does not train, and torch and BLAS keep to the thread that calls them."""
+    modes = {module: module.training for module in encoder.modules()}
+    with ExitStack() as stack:
+        if device.type == "cpu":
+            stack.enter_context(blas.one_thread_per_product())
+            stack.enter_context(torch_threads(1))
+        stack.enter_context(torch.no_grad())  # inference_mode holds for one thread: no lane could write its results
+        encoder.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+
+def _pages(memory: int) -> int:
+    """Bytes of each mapped file that may be in memory: of offsets, entries, what is read and what is written."""
+    return memory // 8
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Bytes that a chunk takes while a layer is computed: for each node or entry, for each input, for each output."""
+
+    num_nodes: int
+    entry: int
+    input: int
+    output: int
+
+    @classmethod
+    def of(cls, layer: nn.Module, inputs: int, num_nodes: int) -> _Cost:
+        heads = projected = 0
+        if not isinstance(layer, SageLayer):
+            projected = max([layer.width, *(each.shape[0] for each in layer.parameters() if each.dim())])
+            heads = layer.heads if isinstance(layer, GatLayer) else projected
+        # Eight int64 while nodes get their local numbers, later the block's numbers and weights of edges.
+        return cls(
+            num_nodes,
+            64 + 4 * heads,
+            4 * (inputs + projected + 2 * heads),
+            4 * (3 * inputs + 2 * projected + 5 * layer.width),
+        )
+
+    def bytes(self, nodes: int, entries: int) -> int:
+        every = nodes + entries
+        return self.entry * every + self.input * min(every, self.num_nodes) + self.output * nodes
+
+
+def _chunks(offsets: np.ndarray, cost: _Cost, most_bytes: int) -> Iterator[tuple[int, int]]:
+    """Ranges of nodes that need no more bytes, or are one node."""
+    begin, end = 0, len(offsets) - 1
+    while begin < end:
+        first = int(offsets[begin])
+        fits = bisect_right(
+            range(begin + 1, end + 1), most_bytes, key=lambda last: cost.bytes(last - begin, int(offsets[last]) - first)
+        )
+        yield begin, begin + max(1, fits)
+        begin += max(1, fits)
+
+
+def _fill(read: Read, nodes: np.ndarray, into: np.ndarray) -> None:
+    """Writes the values of nodes, ascending and unique, to `into` [n, D]."""
+    rows = max(1, _PART_BYTES // (4 * into.shape[1]))
+    for begin in range(0, len(nodes), rows):
+        into[begin : begin + rows] = read(nodes[begin : begin + rows])
+
+
+class _Filler:
+    """Likewise from a mapped file of all values."""
+
+    def __init__(self, values: np.ndarray, lanes: Lanes, memory: int) -> None:
+        self._values, self._lanes = values.view(np.ndarray), lanes
+        self._resident = Resident(values, _pages(memory))
+        row = 4 * values.shape[1]
+        self._window = max(1, _pages(memory) // row) if values.nbytes > _pages(memory) else len(values)
+        self._rows = max(1, _PART_BYTES // row)
+
+    def __call__(self, nodes: np.ndarray, into: np.ndarray) -> None:
+        # Window after window of the file, so that no more than its pages are in memory.
+        begin = 0
+        while begin < len(nodes):
+            end = int(np.searchsorted(nodes, nodes[begin] + self._window))
+            cuts = range(begin, end, self._rows)
+            self._lanes.run([partial(self._copy, nodes, into, at, min(at + self._rows, end)) for at in cuts])
+            self._resident.drop()
+            begin = end
+
+    def _copy(self, nodes: np.ndarray, into: np.ndarray, begin: int, end: int) -> None:
+        np.take(self._values, nodes[begin:end], axis=0, out=into[begin:end], mode="clip")
+
+
+class _LayerPass:
+    """What all layers are computed with."""
+
+    def __init__(self, neighbors: Neighbors, lanes: Lanes, device: torch.device, memory: int) -> None:
+        self._neighbors, self._lanes, self._device, self._memory = neighbors, lanes, device, memory
+        self._offsets, self._entries = (each.view(np.ndarray) for each in (neighbors.offsets, neighbors.entries))
+        self._scratch, self._products = Scratch(), LaneProducts(lanes, Scratch())
+
+    def encode(
+        self,
+        layer: nn.Module,
+        activation: Callable[[torch.Tensor], torch.Tensor],
+        inputs: int,
+        fill: Callable[[np.ndarray, np.ndarray], None],
+        into: np.ndarray,
+        progress: Progress,
+    ) -> None:
+        """Writes activation(layer) of all nodes to `into`; `fill` gives the layer's inputs."""
+        most = _pages(self._memory)
+        maps = [Resident(each, most) for each in (self._neighbors.offsets, self._neighbors.entries, into)]
+        cost = _Cost.of(layer, inputs, self._neighbors.num_nodes)
+        for begin, end in _chunks(self._offsets, cost, self._memory - 4 * most):
+            block, others = self._block(begin, end)
+            values = self._scratch.take("values", block.num_inputs, inputs)
+            fill(np.arange(begin, end), values[: end - begin])
+            fill(others, values[end - begin :])
+            with self._products:
+                found = activation(layer(torch.from_numpy(values).to(self._device), block, self._lanes))
+            into[begin:end] = found.cpu().numpy()
+            for each in maps:
+                each.drop()
+            progress.add(end - begin)
+
+    def _block(self, begin: int, end: int) -> tuple[Block, np.ndarray]:
+        """The block of nodes [begin, end), and its inputs behind these, ascending."""
+        offsets = self._offsets[begin : end + 1]
+        first, last, count = int(offsets[0]), int(offsets[-1]), end - begin
+        ids = np.empty(count + last - first, dtype=np.int64)
+        ids[:count], ids[count:] = np.arange(begin, end), self._entries[first:last, 0]
+        nodes, num_nodes = ids[:count], self._neighbors.num_nodes
+        if count < num_nodes:
+            nodes, _, _ = relabel_behind(ids, count, num_nodes)
+        tensors = (torch.from_numpy(each).to(self._device) for each in (offsets - first, ids[count:]))
+        return Block(*tensors, len(nodes)), nodes[count:]

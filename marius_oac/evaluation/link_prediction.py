@@ -1,0 +1,227 @@
+"""Link prediction on a set of edges: each edge's tail is ranked among the candidates for (head, relation, ?), and its
+head among those for (?, relation, tail).
+
+The entities stream past the queries block by block, so memory is bounded whatever their number. Queries are sorted by
+their answers and cut into tiles; a tile's answers then lie in one block, or in neighbours, and their scores are taken
+from the very products in which they compete with the other candidates. A tile counts from the block of its last answer
+on; what came before is made up for in a second sweep.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from marius_oac.data.graphs.negatives import draw_nodes
+from marius_oac.errors import InputError, MariusOacError
+from marius_oac.evaluation.filters import KnownAnswers
+from marius_oac.evaluation.ranks import (
+    HITS,
+    NAN,
+    Answers,
+    Candidates,
+    RankingMetrics,
+    SideMetrics,
+    count_on_cpu,
+    count_on_device,
+    doubled_ranks,
+    known_columns,
+    own_columns,
+)
+from marius_oac.evaluation.scores import Blocks, LinkScorer
+from marius_oac.kernels.cpu.random import stream_key
+from marius_oac.runtime.progress import Progress
+from marius_oac.types import Side
+
+DRAW_EDGES = 1024  # consecutive edges that share drawn candidates; part of what a seed means
+
+
+@dataclass(frozen=True)
+class DrawnCandidates:
+    """Rank against `count` entities drawn for every 1024 edges and side, not against all.
+
+    A draw is uniform or, for the share `degree_fraction`, by degree in `edges` (the training edges, int32 or int64
+    [E, 2] or [E, 3], C order); with replacement, and a pure function of the seed.
+    """
+
+    count: int
+    edges: np.ndarray
+    seed: int
+    degree_fraction: float = 0.0
+
+    def draw(self, num_entities: int, side: Side, group: int) -> np.ndarray:
+        """The candidates of edges 1024 * group to 1024 * group + 1023, int64 [count], ascending."""
+        key = stream_key(self.seed, "evaluation", side, group)
+        return np.sort(draw_nodes(key, self.edges, num_entities, self.count, self.degree_fraction))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found; `filtered` is None where no known answers were given."""
+
+    unfiltered: SideMetrics
+    filtered: SideMetrics | None
+    count: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, float]:
+        """`filtered.mrr`, `filtered.hits@10`, `filtered.heads.mrr`, `unfiltered.mrr`, ...; `edges` and `seconds`."""
+        filtered = self.filtered.as_dict() if self.filtered else {}
+        return {**filtered, **self.unfiltered.as_dict(), "edges": self.count, "seconds": self.seconds}
+
+
+def evaluate(
+    scorer: LinkScorer,
+    edges: np.ndarray,
+    known: KnownAnswers | None = None,
+    drawn: DrawnCandidates | None = None,
+    memory: int = 256,
+    hits: Sequence[int] = HITS,
+) -> Evaluation:
+    """Rank both ends of every edge.
+
+    Args:
+        edges: int32 or int64 [E, 3] (head, relation, tail) or [E, 2] (head, tail).
+        known: the known answers of these edges, in this order; gives the filtered metrics too.
+        drawn: candidates to rank against; None: all entities.
+        memory: MiB held at once, beside `known` and some 100 bytes per edge.
+        hits: the k of Hits@k.
+
+    Raises:
+        InputError: there are no edges.
+        MariusOacError: a score is NaN.
+    """
+    started = time.perf_counter()
+    if not len(edges):
+        raise InputError("there are no edges to evaluate")
+    if known is not None and known.num_queries != len(edges):
+        raise ValueError(f"known answers of {known.num_queries} edges, but {len(edges)} are to be ranked")
+    num_candidates = drawn.count if drawn else scorer.entities.num_rows
+    ranking = _Ranking(scorer, edges, known, Blocks.fit(scorer, num_candidates, memory))
+    with torch.inference_mode(), Progress("ranking", "scores", 2 * len(edges) * num_candidates) as progress:
+        ranking.against_drawn(drawn, progress) if drawn else ranking.against_all(progress)
+
+    def metrics(filtered: bool) -> SideMetrics:
+        heads, tails = (doubled_ranks(ranking.counts[side], filtered) for side in (Side.HEAD, Side.TAIL))
+        parts = (np.concatenate((heads, tails)), heads, tails)
+        return SideMetrics(*(RankingMetrics.of(ranks, filtered, num_candidates, hits) for ranks in parts))
+
+    filtered = None if known is None else metrics(True)
+    return Evaluation(metrics(False), filtered, len(edges), time.perf_counter() - started)
+
+
+class _Tile:
+    """Queries of one side that are scored together.
+
+    Attributes:
+        places: of the edges among all that are ranked, int64 [n].
+        targets: ids of the answers, int64 [n].
+        vectors: the queries, padded.
+        true: scores of the answers, float32 [n], once they are set.
+        counts: int64 [5, n], see `ranking`.
+    """
+
+    def __init__(self, scorer: LinkScorer, edges: np.ndarray, answers: Answers | None, side: Side, places: np.ndarray):
+        part = edges[places].astype(np.int64)
+        given, asked = (0, -1) if side is Side.TAIL else (-1, 0)
+        self.side, self.places, self.targets, self._answers = side, places, part[:, asked].copy(), answers
+        self.vectors = scorer.queries(part[:, given], part[:, 1], side)
+        self.true = torch.zeros(len(places), device=scorer.device)
+        self.counts = torch.zeros((5, len(places)), dtype=torch.int64, device=scorer.device)
+
+    def settle(self, scores: torch.Tensor, candidates: Candidates) -> None:
+        """Takes the answers' scores from a block of entities that may hold some of them."""
+        own = own_columns(self.targets, candidates)
+        rows = np.flatnonzero(np.diff(own.offsets))
+        rows, columns = (torch.from_numpy(index).to(scores.device) for index in (rows, own.columns))
+        self.true[rows] = scores[rows, columns]
+
+    def count(self, scores: torch.Tensor, candidates: Candidates) -> None:
+        """Compares the answers with the candidates of a block."""
+        own = own_columns(self.targets, candidates)
+        known = known_columns(self._answers, self.places, candidates)
+        if scores.device.type == "cpu":
+            on_cpu = (tensor.numpy() for tensor in (scores, self.true, self.counts))
+            count_on_cpu(*on_cpu, own, known, len(candidates))
+        else:
+            count_on_device(scores, self.true, self.counts, own, known, len(candidates))
+
+
+class _Ranking:
+    """One evaluation under way; `counts` is int64 [2, 5, E], by `Side`, see `ranking`."""
+
+    def __init__(self, scorer: LinkScorer, edges: np.ndarray, known: KnownAnswers | None, blocks: Blocks) -> None:
+        self._scorer, self._edges, self._known, self._blocks = scorer, edges, known, blocks
+        self.counts = np.zeros((len(Side), 5, len(edges)), np.int64)
+
+    def against_all(self, progress: Progress) -> None:
+        parts = []
+        for side, column in ((Side.HEAD, 0), (Side.TAIL, -1)):
+            order = np.argsort(self._edges[:, column], kind="stable")
+            parts += [(side, order[i : i + self._blocks.tile]) for i in range(0, len(order), self._blocks.tile)]
+        at_once = max(self._blocks.queries // self._blocks.tile, 1)
+        for first in range(0, len(parts), at_once):
+            tiles = [self._tile(side, places) for side, places in parts[first : first + at_once]]
+            self._sweep(tiles, progress)
+            self._finish(tiles)
+
+    def against_drawn(self, drawn: DrawnCandidates, progress: Progress) -> None:
+        entities, (tile_size, block_size) = self._scorer.entities, (self._blocks.tile, self._blocks.block)
+        for group, first in enumerate(range(0, len(self._edges), DRAW_EDGES)):
+            places = np.arange(first, min(first + DRAW_EDGES, len(self._edges)))
+            for side in Side:
+                tiles = [self._tile(side, places[i : i + tile_size]) for i in range(0, len(places), tile_size)]
+                for tile in tiles:
+                    scores = self._scorer.scores(tile.vectors, self._scorer.vectors(tile.targets))
+                    tile.true = scores.diagonal()[: len(tile.places)].contiguous()
+                candidates = drawn.draw(entities.num_rows, side, group)
+                for i in range(0, len(candidates), block_size):
+                    block = candidates[i : i + block_size]
+                    vectors = self._scorer.vectors(block)
+                    for tile in tiles:
+                        self._count(tile, self._scorer.scores(tile.vectors, vectors), block, progress)
+                self._finish(tiles)
+
+    def _sweep(self, tiles: Sequence[_Tile], progress: Progress) -> None:
+        """Against all entities; each tile's targets ascend."""
+        spans = [(tile, *(tile.targets[[0, -1]] // self._blocks.block)) for tile in tiles]
+        for number, (block, vectors) in enumerate(self._entity_blocks(self._scorer.entities.num_rows)):
+            for tile, first, last in spans:
+                if number >= first:
+                    scores = self._scorer.scores(tile.vectors, vectors)
+                    if number <= last:
+                        tile.settle(scores, block)
+                    if number >= last:
+                        self._count(tile, scores, block, progress)
+        entities_again = max(last for _, _, last in spans) * self._blocks.block
+        for number, (block, vectors) in enumerate(self._entity_blocks(entities_again)):
+            for tile, _, last in spans:
+                if number < last:
+                    self._count(tile, self._scorer.scores(tile.vectors, vectors), block, progress)
+
+    def _entity_blocks(self, stop: int) -> Iterator[tuple[range, torch.Tensor]]:
+        for first in range(0, stop, self._blocks.block):
+            block = range(first, min(first + self._blocks.block, stop))
+            yield block, self._scorer.vectors(block)
+
+    def _tile(self, side: Side, places: np.ndarray) -> _Tile:
+        answers = None if self._known is None else self._known.sides[side]
+        return _Tile(self._scorer, self._edges, answers, side, places)
+
+    def _count(self, tile: _Tile, scores: torch.Tensor, candidates: Candidates, progress: Progress) -> None:
+        tile.count(scores, candidates)
+        if tile.counts[NAN].any():
+            place = tile.places[int(tile.counts[NAN].argmax())]
+            raise MariusOacError(
+                f"a score is NaN, for the {tile.side.name.lower()} of edge {place} of the evaluated ones: the "
+                "embeddings hold NaN, or are so large that their products overflow"
+            )
+        progress.add(len(tile.places) * len(candidates))
+
+    def _finish(self, tiles: Sequence[_Tile]) -> None:
+        for tile in tiles:
+            self.counts[tile.side][:, tile.places] = tile.counts.cpu().numpy()

@@ -1,0 +1,223 @@
+"""Ranks of true answers: counting better and equal candidates in blocks of scores, and the metrics made of the counts.
+
+The rank of a true answer is the realistic one, the mean of the optimistic rank (1 + better candidates) and the
+pessimistic rank (1 + better or equal ones); see Berrendorf et al., "On the ambiguity of rank-based evaluation of entity
+alignment or link prediction methods", 2020. Twice the rank, 2 better + equal + 2, is an integer and is what we hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from marius_oac.kernels.cpu.jit import compiled
+
+HITS = (1, 3, 10)
+
+BETTER, EQUAL, KNOWN_BETTER, KNOWN_EQUAL, NAN = range(5)
+"""Rows of the counts of a block of queries, int64 [5, n]; the answer itself is in none of the first four."""
+
+
+class Answers(Protocol):
+    """Known answers of one side, int64: query q asks for group g = `groups[q]`, whose answers, ascending and unique,
+    are `ids[offsets[g] : offsets[g + 1]]`; `own[q]` is the query's own answer, which may be among them."""
+
+    groups: np.ndarray
+    own: np.ndarray
+    offsets: np.ndarray
+    ids: np.ndarray
+
+
+Candidates = range | np.ndarray
+"""Ids of the candidates of a block: consecutive entities, or drawn ones, int64 [m], ascending, some perhaps twice."""
+
+
+class Columns(NamedTuple):
+    """Some columns of each of n rows of scores: those of row i are `columns[offsets[i] : offsets[i + 1]]`."""
+
+    offsets: np.ndarray  # int64 [n + 1]
+    columns: np.ndarray  # int64 [offsets[n]]
+
+
+@dataclass(frozen=True)
+class RankingMetrics:
+    """Link prediction's metrics over `count` ranked answers.
+
+    Attributes:
+        mrr: mean reciprocal rank.
+        mean_rank: mean rank, from 1.
+        hits: for each k, the share of answers whose rank is at most k.
+        count: ranked answers.
+        filtered: other known true answers were left out of the ranking.
+        candidates: candidates each answer was ranked against: entities, or how many were drawn.
+    """
+
+    mrr: float
+    mean_rank: float
+    hits: dict[int, float]
+    count: int
+    filtered: bool
+    candidates: int
+
+    @classmethod
+    def of(
+        cls, doubled_ranks: np.ndarray, filtered: bool, candidates: int, hits: Sequence[int] = HITS
+    ) -> RankingMetrics:
+        """Metrics of twice the ranks, int64 [count], count >= 1."""
+        ranks = doubled_ranks * 0.5
+        at = {k: float(np.mean(ranks <= k)) for k in hits}
+        return cls(float(np.mean(1.0 / ranks)), float(np.mean(ranks)), at, len(ranks), filtered, candidates)
+
+    def as_dict(self, part: str = "") -> dict[str, float]:
+        """Keys such as `filtered.mrr`, `filtered.hits@10`; with `part`, such as "heads", `filtered.heads.mrr`."""
+        prefix = ("filtered." if self.filtered else "unfiltered.") + (f"{part}." if part else "")
+        hits = {f"{prefix}hits@{k}": share for k, share in self.hits.items()}
+        return {f"{prefix}mrr": self.mrr, f"{prefix}mean_rank": self.mean_rank, **hits}
+
+
+@dataclass(frozen=True)
+class SideMetrics:
+    """The metrics of all answers, and of each side's: heads are the answers of (?, relation, tail)."""
+
+    both: RankingMetrics
+    heads: RankingMetrics
+    tails: RankingMetrics
+
+    def as_dict(self) -> dict[str, float]:
+        return {**self.both.as_dict(), **self.heads.as_dict("heads"), **self.tails.as_dict("tails")}
+
+
+def doubled_ranks(counts: np.ndarray, filtered: bool) -> np.ndarray:
+    """Twice the realistic ranks, int64 [n], of counts, int64 [5, n]."""
+    better, equal = counts[BETTER], counts[EQUAL]
+    if filtered:
+        better, equal = better - counts[KNOWN_BETTER], equal - counts[KNOWN_EQUAL]
+    return 2 * better + equal + 2
+
+
+def own_columns(targets: np.ndarray, candidates: Candidates) -> Columns:
+    """Where the targets, int64 [n], stand among the candidates."""
+    if isinstance(candidates, range):
+        inside = (targets >= candidates.start) & (targets < candidates.stop)
+        return Columns(_offsets(inside), targets[inside] - candidates.start)
+    low, high = np.searchsorted(candidates, targets, "left"), np.searchsorted(candidates, targets, "right")
+    offsets = _offsets(high - low)
+    return Columns(offsets, np.arange(offsets[-1]) + np.repeat(low - offsets[:-1], high - low))
+
+
+def known_columns(answers: Answers | None, queries: np.ndarray, candidates: Candidates) -> Columns:
+    """Where the known answers of the queries, int64 [n], but for each one's own, stand among the candidates."""
+    offsets = np.zeros(len(queries) + 1, np.int64)
+    if answers is None:
+        return Columns(offsets, np.empty(0, np.int64))
+    if isinstance(candidates, range):
+        find, where = _find_in_range, (candidates.start, candidates.stop)
+    else:
+        find, where = _find_among, (candidates,)
+    known = (answers.groups, answers.own, answers.offsets, answers.ids)
+    find(*known, queries, *where, np.empty(0, np.int64), offsets)  # how many
+    columns = np.empty(offsets[-1], np.int64)
+    find(*known, queries, *where, columns, offsets)
+    return Columns(offsets, columns)
+
+
+def count_on_cpu(
+    scores: np.ndarray, true: np.ndarray, counts: np.ndarray, own: Columns, known: Columns, width: int
+) -> None:
+    """Adds what a block of scores shows to the counts.
+
+    Args:
+        scores: float32 [>= n, >= width], C order; what lies outside [n, width] is not looked at.
+        true: the scores of the n queries' answers, float32 [n].
+        counts: int64 [5, n], see `BETTER` to `NAN`.
+        own: columns of the answers themselves: they count for nothing.
+        known: columns of other known answers.
+    """
+    _count(scores, true, own.offsets, own.columns, known.offsets, known.columns, width, counts)
+
+
+def count_on_device(
+    scores: torch.Tensor, true: torch.Tensor, counts: torch.Tensor, own: Columns, known: Columns, width: int
+) -> None:
+    """The same as `count_on_cpu` with torch operations: `scores`, `true` and `counts` are tensors on one device."""
+    scores, answers = scores[: len(true), :width], true[:, None]
+    better, equal = scores > answers, scores == answers
+    counts[BETTER] += better.sum(1) - _sums_at(better, own)
+    counts[EQUAL] += equal.sum(1) - _sums_at(equal, own)
+    counts[KNOWN_BETTER] += _sums_at(better, known)
+    counts[KNOWN_EQUAL] += _sums_at(equal, known)
+    counts[NAN] += scores.isnan().sum(1) + true.isnan()
+
+
+def _sums_at(flags: torch.Tensor, places: Columns) -> torch.Tensor:
+    """For each row of `flags`, bool [n, width], how many of its places are set, int64 [n]."""
+    rows = np.repeat(np.arange(len(flags)), np.diff(places.offsets))
+    rows, columns = (torch.from_numpy(index).to(flags.device) for index in (rows, places.columns))
+    sums = torch.zeros(len(flags), dtype=torch.int64, device=flags.device)
+    return sums.index_add_(0, rows, flags[rows, columns].long())
+
+
+def _offsets(sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
+
+
+@compiled
+def _count(scores, true, own_offsets, own_columns, known_offsets, known_columns, width, counts):
+    for i in range(true.size):
+        row, answer = scores[i, :width], true[i]
+        better, equal, worse = 0, 0, 0
+        for j in range(width):
+            score = row[j]
+            better += score > answer
+            equal += score == answer
+            worse += score < answer
+        counts[NAN, i] += width - better - equal - worse + (answer != answer)
+        for k in range(own_offsets[i], own_offsets[i + 1]):
+            score = row[own_columns[k]]
+            better -= score > answer
+            equal -= score == answer
+        for k in range(known_offsets[i], known_offsets[i + 1]):
+            score = row[known_columns[k]]
+            counts[KNOWN_BETTER, i] += score > answer
+            counts[KNOWN_EQUAL, i] += score == answer
+        counts[BETTER, i] += better
+        counts[EQUAL, i] += equal
+
+
+@compiled
+def _find_in_range(groups, own, starts, ids, queries, first, last, columns, offsets):
+    """Counts into `offsets` and, unless `columns` is empty, writes the columns; so do the other finders."""
+    total = 0
+    for i in range(queries.size):
+        query = queries[i]
+        known = ids[starts[groups[query]] : starts[groups[query] + 1]]
+        for k in range(np.searchsorted(known, first), np.searchsorted(known, last)):
+            if known[k] != own[query]:
+                if columns.size:
+                    columns[total] = known[k] - first
+                total += 1
+        offsets[i + 1] = total
+
+
+@compiled
+def _find_among(groups, own, starts, ids, queries, candidates, columns, offsets):
+    total = 0
+    for i in range(queries.size):
+        query = queries[i]
+        known = ids[starts[groups[query]] : starts[groups[query] + 1]]
+        at = 0
+        for j in range(candidates.size):
+            candidate = candidates[j]
+            if j == 0 or candidate != candidates[j - 1]:
+                at += np.searchsorted(known[at:], candidate)
+                if at == known.size:
+                    break
+            if known[at] == candidate and candidate != own[query]:
+                if columns.size:
+                    columns[total] = j
+                total += 1
+        offsets[i + 1] = total

@@ -1,0 +1,224 @@
+"""A trained model as a function from queries to scores, over entities that are read block by block.
+
+A score has the same bits in whatever block it is computed, so equal embeddings tie exactly, and neither the sizes of
+blocks nor the number of threads changes a rank. For matrix products this needs queries and candidates padded to
+multiples of 16 rows: at ragged edges they take another way, with another rounding. Distances on the CPU are summed by
+kernels of our own, one candidate per vector lane, always in the order of the dimensions. On a GPU libraries choose the
+kernel, and so the rounding, by the shape: there all scores are computed in pieces of one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from marius_oac.config.link_prediction import ModelConfig
+from marius_oac.evaluation.ranks import Candidates
+from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.models.link_prediction.decoders import Decoder, make_decoder
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.types import Side
+
+GRAIN = 16  # rows that queries and candidates are padded to multiples of
+MIN_TILE = 64  # queries; fewer would use a block of candidates badly
+CPU_BLOCK = 1 << 14  # candidates
+CPU_SCORE_BYTES = 96 << 20  # 8 million scores: more would only leave the caches
+DEVICE_BLOCK = 1 << 16
+DEVICE_PRODUCTS = (512, 1 << 13)  # queries and candidates of a piece
+DEVICE_DISTANCES = (16, 1 << 12)  # likewise: a piece's differences are held, one for each dimension
+SCORE_BYTES = 12  # of a score and the column of a known answer
+STRIP = 512  # candidates whose distances a core sums at once: with their embeddings they stay in its caches
+
+L1, L2, MODULI = range(3)
+
+
+@dataclass(frozen=True)
+class EntityReader:
+    """Where embeddings come from: `read(rows)` gives those of `rows`, int64 [n], ascending and unique, as float32
+    [n, dimension]."""
+
+    num_rows: int
+    dimension: int
+    read: Callable[[np.ndarray], np.ndarray]
+
+    @classmethod
+    def of_array(cls, values: np.ndarray) -> EntityReader:
+        """Of float32 [N, D], an array or a memmap."""
+        return cls(len(values), values.shape[1], values.__getitem__)
+
+    @classmethod
+    def of_store(cls, store: ParameterStore) -> EntityReader:
+        """Of a store's values, without the optimizer state."""
+
+        def read(rows: np.ndarray) -> np.ndarray:
+            whole = np.empty((len(rows), store.layout.width), np.float32)
+            store.read(rows, whole, np.empty(len(rows), np.int64))
+            return whole[:, : store.layout.dimension]
+
+        return cls(store.num_rows, store.layout.dimension, read)
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """The embeddings of any rows, int64 [n], in any order: float32 [n, dimension]."""
+        unique, inverse = np.unique(rows, return_inverse=True)
+        return self.read(unique)[inverse]
+
+
+@dataclass(frozen=True)
+class LinkScorer:
+    """The model.
+
+    Attributes:
+        model: decoder, norm and whether relations are reciprocal: then heads are asked as the tails of
+            (tail, relation + R, ?).
+        entities: the entities' embeddings.
+        relations: float32 [R, Dr], or [2 R, Dr] if reciprocal, on `device`; None where the decoder uses none.
+        device: where scores are computed.
+    """
+
+    model: ModelConfig
+    entities: EntityReader
+    relations: torch.Tensor | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        return make_decoder(self.model)
+
+    @cached_property
+    def _distance(self) -> int | None:
+        """Which of our kernels sums the scores; None: the decoder's own operations do."""
+        if self.device.type != "cpu":
+            return None
+        return {"transe": L1 if self.model.norm == 1 else L2, "rotate": MODULI}.get(self.model.decoder)
+
+    @property
+    def piece(self) -> tuple[int, int]:
+        """Queries and candidates are padded to multiples of these. On a GPU so many are scored at a time."""
+        if self.device.type == "cpu":
+            return GRAIN, GRAIN
+        return DEVICE_DISTANCES if self.model.decoder in ("transe", "rotate") else DEVICE_PRODUCTS
+
+    def queries(self, given: np.ndarray, relations: np.ndarray | None, side: Side) -> torch.Tensor:
+        """Queries for the ends on `side`, float32 [n, D] padded with zero rows.
+
+        Args:
+            given: ids of the other ends, int64 [n].
+            relations: int64 [n]; not looked at where the decoder uses none.
+        """
+        anchor = torch.from_numpy(self.entities.take(given)).to(self.device)
+        relation = None
+        if self.decoder.uses_relations:
+            if self.model.reciprocal and side is Side.HEAD:
+                relations, side = relations + len(self.relations) // 2, Side.TAIL
+            relation = self.relations[torch.from_numpy(relations).to(self.device)]
+        query = self.decoder.query(anchor, relation, side)
+        padded = query.new_zeros((rounded_up(len(query), self.piece[0]), query.shape[1]))
+        padded[: len(query)] = query
+        return padded
+
+    def vectors(self, candidates: Candidates) -> torch.Tensor:
+        """Embeddings of candidates as `scores` wants them: float32 [D, m], padded with zero columns."""
+        if isinstance(candidates, range):
+            values = self.entities.read(np.arange(candidates.start, candidates.stop))
+        else:
+            values = self.entities.take(candidates)
+        count = rounded_up(len(values), self.piece[1])
+        if self._distance is None:
+            padded = np.zeros((count, self.entities.dimension), np.float32).T
+        else:
+            padded = np.zeros((self.entities.dimension, count), np.float32)
+        padded[:, : len(values)] = values.T
+        return torch.from_numpy(padded).to(self.device)
+
+    def scores(self, queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """float32 [n, m], C order, of queries [n, D] and vectors [D, m], both padded."""
+        if self.device.type != "cpu":
+            return self._by_pieces(queries, vectors.T)
+        if self._distance is None:
+            return self.decoder.against(queries, vectors.T).contiguous()
+        scores = torch.empty(len(queries), vectors.shape[1])
+        arrays = queries.numpy(), vectors.numpy(), scores.numpy()
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            try:
+                starts = range(0, len(scores), GRAIN)
+                parts = [threads.submit(_sum_distances, self._distance, first, *arrays) for first in starts]
+                for part in parts:
+                    part.result()
+            except BaseException:  # a signal waits for the parts that have begun, and not for all
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        return scores
+
+    def _by_pieces(self, queries: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        scores = queries.new_empty((len(queries), len(candidates)))
+        for row in range(0, len(queries), self.piece[0]):
+            rows = slice(row, row + self.piece[0])
+            for column in range(0, len(candidates), self.piece[1]):
+                columns = slice(column, column + self.piece[1])
+                scores[rows, columns] = self.decoder.against(queries[rows], candidates[columns])
+        return scores
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How much is held at once: `tile` queries are scored against `block` candidates; `queries` wait for the next
+    block."""
+
+    tile: int
+    block: int
+    queries: int
+
+    @classmethod
+    def fit(cls, scorer: LinkScorer, num_candidates: int, memory: int) -> Blocks:
+        """Sizes that stay within `memory` MiB: half for scores, a quarter each for candidates and queries; but never
+        below a piece of scores."""
+        budget, dimension, (rows, columns) = memory << 20, scorer.entities.dimension, scorer.piece
+        on_cpu = scorer.device.type == "cpu"
+        scores = min(budget // 2, CPU_SCORE_BYTES if on_cpu else budget) // SCORE_BYTES
+        limits = (CPU_BLOCK if on_cpu else DEVICE_BLOCK, budget // 4 // (12 * dimension), scores // max(MIN_TILE, rows))
+        block = min(rounded_up(num_candidates, columns), *(_rounded_down(limit, columns) for limit in limits))
+        queries = budget // 4 // (8 * dimension + 128)
+        tile = _rounded_down(min(scores // block, queries), rows)
+        return cls(tile, block, max(tile, queries))
+
+
+def rounded_up(count: int, grain: int) -> int:
+    """The next multiple of `grain`, at least one."""
+    return max(-(-count // grain), 1) * grain
+
+
+def _rounded_down(count: int, grain: int) -> int:
+    return max(count // grain, 1) * grain
+
+
+@compiled
+def _sum_distances(kind, first, queries, vectors, scores):
+    """Scores of the 16 queries from `first` on."""
+    width, count = vectors.shape
+    half = width // 2
+    for start in range(0, count, STRIP):
+        stop = min(start + STRIP, count)
+        for i in range(first, first + GRAIN):
+            sums = scores[i, start:stop]
+            sums[:] = 0
+            if kind == MODULI:
+                for k in range(half):
+                    re, im = queries[i, k], queries[i, half + k]
+                    re_there, im_there = vectors[k, start:stop], vectors[half + k, start:stop]
+                    for j in range(sums.size):
+                        x, y = re - re_there[j], im - im_there[j]
+                        sums[j] -= np.sqrt(x * x + y * y)
+                continue
+            for k in range(width):
+                here, there = queries[i, k], vectors[k, start:stop]
+                for j in range(sums.size):
+                    x = here - there[j]
+                    sums[j] -= x * x if kind == L2 else abs(x)
+            if kind == L2:
+                for j in range(sums.size):
+                    sums[j] = -np.sqrt(-sums[j])

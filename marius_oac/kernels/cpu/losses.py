@@ -1,0 +1,125 @@
+"""Losses as kernels: they turn a tile of scores, in place, into the gradient of the loss by the scores.
+
+The formulas are those of `losses`. A score of -inf is no negative; its gradient becomes 0.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from marius_oac.kernels.cpu.float_jit import bits_of, compiled, float_of, inlined
+from marius_oac.kernels.cpu.vector_math import exp, sigmoid, softplus
+
+SOFTMAX, LOGISTIC, MARGIN, SELF_ADVERSARIAL = range(4)
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_SIGN_SHIFT = np.int32(31)
+
+
+class LossRule(NamedTuple):
+    """`scale` is what each edge's loss counts in the batch's, `share` what a negative counts in an edge's mean."""
+
+    code: int
+    scale: np.float32
+    share: np.float32
+    margin: np.float32
+    temperature: np.float32
+
+
+@inlined
+def _ordered(value):
+    """An int32 in the order of the floats, and back again; NaN lies at the ends. Maxima of integers vectorise."""
+    bits = bits_of(value)
+    return np.int32(bits ^ ((bits >> _SIGN_SHIFT) & _MAGNITUDE))
+
+
+@inlined
+def _largest(scores, first):
+    largest = _ordered(first)
+    for j in range(scores.size):
+        largest = max(largest, _ordered(scores[j]))
+    return float_of(np.int32(largest ^ ((largest >> _SIGN_SHIFT) & _MAGNITUDE)))
+
+
+@inlined
+def _softmax(scores, positive, rule):
+    largest = _largest(scores, positive)
+    others = _ZERO
+    for j in range(scores.size):
+        e = exp(scores[j] - largest)
+        scores[j] = e
+        others += e
+    total = others + exp(positive - largest)
+    factor = rule.scale / total
+    for j in range(scores.size):
+        scores[j] *= factor
+    loss = np.log(np.float64(total)) + (np.float64(largest) - np.float64(positive))
+    # 1 - p of the positive as a sum of the others', which loses no digits where p is nearly 1.
+    return loss, -factor * others
+
+
+@inlined
+def _logistic(scores, positive, rule):
+    factor = rule.scale * rule.share
+    total = _ZERO
+    for j in range(scores.size):
+        total += softplus(scores[j])
+        scores[j] = factor * sigmoid(scores[j])
+    loss = np.float64(softplus(-positive)) + np.float64(total) * np.float64(rule.share)
+    return loss, -rule.scale * sigmoid(-positive)
+
+
+@inlined
+def _margin(scores, positive, rule):
+    factor = rule.scale * rule.share
+    total, steps = _ZERO, _ZERO
+    for j in range(scores.size):
+        excess = scores[j] - positive + rule.margin
+        # The order of the comparison lets NaN through to the loss.
+        total += _ZERO if excess <= _ZERO else excess
+        step = factor if excess > _ZERO else _ZERO
+        scores[j] = step
+        steps += step
+    return np.float64(total) * np.float64(rule.share), -steps
+
+
+@inlined
+def _self_adversarial(scores, positive, rule):
+    largest = _largest(scores, scores[0])
+    weights, total = _ZERO, _ZERO
+    for j in range(scores.size):
+        # -inf is taken out by hand: all of them may be (one entity in all), and then the largest is -inf too.
+        out = scores[j] == -np.inf
+        weight = _ZERO if out else exp(rule.temperature * (scores[j] - largest))
+        excess = scores[j] + rule.margin
+        weights += weight
+        total += _ZERO if out else weight * softplus(excess)
+        scores[j] = _ZERO if out else weight * sigmoid(excess)
+    # A NaN is not larger than zero, and must be seen.
+    inverse = _ZERO if weights == _ZERO else _ONE / weights
+    for j in range(scores.size):
+        scores[j] *= rule.scale * inverse
+    own = -(positive + rule.margin)
+    loss = np.float64(softplus(own)) + np.float64(total) * np.float64(inverse)
+    return loss, -rule.scale * sigmoid(own)
+
+
+@compiled
+def differentiate(rule, scores, positives, losses):
+    """Losses of a tile of edges.
+
+    Args:
+        scores: float32 [R, K] of the negatives; becomes the gradient by them, times `rule.scale`.
+        positives: float32 [R]; becomes the gradient by it, likewise.
+        losses: float64 [R], the edges' losses, not scaled.
+    """
+    for i in range(scores.shape[0]):
+        if rule.code == SOFTMAX:
+            losses[i], positives[i] = _softmax(scores[i], positives[i], rule)
+        elif rule.code == LOGISTIC:
+            losses[i], positives[i] = _logistic(scores[i], positives[i], rule)
+        elif rule.code == MARGIN:
+            losses[i], positives[i] = _margin(scores[i], positives[i], rule)
+        else:
+            losses[i], positives[i] = _self_adversarial(scores[i], positives[i], rule)

@@ -1,0 +1,204 @@
+"""The dense parameters of a network and their optimizer: torch.optim's plain ones, tensor by tensor.
+
+Guarantees:
+- `state` names the same tensors before the first step as after it, so that a checkpoint of any moment can be loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import get_total_norm
+
+from marius_oac.config.sections import DenseOptimizerConfig
+from marius_oac.models.compute.soundness import LARGEST_VALUE
+from marius_oac.types import DenseSync
+
+NETWORK, OPTIMIZER = "network.", "optimizer."
+"""What the names of parameters and buffers, and of the optimizer's state by parameter, begin with."""
+
+
+_LARGEST_GRADIENT = 2.0**63  # its square is finite
+_STEP = "step"
+"""What torch's optimizers call their count of steps, which is the only number that they keep for a whole parameter."""
+
+
+class DenseOptimizer:
+    """Also a `types.ServedDense`; its slices are the plain optimizers on one tensor, which treat each number by itself.
+
+    Args:
+        network: its parameters are updated in place; they must not be replaced.
+        sync: how they agree with those of other nodes; None: there is one node.
+    """
+
+    grain = 1
+
+    def __init__(self, network: nn.Module, config: DenseOptimizerConfig, sync: DenseSync | None = None) -> None:
+        self._network = network
+        self._parameters = {name: each for name, each in network.named_parameters() if each.requires_grad}
+        self._sync, self._optimizer = sync, None
+        if self._parameters:
+            parameters = list(self._parameters.values())
+            own = sync.optimizer(parameters) if sync else None
+            self._optimizer = own or _make(parameters, config)
+            if sync:
+                sync.attach(parameters)
+        self._config = config
+        begun = [float(each.detach().abs().max()) for each in self._parameters.values() if each.numel()]
+        self._largest = max([LARGEST_VALUE, *(2 * one for one in begun)])  # a network of the user's may begin with more
+        self.size = sum(each.numel() for each in self._parameters.values())
+
+    def step(self, arrays: Mapping[str, Any], timestamp: int) -> torch.Tensor | float:
+        """One update from the parameters' gradients, which are then forgotten.
+
+        Returns 0, or NaN where a gradient or its square is NaN or infinite, or an updated parameter is, or has grown
+        beyond use (see `soundness`): added to the batch's loss it tells whose it is. A 0-d tensor where the parameters
+        are, so that nobody waits for it, if there are any.
+
+        Where `decay` is not 1, the learning rate is `decay ** arrays["epoch"]` of itself. With a `sync` the gradients
+        are `arrays["share"]` of those of a batch over all nodes.
+        """
+        if self._optimizer is None:
+            return 0.0
+        gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
+        sound = _are_at_most(_LARGEST_GRADIENT, gradients)
+        self._step(arrays, timestamp)
+        sound += _are_at_most(self._largest, [each.detach() for each in self._parameters.values()])
+        return torch.where(reduce(torch.logical_and, sound), 0.0, math.nan) if sound else 0.0
+
+    def _step(self, arrays: Mapping[str, Any], timestamp: int) -> None:
+        decay = self._config.decay
+        factor = 1.0 if decay == 1 else decay ** int(arrays["epoch"].item())
+        if self._sync and self._sync.dealt:
+            self._sync.hand_over(self._gradients(), factor)
+            self._optimizer.zero_grad(set_to_none=True)
+            return
+        if decay != 1:
+            _set_rate(self._optimizer, self._config.learning_rate * factor)
+        if not self._sync or self._sync.reduce(self._gradients(), float(arrays["share"].item())):
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._sync:
+            self._sync.updated(timestamp)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._parameters.values()]
+
+    def slice(self, first: int, end: int) -> NetworkSlice:
+        """See `ServedDense.slice`."""
+        parameters = list(self._parameters.values())
+        states = [self._optimizer.state[each] for each in parameters]
+        parts = {
+            key: one if key == _STEP else _flat(state[key] for state in states)[first:end]
+            for key, one in states[0].items()
+        }
+        return NetworkSlice(self._config, _flat(parameters)[first:end], parts)
+
+    def take(self, states: Sequence[np.ndarray], bounds: Sequence[int]) -> None:
+        """See `ServedDense.take`."""
+        parameters = list(self._parameters.values())
+        keys = ("", *sorted(self._optimizer.state[parameters[0]]))  # of the planes of `NetworkSlice.state`
+        parts = [
+            np.split(state, np.cumsum([1 if key == _STEP else size for key in keys])[:-1])
+            for state, size in zip(states, np.diff(bounds), strict=True)
+        ]
+        with torch.no_grad():
+            for key, plane in zip(keys, zip(*parts, strict=True), strict=True):
+                mine = [self._optimizer.state[each][key] if key else each for each in parameters]
+                whole = torch.from_numpy(np.concatenate(plane))
+                found = [whole[:1]] * len(mine) if key == _STEP else whole.split([each.numel() for each in mine])
+                for tensor, values in zip(mine, found, strict=True):
+                    tensor.copy_(values.view(tensor.shape))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Parameters, buffers and optimizer state, by name: the tensors themselves, not copies."""
+        state = {NETWORK + name: tensor for name, tensor in self._network.state_dict().items()}
+        for name, parameter in self._parameters.items():
+            for key, tensor in self._optimizer.state[parameter].items():
+                state[f"{OPTIMIZER}{name}.{key}"] = tensor
+        return state
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes over, by copy, what `state` gave.
+
+        Raises:
+            ValueError: the state is that of another network or optimizer.
+        """
+        mine = self.state()
+        for name in sorted({*mine, *state}):
+            here, there = (
+                (tuple(each[name].shape), each[name].dtype) if name in each else "nothing" for each in (mine, state)
+            )
+            if here != there:
+                raise ValueError(f"dense state '{name}': {there}, but this model has {here}")
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                tensor.copy_(state[name])
+
+
+class NetworkSlice:
+    """A `types.DenseSlice`.
+
+    Args:
+        config: of the optimizer.
+        values: float32 [n], copied.
+        state: of the optimizer, by name: [n], or a number for all; copied.
+    """
+
+    def __init__(self, config: DenseOptimizerConfig, values: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        self._rate, self._parameter = config.learning_rate, nn.Parameter(values.clone())
+        self._optimizer = _make([self._parameter], config)
+        self._optimizer.state[self._parameter] = {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
+
+    def values(self) -> np.ndarray:
+        return self._parameter.detach().numpy()
+
+    def apply(self, gradient: np.ndarray, timestamp: int, factor: float) -> None:
+        self._parameter.grad = torch.from_numpy(gradient)
+        _set_rate(self._optimizer, self._rate * factor)
+        self._optimizer.step()
+
+    def state(self) -> np.ndarray:
+        state = self._optimizer.state[self._parameter]
+        planes = [self.values(), *(state[key].reshape(-1).numpy() for key in sorted(state))]
+        return np.concatenate(planes)
+
+
+def _are_at_most(largest: float, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Whether no number is NaN or beyond `largest`, up or down: 0-d, where the tensors are; empty if there are none."""
+    tensors = [each for each in tensors if each.numel()]
+    return [get_total_norm(tensors, norm_type=math.inf) <= largest] if tensors else []
+
+
+def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([each.detach().reshape(-1).cpu() for each in tensors])
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _make(parameters: list[nn.Parameter], config: DenseOptimizerConfig) -> torch.optim.Optimizer:
+    common = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.kind == "sgd":
+        return torch.optim.SGD(parameters, **common)
+    if config.kind == "adagrad":
+        return torch.optim.Adagrad(parameters, eps=config.epsilon, **common)
+    optimizer = torch.optim.Adam(parameters, betas=(config.beta1, config.beta2), eps=config.epsilon, **common)
+    for parameter in parameters:  # as its first step would
+        optimizer.state[parameter] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer

@@ -1,0 +1,294 @@
+"""A network's linear layers, batched products and rectifiers on our lanes, by NumPy's products instead of torch's.
+
+torch's products on one thread would leave the other cores idle, and on several give other bits for each number of
+threads. NumPy's BLAS is at least as fast on one core (twice on processors for which torch's MKL has no kernels).
+
+Guarantees:
+- The bits depend on the arguments' values, not on the number of lanes nor on where the arguments lie: blocks are cut by
+  shapes alone, a product runs on one thread (`blas.one_thread_per_product`), and sees aligned memory only.
+- Tensors that are not float32 on the CPU are left to torch.
+- With a scratch, results lie in memory that is used again after the next `start`: fresh memory costs as much time as
+  the rectifiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+
+from marius_oac.kernels.cpu.float_jit import compiled
+from marius_oac.models.compute.scratch import Scratch
+from marius_oac.models.compute.thread_pool import Lanes, Shared, Task
+from marius_oac.models.compute.tiles import blocks
+from marius_oac.runtime.aligned import ALIGNMENT
+
+_BLOCK_ROWS = 512
+_BLOCK_OUTPUTS = 128
+_BLOCK_MATRICES = 256
+_BLOCK_FLOATS = 1 << 17
+_ZERO = np.float32(0)
+
+
+class LaneProducts(TorchFunctionMode):
+    """While entered, in this thread, the network's large operations run on `lanes`.
+
+    Each of torch's operations then takes a few microseconds more. Code that knows of lanes need not enter it: it calls
+    `linear` and `relu` of this module. A `lanes.Shared` in any case.
+
+    Args:
+        lanes: shared out on.
+        scratch: where results lie until the next `start`; None: in torch's own memory.
+    """
+
+    def __init__(self, lanes: Lanes, scratch: Scratch | None) -> None:
+        super().__init__()
+        self.lanes, self._scratch, self._taken = lanes, scratch, 0
+
+    def start(self) -> None:
+        """From here on results may lie where those from before lay; entering does the same."""
+        self._taken = 0
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """See `Lanes.run`."""
+        self.lanes.run(tasks)
+
+    def __enter__(self):
+        self.start()
+        return super().__enter__()
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        if self._scratch is None:
+            return torch.empty(shape)
+        self._taken += 1
+        return torch.from_numpy(self._scratch.take(str(self._taken), *shape))
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        ours = _OURS.get(func)
+        if ours is not None:
+            result = ours(self, *args, **kwargs)
+            if result is not None:
+                return result
+        return func(*args, **kwargs)
+
+    def _linear(self, input, weight, bias=None):
+        shaped = input.dim() > 1 and weight.dim() == 2 and input.shape[-1] == weight.shape[1]
+        shaped = shaped and (bias is None or bias.shape == weight.shape[:1])
+        if not (shaped and all(_fits(each) for each in (input, weight, bias))):
+            return None
+        rows = input.reshape(-1, input.shape[-1])
+        return _Linear.apply(self, bias, rows, weight).view(*input.shape[:-1], weight.shape[0])
+
+    def _batched(self, input, other):
+        fits = _fits(input) and _fits(other) and input.dim() == other.dim() == 3
+        if not (fits and input.shape[0] == other.shape[0] and input.shape[2] == other.shape[1]):
+            return None
+        return _Batched.apply(input, other, self)
+
+    def _relu(self, input, inplace=False):
+        return None if inplace or not _fits(input) else _Relu.apply(input, self)
+
+
+def linear(bias: torch.Tensor | None, lanes: Shared | None, *pairs: torch.Tensor) -> torch.Tensor:
+    """The sum of torch's linear layers, shared out where `lanes` are `LaneProducts`.
+
+    Args:
+        bias: [O] or None, of the first.
+        pairs: input [B, I] and weight [O, I] of each layer.
+    """
+    if isinstance(lanes, LaneProducts) and all(map(_fits, pairs)):
+        return _Linear.apply(lanes, bias, *pairs)
+    linear = torch.nn.functional.linear
+    total = linear(*pairs[:2], bias)
+    for input, weight in zip(pairs[2::2], pairs[3::2], strict=True):
+        total = total + linear(input, weight)
+    return total
+
+
+def relu(input: torch.Tensor, lanes: Shared | None) -> torch.Tensor:
+    """torch's, shared out where `lanes` are `LaneProducts`."""
+    found = lanes._relu(input) if isinstance(lanes, LaneProducts) else None
+    return torch.relu(input) if found is None else found
+
+
+# Not bound to a mode: one that held its own methods would keep its memory until the garbage collector comes by.
+_OURS: dict[Callable, Callable] = {
+    torch.nn.functional.linear: LaneProducts._linear,
+    torch.nn.functional.relu: LaneProducts._relu,
+    torch.relu: LaneProducts._relu,
+    torch.Tensor.relu: LaneProducts._relu,
+    torch.bmm: LaneProducts._batched,
+    torch.Tensor.bmm: LaneProducts._batched,
+    torch.matmul: LaneProducts._batched,
+    torch.Tensor.matmul: LaneProducts._batched,
+    torch.Tensor.__matmul__: LaneProducts._batched,
+}
+
+
+class _Linear(torch.autograd.Function):
+    """The sum of each `x` [B, I] times its `weight` [O, I] transposed, plus `bias` [O] or None."""
+
+    @staticmethod
+    def forward(ctx, mode, bias, *pairs):
+        pairs = [_aligned(each) for each in pairs]
+        ctx.save_for_backward(*pairs)
+        ctx.mode = mode
+        xs, weights = ([each.numpy() for each in pairs[start::2]] for start in (0, 1))
+        shape = len(xs[0]), len(weights[0])
+        y, *others = (mode.empty(*shape).numpy() for _ in xs)
+        shared = ([weight.T for weight in weights], None if bias is None else _aligned(bias).numpy())
+        cuts = blocks(0, len(y), _BLOCK_ROWS)
+        tasks = [
+            partial(_add_products, [x[a:b] for x in xs], *shared, y[a:b], [other[a:b] for other in others])
+            for a, b in cuts
+        ]
+        mode.lanes.run(tasks)
+        return torch.from_numpy(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        dy, (_, by_bias, *needed), tasks = _aligned(gradient).numpy(), ctx.needs_input_grad, []
+        pairs = [tensor.numpy() for tensor in ctx.saved_tensors]
+        found = [ctx.mode.empty(*each.shape) if asked else None for each, asked in zip(pairs, needed, strict=True)]
+        total = ctx.mode.empty(dy.shape[1]) if by_bias else None
+        for begin, end in blocks(0, dy.shape[1], _BLOCK_OUTPUTS):  # the longest tasks first
+            part = dy[:, begin:end]
+            for x, by_weight in zip(pairs[::2], found[1::2], strict=True):
+                if by_weight is not None:
+                    tasks.append(partial(_multiply, part.T, x, by_weight.numpy()[begin:end]))
+            if total is not None:
+                tasks.append(partial(_add_up, part, total.numpy()[begin:end]))
+        for by_x, weight in zip(found[::2], pairs[1::2], strict=True):
+            if by_x is not None:
+                for begin, end in blocks(0, len(dy), _BLOCK_ROWS):
+                    tasks.append(partial(_multiply, dy[begin:end], weight, by_x.numpy()[begin:end]))
+        ctx.mode.lanes.run(tasks)
+        return None, total, *found
+
+
+class _Batched(torch.autograd.Function):
+    """`left` [B, I, J] times `right` [B, J, K], matrix by matrix."""
+
+    @staticmethod
+    def forward(ctx, left, right, mode):
+        left, right = _as_laid_out(left), _as_laid_out(right)
+        ctx.save_for_backward(left, right)
+        ctx.mode = mode
+        return _multiply_each(mode, left.numpy(), right.numpy())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        left, right = (tensor.numpy().transpose(0, 2, 1) for tensor in ctx.saved_tensors)
+        dy = _as_laid_out(gradient).numpy()
+        by_left = _multiply_each(ctx.mode, dy, right) if ctx.needs_input_grad[0] else None
+        by_right = _multiply_each(ctx.mode, left, dy) if ctx.needs_input_grad[1] else None
+        return by_left, by_right, None
+
+
+class _Relu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, mode):
+        x = _aligned(x)
+        y = mode.empty(*x.shape)
+        ctx.save_for_backward(y)
+        ctx.mode = mode
+        _by_parts(mode.lanes, _rectify, x, y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        gradient, by_x = _aligned(gradient), ctx.mode.empty(*y.shape)
+        _by_parts(ctx.mode.lanes, _rectify_back, y, gradient, by_x)
+        return by_x, None
+
+
+def _fits(tensor: torch.Tensor | None) -> bool:
+    return tensor is None or (tensor.dtype == torch.float32 and tensor.device.type == "cpu")
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().contiguous()
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+def _as_laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    """Aligned; matrices that are transposed as a whole stay so, for they cost a product nothing."""
+    flipped = tensor.transpose(1, 2)
+    return _aligned(flipped).transpose(1, 2) if flipped.is_contiguous() else _aligned(tensor)
+
+
+def _multiply_each(mode: LaneProducts, left: np.ndarray, right: np.ndarray) -> torch.Tensor:
+    y = mode.empty(left.shape[0], left.shape[1], right.shape[2])
+    cuts = blocks(0, len(left), _BLOCK_MATRICES)
+    mode.lanes.run([partial(_multiply, left[a:b], right[a:b], y.numpy()[a:b]) for a, b in cuts])
+    return y
+
+
+def _by_parts(lanes: Lanes, kernel: Callable, *tensors: torch.Tensor) -> None:
+    flat = [tensor.numpy().reshape(-1) for tensor in tensors]
+    cuts = blocks(0, flat[0].size, _BLOCK_FLOATS)
+    lanes.run([partial(kernel, *(each[begin:end] for each in flat)) for begin, end in cuts])
+
+
+@np.errstate(invalid="ignore", over="ignore")  # A diverged loss is the pipeline's to report, not NumPy's.
+def _multiply(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
+    np.matmul(left, right, out=into)
+
+
+def _add_products(
+    lefts: Sequence[np.ndarray],
+    rights: Sequence[np.ndarray],
+    bias: np.ndarray | None,
+    into: np.ndarray,
+    others: Sequence[np.ndarray],
+) -> None:
+    """Leaves the products but the first in `others`."""
+    _multiply(lefts[0], rights[0], into)
+    if bias is not None:
+        _add_bias(into, bias)
+    for left, right, product in zip(lefts[1:], rights[1:], others, strict=True):
+        _multiply(left, right, product)
+        _add(into.reshape(-1), product.reshape(-1))
+
+
+@compiled
+def _add_bias(rows, bias):
+    for i in range(rows.shape[0]):
+        for j in range(bias.size):
+            rows[i, j] += bias[j]
+
+
+@compiled
+def _add(into, more):
+    for i in range(into.size):
+        into[i] += more[i]
+
+
+@compiled
+def _add_up(rows, total):
+    total[:] = _ZERO
+    for i in range(rows.shape[0]):
+        for j in range(total.size):
+            total[j] += rows[i, j]
+
+
+@compiled
+def _rectify(x, y):
+    for i in range(x.size):
+        y[i] = _ZERO if x[i] < _ZERO else x[i]
+
+
+@compiled
+def _rectify_back(y, gradient, into):
+    for i in range(y.size):
+        passed = gradient[i]  # loaded in any case, so that the loop has no branch
+        into[i] = _ZERO if y[i] <= _ZERO else passed

@@ -1,0 +1,127 @@
+"""Row optimizers: they update whole rows `value | state` in place from the gradients of the values.
+
+A row's state lies in the row, behind its value, so that it travels, is validated and is saved with it. Rows of a batch
+are unique and only they are touched (the "lazy" variants). With value x, gradient g, rate a:
+
+| kind | state (width) | update | source |
+|---|---|---|---|
+| sgd | none (0) | x -= a g | |
+| adagrad | G (D) | G += g*g; x -= a g / (sqrt(G) + eps) | Duchi et al., JMLR 2011, diagonal form |
+| rowwise_adagrad | G (1) | G += mean(g*g); x -= a g / (sqrt(G) + eps) | PyTorch-BigGraph, MLSys 2019, section 3.3 |
+| adam | m (D), v (D) | m, v averages of g, g*g; x -= a m' / (sqrt(v') + eps) | Kingma and Ba, ICLR 2015, algorithm 1 |
+
+In adam m' = m / (1 - beta1^step), v' = v / (1 - beta2^step), and step = timestamp + 1 counts batches, not the row's
+updates. The Numba kernel serves the CPU and the torch twin CUDA; they agree to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from marius_oac.config.sections import OptimizerConfig
+from marius_oac.kernels.cpu.row_updates import ADAGRAD, ADAM, PASS_THROUGH, ROWWISE_ADAGRAD, SGD, Rule, update_rows
+
+_CODES = {"sgd": SGD, "adagrad": ADAGRAD, "rowwise_adagrad": ROWWISE_ADAGRAD, "adam": ADAM}
+_ONE = np.float32(1)
+
+
+class RowOptimizer:
+    """A row optimizer of the configuration.
+
+    Args:
+        config: kind and its parameters.
+        learning_rate: the step size; None: `config.learning_rate`.
+    """
+
+    def __init__(self, config: OptimizerConfig, learning_rate: float | None = None) -> None:
+        self._config = config
+        self._learning_rate = config.learning_rate if learning_rate is None else learning_rate
+
+    def state_width(self, dimension: int) -> int:
+        """Floats of state behind a value of `dimension` floats."""
+        return {"sgd": 0, "adagrad": dimension, "rowwise_adagrad": 1, "adam": 2 * dimension}[self._config.kind]
+
+    @property
+    def initial_state(self) -> float:
+        """What every float of a row's state is before the row's first update."""
+        return self._config.initial_accumulator if self._config.kind in ("adagrad", "rowwise_adagrad") else 0.0
+
+    def _corrections(self, timestamp: int) -> tuple[float, float]:
+        """What adam's averages are multiplied with: 1 / (1 - beta^step)."""
+        if self._config.kind != "adam":
+            return 1.0, 1.0
+        step = timestamp + 1
+        return 1 / (1 - self._config.beta1**step), 1 / (1 - self._config.beta2**step)
+
+    def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
+        """The update of the batch with this timestamp, its learning rate multiplied by `factor`."""
+        config = self._config
+        first, second = self._corrections(timestamp)
+        floats = (self._learning_rate * factor, config.epsilon, config.beta1, config.beta2, first, second)
+        return Rule(_CODES[config.kind], *(np.float32(value) for value in floats))
+
+    def update(self, rows: Any, gradients: Any, timestamp: int, factor: float = 1.0) -> None:
+        """Updates rows in place.
+
+        Args:
+            rows: float32 [n, D + state_width(D)], unique rows; a NumPy array (kernel) or a tensor (torch).
+            gradients: float32 [n, D], of the same library.
+            timestamp: of the batch, from 0.
+            factor: multiplies the learning rate.
+        Raises:
+            ValueError: the shapes do not belong together.
+        """
+        count, dimension = gradients.shape
+        if tuple(rows.shape) != (count, dimension + self.state_width(dimension)):
+            raise ValueError(f"rows {tuple(rows.shape)} and gradients {tuple(gradients.shape)} don't belong together")
+        if isinstance(rows, torch.Tensor):
+            self._update_tensor(rows, gradients, timestamp, factor)
+        else:
+            update_rows(rows, gradients, self.rule(timestamp, factor))
+
+    def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: float) -> None:
+        kind, dimension, rate = self._config.kind, gradients.shape[1], self._learning_rate * factor
+        value, state = rows[:, :dimension], rows[:, dimension:]
+        if kind == "sgd":
+            value.sub_(gradients, alpha=rate)
+            return
+        if kind == "adam":
+            first, second = state[:, :dimension], state[:, dimension:]
+            first.lerp_(gradients, 1 - self._config.beta1)
+            second.mul_(self._config.beta2).addcmul_(gradients, gradients, value=1 - self._config.beta2)
+            first_correction, second_correction = self._corrections(timestamp)
+            # sqrt(v') + eps is the correction's root times what stands here.
+            root = math.sqrt(second_correction)
+            scale = second.sqrt().add_(self._config.epsilon / root)
+            value.addcdiv_(first, scale, value=-rate * first_correction / root)
+            return
+        if kind == "adagrad":
+            state.addcmul_(gradients, gradients)
+        else:
+            state += (gradients * gradients).mean(1, keepdim=True)
+        value.addcdiv_(gradients, state.sqrt().add_(self._config.epsilon), value=-rate)
+
+
+class HandOver(RowOptimizer):
+    """Leaves each row's gradient in the place of its value: the optimizer runs elsewhere, at the row's shard."""
+
+    def __init__(self) -> None:
+        pass
+
+    def state_width(self, dimension: int) -> int:
+        """No state: it lies where the optimizer runs."""
+        return 0
+
+    @property
+    def initial_state(self) -> float:
+        return 0.0
+
+    def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
+        return Rule(PASS_THROUGH, *[_ONE] * 6)
+
+    def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: float) -> None:
+        rows.copy_(gradients)

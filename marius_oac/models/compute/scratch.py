@@ -1,0 +1,26 @@
+"""Memory that is used again from batch to batch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from marius_oac.runtime.aligned import ALIGNMENT
+
+
+class Scratch:
+    """Named arrays that only grow. One thread may ask for arrays at a time; the contents are left over from before."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, *shape: int, dtype: type = np.float32) -> np.ndarray:
+        """An array of this shape, C order, its first byte on a 64-byte boundary; valid until `name` is taken again."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.size < size:
+            raw = np.zeros(size + ALIGNMENT, np.uint8)
+            start = -raw.ctypes.data % ALIGNMENT
+            self._buffers[name] = buffer = raw[start : start + size]
+        return buffer[:size].view(dtype).reshape(shape)

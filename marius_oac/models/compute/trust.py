@@ -1,0 +1,95 @@
+"""Which code of users' own this user has trained with: only that runs without being asked about.
+
+A run names the files of its own code, and keeps their texts. A run may come from anybody, so opening one runs none of
+it unless its SHA-256 is known here. Training makes it known: who writes FILE.py into a configuration and trains with it
+has said that it may run.
+
+The record is a folder of the user's, $XDG_STATE_HOME/marius_oac/own_code or ~/.local/state/marius_oac/own_code, with an
+empty file for each text, named by its SHA-256. A file is made by one system call: there is nothing half-written, and
+any number of processes may use the folder at once. It holds MOST of them; those that were trained with longest ago go.
+A folder that belongs to somebody else, or that others may write to, is not believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from marius_oac.errors import InputError
+from marius_oac.runtime.console import say
+from marius_oac.runtime.files.atomic import make_folder, sync
+
+MOST = 4096
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+def is_known(text: bytes) -> bool:
+    """Whether this user has trained with a file of this content."""
+    try:
+        folder = _folder()
+        _check_own(folder)
+        return stat.S_ISREG(os.lstat(folder / _digest(text)).st_mode)
+    except (OSError, InputError):
+        return False
+
+
+def record(texts: Iterable[bytes]) -> None:
+    """Makes texts known. Where that can't be written, training goes on, and this is said."""
+    names = sorted(map(_digest, texts))
+    if not names:
+        return
+    try:
+        folder = _folder()
+        make_folder(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        _check_own(folder)
+        for name in names:
+            os.close(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            os.utime(folder / name)  # it was trained with now, also if it was known
+        sync(folder)
+        _forget_oldest(folder)
+    except (OSError, InputError) as error:
+        reason = error.message if isinstance(error, InputError) else f"{error.filename}: {error.strerror}"
+        say(f"note: what code you train with can't be noted down ({reason}): later commands will need --trust")
+
+
+def _folder() -> Path:
+    """Raises InputError where the user has no home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # to be ignored then, says the XDG specification
+        try:
+            state = Path.home() / ".local" / "state"
+        except RuntimeError:
+            raise InputError("there is no home folder", "HOME") from None
+    return Path(state) / "marius_oac" / "own_code"
+
+
+def _check_own(folder: Path) -> None:
+    """Raises InputError where others than this user could have written there."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise InputError("is no folder that you alone may write to", folder)
+
+
+def _forget_oldest(folder: Path) -> None:
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
+    if len(names) <= MOST:
+        return
+    ages = []
+    for name in names:
+        with suppress(FileNotFoundError):  # another process has forgotten it
+            ages.append((os.lstat(folder / name).st_mtime_ns, name))
+    for _, name in sorted(ages)[: len(ages) - MOST]:
+        with suppress(FileNotFoundError):
+            os.unlink(folder / name)
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()

@@ -1,0 +1,178 @@
+"""Users' own code, named FILE.py:NAME in a configuration. Every mistake in it is one line with the file and the line.
+
+A file is executed anew each time that it is loaded; nothing of it is pickled. What is executed is a text that this user
+has trained with, or trusts.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.errors import ConfigError, InputError
+from marius_oac.models.compute.trust import is_known
+from marius_oac.runtime.files.untrusted import read_bounded
+
+_TEXTS: dict[Path, bytes] = {}
+"""Of the files that this process has admitted."""
+
+
+def own_file(name: str) -> tuple[Path, str] | None:
+    """File and name of FILE.py:NAME; None where it is something else."""
+    path, colon, attribute = name.rpartition(":")
+    return (Path(path), attribute) if colon and path.endswith(".py") else None
+
+
+def own_names(config: BaseConfig) -> list[str]:
+    """What a configuration names FILE.py:NAME."""
+    if config.task == "ctr":
+        named = [config.model.network]
+    else:
+        named = [layer.module for layer in (config.encoder.layers if config.encoder else ()) if layer.kind == "module"]
+    return [name for name in named if own_file(name)]
+
+
+def with_own_files(config: BaseConfig, place: Callable[[Path], Path]) -> BaseConfig:
+    """The configuration with the user's files at other places: `place(path)` instead of `path`."""
+
+    def placed(name: str) -> str:
+        found = own_file(name)
+        return f"{place(found[0])}:{found[1]}" if found else name
+
+    if config.task == "ctr":
+        model = config.model.model_copy(update={"network": placed(config.model.network)})
+        return config.model_copy(update={"model": model})
+    if not config.encoder:
+        return config
+    layers = tuple(
+        layer.model_copy(update={"module": placed(layer.module)}) if layer.kind == "module" else layer
+        for layer in config.encoder.layers
+    )
+    return config.model_copy(update={"encoder": config.encoder.model_copy(update={"layers": layers})})
+
+
+def admit(config: BaseConfig, trust: bool | Collection[bytes] = False) -> list[bytes]:
+    """Reads the files of own code that a configuration names; whoever needs one that is missing will say so. From now
+    on this process runs the texts that they have now, whatever becomes of them.
+
+    Args:
+        trust: run them, or these texts, also where this user has not trained with them; see `compute.trust`.
+
+    Raises:
+        InputError: a file can't be read, or is not trusted; nothing was run.
+    """
+    paths = {path.resolve(): path for path, _ in map(own_file, own_names(config)) if path.exists()}
+    texts = {resolved: _admitted(path, trust) for resolved, path in paths.items()}
+    _TEXTS.update(texts)
+    return list(texts.values())
+
+
+def load_own(path: Path, attribute: str, key: str) -> Any:
+    """What a file calls so; None if it has no such thing. What runs is the text, never a compiled file beside it.
+
+    Args:
+        key: of the configuration, for the errors.
+
+    Raises:
+        ConfigError: there is no such file, or it can't be executed.
+        InputError: it is neither admitted nor trusted.
+    """
+    text = _text_of(path, key)
+    if path.resolve() not in _TEXTS:
+        _check_trusted(path, text)
+    module = ModuleType(f"marius_oac_own_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    with blaming(path, key):
+        exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)
+    return getattr(module, attribute, None)
+
+
+def _admitted(path: Path, trust: bool | Collection[bytes]) -> bytes:
+    try:
+        text = read_bounded(path)
+    except OSError as error:
+        raise InputError(f"can't be read: {error.strerror}", path) from None
+    if trust is not True and text not in (trust or ()):
+        _check_trusted(path, text)
+    return text
+
+
+def _check_trusted(path: Path, text: bytes) -> None:
+    if not is_known(text):
+        what = "is code that you have not trained with here, so it is not run"
+        raise InputError(f"{what}; if you trust it, add --trust (in Python: trust=True)", path)
+
+
+def _text_of(path: Path, key: str) -> bytes:
+    """The text that is run, or would be. Raises ConfigError where the file can't be read."""
+    found = _TEXTS.get(path.resolve())
+    if found is not None:
+        return found
+    try:
+        return read_bounded(path)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}", key) from None
+    except (OSError, InputError) as error:
+        raise ConfigError(f"{path} can't be read: {error}", key) from None
+
+
+@contextmanager
+def blaming(path: Path, key: str) -> Iterator[None]:
+    """An error of the code in a file becomes a ConfigError with the line, errors of ours stay as they are."""
+    try:
+        yield
+    except InputError:
+        raise
+    except SyntaxError as error:
+        blamed = path if _same(error.filename, path) else error.filename
+        raise ConfigError(f"{blamed}:{error.lineno}: {error.msg}", key) from error
+    except Exception as error:
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if _same(frame.filename, path)]
+        place = f"{path}:{own[-1]}" if own else path
+        raise ConfigError(f"{place}: {type(error).__name__}: {error}", key) from error
+
+
+@contextmanager
+def blaming_frames(paths: Collection[Path], key: str) -> Iterator[None]:
+    """An error that went through one of these files becomes a ConfigError with the line, others stay as they are."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if any(_same(frame.filename, path) for path in paths)]
+        if not own:
+            raise
+        place = f"{own[-1].filename}:{own[-1].lineno}"
+        raise ConfigError(f"{place}: {type(error).__name__}: {error}", key) from error
+
+
+def _same(filename: str | None, path: Path) -> bool:
+    """Whether Python calls this file so: it has absolute paths where a configuration has any."""
+    return filename is not None and Path(filename).resolve() == path.resolve()
+
+
+def own_files(names: Iterable[str], key: str) -> dict[str, str]:
+    """The texts of the files among these names, by file name, as `Task.run_files` gives them.
+
+    Raises:
+        ConfigError: a file can't be read, or two of them have one name.
+    """
+    texts: dict[str, str] = {}
+    paths: dict[str, Path] = {}
+    for path in (found[0] for found in map(own_file, names) if found):
+        if paths.setdefault(path.name, path) != path:
+            raise ConfigError(f"a run keeps {path} and {paths[path.name]} under one name; rename one of them", key)
+        try:
+            texts[path.name] = _text_of(path, key).decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} can't be read: {error}", key) from None
+    return texts

@@ -1,0 +1,1 @@
+"""Networks that predict clicks; `models.ctr.network` knows them by name."""

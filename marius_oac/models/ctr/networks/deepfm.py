@@ -1,0 +1,28 @@
+"""DeepFM."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from marius_oac.config.ctr import NetworkConfig
+from marius_oac.models.ctr.layers import MLP, FirstOrder, second_order, side_by_side
+from marius_oac.models.ctr.network import Network, equal_dimension
+from marius_oac.models.ctr.schema import Inputs, Schema
+
+
+class DeepFM(Network):
+    """Guo et al., "DeepFM", IJCAI 2017, equations 1 to 4: a factorization machine and an MLP over the same embeddings.
+
+    Numbers enter the linear part, and the MLP beside the embeddings.
+    """
+
+    first_order = True
+
+    def __init__(self, schema: Schema, config: NetworkConfig) -> None:
+        super().__init__(schema, config)
+        equal_dimension(schema, config)
+        self.linear = FirstOrder(schema.num_numbers)
+        self.deep = MLP(schema.width, config.hidden, config, 1)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return self.linear(inputs) + second_order(inputs.stacked) + self.deep(side_by_side(inputs)).squeeze(1)

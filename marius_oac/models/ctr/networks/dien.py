@@ -1,0 +1,91 @@
+"""DIEN."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from marius_oac.config.ctr import NetworkConfig
+from marius_oac.errors import ConfigError
+from marius_oac.models.ctr.layers import MLP, mask_of, side_by_side
+from marius_oac.models.ctr.network import Network
+from marius_oac.models.ctr.schema import Inputs, Schema
+
+
+class Recurrence(nn.Module):
+    """A GRU whose update gate is scaled step by step (Zhou et al., AAAI 2019, equations 2 to 5).
+
+        u = sigmoid(W_u x_t + U_u h + b_u)      r = sigmoid(W_r x_t + U_r h + b_r)
+        n = tanh(W_n x_t + r * U_n h + b_n)     h = (1 - a_t u) * h + a_t u * n
+
+    Without scales (a_t = 1) it is a GRU; with attention weights the paper's AUGRU. Where a_t = 0 the state stays.
+    """
+
+    def __init__(self, inputs: int, dimension: int) -> None:
+        super().__init__()
+        self.dimension = dimension
+        self.driven = nn.Linear(inputs, 3 * dimension)
+        self.kept = nn.Linear(dimension, 3 * dimension, bias=False)
+
+    def forward(self, steps: Tensor, scales: Tensor | None = None) -> list[Tensor]:
+        """The state after each step, L of [B, D], of steps [B, L, inputs] and scales a [B, L]."""
+        state, states = steps.new_zeros(steps.shape[0], self.dimension), []
+        gates = (2 * self.dimension, self.dimension)
+        # What depends on the steps alone is one product for all of them.
+        for t, drive in enumerate(self.driven(steps).unbind(1)):
+            (gates_x, new_x), (gates_h, new_h) = drive.split(gates, 1), self.kept(state).split(gates, 1)
+            update, reset = torch.sigmoid(gates_x + gates_h).chunk(2, 1)
+            new = torch.tanh(new_x + reset * new_h)
+            if scales is not None:
+                update = scales[:, t, None] * update
+            state = state + update * (new - state)
+            states.append(state)
+        return states
+
+
+class InterestEvolution(nn.Module):
+    """One sequence: a GRU extracts interests, attention to the target weighs them, an AUGRU follows their evolution.
+
+    Zhou et al., "Deep Interest Evolution Network", AAAI 2019, sections "Interest Extractor Layer" and "Interest
+    Evolving Layer": attention is the softmax over a sequence's interests h of h W e, e the target's embedding. The
+    auxiliary loss is left out.
+    """
+
+    def __init__(self, dimension: int, target: int) -> None:
+        super().__init__()
+        self.extractor = Recurrence(dimension, dimension)
+        self.evolution = Recurrence(dimension, dimension)
+        self.attention = nn.Linear(target, dimension, bias=False)
+
+    def forward(self, padded: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+        """[B, D]: the last state; zeros where the sequence is empty."""
+        mask = mask_of(padded, lengths)
+        interests = torch.stack(self.extractor(padded), 1)  # those behind the end get no weight
+        scores = torch.bmm(interests, self.attention(target)[:, :, None]).squeeze(2)
+        # Not -inf, of which an empty sequence's softmax would be NaN.
+        weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(1) * mask
+        return self.evolution(interests, weights)[-1]
+
+
+class DIEN(Network):
+    """The last states of all sequences, beside fields and numbers, into an MLP."""
+
+    takes_sequences = True
+
+    def __init__(self, schema: Schema, config: NetworkConfig) -> None:
+        super().__init__(schema, config)
+        places = [number for number, field in enumerate(schema.fields) if field.name == schema.target]
+        if not (schema.sequences and places):
+            raise ConfigError("'dien' needs data.sequences, and the field that they lead up to", "model.target")
+        self.target = places[0]
+        width = schema.fields[self.target].dimension
+        self.evolutions = nn.ModuleList(InterestEvolution(each.dimension, width) for each in schema.sequences)
+        self.deep = MLP(schema.width + sum(each.dimension for each in schema.sequences), config.hidden, config, 1)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        target = inputs.fields[self.target]
+        states = [
+            evolution(*inputs.sequences[each.name], target)
+            for each, evolution in zip(self.schema.sequences, self.evolutions, strict=True)
+        ]
+        return self.deep(torch.cat((side_by_side(inputs), *states), 1)).squeeze(1)

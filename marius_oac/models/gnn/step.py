@@ -1,0 +1,187 @@
+"""The training step of encoded nodes: an encoder under a head, which is itself a step, over encoded nodes.
+
+Guarantees:
+- `compute` is called by one thread; on the CPU it shares its work with the head's lanes.
+- The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
+  On the CPU torch works on one thread while a batch is computed, and what is large runs on the lanes.
+- Dropout's masks are drawn from (seed, timestamp); torch's generators are as before afterwards.
+- A `compute` that raises has spoilt the rows it was given and the dense parameters; the run must not go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
+from marius_oac.models.compute.dense_optimizer import NETWORK, OPTIMIZER, DenseOptimizer
+from marius_oac.models.compute.products import LaneProducts
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.compute.scratch import Scratch
+from marius_oac.models.compute.thread_pool import Lanes, Shared
+from marius_oac.models.compute.tiles import blocks
+from marius_oac.models.compute.torch_state import seeded, torch_threads
+from marius_oac.models.compute.user_code import blaming_frames
+from marius_oac.models.gnn.block import Block
+from marius_oac.models.gnn.encoder import Encoder
+from marius_oac.models.gnn.layers import Means
+from marius_oac.types import Step
+
+_BLOCK_ROWS = 4096
+
+
+class Head(Step, Protocol):
+    """A step whose only rows are encoded nodes: `compute` leaves its loss's gradient in the place of their values.
+
+    Attributes:
+        lanes: which it lends to the encoder until it is closed.
+    """
+
+    lanes: Lanes
+
+
+class EncodedStep:
+    """A `types.Step`: one batch of encoded nodes. Its arrays are those of `data.neighborhoods`, and the head's.
+
+    Args:
+        encoder: taken over: moved to the device, trained in place.
+        head: taken over, and closed with this.
+        dimension: D, floats of value in a node's row; 0: nodes have none, and `compute` gets no rows.
+        rows: of the rows' optimizer.
+        dense: of the encoder's optimizer.
+        seed: of the run.
+        device: the head's.
+        own: files of the user that layers come from: what they compute is theirs to keep, and their errors are told
+            with file and line.
+    """
+
+    served = None
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        head: Head,
+        dimension: int,
+        rows: OptimizerConfig,
+        dense: DenseOptimizerConfig,
+        seed: int,
+        device: torch.device,
+        own: Sequence[Path] = (),
+    ) -> None:
+        self._own, self.encoder, self.head = tuple(own), encoder.to(device), head
+        self._dimension, self._seed, self._device, self._decay = dimension, seed, device, rows.decay
+        self._rows, self._dense = RowOptimizer(rows), DenseOptimizer(self.encoder, dense)
+        self._products, self._scratch = LaneProducts(head.lanes, None if own else Scratch()), Scratch()
+
+    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+        """See `Step.compute`; `rows[0]` are the nodes' rows, where they have some.
+
+        Raises:
+            ConfigError: the user's own layer has failed.
+        """
+        tensors = isinstance(arrays["epoch"], Tensor)
+        with blaming_frames(self._own, "encoder.layers"):
+            return (self._compute_tensors if tensors else self._compute_arrays)(rows, arrays, timestamp)
+
+    def _compute_arrays(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> float:
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if _encoders(name)}
+        values = torch.from_numpy(rows[0][:, : self._dimension]) if rows else None
+        # Layers of our own know of lanes; for others torch's operations are looked at one by one.
+        with torch_threads(1), self._products if self._own else nullcontext():
+            self._products.start()
+            inputs, encoded = self._encode(values, tensors, timestamp, self._products)
+            handed = self._scratch.take("encoded", *encoded.shape)
+            handed[:] = encoded.detach().numpy()
+            loss = self.head.compute([handed], arrays, timestamp)
+            if encoded.requires_grad:  # a layer of the user's may have no parameters, and nodes no rows
+                encoded.backward(torch.from_numpy(handed))
+        with torch_threads(1):  # without products to look for in each of its many small operations
+            fault = self._dense.step(arrays, timestamp)
+        if rows:
+            self._update(rows[0], arrays["inputs"], inputs.grad.numpy(), timestamp, self._factor(arrays))
+        return loss + float(fault)
+
+    def _compute_tensors(self, rows: Sequence[Tensor], arrays: Mapping[str, Tensor], timestamp: int) -> Tensor:
+        values = rows[0][:, : self._dimension] if rows else None
+        inputs, encoded = self._encode(values, arrays, timestamp, None)
+        handed = encoded.detach().clone()
+        loss = self.head.compute([handed], arrays, timestamp)
+        if encoded.requires_grad:
+            encoded.backward(handed)
+        fault = self._dense.step(arrays, timestamp)
+        if rows:
+            gradients = torch.empty_like(values)
+            gradients[arrays["inputs"]] = inputs.grad[:, : self._dimension]
+            self._rows.update(rows[0], gradients, timestamp, self._factor(arrays))
+        return loss + fault
+
+    def _encode(
+        self, values: Tensor | None, arrays: Mapping[str, Tensor], timestamp: int, lanes: Shared | None
+    ) -> tuple[Tensor | Means, Tensor]:
+        """What goes into the encoder, a leaf if there are rows, and what comes out of it."""
+        inputs = arrays.get("features")
+        if "means" in arrays:
+            inputs = Means(inputs, arrays["means"])
+        elif values is not None:
+            own = values.index_select(0, arrays["inputs"])
+            inputs = (own if inputs is None else torch.cat((own, inputs), 1)).requires_grad_()
+        self.encoder.train()
+        with torch.enable_grad(), seeded([self._seed, timestamp], self._device):
+            return inputs, self.encoder(inputs, blocks_of(arrays, len(self.encoder.layers)), lanes)
+
+    def _update(
+        self, rows: np.ndarray, places: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float
+    ) -> None:
+        own = self._scratch.take("gradients", len(rows), self._dimension)
+
+        def update(begin: int, end: int) -> None:
+            self._rows.update(rows[begin:end], own[begin:end], timestamp, factor)
+
+        own[places] = gradients[:, : self._dimension]
+        self.head.lanes.run([partial(update, *cut) for cut in blocks(0, len(rows), _BLOCK_ROWS)])
+
+    def _factor(self, arrays: Mapping[str, Any]) -> float:
+        return 1.0 if self._decay == 1 else self._decay ** int(arrays["epoch"].item())
+
+    def dense_state(self) -> Mapping[str, Tensor]:
+        """A copy of the encoder's and the head's parameters with the state of their optimizers, by name."""
+        own = {name: tensor.detach().clone() for name, tensor in self._dense.state().items()}
+        return {**own, **self.head.dense_state()}
+
+    def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over, by copy, what `dense_state` gave.
+
+        Raises:
+            ValueError: the state is that of another model.
+        """
+        self._dense.load({name: tensor for name, tensor in state.items() if _encoders_state(name)})
+        self.head.load_dense_state({name: tensor for name, tensor in state.items() if not _encoders_state(name)})
+
+    def close(self) -> None:
+        self.head.close()
+
+
+def blocks_of(arrays: Mapping[str, Tensor], layers: int) -> list[Block]:
+    """The blocks of a batch for so many layers, or for those behind its means."""
+    first = int("means" in arrays)
+    found, num_inputs = [], len(arrays["means"] if first else arrays["inputs"])
+    for number in range(first, layers):
+        offsets, sources = (arrays[f"blocks.{number}.{name}"] for name in ("offsets", "sources"))
+        found.append(Block(offsets, sources, num_inputs))
+        num_inputs = found[-1].num_outputs
+    return found
+
+
+def _encoders(name: str) -> bool:
+    return name.startswith(("blocks.", "inputs", "features", "means"))
+
+
+def _encoders_state(name: str) -> bool:
+    return name.startswith((NETWORK, OPTIMIZER))

@@ -1,0 +1,1 @@
+"""What is trained on top of an encoder beside link prediction."""

@@ -1,0 +1,1 @@
+"""Decoders, losses, regularizers and the training step of link prediction."""

@@ -1,0 +1,314 @@
+"""The loss and gradient of a batch written out for the CPU, with the row optimizer at its end; formula in `autograd`.
+
+A batch is five stages; the tasks of one stage may run in any order and on any lane:
+1. candidates gathered side by side, relations as the forms want them;
+2. tiles (side, chunk, block of edges): queries Q, scores S = Q N^T, losses, S := gradient by the scores, dQ = S N;
+   beside them the lists of places by entity and by relation;
+3. dN = S^T Q for blocks of candidates (side, chunk, block); 2 and 3 take turns over waves of tiles whose scores fit
+   into bounded memory;
+4. relations: gradients added up, rows updated;
+5. entities: gradients added up, rows updated.
+Distances have kernels in place of the matrix products.
+
+Guarantees:
+- The bits of the result depend on the inputs, not on the number of lanes: no block's size depends on it, no two tasks
+  write to the same place, every sum has one order, and a product runs on one thread (`LinkPredictionStep` sees to it).
+- They do not depend on where the caller's arrays lie: products only see our own aligned memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from marius_oac.config.link_prediction import Config
+from marius_oac.kernels.cpu import decoders as geometry
+from marius_oac.kernels.cpu import edges as kernels
+from marius_oac.kernels.cpu import losses as loss_kernels
+from marius_oac.kernels.cpu.row_updates import Rule
+from marius_oac.models.compute.scratch import Scratch
+from marius_oac.models.compute.thread_pool import Lanes, Task
+from marius_oac.models.compute.tiles import Tile, blocks, stretches
+from marius_oac.models.link_prediction.regularizers import complex_moduli, penalized
+from marius_oac.types import Side
+
+_TILE_EDGES = 256  # at least, where the chunk has them: fewer make thin products
+_MAX_TILE_EDGES = 1024
+_TILE_SCORES = 1 << 17  # aimed at: 512 KiB, which stay in a core's cache from one product to the next
+_WAVE_SCORES = 1 << 25  # held at once: 128 MiB
+_BLOCK_CANDIDATES = 256
+_BLOCK_ROWS = 512
+_BLOCK_RELATIONS = 64
+_COPY_ROWS = 4096
+
+_FORMS = {
+    "distmult": geometry.PRODUCT,
+    "complex": geometry.COMPLEX_PRODUCT,
+    "rotate": geometry.COMPLEX_PRODUCT,
+    "transe": geometry.SUM,
+    "dot": geometry.PLAIN,
+}
+_LOSSES = {
+    "softmax": loss_kernels.SOFTMAX,
+    "logistic": loss_kernels.LOGISTIC,
+    "margin": loss_kernels.MARGIN,
+    "self_adversarial": loss_kernels.SELF_ADVERSARIAL,
+}
+
+
+class Relations(NamedTuple):
+    """The dense table float32 [R, Dr + state], None for a decoder without relations, and how its rows are updated."""
+
+    table: np.ndarray | None
+    rule: Rule
+
+
+@lru_cache(maxsize=32)
+def waves_of(sides: int, offsets: tuple[int, ...], candidates: int) -> list[list[Tile]]:
+    """Cuts a batch into tiles and those into waves, by its shape alone.
+
+    Raises:
+        ValueError: a chunk has no edges; nobody would write its candidates' gradients.
+    """
+    if any(first >= last for first, last in zip(offsets[:-1], offsets[1:], strict=True)):
+        raise ValueError(f"a chunk without edges: {offsets}")
+    size = max(_TILE_EDGES, min(_MAX_TILE_EDGES, _TILE_SCORES // candidates))
+    size = max(1, min(size, _WAVE_SCORES // candidates))
+    waves: list[list[Tile]] = [[]]
+    offset = 0
+    for s in range(sides):
+        for chunk, (first, last) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+            for start, stop in blocks(first, last, size):
+                scores = (stop - start) * candidates
+                if waves[-1] and offset + scores > _WAVE_SCORES:
+                    waves.append([])
+                    offset = 0
+                waves[-1].append(Tile(s, chunk, start, stop, offset))
+                offset += scores
+    return waves
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One batch on its way through the stages.
+
+    `candidates` and `candidate_gradients` are [S C, K, D]; for all entities the former is [1, N, D], the latter
+    [S, N, D]. `listed` are the sampled negatives, laid end to end.
+    """
+
+    rows: np.ndarray
+    listed: np.ndarray
+    edges: kernels.Edges
+    work: kernels.Work
+    form: kernels.Form
+    loss: loss_kernels.LossRule
+    offsets: tuple[int, ...]
+    candidates: np.ndarray
+    candidate_gradients: np.ndarray
+
+    def group(self, tile: Tile) -> int:
+        return tile.s * (len(self.offsets) - 1) + tile.chunk
+
+    def listed_of(self, tile: Tile) -> np.ndarray:
+        """Local indices, [K], of the sampled negatives that a tile's edges share."""
+        per_group = self.candidates.shape[1]
+        return self.listed[self.group(tile) * per_group : (self.group(tile) + 1) * per_group]
+
+    def candidates_of(self, tile: Tile) -> np.ndarray:
+        return self.candidates[self.group(tile) if self.form.sampled else 0]
+
+
+def _form_of(config: Config) -> kernels.Form:
+    model, regularization = config.model, config.training.regularization
+    distance = geometry.L1 if model.norm == 1 else geometry.L2
+    similarity = {"transe": distance, "rotate": geometry.MODULI}.get(model.decoder, geometry.INNER)
+    penalty = kernels.NO_PENALTY
+    if penalized(regularization):
+        cubes = kernels.CUBED_MODULI if complex_moduli(regularization, model) else kernels.CUBES
+        penalty = kernels.SQUARES if regularization.kind == "l2" else cubes
+    sampled = not config.training.negatives.all
+    return kernels.Form(_FORMS[model.decoder], similarity, penalty, model.decoder == "rotate", sampled, np.float32(0))
+
+
+class HandwrittenGradient:
+    """Computes batches on `lanes`; the arrays are those of the edge planner (see the design page)."""
+
+    def __init__(self, config: Config, lanes: Lanes) -> None:
+        self._model, self._training, self._lanes = config.model, config.training, lanes
+        self._scratch = Scratch()
+        sides = (Side.TAIL,) if config.model.reciprocal else (Side.HEAD, Side.TAIL)
+        self._sides = np.array(sides, np.int64)
+        self._form = _form_of(config)
+
+    def compute(self, rows: np.ndarray, arrays: Mapping[str, np.ndarray], rule: Rule, relations: Relations) -> float:
+        """Updates `rows` [n, D + state] and the batch's relations in place; returns the loss, penalty included."""
+        batch = self._open(rows, arrays, relations)
+        edges, size, count = batch.edges, batch.edges.heads.size, len(rows)
+        first = self._scratch.take("first", count + 1, dtype=np.int64)
+        places = self._scratch.take("places", 2 * size + batch.listed.size, dtype=np.int64)
+        beside_tiles = [partial(kernels.invert, edges.heads, edges.tails, batch.listed, first, places)]
+        relation_penalties, beside_products = self._relation_tasks(batch, relations, beside_tiles)
+        self._differentiate(batch, beside_tiles, beside_products)
+        penalties = self._scratch.take("penalties", count, dtype=np.float64)
+        shared = (edges, batch.work, first, places, penalties)
+        self._lanes.run(
+            [
+                partial(kernels.update_entities, batch.form, rule, rows, begin, end, *shared, self._room())
+                for begin, end in blocks(0, count, _BLOCK_ROWS)
+            ]
+        )
+        loss = float(batch.work.losses.mean())
+        if self._form.penalty == kernels.NO_PENALTY:
+            return loss
+        weight = self._training.regularization.weight
+        return loss + weight / size * float(penalties.sum() + relation_penalties.sum())
+
+    def _room(self) -> np.ndarray:
+        """Where a task adds up one gradient."""
+        return np.empty(self._model.dimension, np.float32)
+
+    def _own(self, name: str, array: np.ndarray) -> np.ndarray:
+        """A flat copy: kernels compile once, whatever array the caller brings."""
+        copy = self._scratch.take(name, array.size, dtype=np.int64)
+        copy[:] = array.reshape(-1)
+        return copy
+
+    def _open(self, rows: np.ndarray, arrays: Mapping[str, np.ndarray], relations: Relations) -> _Batch:
+        """Stage 1, and room for the others."""
+        take, dimension, sampled = self._scratch.take, self._model.dimension, not self._training.negatives.all
+        heads, tails = self._own("heads", arrays["heads"]), self._own("tails", arrays["tails"])
+        sides, size = len(self._sides), heads.size
+        if sampled:
+            listed, offsets = self._own("negatives", arrays["negatives"]), tuple(arrays["chunk_offsets"].tolist())
+            groups, per_group = sides * (len(offsets) - 1), arrays["negatives"].shape[2]
+            candidates = take("candidates", groups, per_group, dimension)
+            flat = candidates.reshape(-1, dimension)
+            tasks = [
+                partial(kernels.gather, rows, listed[begin:end], flat[begin:end])
+                for begin, end in blocks(0, listed.size, _COPY_ROWS)
+            ]
+        else:
+            listed, offsets = self._own("negatives", np.empty(0, np.int64)), (0, size)
+            groups, per_group = sides, len(rows)
+            candidates = take("candidates", 1, per_group, dimension)
+            tasks = [
+                partial(kernels.copy_values, rows[begin:end], candidates[0, begin:end])
+                for begin, end in blocks(0, per_group, _COPY_ROWS)
+            ]
+        if relations.table is None:
+            local, formed = self._own("relations", np.zeros(size, np.int64)), take("formed", 1, dimension)
+        else:
+            local, picks = self._own("relations", arrays["relations"]), self._own("picks", arrays["relation_rows"])
+            formed = take("formed", picks.size, dimension)
+            (kernels.gather_phases if self._form.phases else kernels.gather)(relations.table, picks, formed)
+        self._lanes.run(tasks)
+        gradients = take("candidate_gradients", groups, per_group, dimension)
+        work = kernels.Work(
+            relations=formed,
+            queries=take("queries", sides, size, dimension),
+            query_gradients=take("query_gradients", sides, size, dimension),
+            positives=take("positives", sides, size),
+            candidate_gradients=gradients.reshape(-1, dimension),
+            losses=take("losses", sides, size, dtype=np.float64),
+        )
+        edges = kernels.Edges(heads, tails, local, self._sides)
+        form = self._form._replace(share=np.float32(self._training.regularization.weight / size))
+        loss = self._loss_rule(sides * size, per_group if sampled else max(per_group - 1, 1))
+        return _Batch(rows, listed, edges, work, form, loss, offsets, candidates, gradients)
+
+    def _loss_rule(self, terms: int, negatives: int) -> loss_kernels.LossRule:
+        loss = self._training.loss
+        floats = (1 / terms, 1 / negatives, loss.margin, loss.temperature)
+        return loss_kernels.LossRule(_LOSSES[loss.kind], *(np.float32(value) for value in floats))
+
+    def _relation_tasks(
+        self, batch: _Batch, relations: Relations, beside_tiles: list[Task]
+    ) -> tuple[np.ndarray, list[Task]]:
+        """Stage 4: the relations' penalties as they will be, and the tasks. Adds the list of places to stage 2."""
+        if relations.table is None:
+            return np.zeros(0), []
+        edges = batch.edges
+        count = len(batch.work.relations)
+        picks = self._scratch.take("picks", count, dtype=np.int64)
+        first = self._scratch.take("relation_first", count + 1, dtype=np.int64)
+        places = self._scratch.take("relation_places", edges.relations.size, dtype=np.int64)
+        nothing = edges.relations[:0]
+        beside_tiles.append(partial(kernels.invert, edges.relations, nothing, nothing, first, places))
+        penalties = self._scratch.take("relation_penalties", count, dtype=np.float64)
+        shared = (picks, batch.rows, edges, batch.work, (first, places), penalties)
+        update = partial(kernels.update_relations, batch.form, relations.rule, relations.table)
+        return penalties, [
+            partial(update, begin, end, *shared, self._room()) for begin, end in blocks(0, count, _BLOCK_RELATIONS)
+        ]
+
+    def _differentiate(self, batch: _Batch, beside_tiles: list[Task], beside_products: list[Task]) -> None:
+        """Stages 2 and 3, and what runs beside the first of the one and the last of the other."""
+        per_group = batch.candidates.shape[1]
+        waves = waves_of(len(self._sides), batch.offsets, per_group)
+        size = max(wave[-1].offset + (wave[-1].stop - wave[-1].start) * per_group for wave in waves)
+        scores = self._scratch.take("scores", size)
+        distances = self._scratch.take("distances", size) if self._form.similarity == geometry.L2 else None
+        begun: set[int] = set()
+        for number, wave in enumerate(waves):
+            tiles = [partial(self._tile, batch, tile, scores, distances) for tile in wave]
+            self._lanes.run(tiles + beside_tiles if number == 0 else tiles)
+            products = []
+            for stretch in stretches(wave):
+                group = batch.group(stretch)
+                for begin, end in blocks(0, per_group, _BLOCK_CANDIDATES):
+                    products.append(partial(self._candidates, batch, stretch, scores, begin, end, group in begun))
+                begun.add(group)
+            self._lanes.run(beside_products + products if number == len(waves) - 1 else products)
+
+    @np.errstate(invalid="ignore", over="ignore")  # A diverged loss is the pipeline's to report, not NumPy's.
+    def _tile(self, batch: _Batch, tile: Tile, scores: np.ndarray, distances: np.ndarray | None) -> None:
+        s, _, start, stop, _ = tile
+        edges, work, kind = batch.edges, batch.work, self._form.similarity
+        kernels.open_tile(batch.form, batch.rows, edges, work, s, start, stop)
+        queries, gradients = work.queries[s, start:stop], work.query_gradients[s, start:stop]
+        positives, candidates = work.positives[s, start:stop], batch.candidates_of(tile)
+        tile_scores = tile.of(scores, len(candidates))
+        if kind == geometry.INNER:
+            np.matmul(queries, candidates.T, out=tile_scores)
+        else:
+            kernels.distance_scores(kind, queries, candidates, tile_scores)
+        if distances is not None:
+            tile_distances = tile.of(distances, len(candidates))
+            tile_distances[:] = tile_scores
+        targets = (edges.tails if self._sides[s] == Side.TAIL else edges.heads)[start:stop]
+        if batch.form.sampled:
+            kernels.leave_out_targets(tile_scores, targets, batch.listed_of(tile))
+        else:
+            kernels.take_targets(tile_scores, targets, positives)
+        loss_kernels.differentiate(batch.loss, tile_scores, positives, work.losses[s, start:stop])
+        if not batch.form.sampled:
+            kernels.put_targets(tile_scores, targets, positives)
+        if distances is not None:
+            kernels.divide_by_distances(tile_scores, tile_distances)
+        if kind == geometry.INNER:
+            np.matmul(tile_scores, candidates, out=gradients)
+        else:
+            gradients[:] = 0
+            kernels.add_distance_gradients(kind, tile_scores, queries, candidates, gradients)
+        if batch.form.sampled:
+            kernels.close_tile(batch.form, batch.rows, edges, work, s, start, stop)
+
+    @np.errstate(invalid="ignore", over="ignore")
+    def _candidates(self, batch: _Batch, stretch: Tile, scores: np.ndarray, begin: int, end: int, begun: bool) -> None:
+        """Gradients of the candidates [begin, end) of a stretch, added to what is there if `begun`."""
+        candidates = batch.candidates_of(stretch)
+        coefficients = stretch.of(scores, len(candidates))[:, begin:end].T
+        queries = batch.work.queries[stretch.s, stretch.start : stretch.stop]
+        into = batch.candidate_gradients[batch.group(stretch), begin:end]
+        if self._form.similarity != geometry.INNER:
+            if not begun:
+                into[:] = 0
+            kernels.add_distance_gradients(self._form.similarity, coefficients, candidates[begin:end], queries, into)
+        elif begun:
+            into += coefficients @ queries
+        else:
+            np.matmul(coefficients, queries, out=into)

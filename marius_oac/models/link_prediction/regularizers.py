@@ -1,0 +1,33 @@
+"""Penalties on the rows of a batch's positive edges, in torch.
+
+    penalty = weight / B * sum over the B edges of f(head) + f(tail) + f(relation)
+
+f is sum |x|^2 (l2) or sum |x|^3 (n3: Lacroix et al., ICML 2018, equation 5, with p = 3). For ComplEx n3 takes the
+moduli of the complex numbers, for the others absolute values. A row that stands in several edges is counted with each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from marius_oac.config.link_prediction import ModelConfig, RegularizationConfig
+
+
+def penalized(config: RegularizationConfig) -> bool:
+    """Is there a penalty at all?"""
+    return config.kind != "none" and config.weight > 0
+
+
+def complex_moduli(config: RegularizationConfig, model: ModelConfig) -> bool:
+    """Does the penalty take moduli of complex numbers [re | im] rather than absolute values of floats?"""
+    return config.kind == "n3" and model.decoder == "complex"
+
+
+def penalties(config: RegularizationConfig, model: ModelConfig, factors: Tensor) -> Tensor:
+    """f [...] of the rows [..., D]."""
+    if config.kind == "l2":
+        return (factors * factors).sum(-1)
+    if complex_moduli(config, model):
+        factors = torch.linalg.vector_norm(torch.stack(factors.chunk(2, -1), -1), 2, -1)
+    return (factors.abs() ** 3).sum(-1)

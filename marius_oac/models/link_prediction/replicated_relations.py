@@ -1,0 +1,133 @@
+"""Relations as dense parameters that several nodes agree on.
+
+Every node has all of them. A batch's gradients are laid into a table of zeros; `DenseSync.reduce` adds those tables up
+over the nodes, and every node updates the relations that have a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from marius_oac.models.compute.dense_moments import OWN
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.compute.scratch import Scratch
+from marius_oac.types import DenseSync
+
+
+class AgreedRelations:
+    """Also a `types.ServedDense`, whose slices are some of the relations.
+
+    Args:
+        table: float32 [R, Dr + state], updated in place; None for a decoder without relations.
+        width: Dr.
+        optimizer: of the rows, unless `dense` brings one of its own.
+    """
+
+    def __init__(self, table: torch.Tensor | None, width: int, optimizer: RowOptimizer, dense: DenseSync) -> None:
+        self._table, self._width, self._optimizer, self._dense = table, width, optimizer, dense
+        self._scratch, self._own = Scratch(), None
+        self.grain, self.size = max(width, 1), 0 if table is None else len(table) * width
+        if table is not None:
+            self._values = table[:, :width]
+            self._gradients = table.new_zeros(len(table), width)
+            self._own = dense.optimizer([self._values])
+            self._rate = self._own.param_groups[0]["lr"] if self._own else None
+            dense.attach([self._values])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What an optimizer of `dense` keeps, by name: the tensors themselves, not copies."""
+        return {} if self._own is None else {f"{OWN}{key}": each for key, each in self._own.state[self._values].items()}
+
+    def values(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """float32 [R, Dr], a copy in which only the batch's relations have their values."""
+        if self._table is None:
+            return None
+        copy, picks = self._scratch.take("values", len(self._table), self._width), arrays["relation_rows"]
+        copy[picks] = self._values.numpy()[picks]
+        return copy
+
+    def update(self, handed: np.ndarray | None, arrays: Mapping[str, np.ndarray], timestamp: int, factor: Any) -> None:
+        """Takes what `values` gave, with the gradients of the batch's relations in the place of their values."""
+        if handed is not None:
+            gradients = torch.from_numpy(handed[arrays["relation_rows"]])
+            self.update_tensor(gradients, torch.from_numpy(arrays["relation_rows"]), arrays["share"], timestamp, factor)
+
+    def update_tensor(
+        self, gradients: torch.Tensor, picks: torch.Tensor, share: Any, timestamp: int, factor: Any
+    ) -> None:
+        """`gradients` [m, Dr] of the relations `picks`, int64 [m]; `share` is the batch's part of the global batch."""
+        every = self._gradients.zero_()
+        every[picks] = gradients
+        if self._dense.dealt:
+            self._dense.hand_over([every], float(factor))
+            return
+        moves = self._dense.reduce([every], float(share.item()))
+        if self._own is not None:
+            self._values.grad = every
+            self._own.param_groups[0]["lr"] = self._rate * float(factor)
+            self._own.step()
+        elif moves:
+            _update_touched(self._table, every, self._optimizer, timestamp, factor)
+        self._dense.updated(timestamp)
+
+    def slice(self, first: int, end: int) -> RelationSlice:
+        """See `ServedDense.slice`."""
+        table = self._table[first // self.grain : end // self.grain].cpu().clone()
+        return RelationSlice(table, self._width, self._optimizer)
+
+    def take(self, states: Sequence[np.ndarray], bounds: Sequence[int]) -> None:
+        """See `ServedDense.take`."""
+        self._table.copy_(torch.from_numpy(np.concatenate(states)).view(self._table.shape))
+
+
+class RelationSlice:
+    """A `types.DenseSlice`: a table of some relations, float32 [r, Dr + state], which is its own."""
+
+    def __init__(self, table: torch.Tensor, width: int, optimizer: RowOptimizer) -> None:
+        self._table, self._width, self._optimizer = table, width, optimizer
+
+    def values(self) -> np.ndarray:
+        return self._table[:, : self._width].reshape(-1).numpy()
+
+    def apply(self, gradient: np.ndarray, timestamp: int, factor: float) -> None:
+        gradients = torch.from_numpy(gradient).view(len(self._table), self._width)
+        _update_touched(self._table, gradients, self._optimizer, timestamp, factor)
+
+    def state(self) -> np.ndarray:
+        return self._table.reshape(-1).numpy().copy()
+
+
+def _update_touched(
+    table: torch.Tensor, gradients: torch.Tensor, optimizer: RowOptimizer, timestamp: int, factor: Any
+) -> None:
+    """One step of the optimizer on the rows that have a gradient."""
+    touched = gradients.any(1)
+    if table.device.type != "cpu":
+        update_without_waiting(table, gradients, touched, optimizer, timestamp, factor)
+        return
+    picks = touched.nonzero().reshape(-1)
+    rows = table[picks]
+    optimizer.update(rows.numpy(), gradients[picks].numpy(), timestamp, factor)
+    table[picks] = rows
+
+
+def update_without_waiting(
+    table: torch.Tensor,
+    gradients: torch.Tensor,
+    touched: torch.Tensor,
+    optimizer: RowOptimizer,
+    timestamp: int,
+    factor: Any,
+) -> None:
+    """One step of the optimizer on the rows where `touched`, bool [R], is true.
+
+    All rows are computed and the touched ones are kept: to pick them the host would have to know how many there are,
+    and so wait for the device.
+    """
+    rows = table.clone()
+    optimizer.update(rows, gradients, timestamp, factor)
+    table.copy_(torch.where(touched[:, None], rows, table))

@@ -1,0 +1,1 @@
+"""How dense parameters of several trainers agree: all-reduce, k-step merging, ShadowSync."""

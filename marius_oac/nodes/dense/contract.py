@@ -1,0 +1,184 @@
+"""How dense parameters of several trainers agree: the contract, and what its implementations have in common.
+
+Guarantees:
+- Parameters are read and written through views that autograd does not watch: their versions do not change, so that a
+  background thread may write between a forward and its backward pass.
+- What the trainers say to each other goes through a channel of its own, so that other calls of the group can't meet it.
+- Once a call has raised, `stop` is all that may follow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from marius_oac.nodes.dense.flat import Flat
+from marius_oac.nodes.groups.contract import Group
+
+
+class DenseAgreement:
+    """`marius_oac.types.DenseSync`, which a step sees, and what the run does with it: the base of all ways to agree.
+
+    A run calls `start`, and at each point where it stands still `pause` (replicas may differ) or `finish` (they must
+    not), then `start` again; at last, whatever happened, `stop`. All trainers call them together, but for `stop`. Where
+    a model has no dense parameters, nothing is attached and nothing happens.
+
+    Args:
+        group: of the trainers.
+    """
+
+    dealt = False
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._channel: Group | None = None
+        self._live: list[torch.Tensor] = []
+        self._iterations = self._syncs = self._bytes = 0
+        self._seconds = 0.0
+        self._quiet = True
+        self._total: dict[str, float] | None = None
+        self._waiting = threading.local()
+
+    def optimizer(self, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
+        """See `DenseSync.optimizer`."""
+        return None
+
+    def attach(self, parameters: Sequence[torch.Tensor]) -> None:
+        """See `DenseSync.attach`; collective. All trainers begin with the values of rank 0.
+
+        Raises:
+            ValueError: parameters are attached already, or have several types or devices.
+        """
+        if self._channel is not None:
+            raise ValueError("dense parameters are attached already")
+        self._live = [parameter.data for parameter in parameters]
+        self._channel = self._group.channel("dense")
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """See `DenseSync.begin_anew`; collective."""
+        if self._channel is None:
+            return
+        together = Flat(self._live)
+        together.fill(self._live)
+        self._channel.broadcast(together.buffer)
+        together.give(self._live)
+        self._prepare(together)
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Makes tensors, in place, their mean over the trainers; collective, while nothing is started."""
+        if self._channel is not None:
+            for tensor in tensors:
+                self._channel.all_reduce(tensor)
+                tensor.div_(self._group.size)
+
+    def start(self) -> None:
+        """Begins work in the background, if there is any."""
+
+    def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> bool:
+        """See `DenseSync.reduce`."""
+        return share > 0
+
+    def hand_over(self, gradients: Sequence[torch.Tensor], factor: float) -> None:
+        """See `DenseSync.hand_over`; of those that can be `dealt`."""
+        raise TypeError(f"{type(self).__name__} hands nothing over")
+
+    def updated(self, sequence: int) -> None:
+        """See `DenseSync.updated`; raises the error that has ended the background thread."""
+        self._iterations += 1
+        self._quiet, self._total = False, None
+
+    def pause(self) -> None:
+        """Ends work in the background; the trainers agree on which exchange was the last one."""
+        self._quiet = True
+
+    def finish(self) -> None:
+        """`pause`; then all trainers hold the same parameters, and `metrics` is that of all."""
+        self.pause()
+        if self._channel is None:
+            return
+        self._agree()
+        each = self._channel.gather(self._counts())
+        self._total = {name: sum(one[name] for one in each) for name in each[0]}
+
+    def stop(self) -> None:
+        """Ends everything at once, whatever the others do, who will find this trainer lost if they wait for it.
+
+        Raises nothing that another call has raised, or would have: whoever does not `finish` has an error of his own.
+        """
+        if self._channel is not None:
+            if not self._quiet:  # else the others may still be in the call that was the last one here
+                self._channel.abort()
+            self._channel.close()
+
+    def waited(self) -> float:
+        """Seconds that the calling thread has spent in synchronisations so far: above all, waiting for others."""
+        return getattr(self._waiting, "seconds", 0.0)
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of iterations, synchronisations and payload bytes, the average sync gap in iterations, and bytes and
+        seconds per synchronisation: this trainer's; from `finish` to the next iteration those of all trainers, summed.
+        """
+        counts = self._total or self._counts()
+        syncs = counts["syncs"]
+        return {
+            "iterations": counts["iterations"],
+            "syncs": syncs,
+            "average_sync_gap": counts["iterations"] / syncs if syncs else 0.0,
+            "bytes": counts["bytes"],
+            "bytes_per_sync": counts["bytes"] / syncs if syncs else 0.0,
+            "seconds_per_sync": counts["seconds"] / syncs if syncs else 0.0,
+        }
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint must keep beside parameters and the optimizer's state, by name: copies."""
+        return {name: tensor.clone() for name, tensor in self._kept().items()}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes over, by copy, what `state` gave; after `attach`, while nothing is started. Collective.
+
+        Raises:
+            ValueError: the state is that of another way to agree, or of another model.
+        """
+        mine, theirs = (
+            {name: (tuple(each.shape), each.dtype) for name, each in kept.items()} for kept in (self._kept(), state)
+        )
+        if mine != theirs:
+            raise ValueError(f"state of dense agreement {theirs}, but this one has {mine}")
+        self._take(state)
+
+    def _prepare(self, together: Flat) -> None:
+        """Called once the parameters are attached, with a buffer that holds them."""
+
+    def _agree(self) -> None:
+        """Makes parameters the same on all trainers, if they are not."""
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        """The tensors that a checkpoint keeps, by name."""
+        return {}
+
+    def _take(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes over a state that fits `_kept`."""
+        for name, tensor in self._kept().items():
+            tensor.copy_(state[name])
+
+    def _begin(self) -> tuple[float, int]:
+        """To be called when a synchronisation begins, and what `_count` wants to have when it is done."""
+        return time.perf_counter(), self._sent()
+
+    def _count(self, begun: tuple[float, int]) -> None:
+        seconds = time.perf_counter() - begun[0]
+        self._seconds += seconds
+        self._waiting.seconds = self.waited() + seconds
+        self._bytes += self._sent() - begun[1]
+        self._syncs += 1
+
+    def _sent(self) -> int:
+        """Payload bytes that this trainer has sent so far."""
+        return self._channel.bytes_sent
+
+    def _counts(self) -> dict[str, float]:
+        return {"iterations": self._iterations, "syncs": self._syncs, "bytes": self._bytes, "seconds": self._seconds}

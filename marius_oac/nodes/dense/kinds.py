@@ -1,0 +1,51 @@
+"""From the configuration to the way in which dense parameters agree."""
+
+from __future__ import annotations
+
+from marius_oac.config.dense import DenseConfig
+from marius_oac.errors import ConfigError
+from marius_oac.nodes.dense.contract import DenseAgreement
+from marius_oac.nodes.dense.kstep import KStep
+from marius_oac.nodes.dense.served import Served
+from marius_oac.nodes.dense.shadow import Assign, Averaging, Bmuf, Easgd
+from marius_oac.nodes.dense.sync_server import SyncServers
+from marius_oac.nodes.groups.contract import Group
+
+
+def make_dense_sync(
+    config: DenseConfig,
+    group: Group,
+    learning_rate: float,
+    lockstep: bool,
+    servers: SyncServers | None = None,
+    assign: Assign | None = None,
+    weight_decay: float = 0.0,
+) -> DenseAgreement:
+    """The configured way to agree; nothing is exchanged before its `attach`.
+
+    Args:
+        config: the section.
+        group: of the trainers.
+        learning_rate, weight_decay: kstep's, which is an optimizer of its own.
+        lockstep: whether the trainers make the same steps.
+        servers: easgd's sync servers, whose alpha is `config.alpha`.
+        assign: see `Easgd`.
+    Raises:
+        ConfigError: the kind needs lockstep.
+        ValueError: easgd without servers.
+    """
+    if config.lockstep and not lockstep:
+        raise ConfigError(f"'{config.kind}' needs trainers in lockstep; use easgd, ma or bmuf", "dense.kind")
+    if config.kind == "allreduce":
+        return Served(group)
+    if config.kind == "kstep":
+        moments = (config.beta1, config.beta2)
+        return KStep(group, learning_rate, config.k, config.warm_up, moments, config.epsilon, weight_decay)
+    pace = (config.alpha, config.iterations_between, config.background)
+    if config.kind == "ma":
+        return Averaging(group, *pace)
+    if config.kind == "bmuf":
+        return Bmuf(group, *pace, eta=config.eta, momentum=config.momentum, nesterov=config.nesterov)
+    if servers is None or assign is None:
+        raise ValueError("easgd needs sync servers and an assignment of parameters to them")
+    return Easgd(group, *pace, servers=servers, assign=assign)

@@ -1,0 +1,185 @@
+"""k-step Adam: every trainer makes its own updates, and every k steps they merge (Zhao et al., Algorithm 2).
+
+With learning rate a, gradient g_i of trainer i, N trainers, t = 1, 2, ...:
+
+    g_i = g_i + w x_i, where there is a weight decay w (not in the paper; Adam's, as torch has it)
+    m_i = beta1 m_i + (1 - beta1) g_i
+    v_i = beta2 v_i + (1 - beta2) g_i^2
+    t mod k != 0:  x_i = x_i - a m_i / sqrt(v)
+    t mod k == 0:  v = mean over i of v_i,  then x_i = mean over j of (x_j - a m_j / sqrt(v))
+
+v, the second moment that divides, is frozen between merges, while each trainer's own v_i goes on. m is never merged.
+v and v_i begin as epsilon; nothing is corrected for that, and nothing is added to the denominator. So with a small
+epsilon the first k - 1 steps would be a g / sqrt(epsilon): the trainers merge in each of the first `warm_up` steps.
+With `warm_up=0` the algorithm is the paper's to the letter, for models whose v is taken over from a checkpoint
+(`models/compute/dense_moments.py`); their steps count, too, so t goes on from there.
+
+A trainer that has no example of a batch makes no step of its own: x_i, m_i and v_i stay, t counts, and it merges as
+all do.
+
+A merge is two all-reduces as long as the parameters, of v_i and of x_i - a m_i / sqrt(v), which needs the merged v.
+(One would do with x_i, m_i and v_i in it, and send half as much again.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from marius_oac.nodes.dense.contract import DenseAgreement
+from marius_oac.nodes.dense.flat import Flat
+from marius_oac.nodes.groups.contract import Group
+
+Mean = Callable[[Sequence[torch.Tensor]], None]
+"""Makes tensors, in place, their mean over the trainers."""
+
+
+class KStepAdam(torch.optim.Optimizer):
+    """One trainer's part of Algorithm 2. A parameter without gradient has gradient zero.
+
+    `state[parameter]` holds `step` (t, int64), `exp_avg` (m_i), `exp_avg_sq` (v_i) and `merged_sq` (v) from the start.
+
+    Args:
+        parameters: tensors of one type and device, in one order on all trainers.
+        merge: called for each merge with what it consists of, which wants to be told how to take means.
+        lr: a; may be changed in `param_groups`.
+        k: steps from merge to merge.
+        warm_up: steps at the beginning that each end in a merge.
+        betas: beta1 and beta2.
+        epsilon: v before the first step.
+        weight_decay: w.
+
+    Attributes:
+        idle: whether the next step is of no example of this trainer's.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        merge: Callable[[Callable[[Mean], None]], None],
+        lr: float,
+        k: int,
+        warm_up: int,
+        betas: tuple[float, float],
+        epsilon: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        self.idle = False
+        self._merge, self._k, self._warm_up = merge, k, warm_up
+        (group,) = self.param_groups
+        self._parameters: list[torch.Tensor] = group["params"]
+        for parameter in self._parameters:
+            self.state[parameter] = {
+                "step": torch.tensor(0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.full_like(parameter, epsilon),
+                "merged_sq": torch.full_like(parameter, epsilon),
+            }
+
+    @property
+    def merged(self) -> bool:
+        """Whether the last step was a merge, or there was none yet."""
+        return self._merges(int(self._states("step")[0]))
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """One update; with a merge, where it is due."""
+        (group,) = self.param_groups
+        for parameter in self._parameters:
+            self.state[parameter]["step"] += 1
+            if not self.idle:
+                self._accumulate(parameter, *group["betas"], group["weight_decay"])
+        if self.merged:
+            self._merge(lambda mean: self._update_merged(mean, group["lr"]))
+        else:
+            self._update(group["lr"])
+
+    def _accumulate(self, parameter: torch.Tensor, beta1: float, beta2: float, weight_decay: float) -> None:
+        state, gradient = self.state[parameter], parameter.grad
+        state["exp_avg"].mul_(beta1)
+        state["exp_avg_sq"].mul_(beta2)
+        if weight_decay:
+            own = parameter * weight_decay
+            gradient = own if gradient is None else own.add_(gradient)
+        if gradient is not None:
+            state["exp_avg"].add_(gradient, alpha=1 - beta1)
+            state["exp_avg_sq"].addcmul_(gradient, gradient, value=1 - beta2)
+
+    def _update(self, rate: float) -> None:
+        for parameter in self._parameters if not self.idle else ():
+            state = self.state[parameter]
+            parameter.addcdiv_(state["exp_avg"], state["merged_sq"].sqrt(), value=-rate)
+
+    def _update_merged(self, mean: Mean, rate: float) -> None:
+        for own, merged in zip(self._states("exp_avg_sq"), self._states("merged_sq"), strict=True):
+            merged.copy_(own)
+        mean(self._states("merged_sq"))
+        self._update(rate)
+        mean(self._parameters)
+
+    def _merges(self, step: int) -> bool:
+        return step <= self._warm_up or step % self._k == 0
+
+    def _states(self, name: str) -> list[torch.Tensor]:
+        return [self.state[parameter][name] for parameter in self._parameters]
+
+
+class KStep(DenseAgreement):
+    """`marius_oac.types.DenseSync` by k-step Adam; trainers must make the same number of steps (lockstep).
+
+    Args:
+        group: of the trainers.
+        learning_rate, k, warm_up, betas, epsilon, weight_decay: see `KStepAdam`.
+    """
+
+    _optimizer: KStepAdam
+    _flat: Flat
+
+    def __init__(
+        self,
+        group: Group,
+        learning_rate: float,
+        k: int,
+        warm_up: int,
+        betas: tuple[float, float] = (0.0, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(group)
+        self._learning_rate, self._k, self._warm_up = learning_rate, k, warm_up
+        self._betas, self._epsilon, self._weight_decay = betas, epsilon, weight_decay
+
+    def optimizer(self, parameters: Sequence[torch.Tensor]) -> KStepAdam:
+        """See `DenseSync.optimizer`. Its state is what a checkpoint must keep."""
+        self._optimizer = KStepAdam(
+            parameters, self._merge, self._learning_rate, self._k, self._warm_up, self._betas, self._epsilon,
+            self._weight_decay,
+        )  # fmt: skip
+        return self._optimizer
+
+    def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> bool:
+        """See `DenseSync.reduce`."""
+        self._optimizer.idle = not share
+        return True
+
+    def _prepare(self, together: Flat) -> None:
+        self._flat = together
+
+    def _merge(self, exchange: Callable[[Mean], None]) -> None:
+        begun, self._quiet = self._begin(), False
+        exchange(self._mean)
+        self._count(begun)
+
+    def _mean(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._flat.fill(tensors)
+        self._channel.all_reduce(self._flat.buffer)
+        self._flat.buffer.div_(self._group.size)
+        self._flat.give(tensors)
+
+    def _agree(self) -> None:
+        """Between merges replicas differ: their mean, without an update."""
+        if not self._optimizer.merged:
+            with torch.no_grad():
+                self._mean(self._live)

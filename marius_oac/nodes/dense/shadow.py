@@ -1,0 +1,319 @@
+"""Dense agreement beside training: EASGD, model averaging and BMUF (ShadowSync, Zheng et al., section 3.3).
+
+Each trainer trains its own replica w_i. A synchronisation copies it, exchanges the copy, and then draws the replica, as
+it is by then, to what came back: w_i = (1 - alpha) w_i + alpha w. A plain copy would undo what training did meanwhile.
+
+| algorithm | w, with c_i the copies |
+|---|---|
+| EASGD (Algorithm 2) | w_ps = (1 - alpha) w_ps + alpha c_i, at the sync servers, each trainer by itself |
+| MA (Algorithm 3) | mean of c_i |
+| BMUF (Algorithm 4) | d = mean of c_i - w_global; w_global = w_global + eta d |
+
+BMUF's momentum: u = momentum u + d takes the place of d, with Nesterov d + momentum u does; with the latter it is the
+outer step of DiLoCo. In the background a thread synchronises over and over, at most once per `gap` iterations of its
+trainer; in the foreground training does after every `gap` iterations.
+
+Guarantees:
+- In the background training never waits: it tells the thread that an iteration is done and takes a lock for no longer.
+- The thread writes into the live parameters while training reads and writes them, without locks: an element may
+  lose an update of either side, and nothing else is lost.
+- Algorithms that need all trainers end together: every exchange carries how many trainers want to end, and the one in
+  which all do is the last, for all of them, and changes nothing. So nobody is left waiting, whatever their pace.
+- The first error of the thread is raised by the next `updated` and by `pause`; the others' threads end with `NodeLost`
+  once this trainer stops.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+
+from marius_oac.nodes.dense.contract import DenseAgreement
+from marius_oac.nodes.dense.flat import Flat
+from marius_oac.nodes.dense.sync_server import SyncServers, parts_of
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.workers import Workers
+
+Gate = Callable[[str], object]
+"""Called by whoever synchronises with "copied", once the replica has been copied, "received", before it is drawn to
+what came back, and "drawn", after a synchronisation; a test may block there."""
+
+
+Assign = Callable[[Sequence[int]], Sequence[int]]
+
+
+class Shadow(DenseAgreement):
+    """What the algorithms have in common: when to synchronise, and how it ends.
+
+    Args:
+        group: of the trainers.
+        alpha: how far a replica is drawn, 0 to 1.
+        gap: iterations of this trainer from one synchronisation to the next; in the background the fewest.
+        background: whether a thread does it.
+        gate: see `Gate`.
+    """
+
+    def __init__(self, group: Group, alpha: float, gap: int, background: bool, gate: Gate | None = None) -> None:
+        super().__init__(group)
+        self._alpha, self._gap, self._background = alpha, gap, background
+        self._gate = gate or (lambda point: None)
+        self._changed = threading.Condition()
+        self._since = torch.zeros(1, dtype=torch.int64)  # iterations; a tensor, since checkpoints keep it
+        self._ending = False
+        self._workers: Workers | None = None
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """See `DenseAgreement.start`."""
+        self._ending = False
+        if self._background and self._channel is not None:
+            self._quiet = False
+            self._workers = Workers(lambda: None)
+            self._workers.start("dense", 1, self._work, lambda: None)
+
+    def updated(self, sequence: int) -> None:
+        """See `DenseAgreement.updated`."""
+        super().updated(sequence)
+        with self._changed:
+            self._since += 1
+            self._changed.notify_all()
+        if self._error is not None:
+            raise self._error
+        if not self._background and self._since >= self._gap:
+            self._since.zero_()
+            self._synchronise()
+
+    def pause(self) -> None:
+        """See `DenseAgreement.pause`."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        if self._workers is not None:
+            workers, self._workers = self._workers, None
+            workers.join()
+        elif not self._background and self._channel is not None:
+            self._end_together()
+        super().pause()
+
+    def stop(self) -> None:
+        """See `DenseAgreement.stop`."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        super().stop()
+        if self._workers is not None:
+            try:
+                self._workers.join()
+            except BaseException as error:
+                if error is not self._error:  # such as Ctrl-C
+                    raise
+
+    def _work(self) -> None:
+        try:
+            while self._due():
+                self._synchronise()
+            self._end_together()
+        except Closed:  # `stop`
+            raise
+        except BaseException as error:  # noqa: BLE001 - training raises it at its next update
+            self._error = error
+            raise
+
+    def _due(self) -> bool:
+        """Waits for iterations; False: it is time to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending or self._since >= self._gap)
+            self._since.zero_()
+            return not self._ending
+
+    def _draw(self, tensors: Sequence[torch.Tensor], towards: Sequence[torch.Tensor]) -> None:
+        self._gate("received")
+        for tensor, target in zip(tensors, towards, strict=True):
+            tensor.lerp_(target, self._alpha)
+
+    @abstractmethod
+    def _synchronise(self) -> None:
+        """One synchronisation."""
+
+    def _end_together(self) -> None:
+        """Returns when no trainer needs this one any more."""
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        return {"since": self._since}
+
+
+class Averaging(Shadow):
+    """MA: replicas are drawn to their mean. At the end each becomes the mean."""
+
+    _flat: Flat
+
+    def _prepare(self, together: Flat) -> None:
+        self._flat = Flat(self._live, extra=1)
+
+    def _synchronise(self) -> None:
+        self._exchange(ending=False)
+
+    def _end_together(self) -> None:
+        while not self._exchange(ending=True):
+            pass
+
+    def _exchange(self, ending: bool) -> bool:
+        """Whether all trainers wanted to end; if so, nothing has changed."""
+        begun = self._begin()
+        if self._reduce(ending):
+            return True
+        self._draw(self._live, self._flat.views(self._target()))
+        self._count(begun)
+        self._gate("drawn")
+        return False
+
+    def _reduce(self, ending: bool) -> bool:
+        """The copies' mean into the buffer; whether all want to end."""
+        self._flat.fill(self._live)
+        self._flat.buffer[-1] = float(ending)
+        self._gate("copied")
+        self._channel.all_reduce(self._flat.buffer)
+        everybody = self._flat.buffer[-1].item() == self._group.size
+        self._flat.buffer.div_(self._group.size)
+        return everybody
+
+    def _target(self) -> torch.Tensor:
+        """What replicas are drawn to, from the mean in the buffer."""
+        return self._flat.buffer
+
+    def _agree(self) -> None:
+        self._reduce(ending=True)
+        for tensor, target in zip(self._live, self._flat.views(self._target()), strict=True):
+            tensor.copy_(target)
+
+
+class Bmuf(Averaging):
+    """BMUF: replicas are drawn to w_global, which takes a step towards their mean. At the end each becomes w_global.
+
+    Args:
+        group, alpha, gap, background, gate: see `Shadow`.
+        eta: the step's size.
+        momentum: of the steps; 0: none.
+        nesterov: whether the momentum looks ahead.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        alpha: float,
+        gap: int,
+        background: bool,
+        gate: Gate | None = None,
+        *,
+        eta: float = 1.0,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        super().__init__(group, alpha, gap, background, gate)
+        self._eta, self._momentum, self._nesterov = eta, momentum, nesterov
+
+    def _prepare(self, together: Flat) -> None:
+        super()._prepare(together)
+        self._global = together.buffer
+        self._velocity = torch.zeros_like(self._global)
+
+    def _target(self) -> torch.Tensor:
+        direction = self._flat.buffer[:-1] - self._global
+        self._velocity.mul_(self._momentum).add_(direction)
+        step = direction.add_(self._velocity, alpha=self._momentum) if self._nesterov else self._velocity
+        return self._global.add_(step, alpha=self._eta)
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        return super()._kept() | {"global": self._global, "velocity": self._velocity}
+
+
+class Easgd(Shadow):
+    """EASGD: each replica and w_ps at the sync servers are drawn to each other, whatever the other trainers do.
+
+    At the end each trainer exchanges once more and then takes w_ps; the last bits of w_ps depend on who came first.
+    Payload is what this trainer sends; the answers are as long.
+
+    Args:
+        group, alpha, gap, background, gate: see `Shadow`; the servers have an alpha of their own.
+        servers: where w_ps lies.
+        assign: gives the server of each parameter, in the order of `attach`, from their sizes in bytes; the same on all
+            trainers.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        alpha: float,
+        gap: int,
+        background: bool,
+        gate: Gate | None = None,
+        *,
+        servers: SyncServers,
+        assign: Assign,
+    ) -> None:
+        super().__init__(group, alpha, gap, background, gate)
+        self._servers, self._assign = servers, assign
+        self._uploaded = 0
+
+    def _prepare(self, together: Flat) -> None:
+        assignment = self._assign([tensor.nbytes for tensor in self._live])
+        if len(assignment) != len(self._live):
+            raise ValueError(f"{len(assignment)} parameters on sync servers, but there are {len(self._live)}")
+        self._parts = {
+            server: [self._live[number] for number in numbers] for server, numbers in parts_of(assignment).items()
+        }
+        self._flats = {server: Flat(tensors) for server, tensors in self._parts.items()}
+        if not self._group.rank:
+            for server in self._parts:
+                self._servers.write(server, self._copied(server))
+        self._channel.barrier()
+
+    def stop(self) -> None:
+        """See `DenseAgreement.stop`."""
+        self._servers.abort()
+        super().stop()
+
+    def _copied(self, server: int) -> torch.Tensor:
+        self._flats[server].fill(self._parts[server])
+        return self._flats[server].buffer
+
+    def _synchronise(self) -> None:
+        begun = self._begin()
+        for server, tensors in self._parts.items():
+            self._draw(tensors, self._flats[server].views(self._exchange(server)))
+        self._count(begun)
+        self._gate("drawn")
+
+    def _exchange(self, server: int) -> torch.Tensor:
+        copy = self._copied(server)
+        self._gate("copied")
+        answer = self._servers.exchange(server, copy)
+        self._uploaded += copy.nbytes
+        return answer
+
+    def _agree(self) -> None:
+        for server in self._parts:
+            self._exchange(server)
+        self._channel.barrier()
+        for server, tensors in self._parts.items():
+            for tensor, target in zip(tensors, self._flats[server].views(self._servers.read(server)), strict=True):
+                tensor.copy_(target)
+        # Nobody exchanges again before all have read: `finish` gathers their counts.
+
+    def _sent(self) -> int:
+        return self._uploaded
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        mine = {} if self._group.rank else {f"server.{server}": self._servers.read(server) for server in self._parts}
+        return super()._kept() | mine
+
+    def _take(self, state: dict[str, torch.Tensor]) -> None:
+        self._since.copy_(state["since"])
+        if not self._group.rank:
+            for server in self._parts:
+                self._servers.write(server, state[f"server.{server}"].to(self._live[0].device))
+        self._channel.barrier()

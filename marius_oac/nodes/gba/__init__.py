@@ -1,0 +1,1 @@
+"""Global batch aggregation: batches and tokens that are dispatched, and gradients that are aggregated."""

@@ -1,0 +1,183 @@
+"""The coordinator's side of what trainers and it say to each other: a state machine, as `shard`.
+
+    RESERVE   which batch is the trainer's next one: DEAL at once; with `final` nothing more than whole global batches
+              is dealt, since a user wants to stop
+    ENTER     it is about to pull: TOKEN, as soon as the mode lets it go on
+    DONE      all shards have its gradients: who waited for that gets a TOKEN
+    FINISHED  to all, once no batch is left, none is out, and every place is filled
+    REFUSE    a guest is gone: every shard takes its batches no more, and its trainer says what it has of them (ANSWER)
+    FILL      where others have a batch that a shard lacks, it fills the place (FILLED)
+
+Guests wait in the lobby until the first trainer of the run asks: then all shards are ready. Who asks when all is
+through waits there for the next desk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from marius_oac.nodes.gba.coordinator import Coordinator
+from marius_oac.nodes.gba.dispatcher import Deal
+from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array
+
+KINDS = (Kind.RESERVE, Kind.ENTER, Kind.DONE, Kind.ANSWER, Kind.FILLED)
+Out = tuple[int, Message]
+
+
+class DealingDesk:
+    """Args:
+    coordinator: has dealt nothing yet.
+    carriers: ranks of the trainers whose processes have the shards, in the shards' order.
+    parts: see `Stretch`.
+    trainers: of the run's group; ranks from there on belong to guests, or to who is treated as such.
+    own: ranks below it are the run's own.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, carriers: Sequence[int], parts: int, trainers: int, own: int | None = None
+    ):
+        self._own = trainers if own is None else own
+        self.coordinator, self._carriers, self._parts, self._trainers = coordinator, carriers, parts, trainers
+        self._entering: dict[int, int] = {}  # of each worker that waits for a token: the batch
+        self._through: list[int] = []  # peers that have been told that there is none left
+        self.lobby: list[int] = []  # guests that wait
+        self._open, self._examples, self._stopped_outside = False, 0, False
+        self._outside = 0, 0.0  # examples of batches that guests have computed, and the sum of their losses
+        self._out: dict[int, int] = {}  # of each batch that is dealt and neither done nor lost: its examples
+        self._filling: list[int] = []  # shards that have not said yet that they have filled their places
+        self._lives = trainers  # workers that there were: a guest that comes again is another one
+        self._guests = 0  # of them those that are not the run's own
+        self._workers: dict[int, int] = {}
+        self._peers: dict[int, int] = {}
+
+    def handle(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+        """What follows from a message of trainer `peer`. Raises Malformed."""
+        if message.kind == Kind.RESERVE:
+            return self._asked(peer, message)
+        if message.kind == Kind.ENTER:
+            return self._enter(peer, message)
+        if message.kind == Kind.DONE:
+            steps, loss = frames if len(frames) == 2 else (b"", b"")
+            about = array(steps, np.int64, len(self._carriers)), array(loss, np.float64, 1)
+            return self._done(peer, message, *about)
+        if self._carriers[message.table : message.table + 1] != [peer]:
+            raise Malformed(f"an answer for shard {message.table}, which it does not have")
+        if message.kind == Kind.FILLED:
+            return self._filled(message)
+        return self._answered(message, array(frames[0] if frames else b"", np.bool_, -1))
+
+    def gone(self, peer: int) -> list[Out]:
+        """A guest is gone, and nothing more comes from it."""
+        for waiting in (self.lobby, self._through):
+            if peer in waiting:
+                waiting.remove(peer)
+        worker = self._workers.pop(peer, None)
+        if worker is None or self.coordinator.finished:  # the shards may be asked by the next desk already
+            return []
+        del self._peers[worker]
+        self._entering.pop(worker, None)
+        batches = np.array(self.coordinator.gone(worker), np.int64)
+        return [(rank, Message(Kind.REFUSE, worker, [batches])) for rank in self._carriers]
+
+    def metrics(self) -> dict[str, float]:
+        """Tokens dealt, examples of the batches that are done, and of those of guests with the sum of their losses,
+        batches that were lost with guests, guests, and whether one of the run's own wants to stop."""
+        dealer = self.coordinator.dealer
+        counts = {"tokens": dealer.tokens, "examples": self._examples, "batches_lost": dealer.batches_lost}
+        outside = {"outside_examples": self._outside[0], "outside_loss": self._outside[1]}
+        outside["stopped_max"] = int(self._stopped_outside)
+        return counts | outside | {"guests": self._guests}
+
+    def _asked(self, peer: int, message: Message) -> list[Out]:
+        if peer in self._through and peer < self._trainers:
+            raise Malformed("a batch is asked for again, though there is none left")
+        if peer >= self._trainers and (not self._open or peer in self._through):
+            self.lobby.append(peer)
+            return []
+        out = self._reserve(peer, message.final)
+        if not self._open:
+            self._open, waiting, self.lobby = True, self.lobby, []
+            for guest in waiting:
+                out += self._reserve(guest, False)
+        return out
+
+    def _reserve(self, peer: int, stop: bool) -> list[Out]:
+        dealer = self.coordinator.dealer
+        woken = dealer.stop(self._parts) if stop else []
+        self._stopped_outside |= stop and peer >= self._trainers
+        batch = dealer.reserve(self._worker(peer))
+        tokens = self._tokens(woken + dealer.woken())
+        if batch is not None:
+            return [(peer, Message(Kind.DEAL, batch)), *tokens]
+        self._through.append(peer)
+        out = [(peer, Message(Kind.DEAL, dealer.next, final=True)), *tokens]
+        return out + self._maybe_finished([peer])
+
+    def _worker(self, peer: int) -> int:
+        if peer not in self._workers:
+            worker = peer
+            if peer >= self._trainers:
+                worker, self._lives = self._lives, self._lives + 1
+                self._guests += peer >= self._own
+            self._workers[peer], self._peers[worker] = worker, peer
+        return self._workers[peer]
+
+    def _enter(self, peer: int, message: Message) -> list[Out]:
+        worker = self._workers.get(peer, -1)
+        if worker in self._entering or self.coordinator.dealer.reserved(worker)[:1] != [message.sequence]:
+            raise Malformed(f"batch {message.sequence} is not the next one of that trainer")
+        self._entering[worker] = message.sequence
+        self._out[message.sequence] = message.step
+        return self._tokens([worker])
+
+    def _done(self, peer: int, message: Message, steps: np.ndarray, loss: np.ndarray) -> list[Out]:
+        if not np.isfinite(loss).all():
+            raise Malformed("a loss that is no number")
+        try:
+            woken = self.coordinator.done(self._workers.get(peer, -1), message.sequence, steps.tolist())
+        except ValueError as error:
+            raise Malformed(str(error)) from None
+        examples = self._out.pop(message.sequence)
+        self._examples += examples
+        if peer >= self._trainers:
+            self._outside = self._outside[0] + examples, self._outside[1] + examples * float(loss[0])
+        return self._tokens(woken) + self._maybe_finished()
+
+    def _answered(self, message: Message, settled: np.ndarray) -> list[Out]:
+        if not self.coordinator.expects(message.sequence):
+            raise Malformed(f"an answer about {message.sequence}, for whom nobody asked")
+        verdict = self.coordinator.answered(message.table, message.sequence, settled.tolist(), message.step)
+        self._examples += sum(self._out.pop(batch) for batch in verdict.done)
+        for batch in verdict.lost:
+            self._out.pop(batch, None)  # it may have been reserved only
+        out = []
+        for shard, tokens in enumerate(verdict.fills):
+            if tokens:
+                self._filling.append(shard)
+                fill = Message(Kind.FILL, message.sequence, [np.array(tokens, np.int64)])
+                out.append((self._carriers[shard], fill))
+        return out + self._tokens(verdict.woken) + self._maybe_finished()
+
+    def _filled(self, message: Message) -> list[Out]:
+        if message.table not in self._filling:
+            raise Malformed(f"shard {message.table} has filled what nobody asked for")
+        self._filling.remove(message.table)
+        return self._tokens(self.coordinator.stepped(message.table, message.step)) + self._maybe_finished()
+
+    def _tokens(self, woken: Sequence[int]) -> list[Out]:
+        out = []
+        for worker in woken:
+            deal = self.coordinator.ask(worker)
+            if isinstance(deal, Deal):
+                assert self._entering.pop(worker) == deal.batch
+                out.append((self._peers[worker], Message(Kind.TOKEN, deal.batch, step=deal.token)))
+        return out
+
+    def _maybe_finished(self, peers: Sequence[int] | None = None) -> list[Out]:
+        """Tells these, or all who are through, if it is so."""
+        if not self.coordinator.finished or self._filling:
+            return []
+        told = self._through if peers is None else peers
+        return [(each, Message(Kind.FINISHED, self.coordinator.dealer.next)) for each in told]

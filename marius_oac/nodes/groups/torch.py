@@ -1,0 +1,222 @@
+"""`Group` on torch.distributed: gloo for tensors in memory, NCCL for tensors on a GPU.
+
+Guarantees:
+- gloo reduces large and small tensors alike in a ring, part by part: every part is summed in one order by one chain of
+  members and then copied, so that all members hold the same bits; the order depends on size and members alone.
+- A call waits as long as every member is alive, however long that is: an evaluation on one of them may lie between. One
+  that is gone ends it (see `pulse`).
+- `abort` closes this member's connections of that group, and of its channels where it is the group itself: NCCL's are
+  aborted, so that what it has put on the GPU ends; of gloo's a receive times out at once, which closes all: gloo has no
+  other way to end a call that waits. What a call has left in its tensors then is of no use.
+- A channel is connected when all members have come, within `timeout` seconds: one that dies then is found, too.
+
+The members find each other by the store that torchrun's variables name. gloo and NCCL know no secret, and listen on the
+given interface: they carry tensors alone, and nothing that is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from marius_oac.config.cluster import START_VARIABLE
+from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.nodes.groups.heartbeat import SLOTS, Pulse
+from marius_oac.runtime.channel import Closed
+
+_EVER = timedelta(days=3650)
+"""How long a call waits by itself: for ever. Whom it waits for in vain, the pulse tells."""
+_NEVER_SENT = (1 << 20) + 1  # a tag
+
+
+class TorchGroup(Group):
+    """Made by `from_environment`, `channel` and `part` alone; `ranks` are torch's, of the members by rank."""
+
+    def __init__(
+        self, rank: int, names: Sequence[str], name: str, process_group: Any, shared: _Shared, ranks: Sequence[int]
+    ) -> None:
+        super().__init__(rank, names)
+        self._name, self._process_group, self._shared, self._ranks = name, process_group, shared, ranks
+        self._slot = len(shared.groups)
+        if self._slot >= SLOTS - 1:
+            raise ValueError(f"channel {name}: a group has at most {SLOTS - 2} channels")
+        self._root = self._slot == 0
+        self._aborted = self._closed = False
+        self._why: BaseException | None = None
+        self._failure: RuntimeError | None = None
+        shared.groups.append(self)
+
+    @classmethod
+    def from_environment(
+        cls, timeout: float, interface: str | None = None, names: Sequence[str] | None = None
+    ) -> TorchGroup:
+        """The processes that torchrun started (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); collective.
+
+        Args:
+            timeout: seconds: a member that is silent for so long is lost, and so is one that doesn't come at all.
+            interface: name of the network interface to use; None: that of the host's name.
+            names: of the members by rank; None: "rank 0", ...
+        Raises:
+            InputError: a variable is missing or no number; the names are not as many as the members.
+            NodeLost: not all members came.
+        """
+        rank, size = (_number(name) for name in ("RANK", "WORLD_SIZE"))
+        names = tuple(names) if names is not None else tuple(f"rank {each}" for each in range(size))
+        if len(names) != size:
+            raise InputError(f"{size} members were started, but {len(names)} are named", "WORLD_SIZE")
+        if interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        # NCCL's own watchdog would end the process when a communicator is aborted.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        silence, shared = timedelta(seconds=timeout), _Shared(backend, timedelta(seconds=timeout))
+        try:
+            store, *_ = next(dist.rendezvous("env://", timeout=silence))
+            store.set_timeout(silence)
+            store = dist.PrefixStore(os.environ.get(START_VARIABLE, "only"), store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=silence)
+            group = cls(rank, names, "", shared.connect(range(size)), shared, range(size))
+            beats = dist.new_group(timeout=silence, backend="gloo")
+        except RuntimeError as error:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+            first = str(error).partition("\n")[0]
+            raise NodeLost(names[rank], f"has not found the others at {address}: {first}") from error
+        shared.pulse = Pulse(beats, rank, names, timeout, shared.sever)
+        return group
+
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
+        self._call(lambda: dist.all_reduce(tensor, group=self._process_group))
+
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        self._call(lambda: dist.broadcast(tensor, self._ranks[root], group=self._process_group))
+
+    def barrier(self) -> None:
+        self._call(lambda: dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=self._process_group))
+
+    def _gather(self, text: bytes) -> list[bytes]:
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in self.names]
+        mine = torch.tensor([len(text)], dtype=torch.int64)
+        self._call(lambda: dist.all_gather(lengths, mine, group=self._process_group))
+        longest = max(int(length) for length in lengths)
+        padded = torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8)
+        texts = [torch.empty(longest, dtype=torch.uint8) for _ in self.names]
+        self._call(lambda: dist.all_gather(texts, padded, group=self._process_group))
+        return [each[: int(length)].numpy().tobytes() for each, length in zip(texts, lengths, strict=True)]
+
+    def channel(self, name: str) -> TorchGroup:
+        return self._connected(name, range(self.size))
+
+    def part(self, ranks: Sequence[int]) -> TorchGroup | None:
+        if self.rank in ranks:
+            self._shared.pulse.excused.update(self._ranks[each] for each in range(self.size) if each not in ranks)
+            return self._connected("part", ranks)
+        self.barrier()
+        return None
+
+    def _connected(self, name: str, ranks: Sequence[int]) -> TorchGroup:
+        self.barrier()
+        made: list[Any] = []
+        theirs, names = [self._ranks[each] for each in ranks], [self.names[each] for each in ranks]
+        self._call(lambda: made.append(self._shared.connect(theirs)))
+        found = TorchGroup(ranks.index(self.rank), names, name, made[0], self._shared, theirs)
+        if self._aborted:  # meanwhile
+            found.abort(self._why)
+        return found
+
+    def _call(self, work: Callable[[], object]) -> None:
+        if self._aborted or self._closed:
+            raise self._why or Closed(self._name)
+        if self._failure is not None:
+            raise self._reason() or self._failure
+        try:
+            work()
+        except RuntimeError as error:
+            self._failure = error
+            if self._aborted:
+                raise self._why or Closed(self._name) from error
+            reason = self._reason()
+            if reason is None:
+                raise
+            raise reason from error
+
+    def _reason(self) -> NodeLost | None:
+        """Whom a failed call has to thank for it; None: nobody, it was wrong itself."""
+        verdict = self._shared.pulse.await_verdict(self._slot)
+        return None if verdict is None else NodeLost(*verdict)
+
+    def abort(self, why: BaseException | None = None) -> None:
+        for group in list(self._shared.groups) if self._root else [self]:
+            group._why, group._aborted = group._why or why, True
+            self._shared.pulse.aborted[group._slot] = 1
+            with self._shared.lock:
+                group._sever()
+
+    def _sever(self) -> None:
+        """Closes the connections: of gloo's that are still open the first one's timeout closes all."""
+        if not self._closed:
+            with suppress(RuntimeError):  # there is no NCCL, or it has been aborted before
+                self._process_group._get_backend(torch.device("cuda")).abort()
+        for peer in range(self.size):
+            if peer != self.rank and not self._closed:
+                try:
+                    receive = dist.irecv(torch.zeros(1), self._ranks[peer], self._process_group, _NEVER_SENT)
+                    receive.wait(timedelta(milliseconds=1))
+                except RuntimeError:
+                    continue
+
+    def close(self) -> None:
+        if self._root and not self._closed:
+            self._shared.pulse.leave()
+        with self._shared.lock:
+            if self._closed:
+                return
+            for group in self._shared.groups if self._root else [self]:
+                group._closed, mine, group._process_group = True, group._process_group, None
+                if mine is not None:  # connections close with the last reference
+                    dist.destroy_process_group(mine)
+            if self._root:
+                dist.destroy_process_group()
+
+
+class _Shared:
+    """What a group and its channels have in common; the lock keeps connections from being closed while they are used
+    to sever."""
+
+    pulse: Pulse
+
+    def __init__(self, backend: str, silence: timedelta) -> None:
+        self.backend, self.silence = backend, silence
+        self.groups: list[TorchGroup] = []
+        self.lock = threading.Lock()
+
+    def connect(self, ranks: Sequence[int]) -> Any:
+        """Connections of their own between these members, who come at once; calls then wait for ever."""
+        alone = len(ranks) < dist.get_world_size()  # the others may have left
+        made = dist.new_group(list(ranks), timeout=self.silence, backend=self.backend, use_local_synchronization=alone)
+        distributed_c10d._set_pg_timeout(_EVER, made)
+        return made
+
+    def sever(self, slot: int | None) -> None:
+        with self.lock:
+            for group in self.groups if slot is None else self.groups[slot : slot + 1]:
+                group._sever()
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        raise InputError("not set: several nodes are started by torchrun", name)
+    if not text.isdecimal():
+        raise InputError(f"'{text}' is no number", name)
+    return int(text)

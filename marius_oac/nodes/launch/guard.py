@@ -1,0 +1,72 @@
+"""Runs a command as long as a launcher holds its standard input open.
+
+`python -m marius_oac.nodes.launch.guard COMMAND...` runs it.
+
+The first line of standard input is the run's secret, which so stands on no command line. After it, any line asks the
+command to stop (SIGINT), and so does the end of the input; the second time it is SIGTERM. ssh passes on no signals, but
+ends the input when it ends, however it ends: what a launcher started elsewhere ends with it.
+
+Guarantees: the command has ended when this process ends, and is killed with it (`agent.end_with_parent`); its exit code
+is passed on. What does not end in time is killed. Without a first line nothing is started.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from marius_oac.config.cluster import SECRET_VARIABLE
+from marius_oac.nodes.launch.agent import PARENT
+from marius_oac.runtime.signals import woken_by_signals
+
+PATIENCE = 660.0  # seconds from the first request to stop: a checkpoint may have to be written
+
+
+def main(command: Sequence[str]) -> int:
+    """Runs the command; returns its exit code, or 128 and the signal that ended it."""
+    secret = sys.stdin.buffer.raw.readline().decode("ascii", "replace").strip()  # type: ignore[attr-defined]
+    if not secret:
+        return 1  # the launcher has ended
+    variables = {**os.environ, SECRET_VARIABLE: secret, PARENT: str(os.getpid())}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables, start_new_session=True) as process:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda received, frame: process.send_signal(signal.SIGINT))
+        try:
+            _watch(process)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _watch(process: subprocess.Popen) -> None:
+    """Until the process has ended, or will not."""
+    deadline = None
+    asking = iter((signal.SIGINT, signal.SIGTERM))
+    ended = os.pidfd_open(process.pid)
+    with selectors.DefaultSelector() as selector, woken_by_signals(selector) as bell:
+        selector.register(ended, selectors.EVENT_READ)
+        selector.register(0, selectors.EVENT_READ)
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            ready = [key.fd for key, _ in selector.select(left)]
+            if ended in ready or not ready:
+                break
+            if bell.fileno() in ready:
+                bell.recv(4096)
+            if 0 not in ready:
+                continue
+            if not os.read(0, 4096):
+                selector.unregister(0)
+            process.send_signal(next(asking, signal.SIGTERM))
+            deadline = deadline or time.monotonic() + PATIENCE
+    os.close(ended)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

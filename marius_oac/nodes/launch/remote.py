@@ -1,0 +1,206 @@
+"""The same command on every node, from one place: by ssh, or under Slurm by srun.
+
+Guarantees:
+- When this process ends, however it ends, what it started elsewhere is asked to stop (see `guard`).
+- A node that fails stops all; the first failure's node is named, and its exit code is passed on, unless another node's
+  says that it has refused (2).
+- SIGINT or SIGTERM stops trainers after the batches in flight, a second one at once; a third one waits for nobody.
+- The first node's output is shown as it is, that of the others behind their names.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from marius_oac.config.cluster import ClusterConfig, NodeConfig
+from marius_oac.errors import InputError
+from marius_oac.nodes.launch.guard import PATIENCE
+from marius_oac.runtime.console import say
+from marius_oac.runtime.signals import handled, woken_by_signals
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_REFUSED = (
+    2  # exit code of a mistake, a full disk, ...: where one node ends with it, others may have lost that node first
+)
+
+
+def commands(
+    cluster: ClusterConfig, words: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> list[tuple[str, list[str]]]:
+    """Each node's name, and the command that starts it from here.
+
+    Args:
+        words: the arguments of Python on a node; `--node NAME` is added.
+        environment: where SLURM_JOB_ID says that Slurm starts them.
+    """
+    return [
+        (
+            node.name,
+            reach(cluster, node, ["-m", "marius_oac.nodes.launch.guard", python_of(node), *words, "--node", node.name],
+                  environment),
+        )
+        for node in cluster.nodes
+    ]  # fmt: skip
+
+
+def python_of(node: NodeConfig) -> str:
+    """The Python of a node."""
+    return node.python or sys.executable
+
+
+def reach(
+    cluster: ClusterConfig, node: NodeConfig, words: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> list[str]:
+    """The command that runs a node's Python with these arguments, by ssh or under Slurm; standard input goes there."""
+    folder, there = node.directory or os.getcwd(), [python_of(node), *words]
+    if "SLURM_JOB_ID" in environment:  # a step on one node; threads are bound by the program itself, if at all
+        step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node.name}", "--cpu-bind=none", "--unbuffered"]
+        return [*step, f"--chdir={folder}", *there]
+    alive = max(1, int(cluster.timeout / 3))
+    options = ("BatchMode=yes", "ConnectTimeout=10", f"ServerAliveInterval={alive}", "ServerAliveCountMax=3")
+    ssh = ["ssh", *(word for option in options for word in ("-o", option)), node.address]
+    return [*ssh, f"cd {shlex.quote(folder)} && exec {shlex.join(there)}"]
+
+
+@dataclass
+class _Started:
+    """A node's command, as it runs here."""
+
+    name: str
+    process: subprocess.Popen
+    partial: dict[int, bytes] = field(default_factory=dict)
+
+    def tell(self, line: bytes | None) -> None:
+        """A line for its guard; None: the end. Of one that has ended nobody listens."""
+        try:
+            if line is not None and not self.process.stdin.closed:
+                self.process.stdin.write(line)
+            elif line is None:
+                self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+
+    def show(self, descriptor: int) -> bool:
+        """Shows what has come since; False at the end."""
+        found = os.read(descriptor, 1 << 16)
+        *lines, rest = (self.partial.pop(descriptor, b"") + found).split(b"\n")
+        if not found and rest:
+            lines, rest = [*lines, rest], b""
+        if rest:
+            self.partial[descriptor] = rest
+        for line in lines:
+            say(f"{self.name}: {line.decode('utf-8', 'replace').rstrip()}")
+        return bool(found)
+
+
+def start(each: Sequence[tuple[str, Sequence[str]]], secret: str) -> int:
+    """Runs the commands until all have ended; returns the exit code.
+
+    Raises:
+        InputError: ssh or srun is not here.
+    """
+    started: list[_Started] = []
+    try:
+        for name, command in each:
+            show = subprocess.PIPE if started else None
+            try:
+                process = subprocess.Popen(
+                    command, bufsize=0, stdin=subprocess.PIPE, stdout=show, stderr=show, start_new_session=True
+                )
+            except FileNotFoundError:
+                raise InputError(f"there is no {command[0]} here to start it with", f"node {name}") from None
+            started.append(_Started(name, process))
+            started[-1].tell(f"{secret}\n".encode())
+        return _Watch(started).until_all_have_ended()
+    finally:
+        for one in started:
+            one.tell(None)
+            if one.process.poll() is None:
+                one.process.terminate()
+            one.process.wait()
+            for stream in (one.process.stdout, one.process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+def end_of(code: int) -> tuple[int, str]:
+    """The exit code that a node's comes to here, and in words how it has ended.
+
+    Args:
+        code: of its guard, or of what reaches it: negative where a signal has ended that.
+    """
+    number = code - 128 if code > 128 else max(0, -code)
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return (code if code in (0, _REFUSED) else 1), f"ended with exit code {code}"
+    if number in _SIGNALS:
+        return 128 + number, f"was stopped by {name}"
+    return 1, f"was ended by {name}"
+
+
+class _Watch:
+    """Output, ends and signals of all that were started."""
+
+    def __init__(self, started: Sequence[_Started]) -> None:
+        self.started = started
+        self.asked = 0
+        self.signal = self.failed = 0
+        self.deadline: float | None = None
+
+    def until_all_have_ended(self) -> int:
+        with (
+            ExitStack() as stack,
+            selectors.DefaultSelector() as selector,
+            handled(_SIGNALS, self._interrupted),
+            woken_by_signals(selector) as bell,
+        ):
+            for one in self.started:
+                process = os.pidfd_open(one.process.pid)
+                stack.callback(os.close, process)
+                selector.register(process, selectors.EVENT_READ, partial(self._ended, one))
+                for stream in (one.process.stdout, one.process.stderr):
+                    if stream is not None:
+                        selector.register(stream, selectors.EVENT_READ, partial(one.show, stream.fileno()))
+            while len(selector.get_map()) > 1 and self.asked < 3:
+                left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+                ready = selector.select(left)
+                if not ready:
+                    break
+                for key, _ in ready:
+                    if key.fileobj is bell:
+                        bell.recv(4096)
+                    elif not key.data():
+                        selector.unregister(key.fileobj)
+        return 128 + self.signal if self.signal else self.failed
+
+    def _ended(self, one: _Started) -> bool:
+        """A command has ended; False, as `show` at the end."""
+        code, how = end_of(one.process.wait())
+        if code and not self.signal:
+            if not self.failed:
+                say(f"marius-oac: node {one.name}: {how}")
+                self._ask()
+            self.failed = _REFUSED if _REFUSED in (code, self.failed) else self.failed or code
+        return False
+
+    def _interrupted(self, number: int, frame: object) -> None:
+        self.signal = self.signal or number
+        self._ask()
+
+    def _ask(self) -> None:
+        """Asks all to stop: politely, then at once, then not any more."""
+        self.asked += 1
+        self.deadline = self.deadline or time.monotonic() + PATIENCE
+        for one in self.started:
+            one.tell(b"stop\n" if self.asked == 1 else None)

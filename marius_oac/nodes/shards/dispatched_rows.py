@@ -1,0 +1,182 @@
+"""The trainer's side of dealt modes (`modes`): batches that it is dealt, rows and dense parameters that it pulls.
+
+    settle    RESERVE: which batch is the next one; it is planned and routed           `RoutedPlanner`
+    read      once few enough batches are between pull and push: ENTER, wait for the token; a pull to every node
+    validate  the dense parameters that came along become the step's
+    compute   gradients in the place of rows; the step hands over those of dense parameters
+    write     a push with the token to every node; when all have it, DONE
+
+Guarantees:
+- A trainer computes its batches in the order in which they were dealt; between pull and push are `window` at most.
+- `end` returns when no batch is left and none is out at any trainer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from marius_oac.nodes.dense.served import Served
+from marius_oac.nodes.gba.modes import Mode
+from marius_oac.nodes.shards.node_rows import NodeRows, Pending, Source
+from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array
+from marius_oac.pipeline.batch import Batch
+from marius_oac.types import ServedDense
+
+COORDINATOR = 0
+"""The node that deals: the first that has rows."""
+_ENDLESS = 2**62
+_A_LOOK = 0.2  # seconds after which a guest that has nothing to do looks whether the user wants to stop
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """How batches are dealt.
+
+    Attributes:
+        mode: the rules.
+        parts: batches that a global batch is cut into.
+        bounds: of the slices of the dense parameters, int [nodes + 1].
+        carriers: ranks of the processes of these nodes.
+        dense: where this trainer's dense parameters are laid, and its gradients are had from.
+        served: what nodes take their slices from; None: there are no dense parameters.
+        window: batches of a trainer between pull and push.
+        own: the run's own processes; peers from that number on are guests.
+        guest: it may leave when it likes, and nobody waits for it.
+    """
+
+    mode: Mode
+    parts: int
+    bounds: Sequence[int]
+    carriers: Sequence[int]
+    dense: Served
+    served: ServedDense | None
+    window: int = 1
+    own: int = 0
+    guest: bool = False
+
+
+class DealtRows(NodeRows):
+    """The batches that a trainer is dealt in one call of `Pipeline.run`; `first` is the number of its first one."""
+
+    def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool], dealing: Dealing):
+        super().__init__(source, first, stop_requested)
+        self._dealing, self._first, self._entered, self._written = dealing, first, 0, 0
+        self._last_dealt = first * dealing.parts
+        self._dealt: deque[int | None] = deque()
+        self._tokens: dict[int, int] = {}
+        self._values: dict[int, np.ndarray] = {}
+        self._handed: dict[int, np.ndarray] = {}
+        self._taken: dict[int, dict[int, int]] = {}  # of batches that are pushed: the steps of the shards that have it
+        self._through = False
+        self._next: int | None = None
+
+    def planned_until(self, last: int) -> int:
+        return _ENDLESS
+
+    def position(self, number: int) -> int:
+        return self._last_dealt // self._dealing.parts
+
+    def reached(self, planned: int) -> int:
+        return self._next // self._dealing.parts
+
+    def stops_before(self, sequence: int) -> bool:
+        return self._through
+
+    def reserve(self) -> int | None:
+        """The next batch of the data list for this trainer; None: there is none left. For one thread at a time."""
+        if self._through:
+            return None
+        self._send(COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested() and not self._dealing.guest))
+        while not self._wait(lambda: self._dealt, _A_LOOK if self._dealing.guest else None):
+            if self._stop_requested():
+                self._through, self._next = True, 0
+                return None
+        number = self._dealt.popleft()
+        self._through = number is None
+        self._last_dealt = self._last_dealt if number is None else number
+        return number
+
+    def read(self, batch: Batch) -> None:
+        number, dealing = batch.plan.number, self._dealing
+        place = batch.sequence - self._first
+        self._wait(lambda: place == self._entered and place < self._written + dealing.window)  # one after the other
+        self._send(COORDINATOR, Message(Kind.ENTER, number, step=batch.plan.examples))
+        self._wait(lambda: number in self._tokens)
+        with self._changed:
+            self._entered += 1
+            self._changed.notify_all()
+        self._values[number] = np.empty(dealing.bounds[-1], np.float32)
+        self._pull(number, Pending(batch, set(range(len(self._source.lines))), set()))
+
+    def validate(self, batch: Batch, safe_to_evict: int) -> None:
+        values = self._values.pop(batch.plan.number)
+        if values.size:
+            self._dealing.dense.lay(values)
+
+    def computed(self, batch: Batch) -> None:
+        handed = self._dealing.dense.handed()
+        if handed is not None:
+            self._handed[batch.plan.number] = handed
+
+    def write(self, batch: Batch) -> None:
+        number, plan, dealing = batch.plan.number, batch.plan, self._dealing
+        share, handed = float(plan.arrays["share"].item()), self._handed.pop(number, None)
+        token = self._tokens.pop(number)
+        about = {"step": token, "share": share, "factor": self._source.factor(plan)}
+        with self._changed:
+            del self._pending[number]
+            self._taken[number] = {}
+        for node, parts in enumerate(self._gradients(batch)):
+            if handed is not None:
+                first, end = dealing.bounds[node], dealing.bounds[node + 1]
+                parts.append(np.concatenate([handed[first:end], handed[-1:]]))
+            self._send(node, Message(Kind.PUSH, number, self._weighted(parts, share, handed is not None), **about))
+        with self._changed:
+            self._written += 1
+            self._changed.notify_all()
+        taken = self._taken[number]
+        self._wait(lambda: len(taken) == len(self._source.lines))
+        del self._taken[number]
+        steps = np.array([taken[node] for node in range(len(taken))], np.int64)
+        self._send(COORDINATOR, Message(Kind.DONE, number, [steps, np.array([batch.loss], np.float64)]))
+
+    def end(self, timestamp: int) -> None:
+        self._wait(lambda: self._next is not None)
+        self._source.finish()
+        self._source.exchange = None
+
+    def take(self, node: int, message: Message, frames: Sequence) -> None:
+        """See `NodeRows.take`."""
+        if message.kind == Kind.ROWS:
+            *rows, dense = frames if self._dealing.bounds[-1] else [*frames, None]
+            if dense is not None:
+                first, end = self._dealing.bounds[node], self._dealing.bounds[node + 1]
+                self._values[self._known(message).batch.plan.number][first:end] = array(dense, np.float32, end - first)
+            self._take_rows(node, message, rows)
+        with self._changed:
+            if message.kind == Kind.DEAL:
+                self._dealt.append(None if message.final else message.sequence)
+            elif message.kind == Kind.TOKEN:
+                self._tokens[message.sequence] = message.step
+            elif message.kind == Kind.APPLIED and message.sequence in self._taken:
+                self._taken[message.sequence][node] = message.step
+            elif message.kind == Kind.FINISHED:
+                self._next = message.sequence
+            elif message.kind != Kind.ROWS:
+                raise Malformed(f"nobody sends a {message.kind.name} to who is dealt batches")
+            self._changed.notify_all()
+
+    def _weighted(self, parts: list[np.ndarray], share: float, dense: bool) -> list[np.ndarray]:
+        """Gradients of a part whose examples are more or fewer than the others' weigh as many of theirs."""
+        weight = np.float32(share * self._dealing.parts)
+        if weight == 1:
+            return parts
+        factor = parts[-1][-1:].copy() if dense else None
+        weighted = [part * weight for part in parts]
+        if dense:
+            weighted[-1][-1:] = factor
+        return weighted

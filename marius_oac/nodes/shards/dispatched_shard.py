@@ -1,0 +1,187 @@
+"""A node's rows and slice of the dense parameters in dealt modes (`modes`): as `shard`, a state machine.
+
+    pull     a trainer gets the rows that it asks for, and the slice, as they are; nothing is sent again
+    push     gradients with a token go to the aggregators of the tables and of the slice, which count alike; when they
+             have those of a global step, the optimizers run, once per row, and once on the slice
+    dense    the slice with the optimizer's state
+
+The node of the first shard is the coordinator as well (`dealing_desk`).
+
+Guarantees:
+- What comes of a step is a function of the order in which pushes came.
+- `flush` ends the last step with the gradients that there are; then every batch that was taken is in the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
+from marius_oac.nodes.gba.coordinator import Coordinator
+from marius_oac.nodes.gba.counts import add_counts
+from marius_oac.nodes.gba.dispatch_server import KINDS, DealingDesk
+from marius_oac.nodes.gba.dispatcher import Dealer
+from marius_oac.nodes.gba.modes import Clock, Mode
+from marius_oac.nodes.shards.dispatched_rows import COORDINATOR, Dealing
+from marius_oac.nodes.shards.shard import Out, Shard
+from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array, parse
+from marius_oac.types import DenseSlice
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Global batches [first, last), which are dealt in one mode.
+
+    Attributes:
+        parts: M, batches of the data list that a global batch is cut into: part p of batch n is number n * M + p.
+    """
+
+    mode: Mode
+    parts: int
+    first: int
+    last: int
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(self.mode, self.parts, self.first)
+
+
+def make_dealt_shard(
+    tables: Sequence[ShardTable], trainers: int, ahead: int, dealing: Dealing, stretch: tuple[int, int], place: int
+) -> DealtShard:
+    """The shard of the node number `place` of those that have rows, for global batches [first, last)."""
+    shards, bounds = len(dealing.bounds) - 1, dealing.bounds
+    found = Stretch(dealing.mode, dealing.parts, *stretch)
+    desk = None
+    if place == COORDINATOR:
+        dealer = Dealer(found.mode, found.first * found.parts, found.last * found.parts, found.first)
+        for rank in range(trainers):  # who is not there yet is waited for as any other
+            dealer.joined(rank)
+        desk = DealingDesk(Coordinator(dealer, shards), dealing.carriers, found.parts, trainers, dealing.own)
+    own = dealing.served.slice(bounds[place], bounds[place + 1]) if dealing.served else None
+    return DealtShard(tables, trainers, ahead, found, own, desk)
+
+
+class DealtShard(Shard):
+    """Args:
+    tables: rows of each table.
+    trainers: how many pull and push.
+    ahead: a trainer has pushed all but so many of the batches that it pulled.
+    stretch: what is dealt.
+    dense: the slice of the dense parameters; None: there are none here.
+    desk: of the coordinator, if it is this node.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[ShardTable],
+        trainers: int,
+        ahead: int,
+        stretch: Stretch,
+        dense: DenseSlice | None = None,
+        desk: DealingDesk | None = None,
+    ):
+        super().__init__(tables, trainers, False, None, ahead)
+        self._mode, self._clock, self._slice, self.desk = stretch.mode, stretch.clock, dense, desk
+        size, begin = 0 if dense is None else dense.values().size, (stretch.first, stretch.first * stretch.parts)
+        self._dense = DenseAggregator(self._mode, size, *begin)
+        self._rows = [RowAggregator(self._mode, table.dimension, self._tags(table), *begin) for table in tables]
+        self._factors = 1.0, 1.0
+
+    def handle(self, peer: int, frames: Sequence) -> list[Out]:
+        """See `Shard.handle`."""
+        message, rest = parse(frames)
+        if message.kind in KINDS and self.desk is not None:
+            return self.desk.handle(peer, message, rest)
+        if message.kind == Kind.DENSE and self._slice is not None:
+            return [(peer, Message(Kind.FOUND, message.sequence, [self._slice.state()]))]
+        return super().handle(peer, frames)
+
+    def flush(self) -> None:
+        """Ends the current step, if anything was taken for it; no push is on its way any more."""
+        self._finish(self._dense.flush(), [each.flush() for each in self._rows])
+
+    def gone(self, peer: int) -> list[Out]:
+        """See `Shard.gone`: what it has pulled is of no use any more."""
+        for place in [each for each in self._pulls if each[0] == peer]:
+            del self._pulls[place]
+        return self.desk.gone(peer) if self.desk else []
+
+    def refuse(self, batches: Sequence[int]) -> tuple[list[bool], int]:
+        """Takes these no more; which of them had been settled before, and the step."""
+        found = []
+        for batch in batches:
+            settled = self._dense.refuse(batch)
+            for each in self._rows:
+                each.refuse(batch)
+            found.append(settled)
+        return found, self._dense.step
+
+    def fill(self, tokens: Sequence[int]) -> int:
+        """Places of gradients that only other shards have are taken by nothing; returns the step."""
+        for token in tokens:
+            self._finish(self._dense.fill(token), [each.fill(token) for each in self._rows])
+        return self._dense.step
+
+    def metrics(self) -> dict[str, float]:
+        """Of `Aggregator.metrics`: `dense.*`, and `rows.*` of all tables; of the coordinator `tokens` and others."""
+        rows = add_counts(*(each.metrics() for each in self._rows))
+        found = {f"rows.{name}": value for name, value in rows.items()}
+        if self.desk is None:
+            return found
+        dense = {f"dense.{name}": value for name, value in self._dense.metrics().items()}
+        return dense | found | self.desk.metrics()
+
+    def _tags(self, table: ShardTable):
+        return lambda rows: self._clock.steps(table.timestamps(rows))
+
+    def _pull(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+        if (peer, message.sequence) in self._pulls:
+            raise Malformed(f"batch {message.sequence} is pulled again")
+        if sum(each == peer for each, _ in self._pulls) >= self._ahead:
+            raise Malformed("a batch that is too far ahead is pulled")
+        to, rows = self._served(peer, message.sequence, self._asked(frames))
+        if self._slice is not None:
+            rows.arrays.append(self._slice.values().copy())
+        return [(to, rows)]
+
+    def _push(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+        pull = self._pulls.get((peer, message.sequence))
+        if pull is None:
+            raise Malformed(f"batch {message.sequence} is pushed without a pull, or again")
+        dense, dense_factor = np.zeros(0, np.float32), 1.0
+        if self._slice is not None:
+            *frames, last = frames or [b""]
+            dense = array(last, np.float32, self._slice.values().size + 1)
+            dense, dense_factor = np.array(dense[:-1]), float(dense[-1])
+            if not 0 <= dense_factor <= 1:
+                raise Malformed("a factor outside of 0 to 1")
+        gradients = self._gradients(pull, frames)
+        del self._pulls[peer, message.sequence]
+        if peer >= self._trainers and self._dense.settled(message.sequence):
+            return []  # it is missed already, and its batches are refused: it will hear of that
+        about = message.sequence, message.step
+        average, rows = self._dense.add(*about, dense), []
+        self._factors = message.factor, dense_factor
+        for aggregator, mine, picks, part in zip(self._rows, pull.rows, pull.picks, gradients, strict=True):
+            found = np.ascontiguousarray(picks.by_row(part, mine.size))
+            # An example of another trainer's, which counts for nothing (see `Share`), takes a place all the same.
+            taken = (mine, found) if message.share else (_NO_ROWS, found[:0])
+            rows.append(aggregator.add(*about, *taken))
+        self._finish(average, rows)
+        return [(peer, Message(Kind.APPLIED, message.sequence, step=self._dense.step))]
+
+    def _finish(self, average: np.ndarray | None, rows: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> None:
+        if average is None:
+            return
+        timestamp, (factor, dense_factor) = self._clock.timestamp(self._dense.step - 1), self._factors
+        if self._slice is not None:
+            self._slice.apply(average, timestamp, dense_factor)
+        for table, (found, gradients) in zip(self.tables, rows, strict=True):
+            table.apply(found, gradients, timestamp, factor)

@@ -1,0 +1,201 @@
+"""The batches of one run of a trainer's pipeline, whose rows are on other nodes: in lockstep, or each trainer freely.
+
+See `exchange`. Locks: one per exchange; nothing is sent while it is held.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from marius_oac.errors import InputError
+from marius_oac.kernels.cpu import shards as kernels
+from marius_oac.nodes.transport.messages import NEVER_STOP, Kind, Malformed, Message, array
+from marius_oac.pipeline.batch import Batch
+from marius_oac.pipeline.rows import RowExchange
+from marius_oac.runtime.channel import Closed
+from marius_oac.storage.contract import RowLayout
+from marius_oac.types import Plan
+
+
+class Source(Protocol):
+    """What is needed of `NodeSource`."""
+
+    lines: Sequence[Any]
+    layouts: Sequence[RowLayout]
+    lockstep: bool
+    ahead: int
+    factor: Callable[[Plan], float]
+    abort: Callable[[], None]
+    finish: Callable[[], None]
+    exchange: Any
+    bytes_sent: int
+
+
+@dataclass
+class Pending:
+    """A batch between its pull and its push. `rows`: nodes whose rows have not come; `patches`: those that may still
+    send one."""
+
+    batch: Batch
+    rows: set[int]
+    patches: set[int]
+    patch: list[Message] = field(default_factory=list)
+
+
+class NodeRows(RowExchange):
+    """The batches of one call of `Pipeline.run`."""
+
+    def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool]):
+        self._source, self._stop_requested = source, stop_requested
+        self._changed = threading.Condition()
+        self._pending: dict[int, Pending] = {}
+        self._applied = [first - 1] * len(source.lines)
+        self._unapplied = 0  # pushes, where trainers go freely
+        self._error: BaseException | None = None
+        self.stop_at = NEVER_STOP
+
+    def stops_before(self, sequence: int) -> bool:
+        return sequence >= self.stop_at
+
+    def read(self, batch: Batch) -> None:
+        nodes = set(range(len(self._source.lines)))
+        self._pull(batch.sequence, Pending(batch, set(nodes), nodes if self._source.lockstep else set()))
+
+    def _pull(self, number: int, pending: Pending) -> None:
+        with self._changed:
+            self._pending[number] = pending
+        for node in range(len(self._source.lines)):
+            asked = [part for route in pending.batch.plan.routes for part in route.asked_of(node)]
+            self._send(node, Message(Kind.PULL, number, asked))
+        self._wait(lambda: not pending.rows)
+
+    def validate(self, batch: Batch, safe_to_evict: int) -> None:
+        pending = self._pending[batch.sequence]
+        self._wait(lambda: not pending.patches)
+        for table in range(len(batch.plan.rows)):
+            values = batch.rows_in(batch.resident, table)[2]
+            for places, newer in (patch[table] for patch in pending.patch):
+                batch.replaced += places.size
+                if isinstance(values, np.ndarray):
+                    kernels.scatter(newer, places, values)
+                else:
+                    move = [torch.tensor(each).to(values.device) for each in (places, newer)]
+                    values[move[0]] = move[1]
+
+    def computed(self, batch: Batch) -> None:
+        return
+
+    def write(self, batch: Batch) -> None:
+        plan, source = batch.plan, self._source
+        with self._changed:
+            del self._pending[batch.sequence]
+            self._unapplied += len(source.lines)
+        stop_at = batch.sequence + source.ahead if self._stop_requested() else NEVER_STOP
+        about = {"share": float(plan.arrays["share"].item()), "factor": source.factor(plan)}
+        for node, parts in enumerate(self._gradients(batch)):
+            # In lockstep all nodes say when; else the first one does, for trainers are anywhere.
+            asked = stop_at if source.lockstep or node == 0 else NEVER_STOP
+            self._send(node, Message(Kind.PUSH, batch.sequence, parts, stop_at=asked, **about))
+
+    def _gradients(self, batch: Batch) -> Iterator[list[np.ndarray]]:
+        """Of each node: those of its rows of each table."""
+        every = [np.asarray(batch.rows_in(batch.staging, table)[2]) for table in range(len(batch.plan.rows))]
+        for node in range(len(self._source.lines)):
+            pairs = zip(every, batch.plan.routes, strict=True)
+            yield [kernels.spread(each, route.places(node)) for each, route in pairs]
+
+    def end(self, timestamp: int) -> None:
+        if self._source.lockstep:
+            self._wait(lambda: min(self._applied) >= timestamp - 1)
+        else:
+            self._wait(lambda: self._unapplied == 0)
+        self._source.exchange = None
+
+    def abort(self) -> None:
+        self.fail(Closed("rows on other nodes"))
+        self._source.abort()
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def take(self, node: int, message: Message, frames: Sequence) -> None:
+        """What node `node` says; called by its thread."""
+        if message.kind == Kind.ROWS:
+            self._take_rows(node, message, frames)
+        elif message.kind == Kind.PATCH:
+            self._take_patch(node, message, frames)
+        elif message.kind != Kind.APPLIED:
+            raise Malformed(f"a shard sends no {message.kind.name} here")
+        with self._changed:
+            self.stop_at = min(self.stop_at, message.stop_at)
+            if message.kind == Kind.APPLIED:
+                self._unapplied -= 1
+            if message.kind != Kind.ROWS:
+                reached = message.sequence - (message.kind == Kind.PATCH)
+                self._applied[node] = max(self._applied[node], reached)
+            self._changed.notify_all()
+
+    def _take_rows(self, node: int, message: Message, frames: Sequence) -> None:
+        pending = self._known(message)
+        batch = pending.batch
+        if node not in pending.rows or len(frames) != len(batch.plan.rows):
+            raise Malformed(f"rows of batch {message.sequence} that nobody asked for")
+        for table, (frame, route) in enumerate(zip(frames, batch.plan.routes, strict=True)):
+            values, places = np.asarray(batch.rows_in(batch.staging, table)[2]), route.places(node)
+            kernels.scatter(array(frame, np.float32, places.size, values.shape[1]), places, values)
+        with self._changed:
+            pending.rows.discard(node)
+            if message.final:
+                pending.patches.discard(node)
+
+    def _take_patch(self, node: int, message: Message, frames: Sequence) -> None:
+        pending = self._known(message)
+        if node in pending.rows or node not in pending.patches or len(frames) != 2 * len(pending.batch.plan.rows):
+            raise Malformed(f"a patch of batch {message.sequence} that nobody waits for")
+        patch = []
+        for table, route in enumerate(pending.batch.plan.routes):
+            places = array(frames[2 * table], np.int64, -1)
+            values = array(frames[2 * table + 1], np.float32, places.size, self._source.layouts[table].dimension)
+            mine = route.places(node)
+            if places.size and not 0 <= places.min() <= places.max() < mine.size:
+                raise Malformed(f"a patch of rows that batch {message.sequence} does not have")
+            patch.append((mine[places], values))
+        with self._changed:
+            pending.patch.append(patch)
+            pending.patches.discard(node)
+
+    def _known(self, message: Message) -> Pending:
+        with self._changed:
+            pending = self._pending.get(message.sequence)
+        if pending is None:
+            raise Malformed(f"{message.kind.name} of batch {message.sequence}, which is not on its way")
+        return pending
+
+    def _send(self, node: int, message: Message) -> None:
+        if self._error is not None:
+            raise self._error
+        frames = message.frames()
+        try:
+            self._source.lines[node].send(frames)
+        except ValueError as error:  # larger than a message may be
+            raise InputError(
+                f"batch {message.sequence}: {error}; make batches smaller", "training.batch_size"
+            ) from None
+        with self._changed:
+            self._source.bytes_sent += sum(memoryview(frame).nbytes for frame in frames)
+
+    def _wait(self, ready: Callable[[], Any], seconds: float | None = None) -> bool:
+        """Waits, for so long at most; whether it is ready."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: self._error is not None or ready(), seconds)
+            if self._error is not None:
+                raise self._error
+            return bool(found)

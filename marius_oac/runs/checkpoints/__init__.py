@@ -1,0 +1,1 @@
+"""Checkpoints: one moment's weights, optimizer state and timestamps, never half-written."""

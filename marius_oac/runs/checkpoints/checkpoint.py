@@ -1,0 +1,274 @@
+"""Checkpoints: weights, optimizer state and timestamps of one moment, checksummed, never half-written.
+
+A checkpoint is a folder named by the number of its next batch, in the run's `checkpoints/`:
+
+    manifest.json                format version, position, size and SHA-256 of every other file, and its own SHA-256
+    TABLE.values.npy             float32 [rows, dimension]
+    TABLE.state.npy              float32 [rows, state width]
+    TABLE.timestamps.npy         int64 [rows]
+    NAME.npy                     what else a task keeps, such as the keys of a table's rows
+    TABLE.slots.npy              instead of values, state and timestamps, where rows lie on disk: the slot of each page,
+    TABLE.checksums.npy          int64 [pages], -1 where it was never written, and what its bytes must be, uint64
+    dense.safetensors            relations, networks and their optimizer state
+
+How it comes into being and is removed: `checkpoints.py`. Nothing is ever unpickled.
+
+A checkpoint of rows on disk copies no rows: pages that have changed since the last one are written out, and stay where
+they are until no checkpoint refers to them any more (`storage/disk/slots.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from marius_oac.errors import CheckpointError, DivergedError, shown
+from marius_oac.models.compute.soundness import LARGEST_VALUE
+from marius_oac.runs.checkpoints.manifest import PAGED_PARTS, PARTS, check_manifest, kind_of
+from marius_oac.runs.checkpoints.pins import Pin
+from marius_oac.runtime.files.atomic import NpyWriter, json_digest, sealed, sync, write_flushed
+from marius_oac.runtime.files.untrusted import (
+    DescribedFile,
+    check_file,
+    open_regular,
+    parse_json,
+    parse_sealed,
+    read_bounded,
+)
+from marius_oac.runtime.files.untrusted_arrays import map_npy
+from marius_oac.storage.contract import MAX_TIMESTAMP, ROWS_PER_BLOCK, ParameterStore
+from marius_oac.storage.disk.files import LISTING, Listing
+from marius_oac.storage.disk.saved_pages import PagedArray, PagedRows
+from marius_oac.storage.disk.store import SsdStore
+from marius_oac.types import NEVER
+
+FORMAT, VERSION = "marius-oac checkpoint", 1
+MANIFEST = "manifest.json"
+DENSE = "dense.safetensors"
+TABLES = "tables"
+"""The folder of a run that holds `pages.json`, and the page files where nothing else is asked for."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint. `sequence` is the next batch, `extra` what the training loop put in.
+
+    `pages` says, for each table that lies on disk, how many rows it has and how they are laid out. With a `pin` it
+    stays until `close`, or as long as this object, or an array of rows on disk that it gave.
+    """
+
+    path: Path
+    sequence: int
+    extra: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+    pages: Mapping[str, Mapping[str, Any]]
+    pin: Pin | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal files."""
+        return json_digest(self.files)
+
+    def close(self) -> None:
+        """Ends the pin, if there is one. Closing twice does nothing."""
+        if self.pin:
+            self.pin.close()
+
+    def tables(self) -> list[str]:
+        """Names of the tables."""
+        whole = {name.removesuffix(".values.npy") for name in self.files if name.endswith(".values.npy")}
+        return sorted(whole | set(self.pages))
+
+    def array(self, table: str, part: str) -> np.ndarray | PagedArray:
+        """Part `values`, `state` or `timestamps` of a table, mapped read-only; of rows on disk what reads like it."""
+        if table in self.pages and part in PARTS:
+            listing = Listing.load(self.path.parents[1] / TABLES / LISTING)
+            slots, checksums = (self.array(table, each) for each in PAGED_PARTS)
+            about = PagedRows.load(self.pages[table]["rows"])
+            return PagedArray(self.path.parents[1] / TABLES, listing, table, about, slots, checksums, part, self.pin)
+        name = f"{table}.{part}.npy"
+        if name not in self.files:
+            raise CheckpointError(f"lists no {name}", self.path / MANIFEST)
+        return map_npy(self.path / name, *kind_of(part), CheckpointError)
+
+    def values(self, table: str, rows: int, width: int) -> np.ndarray | PagedArray:
+        """Part `values` of a table that must have this shape. Raises CheckpointError where it has another."""
+        values = self.array(table, "values")
+        if values.shape != (rows, width):
+            found, needed = list(values.shape), [rows, width]
+            raise CheckpointError(f"table {table!r} has the shape {found}, {needed} is expected", self.path)
+        return values
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What `save` got as `arrays`, mapped read-only."""
+        parts = {f"{table}.{part}" for table in self.tables() for part in (*PARTS, *PAGED_PARTS)}
+        names = [name.removesuffix(".npy") for name in self.files if name.endswith(".npy")]
+        return {name: self.array(*name.split(".", 1)) for name in names if name not in parts}
+
+    def dense(self) -> dict[str, Any]:
+        """The dense tensors, on the CPU."""
+        try:
+            with open_regular(self.path / DENSE, CheckpointError) as file:
+                return load(file.read())
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"can't be read: {error}", self.path / DENSE) from None
+
+    def slots(self) -> Iterator[np.ndarray]:
+        """The slots of the pages of each table that lies on disk."""
+        for table in self.pages:
+            yield self.array(table, "slots")
+
+    def restore(self, stores: Sequence[ParameterStore]) -> None:
+        """Loads every table, block by block; a table on disk into a table on disk without reading it."""
+        for store in stores:
+            shapes = {part: self.array(store.name, part).shape for part in PARTS}
+            if shapes != _shapes(store):
+                raise CheckpointError(f"table {store.name!r} has another shape, {list(shapes['values'])}", self.path)
+            if store.name in self.pages and isinstance(store, SsdStore):
+                if PagedRows.load(self.pages[store.name]["rows"]).layout != store.layout:
+                    raise CheckpointError(f"table {store.name!r} has another layout", self.path)
+                store.tier.restore(store.name, *(self.array(store.name, part) for part in PAGED_PARTS))
+                continue
+            for first in range(0, store.num_rows, ROWS_PER_BLOCK):
+                # Mapped anew for each block: a page that was read counts as our memory until its mapping goes.
+                block = slice(first, first + ROWS_PER_BLOCK)
+                values, state, timestamps = (self.array(store.name, part)[block] for part in PARTS)
+                if not NEVER <= timestamps.min() <= timestamps.max() <= MAX_TIMESTAMP:
+                    raise CheckpointError(f"table {store.name!r} has a timestamp that is none", self.path)
+                store.load(first, np.array(timestamps), np.concatenate((values, state), axis=1))
+
+    def verify(self, ending: str = "") -> None:
+        """Reads every file through, or those whose names end so.
+
+        Raises CheckpointError naming the one that is missing or damaged.
+        """
+        for name, entry in self.files.items():
+            if name.endswith(ending):
+                check_file(self.path / name, DescribedFile(**entry), CheckpointError)
+
+
+def read_checkpoint(path: Path, pinned: bool = False) -> Checkpoint:
+    """The checkpoint at a path, its manifest checked; `pinned`: it stays, whoever would remove it.
+
+    Raises:
+        CheckpointError: it is missing or damaged. Missing: it has been removed meanwhile.
+    """
+    where = path / MANIFEST
+    pin = Pin(where) if pinned else None
+    try:
+        content = read_bounded(where, error=CheckpointError)
+    except OSError as error:
+        raise CheckpointError(f"is damaged ({error.strerror})", where) from None
+    manifest = parse_json(content, where, dict[str, Any], CheckpointError)
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError("is damaged, or belongs to something else", where)
+    if manifest.get("version") != VERSION:
+        raise CheckpointError(f"is of format version {shown(manifest.get('version'))}, not {VERSION}", where)
+    manifest = parse_sealed(content, where, dict[str, Any], CheckpointError)
+    check_manifest(manifest, where)
+    if name_of(manifest["sequence"]) != path.name:
+        raise CheckpointError(f"is that of checkpoint {name_of(manifest['sequence'])}", where)
+    return Checkpoint(path, manifest["sequence"], manifest["extra"], manifest["files"], manifest.get("pages", {}), pin)
+
+
+def name_of(sequence: int) -> str:
+    """The name of the checkpoint whose next batch is `sequence`: ten digits, so that names sort as numbers do."""
+    if sequence >= 10**10:
+        raise OverflowError(f"{sequence} batches have no name of ten digits")
+    return f"{sequence:010d}"
+
+
+def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+    files = {}
+    for name, array in arrays.items():
+        with NpyWriter(folder / f"{name}.npy", array.shape, array.dtype) as writer:
+            for first in range(0, len(array), ROWS_PER_BLOCK):
+                writer.write(array[first : first + ROWS_PER_BLOCK])
+            files[writer.path.name] = writer.finish()
+    return files
+
+
+def write_checkpoint(
+    folder: Path,
+    sequence: int,
+    stores: Sequence[ParameterStore],
+    dense: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Writes the files of a checkpoint into a new, empty folder, and flushes them; see `Checkpoints.save`."""
+    files, pages = _write_arrays(folder, arrays), {}
+    for store in stores:
+        if isinstance(store, SsdStore):
+            files |= _write_pages(folder, store, sequence)
+            pages[store.name] = {"rows": store.about.dump()}
+        else:
+            files |= _write_table(folder, store, sequence)
+    for name, tensor in dense.items():
+        _check_finite(name, tensor.detach().cpu().numpy(), sequence)
+    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()})
+    files[DENSE] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    write_flushed(folder / DENSE, content)
+    manifest = {"format": FORMAT, "version": VERSION, "sequence": sequence, "extra": dict(extra), "files": files}
+    manifest |= {"pages": pages} if pages else {}
+    write_flushed(folder / MANIFEST, sealed(manifest))
+    sync(folder)
+
+
+def _check_finite(name: str, numbers: np.ndarray, sequence: int) -> None:
+    if not np.isfinite(numbers).all():
+        raise DivergedError(sequence - 1, f"{name} hold NaN or infinite numbers")
+
+
+def _check_values(name: str, values: np.ndarray, sequence: int) -> None:
+    """Of rows on other nodes no batch sees more than gradients."""
+    if values.size and max(values.max(), -values.min()) > LARGEST_VALUE:
+        raise DivergedError(sequence - 1, f"{name} hold numbers that are too large (beyond {LARGEST_VALUE:,.0f})")
+
+
+def _shapes(store: ParameterStore) -> dict[str, tuple[int, ...]]:
+    count, layout = store.num_rows, store.layout
+    return {"values": (count, layout.dimension), "state": (count, layout.state_width), "timestamps": (count,)}
+
+
+def _write_pages(folder: Path, store: SsdStore, sequence: int) -> dict[str, dict[str, Any]]:
+    """Writes what has changed to the page files, and to the checkpoint where each page lies."""
+    store.flush()
+    if store.tier.not_finite:
+        raise DivergedError(sequence - 1, f"{store.tier.not_finite} hold NaN or infinite numbers")
+    saved = store.tier.saved(store.name, store.num_rows)
+    return _write_arrays(folder, {f"{store.name}.{part}": saved[part] for part in PAGED_PARTS})
+
+
+def _write_table(folder: Path, store: ParameterStore, sequence: int) -> dict[str, dict[str, Any]]:
+    """Streams a table to its three files; returns their sizes and checksums.
+
+    Block after block: coroutines measured worse (`benchmarks/README.md`).
+    """
+    dimension = store.layout.dimension
+    with ExitStack() as stack:
+        writers = {
+            part: stack.enter_context(
+                NpyWriter(folder / f"{store.name}.{part}.npy", shape, np.int64 if part == "timestamps" else np.float32)
+            )
+            for part, shape in _shapes(store).items()
+        }
+        for block in store.blocks():
+            _check_finite(store.name, block.rows, sequence)
+            _check_values(store.name, block.rows[:, :dimension], sequence)
+            writers["values"].write(block.rows[:, :dimension])
+            writers["state"].write(block.rows[:, dimension:])
+            writers["timestamps"].write(block.timestamps)
+        return {writer.path.name: writer.finish() for writer in writers.values()}

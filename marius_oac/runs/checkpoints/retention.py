@@ -1,0 +1,256 @@
+"""The checkpoints of a run: which there are, saving one, removing those that are needed no more.
+
+A checkpoint is a folder of ten digits that holds a manifest (`checkpoint.py`); whatever else lies in `checkpoints/`, of
+another name or kind, is somebody else's and stays as it is. A checkpoint is written under a temporary name, flushed to
+the disk, and renamed. Before it is removed it loses its name, and the disk knows that: a checkpoint that has its name
+is complete. What a killed process left under a temporary name is removed by the next one.
+
+Beside the folder lies `saved.json`, the name of the newest checkpoint that every process of the run has saved, written
+when all have it and before an older one is removed. So a run whose checkpoints are lost is told from one that was
+stopped before its first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from marius_oac.errors import CheckpointError, InputError
+from marius_oac.runs.checkpoints.checkpoint import (
+    DENSE,
+    MANIFEST,
+    Checkpoint,
+    name_of,
+    read_checkpoint,
+    write_checkpoint,
+)
+from marius_oac.runs.checkpoints.manifest import Best, Saved
+from marius_oac.runs.checkpoints.pins import Missing, alone_with
+from marius_oac.runtime.files.atomic import (
+    check_no_link,
+    clean,
+    disk_errors,
+    make_folder,
+    remove_file,
+    sealed,
+    sync,
+    unfinished,
+    write_atomically,
+)
+from marius_oac.runtime.files.untrusted import parse_json, parse_sealed, read_bounded
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.disk.tier import DiskTier
+
+FOLDER = "checkpoints"
+BEST = "best.json"
+NAME = r"[0-9]{10}"
+SAVED = "saved.json"
+START = "start"
+"""In place of a checkpoint's name: the beginning of the run."""
+
+
+def read_saved(rows: Path) -> str | None:
+    """What `saved.json` in a folder names, "" if that is no checkpoint yet; None where there is no such file, as in a
+    run that an earlier version made. Raises CheckpointError where it is damaged."""
+    try:
+        content = read_bounded(rows / SAVED, error=CheckpointError)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"can't be read: {error.strerror}", rows / SAVED) from None
+    return parse_sealed(content, rows / SAVED, Saved, CheckpointError).checkpoint or ""
+
+
+def write_saved(rows: Path, name: str) -> None:
+    """Writes `saved.json`; "": no checkpoint yet."""
+    write_atomically(rows / SAVED, saved_bytes(name))
+
+
+def saved_bytes(name: str) -> bytes:
+    return sealed({"checkpoint": name or None})
+
+
+class Checkpoints:
+    """The checkpoints of one run, oldest first. `tier` holds the rows of tables on disk, while the run is trained."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.tier: DiskTier | None = None
+        self._kept: set[str] = set()  # checkpoints whose pages the tier knows
+
+    def names(self) -> list[str]:
+        """Names of the complete checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        with os.scandir(self.folder) as entries:
+            return sorted(entry.name for entry in entries if _is_checkpoint(entry))
+
+    def clean(self) -> None:
+        """Removes what a killed process left unfinished. Raises InputError where the folder is a symbolic link."""
+        check_no_link(self.folder)
+        if self.folder.is_dir():
+            clean(self.folder, files=re.escape(BEST), folders=NAME)
+
+    def open(self, name: str | None = None, verify: bool = True, pinned: bool = False) -> Checkpoint:
+        """The named checkpoint ("best": the best one), or the newest; `pinned`: see `read_checkpoint`.
+
+        Raises:
+            Missing: there is none, or none of that name.
+            CheckpointError: it is damaged; the message offers the one before it.
+        """
+        names = self.names()
+        if not names:
+            raise Missing("there is no checkpoint yet", self.folder)
+        if name == "best":
+            name = self.best()
+            if name is None:
+                raise Missing("there is no best checkpoint: nothing has been evaluated yet", self.folder)
+        if name is not None and name not in names:
+            raise Missing(f"there is no checkpoint {name!r}; there are {', '.join(names)}", self.folder)
+        chosen = name or names[-1]
+        try:
+            checkpoint = read_checkpoint(self.folder / chosen, pinned)
+            if verify:
+                checkpoint.verify()
+            return checkpoint
+        except Missing:
+            raise
+        except CheckpointError as error:
+            before = [other for other in names if other < chosen]
+            offer = f"; the one before it: --checkpoint {before[-1]}" if before else "; there is none before it"
+            raise CheckpointError(error.message + offer, error.where) from None
+
+    def best(self) -> str | None:
+        """Name of the best checkpoint by the validation metric, or None."""
+        path = self.folder / BEST
+        try:
+            content = read_bounded(path, error=CheckpointError)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CheckpointError(f"can't be read: {error.strerror}", path) from None
+        sealed_once = len(parse_json(content, path, dict[str, Any], CheckpointError)) > 1  # older ones have no checksum
+        parse = parse_sealed if sealed_once else parse_json
+        return parse(content, path, Best, CheckpointError).name
+
+    def mark_best(self, name: str | None) -> None:
+        """Keeps this checkpoint, whatever its age, until another one is marked; None: there is no best one."""
+        if name is None:
+            with disk_errors(self.folder / BEST):
+                remove_file(self.folder / BEST)
+        else:
+            with disk_errors(self.folder):
+                make_folder(self.folder)  # it may be another layout's checkpoint, and this one have none yet
+            write_atomically(self.folder / BEST, sealed({"name": name}))
+
+    def save(
+        self,
+        sequence: int,
+        stores: Sequence[ParameterStore],
+        dense: Mapping[str, Any],
+        extra: Mapping[str, Any],
+        keep: int,
+        arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
+        written: Callable[[], None] = lambda: None,
+    ) -> Checkpoint:
+        """Writes a checkpoint and removes all but the `keep` newest, the best one, and those that somebody reads, which
+        the next one to be saved removes. The pipeline must be drained.
+
+        `extra` is plain data for the manifest, `arrays` what becomes files of their own, by names such as `users.keys`.
+        `written` is called when it is complete, before any other is removed.
+
+        Raises:
+            DivergedError: a number is NaN or infinite; such a checkpoint would push a good one out.
+            InputError: the disk is full, or can't be written; the older checkpoints are as they were.
+        """
+        path = self.folder / name_of(sequence)
+        temporary = unfinished(path)
+        with disk_errors(path):
+            make_folder(self.folder)
+            self._discard(temporary)
+            try:
+                temporary.mkdir()
+                write_checkpoint(temporary, sequence, stores, dense, extra, arrays)
+                os.rename(temporary, path)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            sync(self.folder)
+        if self.tier:
+            self._keep(read_checkpoint(path))
+        written()
+        names = self.names()
+        for name in sorted({*names} - {*names[-keep:], self.best()}):
+            with alone_with(self.folder / name / MANIFEST) as free:
+                if free:
+                    self._remove(name)
+        return read_checkpoint(path)
+
+    @contextmanager
+    def alone_after(self, sequence: int) -> Iterator[None]:
+        """Within the block nobody reads a checkpoint of a later moment, or begins to. Raises InputError where somebody
+        does."""
+        with ExitStack() as stack:
+            for name in self.names():
+                manifest = self.folder / name / MANIFEST
+                if name > name_of(sequence) and not stack.enter_context(alone_with(manifest)):
+                    raise InputError("is being read by another process; go back when that has ended", manifest.parent)
+            yield
+
+    def drop_after(self, sequence: int) -> None:
+        """Removes the checkpoints of later moments, the newest first; within `alone_after`."""
+        for name in reversed(self.names()):
+            if name > name_of(sequence):
+                self._remove(name)
+
+    def keep_pages(self) -> None:
+        """Says to the tier, which knows of none, which pages the checkpoints refer to.
+
+        What a damaged checkpoint refers to is not known, and no run can go on from it.
+        """
+        self._kept.clear()
+        for name in self.names():
+            try:
+                checkpoint = read_checkpoint(self.folder / name)
+                checkpoint.verify(".slots.npy")
+            except CheckpointError:
+                continue
+            self._keep(checkpoint)
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
+        for slots in checkpoint.slots():
+            self.tier.keep(slots)
+        self._kept.add(checkpoint.name)
+
+    def _remove(self, name: str) -> None:
+        path = self.folder / name
+        slots = [np.array(each) for each in read_checkpoint(path).slots()] if name in self._kept else []
+        with disk_errors(path):
+            self._discard(unfinished(path))
+            os.rename(path, unfinished(path))
+            sync(self.folder)  # else a power cut could bring its name back, and not all of its files
+            self._discard(unfinished(path))
+        for each in slots:  # not before: what a checkpoint with a name refers to is never overwritten
+            self.tier.let_go(each)
+        self._kept.discard(name)
+
+    @staticmethod
+    def _discard(temporary: Path) -> None:
+        """Removes a folder of a temporary name, if it is there."""
+        check_no_link(temporary)
+        if temporary.exists():
+            shutil.rmtree(temporary)
+
+
+def _is_checkpoint(entry: os.DirEntry[str]) -> bool:
+    """Whether it was made by `save`; it may be damaged since."""
+    plain = re.fullmatch(NAME, entry.name) and entry.is_dir(follow_symlinks=False)
+    return bool(plain) and any(os.path.lexists(os.path.join(entry.path, name)) for name in (MANIFEST, DENSE))

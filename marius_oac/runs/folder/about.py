@@ -1,0 +1,172 @@
+"""`run.json`: what a run is, sealed by a checksum of its own.
+
+    format, version   of the run's folder; `package`, the version of this program that made it
+    data              the fingerprint of what is trained on, see `data.identity`
+    kernels           which kernels matrix products ran on when the run began
+    path              where the folder lay when its config.yaml was written
+    base              the folder that relative paths in config.yaml and log.json start from; see `run_places`
+    config            the configuration's keys that decide the run's bits, with their values
+    files             SHA-256 of the task's own files in the folder, such as the user's code: of the present text, and
+                      of the one before, which is there until the new one has been written
+    over_nodes        whether the run began over nodes: rows and checkpoints lie in `nodes/`, or with the nodes
+    result            SHA-256 of summary.json, and length and SHA-256 of metrics.jsonl, of a run that has ended
+
+Version 1 has the first five keys alone, and no checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from marius_oac import __version__
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.ctr import of_an_older_run
+from marius_oac.config.errors import shown, where
+from marius_oac.errors import CheckpointError, ConfigError
+from marius_oac.models.compute.user_code import own_file
+from marius_oac.runs.folder.metrics import Prefix
+from marius_oac.runtime.files.atomic import sealed
+from marius_oac.runtime.files.untrusted import Described, Sha256, parse_json, parse_sealed, read_bounded
+
+FORMAT, VERSION = "marius-oac run", 2
+ABOUT = "run.json"
+
+MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
+              "metrics", "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train",
+              "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive", "keys.capacity",
+              "storage.memory", "storage.path", "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing",
+              "nodes.load", "nodes.mode", "nodes.switch", "nodes.modes", "nodes.auto", "nodes.dense")  # fmt: skip
+"""Keys, and sections, that a run may go on with other values of. What lies in the files that some of them name has
+fingerprints of its own; of `nodes.dense` see `config_dense.check_change`."""
+
+
+class _Kind(Described):
+    format: str
+    version: int = 0
+
+
+class Result(Described):
+    """What a run that has ended left: the SHA-256 of its summary, and its metrics."""
+
+    summary: Sha256
+    metrics: Prefix
+
+
+class About(Described):
+    """The content of `run.json`; see above. `path` and `config` are None in version 1."""
+
+    format: Literal["marius-oac run"] = FORMAT
+    version: int = VERSION
+    package: str = __version__
+    data: str
+    kernels: str
+    path: str | None = None
+    base: str | None = None
+    config: dict[str, Any] | None = None
+    files: dict[str, list[Sha256]] = {}
+    over_nodes: bool = False
+    result: Result | None = None
+
+    @property
+    def checked(self) -> bool:
+        """Whether there are checksums."""
+        return self.version > 1
+
+    def dump(self) -> bytes:
+        """The file's text."""
+        return sealed(self.model_dump(mode="json"))
+
+    @classmethod
+    def read(cls, folder: Path) -> About:
+        """Raises CheckpointError where there is no run, a damaged one, or one of another program or version."""
+        path = folder / ABOUT
+        try:
+            content = read_bounded(path, error=CheckpointError)
+        except (FileNotFoundError, NotADirectoryError):
+            reason = "is no run: it has no run.json" if folder.exists() else "there is no such run"
+            raise CheckpointError(reason, folder) from None
+        except OSError as error:
+            raise CheckpointError(f"can't be read: {error.strerror}", path) from None
+        kind = parse_json(content, path, _Kind, CheckpointError)
+        if kind.format != FORMAT:
+            raise CheckpointError("belongs to something else than a run", path)
+        if kind.version not in (1, VERSION):
+            raise CheckpointError(f"is of format version {kind.version}, this program reads {VERSION} and 1", path)
+        about = (parse_sealed if kind.version > 1 else parse_json)(content, path, cls, CheckpointError)
+        if about.checked and (about.path is None or about.config is None):
+            raise CheckpointError("is damaged: path or config is missing", path)
+        return about
+
+    def with_files(self, texts: Mapping[str, str]) -> About:
+        """With the checksums of these files beside those of the texts before."""
+        files = dict(self.files)
+        for name, text in texts.items():
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            files[name] = [digest, *(other for other in files.get(name, [])[:1] if other != digest)]
+        return self.model_copy(update={"files": files})
+
+    def check_config(self, config: BaseConfig, source: str, lines: Mapping[tuple, int]) -> None:
+        """Raises ConfigError, naming the line, where a key that decides bits is not as the run was trained with."""
+        trained = _pruned(of_an_older_run(self.config))  # once fewer keys might change
+        for key, old, new in differences(trained, decisive(config)):
+            if _is_in(key, trained):  # a key that this program did not know then has a value that changes nothing
+                raise ConfigError(
+                    f"is {shown(new)}, but the run was trained with {shown(old)}: write that back",
+                    where(tuple(key.split(".")), source, lines, set()),
+                )
+
+
+def decisive(config: BaseConfig) -> dict[str, Any]:
+    """The part of a configuration that decides a run's bits, as plain values. Of files that it names only their names:
+    where they lie does not matter, and what is in them has checksums of its own."""
+    tree = _pruned(config.model_dump(mode="json"))
+    tree["pipeline"]["order"] = Path(config.pipeline.order).name
+    if "network" in tree["model"]:
+        tree["model"]["network"] = _own_name(tree["model"]["network"])
+    for layer in (tree.get("encoder") or {}).get("layers", ()):
+        if "module" in layer:
+            layer["module"] = _own_name(layer["module"])
+    return tree
+
+
+def _own_name(name: str) -> str:
+    found = own_file(name)
+    return f"{found[0].name}:{found[1]}" if found else name
+
+
+def _pruned(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    kept = {key: value for key, value in tree.items() if f"{path}{key}" not in MAY_CHANGE}
+    return {
+        key: _pruned(value, f"{path}{key}.") if isinstance(value, Mapping) else value for key, value in kept.items()
+    }
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The keys, with both values, that two trees of plain values differ in; `a.0` is the first item of the list `a`."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in old | new:
+            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif _are_sections(old) and _are_sections(new) and len(old) == len(new):
+        for number, items in enumerate(zip(old, new, strict=True)):
+            yield from differences(*items, f"{path}.{number}")
+    elif old != new:
+        yield path, old, new
+
+
+def _are_sections(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+
+
+def _is_in(key: str, tree: Mapping[str, Any]) -> bool:
+    here: Any = tree
+    for part in key.split("."):
+        if isinstance(here, list):
+            here = here[int(part)]
+        elif isinstance(here, Mapping) and part in here:
+            here = here[part]
+        else:
+            return False
+    return True

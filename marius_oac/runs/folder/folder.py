@@ -1,0 +1,389 @@
+"""A run's folder.
+
+    config.yaml        the resolved configuration
+    run.json           what the run is: see `run_about`
+    log.json           of a click log: its files
+    metrics.jsonl      one line per step interval, epoch and evaluation
+    order.npy          the computation order, where it is not the plan's
+    summary.json       the results, once the run has ended
+    saved.json         the newest checkpoint that was saved, see `checkpoints`
+    trace.json         with --trace
+    checkpoints/       see `checkpoint`
+    tables/            of rows on disk: the page files, and where they are
+
+A folder belongs to one process at a time (a lock that dies with the process); reading it needs no lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.ctr import of_an_older_run
+from marius_oac.config.dense import check_change
+from marius_oac.config.errors import read_mapping, shown
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.graphs import identity
+from marius_oac.errors import CheckpointError, ConfigError, InputError
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
+from marius_oac.runs.checkpoints.pins import Missing
+from marius_oac.runs.checkpoints.retention import SAVED, Checkpoints, read_saved, saved_bytes, write_saved
+from marius_oac.runs.folder.about import ABOUT, VERSION, About, Result, decisive, differences
+from marius_oac.runs.folder.log import LOG
+from marius_oac.runs.folder.metrics import METRICS, MetricsFile
+from marius_oac.runs.folder.order import OrderFile
+from marius_oac.runs.sharded.checkpoint import NODES, open_whole, parts_of
+from marius_oac.runtime import blas
+from marius_oac.runtime.console import say
+from marius_oac.runtime.files.atomic import (
+    check_no_link,
+    clean,
+    disk_errors,
+    json_text,
+    make_folder,
+    open_own,
+    remove_file,
+    sync,
+    unfinished_here,
+    write_atomically,
+    write_flushed,
+)
+from marius_oac.runtime.files.untrusted import parse_json, read_bounded
+
+CONFIG, SUMMARY, TRACE = "config.yaml", "summary.json", "trace.json"
+_FILES = r"config\.yaml|run\.json|log\.json|classes\.json|metrics\.jsonl|order\.npy|summary\.json|saved\.json"
+_FOLDERS = r"buckets|encoded-[a-z0-9_]{8}"
+"""Finished names of what is written into a run's folder while it is locked."""
+_KEPT = ("checkpoints", "tables", "nodes", "encoded", "buckets")
+"""Folders within it that are written and removed in."""
+
+
+class RunFolder:
+    """An existing run. Use `create` or `open`; enter it to hold its lock while training."""
+
+    def __init__(self, path: Path, config: BaseConfig, about: About):
+        self.path, self.config, self.about = path, config, about
+        self.checkpoints, self._metrics = Checkpoints(path / "checkpoints"), MetricsFile(path)
+        self._order = OrderFile(path)
+        self.rows = path
+        """Where rows and their checkpoints lie."""
+        self._learned: dict[str, str] = {}
+        self._lock = None
+
+    def keep_rows_in(self, folder: Path) -> None:
+        """Rows and their checkpoints lie in this folder, which is made if it is not there."""
+        check_no_link(folder, self.path)
+        new = not folder.exists()
+        with disk_errors(folder):
+            make_folder(folder)
+        if new:
+            write_saved(folder, "")
+        self.rows, self.checkpoints = folder, Checkpoints(folder / "checkpoints")
+        _clean(folder)
+
+    @staticmethod
+    def check_new(path: Path) -> None:
+        """Raises InputError where there is something already."""
+        if os.path.lexists(path):
+            raise InputError("exists already; choose another --out, or go on with: marius-oac resume", path)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        config: BaseConfig,
+        fingerprint: str,
+        files: Mapping[str, str] = MappingProxyType({}),
+        over_nodes: bool = False,
+    ) -> RunFolder:
+        """Makes the folder with its first files, `files` among them, under a temporary name first.
+
+        Raises InputError where it exists or can't be made.
+        """
+        cls.check_new(path)
+        temporary = unfinished_here(path)
+        about = _about(About(data=fingerprint, kernels=blas.kernels(), over_nodes=over_nodes), path, config, files)
+        with disk_errors(path):
+            try:
+                shutil.rmtree(temporary, ignore_errors=True)
+                make_folder(path.parent)
+                (temporary / "checkpoints").mkdir(parents=True)
+                for name, text in {**files, CONFIG: config.dump()}.items():
+                    write_flushed(temporary / name, text.encode())
+                write_flushed(temporary / SAVED, saved_bytes(""))
+                write_flushed(temporary / ABOUT, about.dump())
+                sync(temporary)
+                os.rename(temporary, path)
+                sync(path.parent)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+        return cls(path, config, about)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """Raises CheckpointError where there is no run, or a damaged one, or one of another program or version;
+        ConfigError where a key of its config.yaml that decides bits is not as the run was trained with."""
+        path = Path(path)
+        about, source = About.read(path), path / CONFIG
+        tree, lines = read_mapping(source, "data: {path: ...}")
+        config = Config.build(of_an_older_run(tree), source=str(source), lines=lines)
+        if about.checked:
+            about.check_config(config, str(source), lines)
+        return cls(path, config, about)
+
+    def check_resumable(self, config: BaseConfig, fingerprint: str) -> None:
+        """Raises where the run can't go on with this configuration or graph, naming the key."""
+        for key, old, new in differences(decisive(self.config), decisive(config)):
+            raise ConfigError(f"the run was trained with {shown(old)}; it can't go on with {shown(new)}", key)
+        check_change(self.config, config)
+        if self.config.storage.path != config.storage.path:
+            raise ConfigError(f"the run's rows lie in {list(self.config.storage.path)}", "storage.path")
+        if config.task != "ctr":  # a click log has other files every day; `run_log` looks after them
+            self.check_data(fingerprint, config)
+        if self.about.kernels != blas.kernels():
+            began = self.about.kernels
+            say(
+                f"note: matrix products run on {blas.kernels()} kernels here, on {began} when this run began: "
+                "the last bits may differ from those of an uninterrupted run"
+            )
+        self._say_what_is_unchecked()
+
+    def _say_what_is_unchecked(self) -> None:
+        if not self.about.checked:
+            say(
+                f"note: {self.path} was begun by an older version: that its config.yaml, log.json and metrics.jsonl "
+                "are as they were written can't be checked"
+            )
+
+    def check_data(self, fingerprint: str, config: BaseConfig) -> None:
+        """Raises CheckpointError, with the key's value, where the data are others than the run was trained on.
+
+        `fingerprint`: of all of them, or of some; see `data.identity`.
+        """
+        mine = identity.parted(self.about.data)
+        for key, found in identity.parted(fingerprint).items():
+            unknown = key == identity.ORDER and not self.about.checked  # version 1 has none of an order
+            if found != mine.get(key) and not unknown:
+                section, name = key.split(".")
+                these = {"path": "this is another graph", "order": "this is another order"}.get(
+                    name, f"these are other {name}"
+                )
+                raise CheckpointError(f"{these} than the run was trained on", getattr(getattr(config, section), name))
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Appends a line to metrics.jsonl."""
+        self._metrics.add(line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, each with `kind` and `batch`; damaged ones are left out, aloud."""
+        return self._metrics.lines()
+
+    def flushed_records(self, sequence: int) -> dict[str, Any]:
+        """What a checkpoint before batch `sequence` must know of metrics.jsonl and order.npy, as plain values. The disk
+        has both when this returns."""
+        records: dict[str, Any] = {"metrics": self._metrics.flushed(sequence).model_dump()}
+        if self.config.pipeline.order == "arrival":
+            records |= self._order.records(sequence)
+        return records
+
+    def has_saved(self) -> bool:
+        """Whether the run had a checkpoint, wherever it is now; of a run that an earlier version made as far as other
+        files tell."""
+        saved = read_saved(self.rows)
+        if saved is not None:
+            return bool(saved)
+        evaluated = any(line["kind"] == "evaluation" and line.get("split") == "valid" for line in self.metrics())
+        return bool(self.summary()) or evaluated  # what is evaluated was saved before
+
+    def note_saved(self, sequence: int) -> None:
+        """Said when every process has its checkpoint of this moment, before an older one is removed. A run over nodes
+        notes it beside its parts as well, which may all be lost."""
+        for folder in {self.path, self.rows}:
+            write_saved(folder, name_of(sequence))
+
+    def rewind(
+        self,
+        sequence: int,
+        records: Mapping[str, Any] = MappingProxyType({}),
+        wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Drops what was written after batch `sequence - 1`, so that the files of a resumed run tell one story; says
+        where metrics.jsonl is not what it was.
+
+        Args:
+            records: what `flushed_records` gave for the checkpoint that the run goes on from.
+            wait: returns when all processes of the run are about to drop theirs.
+
+        Raises:
+            CheckpointError: the order is damaged; nothing is dropped.
+            InputError: somebody reads a later checkpoint; nothing is dropped.
+        """
+        recorded = self.config.pipeline.order == "arrival"
+        order = self._order.checked(sequence, records) if recorded else None
+        with self.checkpoints.alone_after(sequence):
+            there = name_of(sequence) in self.checkpoints.names()
+            for folder in {self.path, self.rows}:
+                if (read_saved(folder) or "") > name_of(sequence):
+                    write_saved(folder, name_of(sequence) if there else "")
+            wait()
+            with disk_errors(self.path / SUMMARY):
+                remove_file(self.path / SUMMARY)
+                sync(self.path)  # before what it is about goes
+            self.checkpoints.drop_after(sequence)
+        kept = self._metrics.rewind(sequence).model_dump()
+        if kept != records.get("metrics", kept):
+            what = "is not what it was at this checkpoint: lines are missing, or have been changed"
+            say(f"note: {self.path / METRICS}: {what}")
+        if recorded:
+            self._order.write(order)
+
+    def append_order(self, order: list[int]) -> None:
+        """Adds the numbers of the batches of a segment, in the order in which they were computed."""
+        self._order.append(order)
+
+    def order(self) -> np.ndarray:
+        """The recorded computation order, int64 [batches]. Raises CheckpointError where it can't be read."""
+        return self._order.read()
+
+    def write_config(self, config: BaseConfig, files: Mapping[str, str] = MappingProxyType({})) -> None:
+        """The configuration that the run goes on with, and the task's own files; says where the user's code is another
+        than the run began with."""
+        if LOG in files:
+            write_atomically(self.path / LOG, files[LOG])
+        # A kill in between does no harm: what run.json says fits to these two as they were and as they are, and to the
+        # files that follow as they are and as they will be.
+        write_atomically(self.path / CONFIG, config.dump())
+        self._write_about(_about(self.about, self.path, config, files))
+        for name, text in files.items():
+            path = self.path / name
+            if name.endswith(".py") and path.exists() and path.read_bytes() != text.encode():
+                say(f"note: {name} has changed since it was last trained; the run keeps the new one")
+            write_atomically(path, text)
+
+    def write_learned(self, files: Mapping[str, str]) -> None:
+        """What the task has learned of its data since, before a checkpoint has made use of it: of files with checksums
+        of their own."""
+        for name, text in files.items():
+            if self._learned.get(name) != text:
+                write_atomically(self.path / name, text)
+        self._learned = dict(files)
+
+    def _write_about(self, about: About) -> None:
+        write_atomically(self.path / ABOUT, about.dump())
+        self.about = about
+
+    def read_file(self, name: str) -> bytes:
+        """A file of the task's own. Raises CheckpointError where it is missing, or not what was written."""
+        path = self.path / name
+        try:
+            content = read_bounded(path, error=CheckpointError)
+        except OSError as error:
+            raise CheckpointError(f"can't be read: {error.strerror}", path) from None
+        if self.about.checked and hashlib.sha256(content).hexdigest() not in self.about.files.get(name, ()):
+            raise CheckpointError("is damaged: it is not what was written", path)
+        return content
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Ends the run: its results, and what its metrics are."""
+        text = json_text(summary, indent=1) + "\n"
+        result = Result(summary=hashlib.sha256(text.encode()).hexdigest(), metrics=self._metrics.flushed())
+        self._write_about(self.about.model_copy(update={"result": result}))
+        write_atomically(self.path / SUMMARY, text)
+
+    def new_trace(self) -> Path:
+        """The path of `trace.json`, which is there no more."""
+        with disk_errors(self.path / TRACE):
+            remove_file(self.path / TRACE)
+        return self.path / TRACE
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds; empty while the run has not ended. Raises CheckpointError if it is damaged."""
+        path, about = self.path / SUMMARY, self.about
+        while True:
+            try:
+                content = read_bounded(path, error=CheckpointError)
+            except FileNotFoundError:
+                return {}
+            except OSError as error:
+                raise CheckpointError(f"can't be read: {error.strerror}", path) from None
+            digest = hashlib.sha256(content).hexdigest()
+            if not about.checked or digest == getattr(about.result, "summary", None):
+                return parse_json(content, path, dict[str, Any], CheckpointError, nan=True)
+            before, about = about, About.read(self.path)  # who trains may have written both since they were read
+            if about == before:
+                raise CheckpointError("is damaged: it is not what was written", path)
+
+    def checkpoint(self, name: str | None = None) -> Checkpoint:
+        """The named checkpoint ("best": the best one); by default the one that the summary is about, or the newest.
+
+        It is pinned: it stays, though the run may be trained meanwhile and would remove it.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        self._say_what_is_unchecked()
+        while True:
+            before = self._offer(name)
+            chosen = self.summary().get("checkpoint") if name is None else name
+            try:
+                return open_whole(self.path, chosen) if self.over_nodes else self.checkpoints.open(chosen, pinned=True)
+            except Missing:
+                if self._offer(name) == before:
+                    raise
+
+    def _offer(self, name: str | None) -> Any:
+        """What a checkpoint is chosen from: equal as long as nothing of it has changed."""
+        parts = parts_of(self.path) if self.over_nodes else [self.checkpoints]
+        there = [(part.folder, part.names(), part.best() if name == "best" else None) for part in parts]
+        return self.summary().get("checkpoint"), there
+
+    @property
+    def over_nodes(self) -> bool:
+        """Whether the run was trained over nodes; each has a part of its checkpoints, wherever they are now."""
+        return self.about.over_nodes or (self.path / NODES).is_dir()
+
+    def __enter__(self) -> RunFolder:
+        with ExitStack() as stack:
+            try:
+                lock = open_own(self.path / ".lock", os.O_RDWR)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError("another process is training in this folder", self.path) from None
+            except OSError as error:
+                raise InputError(f"can't be locked: {error.strerror}", self.path) from None
+            _clean(self.path)
+            self._lock = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.close()
+
+
+def _clean(folder: Path) -> None:
+    """Removes what a killed process left unfinished. Raises InputError where a folder that is written and removed in is
+    a symbolic link."""
+    for name in _KEPT:
+        check_no_link(folder / name)
+    clean(folder, _FILES, _FOLDERS)
+    Checkpoints(folder / "checkpoints").clean()
+
+
+def _about(about: About, path: Path, config: BaseConfig, files: Mapping[str, str]) -> About:
+    """What is known of a run whose configuration and files are written now; `log.json` has a checksum of its own."""
+    here = {"version": VERSION, "path": str(path.resolve()), "base": os.getcwd()}
+    now = about.model_copy(update={**here, "config": decisive(config)})
+    return now.with_files({name: text for name, text in files.items() if name != LOG})

@@ -1,0 +1,149 @@
+"""Which files of a click log a run trains on: legs of its road, in the order in which they were given.
+
+`log.json` in the run's folder, sealed by a checksum of its own:
+
+    files    path, format, rows and fingerprint of each, in order, and the digests of the pieces of it that are known;
+             the files of one leg stand together
+    legs     how many files each has, how often they are passed over, whether each file ends an epoch
+
+Files that have been passed over are needed no more: yesterday's may be gone when today's is trained on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.logs.batches import Leg, LogRoad
+from marius_oac.data.logs.files import LogFile, LogFiles, natural_order
+from marius_oac.data.logs.pieces import contradict
+from marius_oac.errors import CheckpointError, InputError
+from marius_oac.runtime.files.atomic import sealed
+from marius_oac.runtime.files.untrusted import Count, Described, FilePath, parse_json, parse_sealed, read_bounded
+
+LOG = "log.json"
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """Files and legs of one run."""
+
+    files: tuple[LogFile, ...] = ()
+    legs: tuple[Leg, ...] = ()
+
+    @classmethod
+    def start(cls, config: CtrConfig) -> RunLog:
+        """The road of a new run. Raises InputError where a file is missing or can't be trained on."""
+        return cls().extended(config, config.data.train)
+
+    def extended(self, config: CtrConfig, patterns: Sequence[str]) -> RunLog:
+        """One leg more, over the files of `patterns`.
+
+        Raises:
+            InputError: a file is missing, can't be trained on, or has been trained on already; or in a progressive run
+                files of one folder are not in the order of their names.
+        """
+        found = LogFiles.scan(patterns, config.data).files
+        known = {file.fingerprint: file for file in self.files}
+        for file in found:
+            if file.fingerprint in known:
+                raise InputError(f"has been trained on already, as {known[file.fingerprint].path}", file.path)
+        if config.training.progressive:
+            _check_order((*self.files[-1:], *found))
+        first, training = len(self.files), config.training
+        by_file = training.progressive or config.keys.drop_after > 0
+        leg = Leg(first, first + len(found), training.epochs, by_file)
+        return RunLog((*self.files, *found), (*self.legs, leg))
+
+    def with_pieces(self, pieces: Sequence[Sequence[str | None]]) -> RunLog:
+        """The same, with what is known of each file's pieces."""
+        return replace(self, files=tuple(map(_with_pieces, self.files, pieces)))
+
+    def with_epochs(self, epochs: int) -> RunLog:
+        """The same with another number of passes over the last leg."""
+        return replace(self, legs=(*self.legs[:-1], replace(self.legs[-1], passes=epochs)))
+
+    @classmethod
+    def read(cls, folder: Path, checked: bool = True) -> RunLog:
+        """Raises CheckpointError where it is missing or damaged; unless `checked` it may have no checksum."""
+        path = folder / LOG
+        try:
+            return cls.parse(read_bounded(path, error=CheckpointError), path, checked)
+        except OSError as error:
+            raise CheckpointError(error.strerror.lower(), path) from None
+
+    @classmethod
+    def parse(cls, text: bytes, path: Path, checked: bool = True) -> RunLog:
+        """What `dump` gave. Raises CheckpointError where it is damaged."""
+        plain = not checked and parse_json(text, path, dict[str, Any], CheckpointError).keys() == {"files", "legs"}
+        content = (parse_json if plain else parse_sealed)(text, path, _Content, CheckpointError)
+        if not all(leg.first < leg.last <= len(content.files) for leg in content.legs):
+            raise CheckpointError("is damaged: a leg has files that are not there", path)
+        files = (
+            LogFile(**{**each.model_dump(), "path": Path(each.path), "pieces": tuple(each.pieces)})
+            for each in content.files
+        )
+        return cls(tuple(files), tuple(Leg(**each.model_dump()) for each in content.legs))
+
+    def dump(self) -> str:
+        """The text of `log.json`."""
+        files = [{**asdict(file), "path": str(file.path)} for file in self.files]
+        return sealed({"files": files, "legs": [asdict(leg) for leg in self.legs]}).decode()
+
+    def road(self, batch_size: int) -> LogRoad:
+        return LogRoad(self.files, self.legs, batch_size)
+
+    def check_files(self, config: CtrConfig, sequence: int) -> None:
+        """Raises CheckpointError where a file that batches from `sequence` on need is missing or has changed."""
+        road = self.road(config.training.batch_size)
+        needed = {file for _, file in road.visits[road.visit(sequence) :]} if sequence < road.ends[-1] else set()
+        for number in sorted(needed):
+            file = self.files[number]
+            (found,) = LogFiles.scan([str(file.path)], config.data).files
+            if found.fingerprint != file.fingerprint or contradict(found.pieces, file.pieces):
+                raise CheckpointError("has changed since the run began", file.path)
+
+
+class _File(Described):
+    """Of `LogFile`."""
+
+    path: FilePath
+    format: Literal["csv", "parquet", "libsvm"]
+    rows: Annotated[Count, Field(ge=1)]
+    fingerprint: str
+    kinds: dict[str, Literal["integer", "string"]]
+    pieces: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None] = []
+
+
+class _Leg(Described):
+    """Of `Leg`."""
+
+    first: Count
+    last: Count
+    passes: Annotated[Count, Field(ge=1)]
+    by_file: bool
+
+
+class _Content(Described):
+    """Of `log.json`."""
+
+    files: list[_File]
+    legs: list[_Leg]
+
+
+def _with_pieces(file: LogFile, pieces: Sequence[str | None]) -> LogFile:
+    return replace(file, pieces=tuple(pieces))
+
+
+def _check_order(files: Sequence[LogFile]) -> None:
+    """A model that has seen tomorrow predicts today too well."""
+    for before, after in itertools.pairwise(files):
+        same_folder = before.path.resolve().parent == after.path.resolve().parent
+        if same_folder and natural_order(after.path.name) < natural_order(before.path.name):
+            raise InputError(f"comes after {before.path.name}: a progressive run takes files in order", after.path)

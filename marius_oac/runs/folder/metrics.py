@@ -1,0 +1,116 @@
+"""`metrics.jsonl`: the lines that a run writes while it trains, each with `kind` and `batch`.
+
+Lines are only added, but where a run is rewound to a checkpoint. A checkpoint knows how the file began when it was
+written, and the disk has had that part since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from marius_oac.errors import CheckpointError, InputError
+from marius_oac.runtime.console import say
+from marius_oac.runtime.files.atomic import disk_errors, json_text, open_own, sync, write_atomically
+from marius_oac.runtime.files.untrusted import Count, Described, Sha256, open_regular, parse_json
+
+METRICS = "metrics.jsonl"
+
+
+class _Line(Described):
+    kind: str
+    batch: int
+
+
+class Prefix(Described):
+    """The beginning of a file to which lines are added: its length and its SHA-256."""
+
+    bytes: Count
+    sha256: Sha256
+
+    @classmethod
+    def of(cls, lines: Iterable[bytes]) -> Prefix:
+        content = b"".join(lines)
+        return cls(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+class MetricsFile:
+    """The file of one run; it is there when the first line is."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / METRICS
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Raises InputError where the disk is full, or can't be written."""
+        with disk_errors(self.path), open(self.path, "a", encoding="utf-8", opener=open_own) as file:
+            file.write(json_text(line) + "\n")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the lines say. A damaged one is left out, aloud; a last one without an end was torn by a kill, and is
+        left out too. Raises CheckpointError where the file can't be read."""
+        return [line for _, line in self._sound()]
+
+    def flushed(self, sequence: int | None = None) -> Prefix:
+        """What of the file a run that is rewound to batch `sequence` will keep, by default all. The disk has it when
+        this returns."""
+        texts = self._texts()
+        if texts:
+            with disk_errors(self.path):
+                sync(self.path)
+                sync(self.path.parent)
+        while texts and sequence is not None and not _is_kept(_parsed(texts[-1]), sequence):
+            texts.pop()
+        return Prefix.of(texts)
+
+    def check(self, known: Prefix | None) -> None:
+        """Raises CheckpointError where the file does not begin as it is known to, or a line with an end is damaged."""
+        texts = self._texts()
+        content = b"".join(texts)
+        if known is not None and Prefix.of([content[: known.bytes]]) != known:
+            raise CheckpointError("is damaged: it is not what was written", self.path)
+        for number, text in enumerate(texts, 1):
+            if _parsed(text) is None:
+                raise CheckpointError("is damaged", f"{self.path}:{number}")
+
+    def rewind(self, sequence: int) -> Prefix:
+        """Drops what was written after batch `sequence - 1`; an evaluation at the end of that batch goes too, as it is
+        made again. Damaged lines go, aloud. Returns what is left."""
+        kept = [text for text, line in self._sound() if _is_kept(line, sequence)]
+        write_atomically(self.path, b"".join(kept))
+        return Prefix.of(kept)
+
+    def _sound(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Lines as they stand there, and what they say."""
+        for number, text in enumerate(self._texts(), 1):
+            line = _parsed(text)
+            if line is None:
+                say(f"note: {self.path}:{number}: is damaged; this line is left out")
+            else:
+                yield text, line
+
+    def _texts(self) -> list[bytes]:
+        """Lines that have an end, with it."""
+        try:
+            with open_regular(self.path, CheckpointError) as file:
+                return [line + b"\n" for line in file.read().split(b"\n")[:-1]]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(f"can't be read: {error.strerror}", self.path) from None
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """What a line says; None of a damaged one."""
+    try:
+        parse_json(text, METRICS, _Line, nan=True)
+        return json.loads(text)
+    except InputError:
+        return None
+
+
+def _is_kept(line: Mapping[str, Any] | None, sequence: int) -> bool:
+    """Whether a run that goes on with batch `sequence` has this line already."""
+    return line is None or line["batch"] < sequence - (line["kind"] == "evaluation")

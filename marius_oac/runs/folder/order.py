@@ -1,0 +1,56 @@
+"""`order.npy`: the order in which a run's batches were computed, where it is not the plan's."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marius_oac.errors import CheckpointError
+from marius_oac.runtime.files.atomic import write_atomically
+from marius_oac.runtime.files.untrusted_arrays import read_npy
+
+ORDER = "order.npy"
+
+
+class OrderFile:
+    """The file of one run; it is there when the first batches are. An order is int64 [batches]."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / ORDER
+
+    def read(self) -> np.ndarray:
+        """Raises CheckpointError where it can't be read."""
+        if not self.path.exists():
+            return np.empty(0, np.int64)
+        return read_npy(self.path, (np.int64,), (None,), CheckpointError)
+
+    def records(self, sequence: int) -> dict[str, Any]:
+        """What a checkpoint before batch `sequence` must know, as plain values."""
+        return {"order": _digest(self.read()[:sequence])}
+
+    def checked(self, sequence: int, records: Mapping[str, Any]) -> np.ndarray:
+        """The first `sequence` batches. Raises CheckpointError where they are not what `records` say."""
+        order = self.read()
+        if len(order) < sequence:
+            raise CheckpointError(f"holds {len(order):,} batches, {sequence:,} are expected", self.path)
+        found = _digest(order[:sequence])
+        if found != records.get("order", found):
+            raise CheckpointError("is damaged: it is not the order that was recorded", self.path)
+        return order[:sequence]
+
+    def append(self, order: Sequence[int]) -> None:
+        self.write(np.concatenate((self.read(), np.array(order, np.int64))))
+
+    def write(self, order: np.ndarray) -> None:
+        content = io.BytesIO()
+        np.save(content, order)
+        write_atomically(self.path, content.getvalue())
+
+
+def _digest(order: np.ndarray) -> str:
+    return hashlib.sha256(order.astype("<i8").tobytes()).hexdigest()

@@ -1,0 +1,133 @@
+"""Where the files lie that a run's configuration names: a run opens from any folder, also when it was moved with them.
+
+A path that is not absolute means the folder that the run was trained in, which `run.json` has (`base`), and not that in
+which a later command is called. What is not at its place is looked for where it lay beside the run's folder, if that
+was moved; or below a folder that the user names. Whether it is what was trained on is another question, which whoever
+opens it asks: a graph, its labels and features, and files of a log that are trained on have fingerprints.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.prepare.registry import is_known
+from marius_oac.errors import InputError
+from marius_oac.models.compute.user_code import with_own_files
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.log import RunLog
+from marius_oac.runtime.console import say
+
+_ORDERS = ("plan", "arrival")  # anything else is a file
+
+
+class RunPlaces:
+    """Places of a run's files, for a command that is called now.
+
+    Args:
+        folder: of the run.
+        data: `--data-path`: the graph's folder, or one that holds the files of the log; None: nobody said.
+
+    Raises:
+        InputError: `data` is no folder.
+    """
+
+    def __init__(self, folder: RunFolder, data: str | Path | None = None):
+        self._config, self._here = folder.config, os.path.abspath(folder.path)
+        self._before, self._base = folder.about.path, folder.about.base
+        self._below = None if data is None else self.absolute(str(data))
+        graph = not isinstance(folder.config, CtrConfig)
+        if self._below and not os.path.isdir(self._below) and not (graph and is_known(str(data))):
+            raise InputError("is no folder", f"--data-path {data}")
+
+    def config(self) -> BaseConfig:
+        """The run's configuration with its files where they are now; says where they were not where they should be."""
+
+        def place(path: str) -> str:
+            found = self.find(path)
+            if not self._below and found not in (path, self._full(path)):
+                say(f"note: {self._full(path)} is not there; the run was moved, and beside it is {found}")
+            return found
+
+        def graph(path: str) -> str:
+            named = is_known(path) and not os.path.isdir(self._full(path))
+            return self._below or (path if named else place(path))
+
+        return with_paths(self._config, place, graph)
+
+    def log(self, log: RunLog) -> RunLog:
+        """The run's files, likewise."""
+        return replace(log, files=tuple(replace(file, path=Path(self.find(str(file.path)))) for file in log.files))
+
+    def changed(self, config: BaseConfig) -> BaseConfig:
+        """`config` with what the command line has changed in it, which means the folder of now: as all of it will from
+        now on."""
+        return config if self._at_home else with_paths(config, self.absolute, self.absolute)
+
+    def given(self, paths: Sequence[str]) -> Sequence[str]:
+        """Files that the command line names, likewise."""
+        return paths if self._at_home else [*map(self.absolute, paths)]
+
+    def find(self, path: str) -> str:
+        """Where a file or folder is, or what a pattern of files means now."""
+        below = self._tail_below(path)
+        if below:
+            return below
+        full = self._full(path)
+        if not _is_there(full) and self._before:
+            moved = os.path.normpath(os.path.join(self._here, os.path.relpath(full, self._before)))
+            if _is_there(moved):
+                return moved
+        return path if self._at_home else full
+
+    def absolute(self, path: str) -> str:
+        """A path that means the folder of now, or the name of a data set."""
+        return path if is_known(path) and not os.path.isdir(path) else os.path.abspath(path)
+
+    @property
+    def _at_home(self) -> bool:
+        """Whether the command is called where the run was trained, as far as is known."""
+        return self._base in (None, os.getcwd())
+
+    def _full(self, path: str) -> str:
+        return os.path.normpath(os.path.join(self._base or os.getcwd(), path))
+
+    def _tail_below(self, path: str) -> str | None:
+        """The longest end of a path that is there below the folder that the user has named."""
+        if not self._below:
+            return None
+        parts = Path(self._full(path)).parts[1:]
+        ends = (os.path.join(self._below, *parts[first:]) for first in range(len(parts)))
+        return next(filter(_is_there, ends), None)
+
+
+def with_paths(config: BaseConfig, place: Callable[[str], str], graph: Callable[[str], str]) -> BaseConfig:
+    """A configuration whose files lie elsewhere: at `place(path)`, and its graph at `graph(path)`. Folders of rows on
+    disk are not looked for: page files know whose they are."""
+    config = with_own_files(config, lambda path: Path(place(str(path))))
+    data: dict[str, Any] = {}
+    if isinstance(config, CtrConfig):
+        data = {split: tuple(map(place, getattr(config.data, split))) for split in ("train", "valid", "test")}
+    else:
+        data["path"] = graph(config.data.path)
+        if config.task == "node_classification":
+            data["labels"] = place(config.data.labels)
+    changed: dict[str, Any] = {"data": config.data.model_copy(update=data)}
+    if config.pipeline.order not in _ORDERS:
+        changed["pipeline"] = config.pipeline.model_copy(update={"order": place(config.pipeline.order)})
+    if getattr(config, "encoder", None) and config.encoder.features:
+        changed["encoder"] = config.encoder.model_copy(update={"features": place(config.encoder.features)})
+    if config.storage.path:
+        changed["storage"] = config.storage.model_copy(update={"path": tuple(map(place, config.storage.path))})
+    return config.model_copy(update=changed)
+
+
+def _is_there(path: str) -> bool:
+    """Also of a pattern, of which there is any file."""
+    return os.path.exists(path) or (glob.has_magic(path) and next(glob.iglob(path, recursive=True), None) is not None)

@@ -1,0 +1,40 @@
+"""Where a run stands, as its checkpoints say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marius_oac.errors import CheckpointError
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.reporting import Totals
+from marius_oac.runtime.files.untrusted import typed
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands; saved with every checkpoint.
+
+    Attributes:
+        sequence: the next batch.
+        total, epoch: sums over the run and over the present epoch so far.
+        first_loss: the median of the first few batches; None: there was none, or it was not kept.
+        device: what computed it, as `session.name_of_device` has it; empty if it was not kept.
+        best: the best value of the decisive metric, -1 before the first; `best_epoch` when; `worse` evaluations since.
+    """
+
+    sequence: int = 0
+    total: Totals = Totals()
+    epoch: Totals = Totals()
+    best: float = -1.0
+    best_epoch: int = 0
+    worse: int = 0
+    first_loss: float | None = None
+    device: str = ""
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint) -> Position:
+        """From what `asdict` gave a checkpoint. Raises CheckpointError where that is something else."""
+        position = typed(dict(checkpoint.extra), checkpoint.path, cls, CheckpointError)
+        if position.sequence != checkpoint.sequence or not 0 <= position.best_epoch <= position.sequence:
+            raise CheckpointError("is damaged: its position is another's", checkpoint.path)
+        return position

@@ -1,0 +1,373 @@
+"""Epochs, evaluations and checkpoints around the pipeline.
+
+The road is cut into segments that end at epochs, at checkpoints and where the user stops; the pipeline is drained
+there, so that a checkpoint and an evaluation see one moment. Where a segment ends changes no bits.
+
+A checkpoint is saved before evaluating, and holds nothing of what the evaluation finds. A run that resumes at the end
+of an epoch evaluates it again, to the same numbers. So a signal stops an evaluation at once, and whatever else follows
+the last batch; the other processes, which wait for the one that evaluates, are told by it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from functools import reduce
+from typing import Any
+
+import psutil
+
+from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Interrupted
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
+from marius_oac.runs.checkpoints.retention import START, read_saved
+from marius_oac.runs.divergence import first_loss, grown_loss
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.position import Position
+from marius_oac.runs.memory.plan import peak_rss
+from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress
+from marius_oac.runs.session import Session, name_of_device
+from marius_oac.runtime import blas
+from marius_oac.runtime.console import say
+from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
+
+
+class TrainingLoop:
+    """Runs a session to its last epoch and leaves everything in the run's folder."""
+
+    def __init__(self, session: Session, folder: RunFolder):
+        self.session, self.folder, self.config, self.crew = session, folder, session.config, session.task.crew
+        self.position = Position(device=name_of_device(session.device))
+        self._alone = len(self.crew.gather(None)) == 1
+        self._stops = Requests()
+        self.folder.checkpoints.tier = session.parts.tier
+        self.road = session.task.road
+        self._evaluation_is_due = False
+
+    def restore(self, name: str | None) -> None:
+        """Puts tables, dense parameters and position back to the newest checkpoint, or the named one.
+
+        A run that was stopped before its first checkpoint starts again, and so does one where `START` is named: the
+        initial values are the same. Raises CheckpointError, and removes nothing, where its checkpoints are lost.
+        """
+        names = self.crew.common(self.folder.checkpoints.names())
+        if name == START or (name is None and not names):
+            if name is None and self.crew.any(self.folder.has_saved()):
+                raise CheckpointError(
+                    "the run has saved checkpoints, and they are gone: bring them back, or train it again from the "
+                    f"beginning: --checkpoint {START}",
+                    self.folder.checkpoints.folder,
+                )
+            self.session.task.check_data_from(0)
+            self.folder.rewind(0, wait=self.crew.wait)
+            return
+        checkpoint = self.crew.agreed(lambda: self.folder.checkpoints.open(name or names[-1]))
+        saved = read_saved(self.folder.rows) or ""
+        if name is None and saved > checkpoint.name:
+            say(f"note: checkpoint {saved} is gone: the run goes on from {checkpoint.name}")
+        position = self._position_of(checkpoint)
+        self._load(checkpoint)
+        self.position = position
+        if saved < checkpoint.name:  # a crash came between
+            self.folder.note_saved(position.sequence)
+        self.folder.rewind(self.position.sequence, checkpoint.extra, self.crew.wait)
+        self._restore_best()
+        self._evaluation_is_due = self._at_epoch()
+
+    def take_over(self, before: Checkpoint) -> None:
+        """Goes on where other nodes have stopped, from all parts of their checkpoint."""
+        position = self._position_of(before)
+        if self.session.parts.tier:
+            self.folder.checkpoints.keep_pages()
+        self.session.task.take_over(before, self.session.parts)
+        self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
+        self.folder.rewind(self.position.sequence, wait=self.crew.wait)
+        self._evaluation_is_due = self._at_epoch()
+
+    def _position_of(self, checkpoint: Checkpoint) -> Position:
+        """Where a checkpoint stands. Raises InputError where this run can't go on from there."""
+        position = Position.load(checkpoint)
+        if position.sequence > self.road.last:
+            raise ConfigError(
+                f"{self.config.training.epochs} epochs are less than this run has trained already; start again with "
+                "--checkpoint and an earlier one, or ask for more",
+                "training.epochs",
+            )
+        here = self.session.check_device(position.device)
+        self.session.task.check_data_from(position.sequence)
+        return replace(position, device=here)
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        if self.session.parts.tier:
+            self.session.parts.tier.forget()
+            self.folder.checkpoints.keep_pages()
+        self.session.task.load_state_arrays(checkpoint.arrays())
+        checkpoint.restore(self.session.stores)
+        try:
+            self.session.task.load_dense(self.session.parts, checkpoint)
+        except ValueError as error:  # the user's own network or layer may have changed
+            raise CheckpointError(str(error), checkpoint.path) from None
+
+    def _restore_best(self) -> None:
+        """Marks the checkpoint that was the best at this position; forgets it if it has been removed since."""
+        checkpoints = self.folder.checkpoints
+        best = name_of(self.road.begin(min(self.position.best_epoch, len(self.road.ends))))
+        if self.position.best < 0 or best not in self.crew.common(checkpoints.names()):
+            best = None
+            self.position = replace(self.position, best=-1.0, best_epoch=0, worse=0)
+        checkpoints.mark_best(best)
+
+    def run(self) -> None:
+        """Trains, evaluates and writes the summary.
+
+        Raises:
+            Interrupted: the user stopped the run; a checkpoint of that moment was written.
+            DivergedError: a number became NaN or infinite.
+        """
+        self.crew.wait()  # nobody looks at rows that another one is still loading
+        with (
+            stop_on_interrupt(self.session.pipeline.request_stop) as self._stops,
+            TrainingProgress(self.position.sequence, self.road.last, self.crew.leads) as progress,
+        ):
+            if self._evaluation_is_due:
+                self._evaluate(progress)
+            while self.position.sequence < self.road.last and not self._out_of_patience():
+                self._stop_if_asked()
+                self._before_epoch(progress)
+                self._segment(progress)
+                if self._at_epoch():
+                    self._stop_if_asked()
+                    self._evaluate(progress)
+            with self._stopped_at_once():
+                self._finish(progress)
+
+    def _before_epoch(self, progress: TrainingProgress) -> None:
+        """What is to be known of an epoch's data before it is trained on."""
+        epoch = self._epochs_done()
+        if not self._at_epoch():
+            return
+        try:
+            with self._stopped_at_once():
+                metrics = self.session.before_epoch(epoch)
+        except Interrupted:
+            self._save_where_it_stands()
+            raise
+        if metrics is None:
+            return
+        line = {"kind": "evaluation", "split": "progressive", "epoch": epoch, "batch": self.position.sequence - 1}
+        self.folder.log(line | metrics)
+        metric = self.session.task.decisive_metric
+        progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
+
+    def _stop_if_asked(self) -> None:
+        stop = self.crew.any(self.session.pipeline.stop_requested or self.session.task.stop_requested)
+        if stop and self.position.sequence < self.road.last:
+            self._save_where_it_stands()
+            raise self._interrupted()
+
+    def _save_where_it_stands(self) -> None:
+        """A segment may have reached its end where no checkpoint is due."""
+        if self.position.sequence and name_of(self.position.sequence) not in self.folder.checkpoints.names():
+            self._save()
+
+    def _interrupted(self, number: int | None = None) -> Interrupted:
+        return Interrupted(
+            f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}",
+            number or self._stops.first,
+        )
+
+    @contextmanager
+    def _stopped_at_once(self) -> Iterator[None]:
+        """Within the block nothing is lost that a resumed run would not do again: a signal ends it, also one that came
+        before. Of several processes those end it that wait for nobody; the others are told."""
+        try:
+            with stopped_at_once() if self._alone else nullcontext():
+                if self._alone and self.session.pipeline.stop_requested:
+                    raise self._interrupted()
+                yield
+        except StopSignal as error:
+            raise self._interrupted(error.number) from None
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) or self._stops.raised:  # whatever a library has made of it
+                raise self._interrupted() from None
+            raise
+
+    def _at_epoch(self) -> bool:
+        return self.road.is_end(self.position.sequence)
+
+    def _epochs_done(self) -> int:
+        return self.road.epochs_done(self.position.sequence)
+
+    def _out_of_patience(self) -> bool:
+        stopping = self.config.training.early_stopping
+        return stopping is not None and self.position.worse >= stopping.patience
+
+    def _segment(self, progress: TrainingProgress) -> None:
+        """Runs up to the next epoch's end or checkpoint; saves where one is due."""
+        first, every = self.position.sequence, self.config.checkpoint.every_batches
+        epoch = self._epochs_done()
+        last = self.road.ends[epoch]
+        if every:
+            last = min(last, (first // every + 1) * every)
+        last = min(last, self.session.task.stands_still(first) or last)
+        pipeline, telemetry = self.session.pipeline, self.session.telemetry
+        every, log = self.config.metrics.every_batches, self.folder.log
+        report = SegmentReport(
+            first, epoch, every, log, telemetry.take, pipeline.channel_fill, progress, pipeline.position
+        )
+        telemetry.take()
+        self.session.report_to(report.add)
+        try:
+            self.session.task.before_batches(first)
+            reached = self.session.task.reached(pipeline.run(first, last))
+            self.session.task.after_batches(reached == self.road.last)
+            self.crew.wait()  # rows are of one moment when everyone's batches are in them
+        except DivergedError as error:
+            raise self._diverged(error) from error
+        report.flush()
+        self._decide(reached, epoch, progress)
+        if reached == first:
+            return  # stopped before the first batch
+        self._check_loss(reached, report)
+        examples, loss = self.session.task.trained_outside()
+        self._advance(reached, report.totals + Totals(examples=examples, loss=loss))
+        if self.config.pipeline.order == "arrival":
+            self.folder.append_order(report.computation_order())
+        if self._at_epoch():
+            self._end_epoch(epoch, progress)
+        if self._checkpoint_is_due(reached < last):
+            self._save()
+
+    def _check_loss(self, reached: int, report: SegmentReport) -> None:
+        """Raises DivergedError where the last batches' loss is out of all proportion to that of the first ones."""
+        heard = self.crew.gather([report.first_loss(), report.last_loss()])
+        first = first_loss(self.position.first_loss, heard)
+        if wrong := grown_loss(first, heard):
+            raise self._diverged(DivergedError(reached - 1, wrong))
+        self.position = replace(self.position, first_loss=first)
+
+    def _decide(self, reached: int, epoch: int, progress: TrainingProgress) -> None:
+        for line in self.session.task.decided(reached):
+            self.folder.log({"kind": "mode", "epoch": epoch, "batch": reached - 1} | line)
+            if line["switches"]:
+                progress.say(f"  {line['mode']} from batch {reached:,} on: {line['reason']}")
+
+    def _diverged(self, error: DivergedError) -> DivergedError:
+        """The error, with the checkpoint that is left."""
+        names = self.folder.checkpoints.names()
+        return DivergedError(error.sequence, error.found, self.folder.checkpoints.folder / names[-1] if names else None)
+
+    def _advance(self, reached: int, totals: Totals) -> None:
+        position = self.position
+        begins = self._at_epoch()
+        self.position = replace(
+            position,
+            sequence=reached,
+            total=position.total + totals,
+            epoch=totals if begins else position.epoch + totals,
+        )
+
+    def _checkpoint_is_due(self, stopped: bool) -> bool:
+        sequence, config = self.position.sequence, self.config.checkpoint
+        at_batches = config.every_batches and sequence % config.every_batches == 0
+        at_epochs = self._at_epoch() and self._epochs_done() % config.every_epochs == 0
+        before_evaluation = self._at_epoch() and self._evaluation_follows()
+        return bool(stopped or at_batches or at_epochs or before_evaluation or sequence == self.road.last)
+
+    def _save(self) -> None:
+        self.folder.write_learned(self.session.task.learned_files())
+        try:
+            self.folder.checkpoints.save(
+                self.position.sequence,
+                self.session.stores,
+                self.session.step.dense_state(),
+                asdict(self.position) | self.folder.flushed_records(self.position.sequence),
+                self.config.checkpoint.keep,
+                self.session.task.state_arrays(),
+                self._all_have_saved,
+            )
+        except DivergedError as error:
+            raise self._diverged(error) from error
+
+    def _all_have_saved(self) -> None:
+        self.crew.wait()  # else a crash could leave some with the old one alone, some with the new
+        self.folder.note_saved(self.position.sequence)
+
+    def _end_epoch(self, epoch: int, progress: TrainingProgress) -> None:
+        """Tells of the epoch; before its checkpoint is saved, so that no resumed run lacks the line."""
+        totals = self._of_all(self.position.epoch)
+        line = {"kind": "epoch", "epoch": epoch, "batch": self.position.sequence - 1}
+        run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
+        self.folder.log(line | totals.metrics() | run | self._disk_metrics() | self.session.task.summary())
+        loss, rate = totals.mean_loss(), totals.rate()
+        progress.say(f"epoch {epoch + 1} of {len(self.road.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
+
+    def _of_all(self, totals: Totals) -> Totals:
+        """With those of the other processes."""
+        return reduce(Totals.beside, [Totals(**each) for each in self.crew.gather(asdict(totals))])
+
+    def _disk_metrics(self) -> dict[str, float]:
+        """What went to and from the disk since the program started, where rows lie there."""
+        tier = self.session.parts.tier
+        return tier.metrics() if tier else {}
+
+    def _evaluation_follows(self) -> bool:
+        every, epochs = self.config.evaluation.every, self._epochs_done()
+        due = every > 0 and (epochs % every == 0 or self.position.sequence == self.road.last)
+        return due and self.session.task.has("valid")
+
+    def _evaluate(self, progress: TrainingProgress) -> None:
+        """Validation, best checkpoint and patience, at the end of an epoch."""
+        if not self._evaluation_follows():
+            return
+        epochs, metric = self._epochs_done(), self.session.task.decisive_metric
+        with self._stopped_at_once():
+            metrics = self.session.evaluate("valid", whole=False)
+        value, stopping = metrics[metric], self.config.training.early_stopping
+        better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
+        line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.sequence - 1}
+        self.folder.log(line | {"training.seconds": self.position.total.seconds} | metrics)
+        progress.say(f"  valid {metric} {value:.4f}" + (" (best so far)" if better else ""))
+        if better:
+            self.position = replace(self.position, best=value, best_epoch=epochs, worse=0)
+            self.folder.checkpoints.mark_best(name_of(self.position.sequence))
+        else:
+            self.position = replace(self.position, worse=self.position.worse + 1)
+
+    def _finish(self, progress: TrainingProgress) -> None:
+        """The final numbers; with early stopping those of the best checkpoint."""
+        position, total, checkpoints = self.position, self._of_all(self.position.total), self.folder.checkpoints
+        chosen = name_of(position.sequence)
+        if self.config.training.early_stopping and checkpoints.best():
+            chosen = checkpoints.best()
+            self._load(checkpoints.open(chosen))
+        summary: dict[str, Any] = {
+            "checkpoint": chosen,
+            "training.epochs": self._epochs_done(),
+            "training.batches": position.sequence,
+            "training.stopped_early": position.sequence < self.road.last,
+            "training.seconds": total.seconds,
+            "training.examples_per_second": total.rate(),
+            "training.lost_updates": total.lost,
+            "training.refused_rows": total.refused,
+            "training.replaced_rows": total.replaced,
+            "training.peak_cache_rows": total.peak_cache_rows,
+        }
+        if position.best >= 0:
+            summary["training.best_epoch"] = position.best_epoch
+            summary[f"valid.{self.session.task.decisive_metric}"] = position.best
+        for name, digest in self.session.task.fingerprints(self.session.stores).items():
+            summary[f"tables.{name}.sha256"] = digest
+        summary["tables.dense.sha256"] = self.session.dense_fingerprint()
+        if self.session.task.validates_on_a_sample and self.config.evaluation.every:
+            progress.say("all of valid")
+            summary |= {f"valid.{name}": value for name, value in self.session.evaluate("valid").items()}
+        if self.session.task.has("test"):
+            progress.say("test")
+            summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
+        summary |= self.session.task.summary() | self._disk_metrics()
+        summary["memory.peak_rss_bytes"] = peak_rss()
+        machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"
+        summary["machine"] = f"{machine}, {self.session.device}, {blas.kernels()} kernels"
+        self.folder.write_summary(summary)

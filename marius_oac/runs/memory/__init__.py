@@ -1,0 +1,1 @@
+"""How much memory and disk a run needs, said before it starts."""

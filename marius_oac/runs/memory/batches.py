@@ -1,0 +1,79 @@
+"""How much memory the batches in flight and the checkpoints of a graph's rows take; see `memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.runs.memory.plan import BATCH_KEYS, Need, batches_held, key_to_lower, room_for
+from marius_oac.runs.memory.tables import ahead_bytes, check_batch, rows_place
+from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
+from marius_oac.types import Plan, TableSpec
+
+
+@dataclass(frozen=True)
+class BatchMemory:
+    """Of a run whose batches are like `plan`, the first one.
+
+    Args:
+        tables: those of the batches' rows; a device has room for the most that a batch may have.
+        layouts: of each table.
+        rows: of a batch as it comes, in all tables.
+        shared_rows: the ids of all plans' rows are one array.
+
+    Raises:
+        ConfigError: the memory for rows can't hold the batch.
+    """
+
+    config: BaseConfig
+    plan: Plan
+    tables: Sequence[TableSpec]
+    layouts: Mapping[str, RowLayout]
+    rows: int
+    shared_rows: bool = False
+
+    def __post_init__(self) -> None:
+        for layout, rows in zip(self.layouts.values(), self.plan.rows, strict=True):
+            check_batch(self.config.storage, layout, rows)
+
+    @property
+    def width(self) -> int:
+        """Floats of a row in all tables."""
+        return sum(each.width for each in self.layouts.values())
+
+    @property
+    def _plan_bytes(self) -> int:
+        return 8 * self.rows * (not self.shared_rows) + sum(array.nbytes for array in self.plan.arrays.values())
+
+    def needs(self, device: torch.device) -> list[Need]:
+        """Of batches."""
+        pipeline, plan_bytes = self.config.pipeline, self._plan_bytes
+        in_flight, held = batches_held(pipeline)
+        plans = (held + in_flight + pipeline.workers.plan) * plan_bytes + ahead_bytes(self.config, plan_bytes)
+        key = key_to_lower(self.config, "pipeline.in_flight", *BATCH_KEYS)
+        if device.type == "cpu":
+            return [Need("host", "batches", held * self.rows * (4 * self.width + 8) + plans, key)]
+        layouts = self.layouts.values()
+        staged = sum(
+            table.max_batch_rows * (4 * each.width + 16) for table, each in zip(self.tables, layouts, strict=True)
+        )
+        return [
+            Need("host", "batches", in_flight * staged + plans, key),
+            Need("device", "batches", room_for(pipeline) * staged + in_flight * plan_bytes, key),
+        ]
+
+    def saved(self, rows: int, dense: int, evaluation: int, device: torch.device) -> list[Need]:
+        """Of checkpoints of so many rows and `dense` bytes beside them, and of an evaluation: never both at once."""
+        block = min(rows, ROWS_PER_BLOCK) * self.width * 4 * 2 + 2 * dense
+        copies = self.config.checkpoint.keep + 2 - self.config.storage.paged
+        on_disk = copies * (rows * (4 * self.width + 8) * bool(self.width) + dense)
+        needs = [Need(rows_place(self.config.storage), "checkpoints", on_disk, "checkpoint.keep")]
+        if device.type == "cpu":
+            what = "evaluation" if evaluation > block else "checkpoints"
+            return [Need("host", what, max(evaluation, block), "evaluation.memory"), *needs]
+        needs.append(Need("host", "checkpoints", block, "model.dimension"))
+        needs.append(Need("device", "evaluation", evaluation, "evaluation.memory"))
+        return needs

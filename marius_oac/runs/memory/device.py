@@ -1,0 +1,120 @@
+"""How much device memory a step takes beside the rows and arrays that it is given; see `memory`.
+
+Sums of what is held at once where that is the most, as a dry run of the steps shows it (docs/gpu.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.encoder import EncoderConfig, GatConfig, ModuleConfig
+from marius_oac.config.link_prediction import Config, ModelConfig
+from marius_oac.data.logs.tables import FeatureTable
+from marius_oac.models.link_prediction.distances import TILE_BYTES, TILES
+from marius_oac.models.link_prediction.regularizers import penalized
+from marius_oac.models.link_prediction.step import relation_width
+from marius_oac.types import Plan
+
+_SCORES = {"softmax": 2, "logistic": 2, "margin": 2, "self_adversarial": 3}
+"""Of each loss: how many times the scores of a batch are held."""
+_KEPT = {"softmax": 1, "logistic": 1, "margin": 1, "self_adversarial": 2}
+"""And how many times from the forward pass to the backward pass."""
+_QUERIES = {"transe": 2, "rotate": 3.5}
+"""Of a decoder: how many times queries are held with what it makes of them."""
+
+
+def link_step_bytes(config: Config, plan: Plan, rows: int) -> int:
+    """Of a batch of `rows` entities."""
+    training, model, arrays, loss = config.training, config.model, plan.arrays, config.training.loss.kind
+    dimension, edges, sides = model.dimension, len(arrays["heads"]), 1 if model.reciprocal else 2
+    drawn = None if training.negatives.all else arrays["negatives"]
+    negatives = 0 if drawn is None else drawn.size * dimension
+    gathered, relations = 2 * edges * dimension + negatives, edges * relation_width(config)
+    queries, scores = sides * edges * dimension, sides * edges * (rows if drawn is None else drawn.shape[2] + 1)
+    # Chunks of two sizes come one by one.
+    parts = 1 if drawn is None or edges % drawn.shape[1] == 0 else drawn.shape[1]
+    made_of_scores = _KEPT[loss] + (_SCORES[loss] - _KEPT[loss]) / parts
+    kept = gathered + relations + _QUERIES.get(model.decoder, 1) * queries
+    penalties = (gathered - negatives + relations) * penalized(training.regularization)
+    most = [
+        kept + made_of_scores * scores,
+        kept + scores + queries + (1 + (parts > 1)) * negatives,
+        # The gradient by positive scores is a part of that by all of softmax's.
+        kept + penalties + scores * (loss == "softmax") + (3 - 2 * (model.decoder == "transe")) * queries + negatives,
+        2 * gathered + 12 * (2 * edges + negatives // dimension) + rows * dimension,  # an embedding's gradient sorts
+    ]
+    if model.decoder in ("transe", "rotate"):
+        unneeded = relations * (model.decoder == "transe")
+        differences = differences_bytes(model, scores // parts) // 4
+        most.append(kept - unneeded + 2 * scores + queries + negatives + differences)
+    if not config.encoder:
+        most.append((2 if training.optimizer.kind != "sgd" else 1) * rows * dimension)
+    indices = 2 * edges + sides * edges + negatives // dimension
+    return int(4 * max(most)) + 8 * indices
+
+
+def differences_bytes(model: ModelConfig, pairs: int) -> int:
+    """Of the differences of so many queries and candidates, or of a tile of them, with what is made of them."""
+    kind = "moduli" if model.decoder == "rotate" else f"l{model.norm}"
+    return int(TILES[kind] * min(TILE_BYTES, 4 * pairs * model.dimension))
+
+
+def encoder_step_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: Sequence[int], head: int) -> int:
+    """Of an encoder and a head that takes `head` bytes of its own; `config` and others as in `encoder_bytes`."""
+    planned = "means" in plan.arrays
+    nodes = len(plan.arrays["means" if planned else "inputs"])
+    first = nodes * inputs * (not planned)
+    kept, words, parameters, most = first, 0, 0, []
+    for number, (layer, width) in enumerate(zip(config.layers, widths, strict=True)):
+        parameters += inputs * width * (1 if isinstance(layer, GatConfig) else 2)
+        outputs, edges = nodes, 0
+        if not (planned and not number):
+            outputs = len(plan.arrays[f"blocks.{number}.offsets"]) - 1
+            edges = len(plan.arrays[f"blocks.{number}.sources"])
+        if isinstance(layer, GatConfig):
+            edges, heads = edges + outputs * layer.attend_to_self, layer.heads * layer.dimension
+            saved = nodes * (heads + 2 * layer.heads) + 3 * edges * layer.heads
+            work = nodes * heads + 2 * edges * heads + outputs * heads
+        else:  # a layer of the user's is not known: as much as if it made a value of each edge
+            saved = 2 * outputs * inputs + 3 * edges * width * isinstance(layer, ModuleConfig)
+            work = max(2 * outputs, nodes) * inputs
+        words += 5 * edges + nodes + outputs
+        if config.dropout and edges:
+            saved += nodes * inputs // 4
+            work += nodes * inputs
+        made, last = outputs * width, number + 1 == len(widths)
+        # Activations are behind a layer's own backward pass; ELU keeps what it was given, too.
+        most.append(kept + saved + work + made * (1 + last))
+        kept += saved + made * (2 if isinstance(layer, GatConfig) and not last else 1)
+        nodes, inputs = outputs, width
+    most += [kept + nodes * inputs + head / 4, 4 * first]
+    return int(4 * max(most)) + 8 * words + 32 * parameters - head
+
+
+def click_step_bytes(config: CtrConfig, tables: Sequence[FeatureTable], weighted: bool) -> int:
+    """Of a batch of examples, or of those that are predicted at once: what was gathered, the network's layers, and
+    gradients, above all by rows. A network of the user's is taken for an MLP."""
+    model, numbers = config.model, config.data.num_numbers
+    occurrences = [(table.max_ids, table.dimension + weighted) for table in tables]
+    ids, gathered = sum(count for count, _ in occurrences), sum(count * width for count, width in occurrences)
+    columns = sum(len(table.singles) + len(table.bags) for table in tables)
+    fields = sum((len(table.singles) + len(table.bags)) * table.dimension for table in tables)
+    steps = sum(each.max_values * (each.dimension or model.dimension) for each in config.data.sequences)
+    width, hidden = fields + numbers, max(model.hidden, default=0)
+    pairs, mlp = (columns + 1) * columns // 2, sum(model.hidden) * (1 + model.batch_norm + 1.25 * bool(model.dropout))
+    mlp += (3 if model.batch_norm else 2) * hidden
+    trained = {
+        "lr": 0,
+        "fm": 2 * fields,
+        "dlrm": sum(model.bottom) + fields + 2 * model.dimension + pairs + mlp,
+        "dcnv2": (3 + 2 * model.cross_layers) * width + mlp - hidden,
+        "dien": 17.5 * steps + width + mlp,
+    }.get(model.network, width + mlp)
+    predicted = {"lr": 0, "fm": 2 * fields, "dlrm": fields + 3 * pairs, "dien": 6 * steps + width + 2 * hidden}.get(
+        model.network, 2 * width + 2 * hidden
+    )
+    largest = max(count * width for count, width in occurrences)
+    training = max(gathered + trained, 2 * gathered + 3 * largest + 12 * ids)
+    prediction = gathered + max(gathered, predicted)
+    return int(4 * max(config.training.batch_size * training, config.evaluation.batch_size * prediction))

@@ -1,0 +1,224 @@
+"""What a run says while it trains: lines of `metrics.jsonl`, a bar on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tqdm import tqdm
+
+from marius_oac.pipeline.runner import BatchResult
+from marius_oac.runtime.console import NOTICES, is_terminal, say
+
+FEW_BATCHES = 10
+BAR_SECONDS = 1.0
+LINE_SECONDS = 10.0  # plain lines come no faster than that
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over batches: of an interval, an epoch or the run so far.
+
+    Attributes:
+        loss: sum of the batches' mean losses times their examples.
+        seconds: spent training; evaluations and checkpoints are not counted.
+        peak_cache_rows: the most rows that the device cache has held.
+        stage_seconds: per stage, over all its workers.
+        channel_fill: per channel, the sum over batches of how many waited there when the batch had been written.
+    """
+
+    batches: int = 0
+    examples: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    lost: int = 0
+    refused: int = 0
+    replaced: int = 0
+    peak_cache_rows: int = 0
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    channel_fill: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, results: Sequence[BatchResult]) -> Totals:
+        """Of some batches; exact, so that it does not depend on the order in which they ended."""
+        return cls(
+            batches=len(results),
+            examples=sum(result.examples for result in results),
+            loss=math.fsum(result.loss * result.examples for result in results),
+            lost=sum(result.lost for result in results),
+            refused=sum(result.refused for result in results),
+            replaced=sum(result.replaced for result in results),
+            peak_cache_rows=max((result.cached_rows for result in results), default=0),
+        )
+
+    def beside(self, other: Totals) -> Totals:
+        """With those of another process, which has computed other parts of the same batches meanwhile."""
+        together = replace(self + other, batches=max(self.batches, other.batches))
+        return replace(together, seconds=max(self.seconds, other.seconds))
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            batches=self.batches + other.batches,
+            examples=self.examples + other.examples,
+            loss=self.loss + other.loss,
+            seconds=self.seconds + other.seconds,
+            lost=self.lost + other.lost,
+            refused=self.refused + other.refused,
+            replaced=self.replaced + other.replaced,
+            peak_cache_rows=max(self.peak_cache_rows, other.peak_cache_rows),
+            stage_seconds=_added(self.stage_seconds, other.stage_seconds),
+            channel_fill=_added(self.channel_fill, other.channel_fill),
+        )
+
+    def mean_loss(self) -> float | None:
+        """Over the examples; None: there are none, which happens to one of several trainers."""
+        return self.loss / self.examples if self.examples else None
+
+    def rate(self) -> float:
+        """Examples per second."""
+        return self.examples / self.seconds if self.seconds else 0.0
+
+    def metrics(self) -> dict[str, Any]:
+        """As a line of `metrics.jsonl` holds them."""
+        return {
+            "loss": self.mean_loss(),
+            "seconds": self.seconds,
+            "examples_per_second": self.rate(),
+            "lost_updates": self.lost,
+            "refused_rows": self.refused,
+            "replaced_rows": self.replaced,
+            "cache_rows": self.peak_cache_rows,
+            "stage_seconds": dict(self.stage_seconds),
+            "channel_fill": {name: count / self.batches for name, count in self.channel_fill.items()},
+        }
+
+
+def _added(ours: Mapping, theirs: Mapping) -> dict:
+    return {name: ours.get(name, 0) + theirs.get(name, 0) for name in {**ours, **theirs}}
+
+
+class SegmentReport:
+    """Collects the results of one segment of an epoch; writes a line of metrics for every `every` batches.
+
+    An interval holds the batches computed as number k * every to (k + 1) * every - 1 of the run, whatever the order in
+    which they were written, so that its loss is that of any other run with the same bits; the segment's first batch,
+    `first`, and its end may cut one short. `add` is called by write workers, one call at a time. `position` says where
+    the run stands when the batch before some number has been written: where batches are dealt, its own do not tell.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        epoch: int,
+        every: int,
+        log: Callable[[Mapping[str, Any]], None],
+        stage_seconds: Callable[[], Mapping[str, float]],
+        channel_fill: Callable[[], Mapping[str, int]],
+        progress: TrainingProgress,
+        position: Callable[[int], int] = lambda number: number,
+    ):
+        self._position = position
+        self._epoch, self._every, self._log, self._progress = epoch, every, log, progress
+        self._stage_seconds, self._channel_fill = stage_seconds, channel_fill
+        self._next, self._intervals = first, {}
+        self._since, self._fill, self._filled = time.perf_counter(), {}, 0
+        self._order: list[tuple[int, int, float]] = []
+        self.totals = Totals()
+
+    def add(self, result: BatchResult) -> None:
+        self._intervals.setdefault(result.timestamp // self._every, []).append(result)
+        self._order.append((result.timestamp, result.sequence, result.loss))
+        self._fill = _added(self._fill, self._channel_fill())
+        self._filled += 1
+        while len(self._intervals.get(self._next // self._every, ())) == self._every - self._next % self._every:
+            self._end_interval()
+        if self._intervals and self._progress.due:  # a few large batches take long to fill an interval
+            results = [result for several in self._intervals.values() for result in several]
+            totals = replace(Totals.of(results), seconds=time.perf_counter() - self._since)
+            self._progress.show(self._epoch, totals, self._position(self._next + len(results)))
+
+    def flush(self) -> None:
+        """Writes the interval that the segment's end cuts short."""
+        if self._intervals:
+            self._end_interval()
+
+    def _end_interval(self) -> None:
+        results = self._intervals.pop(self._next // self._every)
+        self._next += len(results)
+        now = time.perf_counter()
+        totals = replace(
+            Totals.of(results), seconds=now - self._since, stage_seconds=self._stage_seconds(),
+            channel_fill={name: count * len(results) / self._filled for name, count in self._fill.items()},
+        )  # fmt: skip
+        self._since, self._fill, self._filled = now, {}, 0
+        self.totals += totals
+        position = self._position(self._next)
+        self._log({"kind": "interval", "epoch": self._epoch, "batch": position - 1} | totals.metrics())
+        self._progress.show(self._epoch, totals, position)
+
+    def computation_order(self) -> list[int]:
+        """The batches' numbers in the order in which they were computed."""
+        return [sequence for _, sequence, _ in sorted(self._order)]
+
+    def first_loss(self) -> float | None:
+        """The median of the first few batches computed, of those that there are; None without any."""
+        return self._median(sorted(self._order)[:FEW_BATCHES])
+
+    def last_loss(self) -> float | None:
+        """Likewise of the last ones."""
+        return self._median(sorted(self._order)[-FEW_BATCHES:])
+
+    @staticmethod
+    def _median(batches: Sequence[tuple[int, int, float]]) -> float | None:
+        return statistics.median(loss for *_, loss in batches) if batches else None
+
+
+class TrainingProgress:
+    """A bar over all batches of the run on a terminal, a line every ten seconds otherwise; both on standard error.
+
+    With `shown` False it says nothing: another process does.
+    """
+
+    def __init__(self, first: int, last: int, shown: bool = True):
+        self._done, self._last, self._shown = first, last, shown
+        self._next_line = time.monotonic() + LINE_SECONDS
+        self._bar = (
+            tqdm(total=last, initial=first, unit="batch", file=NOTICES, dynamic_ncols=True, leave=False)
+            if shown and is_terminal()
+            else None
+        )
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for another line."""
+        return time.monotonic() >= self._next_line
+
+    def show(self, epoch: int, totals: Totals, position: int) -> None:
+        """Tells how the last batches went, up to `position`."""
+        gone, self._done, due = position - self._done, position, self.due
+        loss = f"loss {totals.mean_loss() or 0:.4f}, {totals.rate():,.0f} examples/s"
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"epoch {epoch + 1}, {loss}", refresh=False)
+            self._bar.update(gone)
+        elif due:
+            self.say(f"epoch {epoch + 1}, batch {self._done:,} of {self._last:,}: {loss}")
+        if due:
+            self._next_line = time.monotonic() + (LINE_SECONDS if self._bar is None else BAR_SECONDS)
+
+    def say(self, line: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.write(line, file=NOTICES)
+        elif self._shown:
+            say(line)
+
+    def __enter__(self) -> TrainingProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,162 @@
+"""Everything that trains, built from a task, and closed in the reverse order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.errors import ConfigError, shown
+from marius_oac.models.compute.torch_state import torch_threads
+from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
+from marius_oac.runs.task import Task
+from marius_oac.runtime.console import say
+from marius_oac.runtime.machine.binding import UNBOUND, Binding, unbound
+from marius_oac.runtime.machine.disks import place
+from marius_oac.runtime.machine.report import LocalProcess, run_binding
+from marius_oac.runtime.machine.sysfs import format_list
+from marius_oac.runtime.machine.topology import running_kernel
+from marius_oac.runtime.telemetry import Telemetry
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device of a config: `auto` is the first GPU, or the CPU. Raises ConfigError where there is none."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ConfigError(f"there is no {name}: torch finds {count} GPUs here", "device")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def reading_device(name: str) -> torch.device:
+    """Where a finished run is evaluated, asked and exported: on its config's device, or, if that is a GPU that is not
+    here, on what there is, which is said."""
+    try:
+        return pick_device(name)
+    except ConfigError:
+        found = pick_device("auto")
+        say(f"note: the run was trained on {name}, which is not here: computing on {found}, where last bits may differ")
+        return found
+
+
+def name_of_device(device: torch.device) -> str:
+    """`cpu`, or what the GPU is called: two of one name compute the same bits."""
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def gpu_address(device: torch.device) -> str | None:
+    """PCI address of a GPU, such as 0000:41:00.0; None: the CPU computes."""
+    if device.type != "cuda":
+        return None
+    card = torch.cuda.get_device_properties(device)
+    return f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
+
+
+def num_threads(config: BaseConfig, binding: Binding = UNBOUND) -> int:
+    """Threads that compute on the CPU."""
+    return config.threads or binding.threads()
+
+
+def bind(task: Task, device: torch.device) -> Binding:
+    """Where the threads and tables of this process belong on its machine, beside the run's other processes there.
+
+    Collective: what each of them is and may use is told to all. The first one says where it is anywhere in particular.
+    """
+    config, crew, gpu = task.config, task.crew, gpu_address(device)
+    paths = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
+    mine = LocalProcess(
+        running_kernel(), format_list(os.sched_getaffinity(0)), [asdict(place(path)) for path in paths], gpu,
+        config.threads, task.table_bytes(), task.trains, task.serves,
+    )  # fmt: skip
+    every = [LocalProcess(**told) for told in crew.gather(asdict(mine))]
+    if config.binding == "off":
+        beside = sum(each.trains for each in every if each.beside(mine))
+        return unbound("binding is off: threads and memory are left alone", max(1, beside))
+    binding = run_binding(every, crew.rank, task.over_nodes)
+    if binding.seats and not sum(each.beside(mine) for each in every[: crew.rank]):
+        say(f"{binding.note}")
+    return binding
+
+
+class Session:
+    """Planner, tables, step and pipeline of one run of a task."""
+
+    def __init__(self, task: Task, trace: Path | None = None, probe: Probe | None = None):
+        self.task, self.config = task, task.config
+        self.device = pick_device(self.config.device)
+        self.binding = bind(task, self.device)
+        self.threads = num_threads(self.config, self.binding)
+        self._report: Callable[[BatchResult], None] = lambda result: None
+        with ExitStack() as stack:
+            self.telemetry = stack.enter_context(Telemetry(trace))
+            self.parts = task.build(stack, self.device, self.threads, self.binding)
+            self.planner, self.stores, self.step = self.parts.planner, self.parts.stores, self.parts.step
+            # Where rows have a source of their own, batches are none of the tier's business.
+            tier = self.parts.tier if self.parts.source is None else None
+            self.pipeline = Pipeline(
+                self.planner, self.parts.source or self.stores, self.step, self.config.pipeline, self.device,
+                self.telemetry, lambda result: self._report(result), probe, tier,
+                self.config.storage.look_ahead, self.binding.bind_thread,
+            )  # fmt: skip
+            self._stack = stack.pop_all()
+
+    def report_to(self, report: Callable[[BatchResult], None]) -> None:
+        """From now on `report` gets each batch's result."""
+        self._report = report
+
+    def evaluate(self, split: str, whole: bool = True) -> dict[str, float]:
+        """Metrics of the present parameters on a split; see `Task.evaluate`."""
+        with self._beside_compute(), torch_threads(self.threads):
+            return self.task.evaluate(self.parts, split, whole)
+
+    def before_epoch(self, epoch: int) -> dict[str, float] | None:
+        """Metrics that the task wants to know before an epoch, if any."""
+        with self._beside_compute(), torch_threads(self.threads):
+            return self.task.before_epoch(self.parts, epoch)
+
+    def check_device(self, before: str) -> str:
+        """The name of the device, where a run goes on that was trained on `before` (empty: nobody knows).
+
+        Raises:
+            ConfigError: from a GPU to a CPU, or back, where the config does not say so: bits would change unasked.
+        """
+        here = name_of_device(self.device)
+        if before and before != here:
+            if self.config.device == "auto" and "cpu" in (before, here):
+                raise ConfigError(
+                    f"the run was trained on {shown(before)} and would go on on {here}, which changes its last bits; "
+                    f"to do so: --set device={self.device.type}",
+                    "device",
+                )
+            say(f"note: the run was trained on {shown(before)} and goes on on {here}: its last bits may differ")
+        return here
+
+    def _beside_compute(self) -> AbstractContextManager[None]:
+        """On the CPU the calling thread, and those that it starts, belong where `compute` does."""
+        return self.binding.bound("compute") if self.device.type == "cpu" else nullcontext()
+
+    def dense_fingerprint(self) -> str:
+        """SHA-256 of the dense parameters and their optimizer state, by name."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.step.dense_state().items()):
+            digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()

@@ -1,0 +1,1 @@
+"""A task whose rows are spread over nodes: its checkpoints, its peers, its placement."""

@@ -1,0 +1,312 @@
+"""Checkpoints of a run over nodes: each node has written its own part, and together they are one moment.
+
+    RUN/nodes/LAYOUT/NODE/checkpoints/SEQUENCE      a `Checkpoint` of the rows that the node carried
+
+A layout is the names of the processes, in order, and what rows each of them carries. A run that goes on with another
+layout reads the parts of the one before, which must all be at hand, and writes its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marius_oac.errors import CheckpointError, InputError
+from marius_oac.nodes.shards.placement import IdPlaces, Placement
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
+from marius_oac.runs.checkpoints.pins import Missing
+from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved
+from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.runtime.files.atomic import check_no_link, disk_errors, sync, unfinished
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
+
+NODES = "nodes"
+DENSE = "dense_sync"
+"""Begins the names of arrays that the agreement of dense parameters keeps."""
+PLACEMENT, PLACE, PACKING = (f"{NODES}.{each}" for each in ("placement", "place", "packing"))
+"""Arrays of a part: the node of each virtual shard, int32 [V]; this node's number among those that carry rows, [1]; and
+`Packed.figures`."""
+SERVES = f"{NODES}.serves"
+"""An array of the part of a process that only serves rows: what is dense there is nobody's."""
+
+_LAYOUT = re.compile(r"[1-9][0-9]{0,5}-[^.]+")
+
+
+def layout_name(names: Sequence[str], weights: Sequence[float], nodes: np.ndarray) -> str:
+    """Names who the processes are, what each should carry, and what it does, the node of each virtual shard: with other
+    names or weights, or in another order, it is another."""
+    who = "\n".join(names).encode() + b"\0" + np.asarray(weights, "<f8").tobytes()
+    digest = hashlib.sha256(who + b"\0" + np.asarray(nodes, "<i4").tobytes())
+    return f"{len(names)}-{digest.hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A folder `nodes/LAYOUT` of a run, as far as it is at hand."""
+
+    path: Path
+
+    @classmethod
+    def all(cls, run: Path) -> list[Layout]:
+        """Those of a run; what has other names is somebody else's."""
+        found = sorted((run / NODES).glob("[0-9]*-*"))
+        return [cls(path) for path in found if _LAYOUT.fullmatch(path.name) and path.is_dir()]
+
+    @property
+    def size(self) -> int:
+        return int(self.path.name.partition("-")[0])
+
+    @property
+    def parts(self) -> list[Checkpoints]:
+        return [Checkpoints(path / "checkpoints") for path in sorted(self.path.iterdir()) if path.is_dir()]
+
+    def names(self) -> list[str]:
+        """Checkpoints that all processes of the layout have written, oldest first; none if not all are at hand."""
+        parts = [set(part.names()) for part in self.parts]
+        return sorted(set.intersection(*parts)) if len(parts) == self.size else []
+
+    def begun(self) -> list[str]:
+        """Checkpoints that all may have written: where parts are not at hand, or nothing says which all have, those of
+        any."""
+        common, saved = self.names(), [read_saved(part.folder.parent) for part in self.parts]
+        known = [each for each in saved if each is not None]
+        if common or (known and len(self.parts) == self.size):
+            return sorted({*common, *filter(None, known)})
+        return [name for part in self.parts for name in part.names()]
+
+    def open(self, name: str, pinned: bool = False) -> NodesCheckpoint:
+        """All parts of a checkpoint; `pinned`: see `read_checkpoint`. Raises CheckpointError where one is damaged, or
+        Missing."""
+        parts = [part.open(name, pinned=pinned) for part in self.parts]
+        numbered = [(int(_array_of(part, PLACE)[0]), part) for part in parts]
+        found = sorted(((place, part) for place, part in numbered if place >= 0), key=lambda each: each[0])
+        places, carried, first = [place for place, _ in found], [part for _, part in found], parts[0]
+        first = next((part for part in parts if SERVES not in part.arrays()), first)
+        if not found or places != list(range(len(found))):
+            raise CheckpointError(f"is damaged: its parts are those of the nodes {places}", first.path)
+        whole = NodesCheckpoint(first.path, first.sequence, first.extra, first.files, {})
+        object.__setattr__(whole, "parts", carried)
+        return whole
+
+
+def _array_of(part: Checkpoint, name: str) -> np.ndarray:
+    """An array of a part that says where rows are. Raises CheckpointError where there is none, or nothing in it."""
+    found = part.arrays().get(name)
+    if found is None or not found.size or found.dtype.kind != "i":
+        raise CheckpointError(f"is damaged: {name} says nothing", part.path)
+    return found
+
+
+def part_name(name: str) -> str:
+    """The folder in a layout of the process of this name."""
+    return name.replace("/", "+")  # which no node's name has
+
+
+def saved_packings(run: Path, names: Sequence[str], weights: Sequence[float], own: str) -> list[dict[str, Any]]:
+    """Where these processes have had their rows before, as far as the part of the one called `own` is here: layout,
+    checkpoints of this part, oldest first, node of each virtual shard, and figures."""
+    found = []
+    for layout in Layout.all(run):
+        part = Checkpoints(layout.path / part_name(own) / "checkpoints")
+        for name in reversed(part.names()):  # all of a layout have the same placement
+            with suppress(CheckpointError):  # the next one tells as well; who loads this one says that it is damaged
+                saved = part.open(name, verify=False)
+                for each in (PLACEMENT, PACKING):
+                    saved.verify(f"{each}.npy")
+                nodes, figures = (np.array(saved.array(*each.split("."))) for each in (PLACEMENT, PACKING))
+                if layout.path.name == layout_name(names, weights, nodes):
+                    about = {"nodes": nodes.tolist(), "figures": figures.tolist()}
+                    found.append({"layout": layout.path.name, "checkpoints": part.names()} | about)
+                break
+    return found
+
+
+def newest(run: Path) -> tuple[Layout, str] | None:
+    """The layout that has the newest complete checkpoint, and its name."""
+    there = [(layout, layout.names()) for layout in Layout.all(run)]
+    found = [(names[-1], layout.path.stat().st_mtime, layout) for layout, names in there if names]
+    if not found:
+        return None
+    name, _, layout = max(found, key=lambda each: each[:2])
+    return layout, name
+
+
+def parts_of(run: Path) -> list[Checkpoints]:
+    """The parts of all layouts that are at hand."""
+    return [part for layout in Layout.all(run) for part in layout.parts]
+
+
+def open_whole(run: Path, name: str | None = None) -> NodesCheckpoint:
+    """A checkpoint of a run over nodes, by default the newest, as if one node had written it; pinned.
+
+    Raises:
+        Missing: there is none of which all parts are at hand.
+        CheckpointError: it is damaged.
+    """
+    found = newest(run)
+    if found and name == "best":
+        name = found[0].parts[0].best()
+        if name is None:
+            raise Missing("there is no best checkpoint: nothing has been evaluated yet", found[0].path)
+    for layout in Layout.all(run):
+        if name in layout.names():
+            return layout.open(name, pinned=True)
+    if name is not None or found is None:
+        which = "no checkpoint" if name is None else f"checkpoint {name!r}"
+        raise Missing(f"{which}: the parts of all nodes must lie here, and don't", run / NODES)
+    return found[0].open(found[1], pinned=True)
+
+
+def drop_after(run: Path, sequence: int, besides: Path) -> None:
+    """Removes what layouts other than the one at `besides` have of later moments: the story is told anew from here.
+
+    Several processes may do so at once. Raises InputError, and removes nothing, where a part is a symbolic link.
+    """
+    parts = [part for layout in Layout.all(run) if layout.path != besides for part in layout.parts]
+    later = [part.folder / name for part in parts for name in reversed(part.names()) if name > name_of(sequence)]
+    for path in later:
+        check_no_link(path, run)
+    for path in later:
+        with disk_errors(path), suppress(FileNotFoundError):
+            os.rename(path, unfinished(path))
+            sync(path.parent)
+        shutil.rmtree(unfinished(path), ignore_errors=True)
+
+
+def check_saved(crew: NodeCrew, run: Path, part: Path, chosen: str) -> None:
+    """Raises InputError, the same on all processes, where some lack a checkpoint that all had saved, and the run would
+    go on from an older one, `chosen`, or if that is "" from the beginning. No crash while saving leaves such a state.
+
+    Args:
+        run: its folder, where the first process noted it as well.
+        part: this process's, of the layout that the run goes on with.
+    """
+    every = crew.each(([read_saved(run), read_saved(part)], Checkpoints(part / "checkpoints").names()))
+    known = [saved for _, (noted, _) in every for saved in noted if saved is not None]
+    # Of a run of before nothing says what all had; if they have none in common now, any may have been that.
+    needed = (
+        max(known) if known else "" if chosen else max((name for _, (_, names) in every for name in names), default="")
+    )
+    if needed <= chosen:
+        return
+    lacking = [node for node, (_, names) in every if needed not in names]
+    raise InputError(
+        f"lacks checkpoint {needed}, which was saved on all nodes: bring it back to {NODES}/{part.parent.name} in the "
+        f"run's folder there, or say what to go on from: --checkpoint {chosen or START}",
+        f"node {', '.join(lacking)}",
+    )
+
+
+class Joined:
+    """Arrays one behind the other, each read only where it is asked for."""
+
+    def __init__(self, parts: Sequence[Any], order: IdPlaces | None = None):
+        """`order`: row i is that of id i, wherever it lies."""
+        self._parts, self._order = parts, order
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+        self.shape = (int(self._starts[-1]), *parts[0].shape[1:])
+        self.size = int(np.prod(self.shape))
+        self.dtype = parts[0].dtype
+        self.nbytes = self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        rows = np.asarray(rows)
+        if rows.ndim == 0:
+            return self[rows[None]][0]
+        if self._order is None:
+            nodes = np.searchsorted(self._starts, rows, side="right") - 1
+            places = rows - self._starts[nodes]
+        else:
+            nodes, places = self._order.find(rows)
+        found = np.empty((rows.size, *self.shape[1:]), self.dtype)
+        for node, part in enumerate(self._parts):
+            mine = np.flatnonzero(nodes == node)
+            if mine.size:
+                sorted_places, back = np.unique(places[mine], return_inverse=True)
+                found[mine] = part[sorted_places][back]
+        return found
+
+
+class NodesCheckpoint(Checkpoint):
+    """Reads as a `Checkpoint` does. A graph's rows are in the order of its nodes; a click log's are one node's behind
+    the other's, with the keys beside them."""
+
+    parts: Sequence[Checkpoint]
+
+    @cached_property
+    def _placement(self) -> Placement:
+        try:
+            return Placement(np.array(_array_of(self.parts[0], PLACEMENT)), len(self.parts))
+        except ValueError as error:
+            raise CheckpointError(f"is damaged: {PLACEMENT}: {error}", self.parts[0].path) from None
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+    def tables(self) -> list[str]:
+        return self.parts[0].tables()
+
+    def array(self, table: str, part: str) -> Any:
+        arrays = [each.array(table, part) for each in self.parts]
+        if part not in ("values", "state", "timestamps"):
+            return np.concatenate(arrays)
+        keyed = f"{table}.index.keys" in self.parts[0].arrays()
+        size = sum(map(len, arrays))
+        if keyed or not size:
+            return Joined(arrays)
+        places = IdPlaces(size, self._placement)
+        if list(map(len, arrays)) != list(map(places.num_rows, range(len(arrays)))):
+            raise CheckpointError(f"is damaged: {table} has not the rows that belong to each node", self.path)
+        return Joined(arrays, places)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        every = [part.arrays() for part in self.parts]
+        joined = {}
+        for name in every[0]:
+            if name not in (PLACE, PLACEMENT, PACKING, SERVES) and not name.startswith(DENSE):
+                offsets = np.cumsum([0, *(len(each[name.replace(".free", ".keys")]) for each in every[:-1])])
+                shift = offsets if name.endswith(".free") else np.zeros(len(every), np.int64)
+                moved = [each[name] + by if by else each[name] for each, by in zip(every, shift, strict=True)]
+                joined[name] = np.concatenate(moved)
+        return joined
+
+    def verify(self, ending: str = "") -> None:
+        for part in self.parts:
+            part.verify(ending)
+
+
+def load_rows(store: ParameterStore, whole: NodesCheckpoint, source: np.ndarray) -> None:
+    """Row i of the store becomes row `source[i]`, int64 [n], of a checkpoint's table."""
+    values, state, timestamps = (whole.array(store.name, part) for part in ("values", "state", "timestamps"))
+    for first in range(0, source.size, ROWS_PER_BLOCK):
+        rows = source[first : first + ROWS_PER_BLOCK]
+        store.load(first, timestamps[rows], np.concatenate((values[rows], state[rows]), axis=1))
+
+
+def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.ndarray], bytes]) -> str:
+    """SHA-256 of some rows in the given order, each with what it is called: value and state, as float32."""
+    digest = hashlib.sha256()
+    for first in range(0, rows.size, ROWS_PER_BLOCK):
+        part = rows[first : first + ROWS_PER_BLOCK]
+        unique, back = np.unique(part, return_inverse=True)
+        values = np.empty((unique.size, store.layout.width), np.float32)
+        store.read(unique, values, np.empty(unique.size, np.int64))
+        digest.update(names(part))
+        digest.update(values[back].astype("<f4").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,109 @@
+"""Dense parameters of a checkpoint over nodes, for whatever agreement the run goes on with (`nodes.dense`).
+
+Where it is the one that wrote the checkpoint, each trainer takes back its own replica and what the agreement kept. Else
+all begin anew with what they have in common, or with the mean of their replicas, the optimizer's moments included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from marius_oac.models.compute.dense_moments import (
+    is_kstep,
+    network_from_kstep,
+    network_to_kstep,
+    relations_from_kstep,
+    relations_to_kstep,
+)
+from marius_oac.models.link_prediction.step import relation_width
+from marius_oac.nodes.dense.contract import DenseAgreement
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.sharded.checkpoint import DENSE
+from marius_oac.runs.task import Crew
+from marius_oac.runtime.console import say
+from marius_oac.types import Step
+
+State = Mapping[str, torch.Tensor]
+
+
+def load_dense(config: Any, crew: Crew, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
+    """Takes back the dense parameters of a checkpoint; collective.
+
+    Raises:
+        ValueError: they are of another model, or have no moments such as the agreement needs.
+    """
+    state, own, begins = checkpoint.dense(), dense.state(), f"{DENSE}."
+    kept = {key.removeprefix(begins): each for key, each in checkpoint.arrays().items() if key.startswith(begins)}
+    same = {key: each.numel() for key, each in own.items()} == {key: each.size for key, each in kept.items()}
+    if step.dense_state():
+        same = same and is_kstep(state) == by_kstep(config)
+    if crew.any(not same):
+        _begin_anew(config, crew, dense, step, checkpoint)
+        return
+    dense.load({key: torch.tensor(kept[key]).reshape(each.shape) for key, each in own.items()})
+    step.load_dense_state(state)
+
+
+def _begin_anew(config: Any, crew: Crew, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
+    state = checkpoint.dense()
+    step.load_dense_state(adapted(config, state, checkpoint.sequence))
+    replicas = is_kstep(state) or any(name.startswith(f"{DENSE}.") for name in checkpoint.arrays())
+    if replicas:
+        found = step.dense_state()
+        dense.average([found[name] for name in sorted(found) if found[name].is_floating_point()])
+        step.load_dense_state(found)
+    dense.begin_anew()
+    if crew.leads:
+        mean = ", from the mean of the trainers' replicas" if replicas else ""
+        say(f"note: dense parameters go on with '{config.nodes.dense.kind}'{mean}")
+
+
+def adapted(config: Any, state: State, batches: int) -> State:
+    """Dense state with the moments that the configured agreement wants; so many batches have been trained."""
+    to_kstep = by_kstep(config)
+    if not state or is_kstep(state) == to_kstep:
+        return state
+    training, epsilon = config.training, config.nodes.dense.epsilon
+    if config.task == "ctr":
+        betas = training.dense_optimizer.beta1, training.dense_optimizer.beta2
+        return network_to_kstep(state, betas, epsilon) if to_kstep else network_from_kstep(state, betas)
+    betas, width = (training.optimizer.beta1, training.optimizer.beta2), relation_width(config)
+    if to_kstep:
+        return relations_to_kstep(state, width, betas, epsilon, batches)
+    return relations_from_kstep(state, width, betas, batches)
+
+
+def by_kstep(config: Any) -> bool:
+    """Whether dense parameters agree by k-step."""
+    return config.nodes.dense.kind == "kstep"
+
+
+def share_dense(crew: Crew, group: Group, step: Step) -> None:
+    """All processes get the dense parameters of the first one, with the optimizer's state; collective."""
+    mine = step.dense_state()
+    (about, *_) = crew.gather({name: [list(each.shape), str(each.dtype)] for name, each in mine.items()})
+    found = {}
+    for name, (shape, dtype) in sorted(about.items()):
+        found[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        if crew.leads:
+            found[name].copy_(mine[name])
+        group.broadcast(found[name])
+    if not crew.leads:
+        step.load_dense_state(found)
+
+
+def weight_decay(config: Any) -> float:
+    """The factor of the L2 penalty on dense parameters; relations of a graph have none."""
+    return config.training.dense_optimizer.weight_decay if config.task == "ctr" else 0.0
+
+
+def dense_rate(config: Any) -> float:
+    """The learning rate of dense parameters."""
+    if config.task == "ctr":
+        return config.training.dense_optimizer.learning_rate
+    optimizer = config.training.optimizer
+    return optimizer.relation_learning_rate or optimizer.learning_rate

@@ -1,0 +1,65 @@
+"""The processes of a run over nodes, which decide alike: each is told what the others have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from marius_oac.errors import InputError
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.runs.task import Crew
+from marius_oac.runtime.signals import StopSignal, signal_heard, stopped_at_once
+
+
+class NodeCrew(Crew):
+    """The processes of a group."""
+
+    def __init__(self, group: Group):
+        self._group = group
+        self.leads, self.rank = group.rank == 0, group.rank
+
+    def any(self, flag: bool) -> bool:
+        return any(self._group.gather(flag))
+
+    def from_lead(self, make: Callable[[], Any]) -> Any:
+        """The others wait. A signal ends what the first one makes at once, and all of them by StopSignal."""
+        made, signal = None, None
+        if self.leads:
+            try:
+                with stopped_at_once():
+                    made = make()
+            except BaseException as error:
+                signal = signal_heard(error)
+                if signal is None:
+                    raise
+        made, signal = self._group.gather([made, signal])[0]
+        if signal is not None:
+            raise StopSignal(signal)
+        return made
+
+    def common(self, names: Sequence[str]) -> list[str]:
+        every = [set(each) for each in self._group.gather(list(names))]
+        return sorted(set.intersection(*every))
+
+    def wait(self) -> None:
+        self._group.barrier()
+
+    def each(self, value: Any) -> list[tuple[str, Any]]:
+        """What each of them has, by name."""
+        return list(zip(self._group.names, self._group.gather(value), strict=True))
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each of them has, by rank."""
+        return self._group.gather(value)
+
+    def agreed(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives; raises InputError, the same on all, where it does so on one of them."""
+        problem, made = None, None
+        try:
+            made = make()
+        except InputError as error:
+            problem = str(error)
+        for name, said in self.each(problem):
+            if said is not None:
+                raise InputError(said, f"node {name}")
+        return made

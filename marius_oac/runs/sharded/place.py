@@ -1,0 +1,56 @@
+"""What a process of a run over nodes makes of its place: its configuration, its GPU, the name of its part."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.errors import ConfigError, InputError
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.nodes.launch.cluster import Place, names
+from marius_oac.runs.session import gpu_address, pick_device
+from marius_oac.runs.sharded.checkpoint import part_name
+from marius_oac.runtime.machine.topology import running_kernel
+
+
+def config_of(config: BaseConfig, place: Place) -> BaseConfig:
+    """The run's configuration as this process has it: its own threads, device, budgets.
+
+    Where nothing says which GPU is whose, the trainers that torchrun started here take one after the other.
+    """
+    node, overrides = place.node, []
+    if place.threads:
+        overrides.append(f"threads={place.threads}")
+    if place.device:
+        overrides.append(f"device={place.device}")
+    elif config.device == "auto" and torch.cuda.device_count():
+        overrides.append(f"device=cuda:{place.beside % torch.cuda.device_count()}")
+    if node.memory:
+        overrides.append(f"storage.memory={int(node.memory) // node.processes}")
+    if node.path:
+        overrides.append(f"storage.path={json.dumps(list(node.path))}")
+    return config.replace(*overrides)
+
+
+def check_gpus(config: BaseConfig, group: Group) -> None:
+    """Raises InputError, on all nodes, where two processes would compute on one GPU; collective."""
+    try:
+        address = gpu_address(pick_device(config.device))
+    except ConfigError:  # there is no such GPU, which is said when all say what they can't do
+        address = None
+    every = group.gather((running_kernel(), address))
+    for number, mine in enumerate(every):
+        other = every.index(mine)
+        if mine[1] and other < number:
+            raise InputError(
+                f"{group.names[other]} and {group.names[number]} would share the GPU {mine[1]}, and each trainer needs "
+                "its own: start fewer, say which with `gpus`, or --set device=cpu",
+                "nodes",
+            )
+
+
+def name_of(place: Place) -> str:
+    """What a process's part of a run is called."""
+    return part_name(names(place.cluster)[place.rank])

@@ -1,0 +1,139 @@
+"""How fast the trainers of a run are: some are slowed on demand, all are measured where that decides the mode.
+
+In mode auto the training rests every so many global batches. Then trainers tell each other how long their batches took,
+and each of them is told the same by its own `Policy`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import numpy as np
+
+from marius_oac.config.modes import LoadConfig, NodesConfig
+from marius_oac.errors import ConfigError
+from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
+from marius_oac.nodes.gba.policy import Measured, Policy
+from marius_oac.runs.task import Crew
+from marius_oac.runtime.console import say
+from marius_oac.types import Step
+
+_HURRY = 4  # that part of a stretch follows where the next decision should come soon
+_TOLD = 256  # times of a trainer's batches at most; of more, some that are as far apart from each other
+
+
+class Pace:
+    """Of one of the trainers.
+
+    Args:
+        config: the section.
+        rank: this trainer's.
+        trainers: how many there are.
+        batch_size: examples of a global batch.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        config: NodesConfig,
+        rank: int,
+        trainers: int,
+        batch_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._config, self._rank, self._trainers, self._batch_size = config, rank, trainers, batch_size
+        self._clock = clock
+        self._step: TimedStep | None = None
+        self._policy = Policy(config.auto.margin, config.auto.patience) if config.mode == "auto" else None
+        self._first, self._began, self._rests = 0, 0.0, 0
+        self._batches, self._seconds = 0, 0.0  # since the last decision
+
+    @property
+    def mode(self) -> str | None:
+        """In which the next batches are trained; None: it is not decided here."""
+        return None if self._policy is None else self._policy.mode
+
+    def check(self) -> None:
+        """Raises ConfigError where a load is for a trainer that there is not."""
+        for number, entry in enumerate(self._config.load):
+            for rank in entry.trainers:
+                if rank >= self._trainers:
+                    raise ConfigError(
+                        f"there is no trainer {rank}: there are {self._trainers}, from 0", f"nodes.load.{number}"
+                    )
+
+    def watch(self, step: Step, waited: Callable[[], float], stopped: Event, crew: Crew) -> Step:
+        """The step that is to be used in the place of this one; for `waited` and `stopped` see `TimedStep`."""
+        if not self._config.load and not self._policy:
+            return step
+        if crew.leads:
+            for entry in self._config.load:
+                say(f"note: emulated load: {told(entry)}")
+        self._step = TimedStep(step, waited, stopped, profile_of(self._config, self._rank))
+        return self._step
+
+    def rests(self, batch: int) -> int | None:
+        """The first batch behind this one before which a decision is due, if any is."""
+        if self._policy is None:
+            return None
+        if self._rests <= batch:
+            self._rests = batch + self._config.auto.every
+        return self._rests
+
+    def begin(self, first: int) -> None:
+        """Said before batches from `first` on are trained."""
+        self._first, self._began = first, self._clock()
+
+    def end(self, reached: int, crew: Crew) -> list[dict[str, Any]]:
+        """Said when all batches up to `reached` have been; what has been decided, if a decision is due; collective."""
+        self._batches += reached - self._first
+        self._seconds += self._clock() - self._began
+        if self._policy is None or reached < self._rests:
+            return []
+        told = crew.gather([self._seconds, self._times()])
+        rate = self._batches * self._batch_size / max(seconds for seconds, _ in told)
+        before, decision = self._policy.mode, self._policy.decide(Measured(rate, [np.array(each) for _, each in told]))
+        every, parts = self._config.auto.every, self._config.modes.parts or self._trainers
+        length = self._policy.stretch(every, self._batch_size, -(-self._batch_size // parts))
+        self._rests = reached + (max(1, every // _HURRY) if decision.hurry else length)
+        self._batches, self._seconds = 0, 0.0
+        return [{"was": before, "examples_per_second": rate} | decision.metrics()]
+
+    def _times(self) -> list[float]:
+        """Seconds per example of this trainer's batches since the last decision, in their order."""
+        found = [seconds / (share * self._batch_size) for share, seconds in self._step.take()]
+        return [found[number * len(found) // _TOLD] for number in range(_TOLD)] if len(found) > _TOLD else found
+
+    def summary(self, crew: Crew) -> dict[str, Any]:
+        """What was emulated, if anything was, over all trainers; collective."""
+        if not self._config.load:
+            return {}
+        counts = crew.gather([self._step.slowed, self._step.added])
+        slowed, added = (sum(each) for each in zip(*counts, strict=True))
+        return {"load.emulated_batches": slowed, "load.emulated_seconds": added}
+
+
+def profile_of(config: NodesConfig, rank: int) -> LoadProfile:
+    """The load of one trainer."""
+    own = [entry for entry in config.load if rank in entry.trainers]
+    return LoadProfile(
+        tuple(Slowdown(each.factor, each.begin, _end(each.end), _end(each.period), each.seconds) for each in own)
+    )
+
+
+def told(entry: LoadConfig) -> str:
+    """One entry for a user."""
+    names = ", ".join(map(str, entry.trainers))
+    who = f"trainer {names} takes" if len(entry.trainers) == 1 else f"trainers {names} take"
+    until = "on" if entry.end is None else f"to {entry.end:g} s"
+    again = "" if entry.period is None else f", again every {entry.period:g} s"
+    least = f" (of {entry.seconds:g} s at least)" if entry.seconds else ""
+    return f"{who} {entry.factor:g} times as long{least}, from {entry.begin:g} s {until}{again}"
+
+
+def _end(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds

@@ -1,0 +1,395 @@
+"""A task whose rows are spread over nodes: what `build` makes of it, and how the processes keep step.
+
+Every process runs the same training loop. What one of them alone knows (a metric, that the user wants to stop) is told
+to all before anything is decided by it, so all decide alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from marius_oac import __version__
+from marius_oac.data.batches.rank_slice import Share
+from marius_oac.errors import ConfigError
+from marius_oac.nodes.dense.served import Served, bounds_of
+from marius_oac.nodes.dense.sync_server import SyncServers
+from marius_oac.nodes.gba.counts import dealt_metrics
+from marius_oac.nodes.gba.modes import make_mode
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.nodes.groups.trainers import Crowd
+from marius_oac.nodes.shards.dispatched_rows import Dealing
+from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.packing import LookupCost, Packed, even
+from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
+from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
+from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, NodesCheckpoint, layout_name
+from marius_oac.runs.sharded.dense import adapted, load_dense, share_dense
+from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.task import Parts, Road, Task
+from marius_oac.runtime.machine.binding import UNBOUND, Binding
+from marius_oac.runtime.progress import Progress
+from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.disk.store import SsdStore
+from marius_oac.types import DenseSync, Plan, Planner, Step
+
+Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float], Binding], NodeSource]
+"""Serves the tables of this process, if it has any, and connects to those of all."""
+
+
+class NodeTask(Task):
+    """Args:
+    task: what is trained.
+    group: of all processes.
+    weights: of each process, by rank: how much it should carry beside others; 0: nothing.
+    make_dense: how dense parameters agree, given the road to the sync servers.
+    connect: serves and connects.
+    crowd: which processes train; None: all of the group, and no others.
+
+    Attributes:
+        place: this process's number among those that carry rows; None: it carries none.
+        packed: where rows lie; as by the hash alone until it is set, which must be before `plan_memory` and `build`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        group: Group,
+        weights: Sequence[float],
+        make_dense: Callable[[SyncServers], DenseSync],
+        connect: Connect,
+        crowd: Crowd | None = None,
+    ):
+        self.task, self.config, self.group = task, task.config, group
+        self.notes = task.notes
+        self.crowd = crowd or Crowd([True] * len(weights))
+        self.trainers = self.crowd.trainers
+        self.weights, self._make_dense, self._connect = weights, make_dense, connect
+        self.place = sum(each > 0 for each in weights[: group.rank]) if weights[group.rank] else None
+        self.packed = Packed(even(self.carried))
+        self.pace = Pace(task.config.nodes, group.rank, self.trainers, task.config.training.batch_size)
+        self.dense: DenseSync | None = None
+        self._source: NodeSource | None = None
+        self._outside = 0, 0.0
+        self.crew = NodeCrew(group)
+        self.decisive_metric = task.decisive_metric
+
+    over_nodes = True
+
+    @property
+    def trains(self) -> bool:
+        return self.crowd.trains[self.group.rank]
+
+    @property
+    def share(self) -> Share:
+        """Of each batch, this process's part in lockstep."""
+        return Share(self.crowd.peer(self.group.rank) if self.trains else 0, self.crowd.within)
+
+    @property
+    def serves(self) -> bool:
+        return self.place is not None
+
+    @property
+    def fingerprint(self) -> str:
+        return self.task.fingerprint
+
+    @property
+    def road(self) -> Road:
+        return self.task.road
+
+    @property
+    def carried(self) -> list[float]:
+        """Weights of the processes that carry rows."""
+        return [each for each in self.weights if each]
+
+    @property
+    def placement(self) -> Placement:
+        """Virtual shards to the processes that carry rows, numbered in the order of their ranks."""
+        return self.packed.placement
+
+    @property
+    def layout(self) -> str:
+        """What the folder of these processes' parts is called."""
+        return layout_name(self.group.names, self.weights, self.placement.nodes)
+
+    def check(self) -> None:
+        self.task.check()
+        check_config(self.config, self.trainers)
+        self.pace.check()
+        self._check()
+
+    def use_folder(self, folder: Path) -> None:
+        super().use_folder(folder)
+        self.task.use_folder(folder)
+
+    def has(self, split: str) -> bool:
+        return self.task.has(split)
+
+    def check_data_from(self, sequence: int) -> None:
+        self.task.check_data_from(sequence)
+
+    def run_files(self) -> Mapping[str, str]:
+        return self.task.run_files()
+
+    def learned_files(self) -> Mapping[str, str]:
+        return self.task.learned_files()
+
+    @property
+    def validates_on_a_sample(self) -> bool:
+        return self.task.validates_on_a_sample
+
+    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+        return self.crew.from_lead(lambda: self._evaluate(parts, split, whole))
+
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
+        tables = self._tables(stack, binding) if self.place is not None else []
+        planner = self._planner(stack)
+        planner.share = self.share
+        source = self._source = self._connect(stack, tables, self._dimensions(), self._factor, binding)
+        source.trains = self.trains
+        source.announce(self._told())
+        self.dense = self._make_dense(source.sync)
+        stack.callback(self.dense.stop)
+        step = self._whole_step = self._step(device, threads)
+        stack.callback(step.close)
+        step = self.pace.watch(step, self.dense.waited, source.stopped, self.crew)
+        routed = self._planned = RoutedPlanner(planner, self._routed)
+        self._served = step.served
+        self._parts = [with_share(planner, each, self._num_parts) for each in range(self._num_parts)]
+        stores = [table.store for table in tables]
+        tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
+        return Parts(routed, stores, step, device, tier, source)
+
+    def _told(self) -> dict[str, Any]:
+        """What a guest must know of the run, in plain values."""
+        about = {"version": __version__, "config": self.config.dump(), "files": dict(self.run_files())}
+        about |= {"fingerprint": self.fingerprint}
+        about |= {"trains": list(self.crowd.trains), "trainers": self.trainers}
+        return about | {"weights": list(self.weights), "placement": self.placement.nodes.tolist()}
+
+    def measure(self, batches: Sequence[int]) -> np.ndarray:
+        """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""
+        if not self.trains:
+            return np.zeros(NUM_SHARDS, np.int64)
+        dimensions = self._dimensions()
+        costs = [LookupCost() for _ in dimensions]
+        with ExitStack() as stack:
+            progress = Progress("measuring look-ups", "batches", len(batches)) if self.crew.leads else None
+            if progress:
+                stack.enter_context(progress)
+            planner = self._planner(stack)
+            planner.share = self.share
+            for number in batches:
+                for cost, shards in zip(costs, self._shards(planner.plan(number)), strict=True):
+                    cost.add(shards)
+                if progress:
+                    progress.add(1)
+        return sum(4 * dimension * cost.lookups for dimension, cost in zip(dimensions, costs, strict=True))
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Where rows lie, beside what subclasses keep."""
+        kept = {f"{DENSE}.{name}": tensor.cpu().numpy().reshape(-1) for name, tensor in self.dense.state().items()}
+        place = np.array([-1 if self.place is None else self.place])
+        figures = np.array(self.packed.figures())
+        if not self.trains:
+            kept[SERVES] = place
+        return kept | {PLACEMENT: self.placement.nodes, PLACE: place, PACKING: figures}
+
+    def load_dense(self, parts: Parts, checkpoint: Checkpoint) -> None:
+        """See `Task.load_dense`; collective."""
+        if not self.trains:
+            self.crew.any(False)  # the others ask whether all go on as they were
+            return
+        load_dense(self.config, self.crew, self.dense, parts.step, checkpoint)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why rows can't be had any more, if that is so."""
+        return self._source.error if self._source else None
+
+    def stands_still(self, batch: int) -> int | None:
+        ends = [self.config.nodes.mode_ends(batch), self.pace.rests(batch)]
+        return min((each for each in ends if each is not None), default=None)
+
+    def before_batches(self, first: int) -> None:
+        self.pace.begin(first)
+        self.deal(self.pace.mode or self.config.nodes.mode_at(first))
+        if self._source.dealing and self.crowd.serving and self._whole_step.dense_state():
+            share_dense(self.crew, self.group, self._whole_step)
+
+    def decided(self, reached: int) -> list[dict[str, Any]]:
+        return self.pace.end(reached, self.crew)
+
+    def deal_outside(self, guest: bool) -> None:
+        """This is none of the group: batches are dealt to it whenever there are any. A guest may leave meanwhile."""
+        self.deal("gba")
+        self._source.dealing = replace(self._source.dealing, guest=guest)
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._source.counts().get("stopped_max", 0) > 0
+
+    def trained_outside(self) -> tuple[int, float]:
+        """See `Task.trained_outside`; known where batches are dealt."""
+        counts = self._source.counts()
+        now = counts.get("outside_examples", 0), counts.get("outside_loss", 0.0)
+        (examples, loss), self._outside = self._outside, now
+        return now[0] - examples, now[1] - loss
+
+    def deal(self, mode: str) -> None:
+        """What follows is trained in this mode."""
+        source = self._source
+        source.dealing = self._dealing(mode) if mode != "sync" else None
+        self._planned.deal(*((self._parts, lambda: source.exchange.reserve()) if source.dealing else ()))
+        if isinstance(self.dense, Served):
+            self.dense.dealt = source.dealing is not None
+        self.dense.start()
+
+    @property
+    def _num_parts(self) -> int:
+        """M, batches that a global batch is cut into where they are dealt."""
+        return self.config.nodes.modes.parts or self.trainers
+
+    def _dealing(self, kind: str) -> Dealing:
+        modes, parts = self.config.nodes.modes, self._num_parts
+        mode = make_mode(kind, self.trainers, parts, 1, **modes.rules())
+        bounds = bounds_of(self._served, len(self.carried))
+        carriers = [self.crowd.peer(rank) for rank, weight in enumerate(self.weights) if weight]
+        own = self.crowd.own
+        return Dealing(mode, parts, bounds, carriers, self.dense, self._served, modes.window, own)
+
+    def reached(self, planned: int) -> int:
+        """See `Task.reached`; collective where some processes only serve."""
+        if not self.crowd.serving:
+            return planned
+        return max(self.crew.gather(planned if self.trains else 0))
+
+    def after_batches(self, ended: bool) -> None:
+        if self._source.dealing and self._served:
+            self._served.take(self._source.dense_states(), self._source.dealing.bounds)
+        if ended:
+            self.dense.finish()
+        else:
+            self.dense.pause()
+
+    def summary(self) -> dict[str, Any]:
+        source = self._source
+        counts = self.crew.gather([source.bytes_sent, source.bytes_received, source.refused()])
+        names = ("rows.bytes_pushed_and_asked", "rows.bytes_pulled", "nodes.refused")
+        dense = self.packed.summary() | {f"dense.{name}": value for name, value in self.dense.metrics().items()}
+        sums = {name: sum(each) for name, each in zip(names, zip(*counts, strict=True), strict=True)}
+        dealt = dealt_metrics(self.crew.gather(dict(source.counts())))
+        return dense | sums | dealt | self.pace.summary(self.crew)
+
+    def take_over(self, whole: NodesCheckpoint, parts: Parts) -> None:
+        """Loads this process's rows from a checkpoint of other processes."""
+        if self.place is not None:
+            self._take_rows(whole, parts)
+        if not self.trains:
+            return
+        parts.step.load_dense_state(adapted(self.config, whole.dense(), whole.sequence))
+        self.dense.begin_anew()  # what is drawn to, such as w_ps, was made from the initial values
+
+    def _factor(self, plan: Plan) -> float:
+        decay = self.config.training.optimizer.decay
+        return 1.0 if decay == 1 else decay ** int(plan.arrays["epoch"].item())
+
+    def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
+        """SHA-256 of each table over all nodes, shard by shard: the same on any number of nodes; collective."""
+        own = {store.name: store for store in stores}
+        return {name: self._fingerprint(name, own.get(name)) for name in self.table_names()}
+
+    def _fingerprint(self, name: str, store: ParameterStore | None) -> str:
+        mine = self._shard_digests(store) if store is not None else {}
+        every: dict[int, str] = {}
+        for digests in self.crew.gather({str(shard): digest for shard, digest in mine.items()}):
+            every |= {int(shard): digest for shard, digest in digests.items()}
+        whole = hashlib.sha256(name.encode())
+        for shard in sorted(every):
+            whole.update(f"{shard}:{every[shard]}".encode())
+        return whole.hexdigest()
+
+    @abstractmethod
+    def table_names(self) -> list[str]: ...
+
+    @abstractmethod
+    def _check(self) -> None: ...
+
+    @abstractmethod
+    def _tables(self, stack: ExitStack, binding: Binding) -> list[ShardTable]:
+        """The rows of this process."""
+
+    @abstractmethod
+    def _dimensions(self) -> list[int]:
+        """Floats of a value, of each table."""
+
+    @abstractmethod
+    def _planner(self, stack: ExitStack) -> Planner: ...
+
+    @abstractmethod
+    def _routed(self, plan: Plan) -> RoutedPlan:
+        """The plan, knowing where its rows are."""
+
+    @abstractmethod
+    def _shards(self, plan: Plan) -> list[np.ndarray]:
+        """The virtual shard of each row that a plan asks for, int64 [n], of each table."""
+
+    @abstractmethod
+    def known_rows(self) -> tuple[np.ndarray, RowLayout] | None:
+        """Rows of each virtual shard, int64 [V], and what they are like; None where training alone finds them."""
+
+    @abstractmethod
+    def _step(self, device: torch.device, threads: int) -> Step: ...
+
+    @abstractmethod
+    def _evaluate(self, parts: Parts, split: str, whole: bool) -> dict[str, float]: ...
+
+    @abstractmethod
+    def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
+        """SHA-256 of each shard that lies here."""
+
+    @abstractmethod
+    def _take_rows(self, whole: NodesCheckpoint, parts: Parts) -> None:
+        """Loads the rows that belong here."""
+
+    @abstractmethod
+    def plan_memory(self, folder: Path) -> MemoryPlan: ...
+
+
+def with_share(planner: Planner, rank: int, count: int) -> Planner:
+    """A planner like this one, of other parts of the same batches, of which it is dealt some."""
+    other = copy.copy(planner)
+    other.share = Share(rank, count, dealt=True)
+    return other
+
+
+def check_config(config: Any, trainers: int) -> None:
+    """Raises ConfigError for what several nodes, or so many trainers, can't do."""
+    if config.pipeline.mode == "async-delta":
+        raise ConfigError("'async-delta' is for one node; over several ones use oac, sync or async", "pipeline.mode")
+    if config.pipeline.order != "plan":
+        raise ConfigError("over several nodes batches are computed in plan order", "pipeline.order")
+    nodes, dense = config.nodes, config.nodes.dense
+    if config.pipeline.mode == "async" and nodes.deals:
+        raise ConfigError("'async' is for nodes.mode sync; where batches are dealt use oac or sync", "pipeline.mode")
+    if config.pipeline.mode == "async" and dense.lockstep:
+        what = f"'{dense.kind}' needs trainers in lockstep, and the mode is 'async'; use easgd, ma or bmuf"
+        raise ConfigError(what, "nodes.dense.kind")
+    if nodes.deals and (nodes.modes.parts or 1) > config.training.batch_size:
+        what = f"{nodes.modes.parts} parts of a batch of {config.training.batch_size} examples"
+        raise ConfigError(what, "nodes.modes.parts")
+    if "hop-bw" in nodes.used and nodes.modes.backups >= trainers:
+        raise ConfigError(f"hop-bw would wait for none of {trainers} trainers", "nodes.modes.backups")

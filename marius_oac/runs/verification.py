@@ -1,0 +1,246 @@
+"""`marius-oac verify`: reads every byte of a run that something depends on, and compares it with what was written.
+
+A run may be trained meanwhile: a checkpoint stays until it has been read, and one that goes before that is passed over.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marius_oac.data.graphs.derived import derived_files, read_derived
+from marius_oac.errors import CheckpointError, InputError
+from marius_oac.runs.checkpoints.checkpoint import MANIFEST, TABLES, Checkpoint, read_checkpoint
+from marius_oac.runs.checkpoints.manifest import PAGED_PARTS
+from marius_oac.runs.checkpoints.pins import Missing
+from marius_oac.runs.checkpoints.retention import BEST, FOLDER, SAVED, Checkpoints, read_saved
+from marius_oac.runs.folder.about import ABOUT, About
+from marius_oac.runs.folder.folder import CONFIG, SUMMARY, RunFolder
+from marius_oac.runs.folder.log import LOG, RunLog
+from marius_oac.runs.folder.metrics import METRICS, MetricsFile, Prefix
+from marius_oac.runs.folder.order import ORDER, OrderFile
+from marius_oac.runs.sharded.checkpoint import NODES, Layout
+from marius_oac.runtime.files.untrusted import DescribedFile, check_file, typed
+from marius_oac.runtime.progress import Progress
+from marius_oac.storage.disk.files import LISTING, Listing
+from marius_oac.storage.disk.owner import OWNER, verify_claim
+from marius_oac.storage.disk.saved_pages import PagedArray
+
+DERIVED = {"buckets": "buckets.json", "encoded": "encoded.json"}
+"""Folders of arrays that follow from other things, and their manifests."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found.
+
+    Attributes:
+        files, bytes: that were read and compared; pages of rows count by their bytes.
+        damaged: a line for each file that is not what was written, with its name.
+        unchecked: what lies in the run without a checksum, and why.
+    """
+
+    path: Path
+    files: int
+    bytes: int
+    seconds: float
+    damaged: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        return not self.damaged
+
+    def __str__(self) -> str:
+        verdict = "sound" if self.sound else f"{len(self.damaged)} damaged"
+        read = f"{self.files:,} files, {self.bytes:,} bytes, {self.seconds:.1f} s"
+        lines = [f"{self.path}: {verdict}; {read}", *(f"  damaged: {line}" for line in self.damaged)]
+        return "\n".join([*lines, *(f"  not checked: {line}" for line in self.unchecked)])
+
+
+def verify(path: str | Path) -> Verification:
+    """Checks a run. Raises CheckpointError where there is none, or one of another program or version."""
+    path, begin = Path(path), time.monotonic()
+    if not (path / ABOUT).exists():
+        About.read(path)  # says what is wrong
+    with Progress(f"verifying {path}", "B", _size(path)) as progress:
+        found = _Findings(progress)
+        _Run(path, found).check()
+    seconds = time.monotonic() - begin
+    return Verification(path, found.files, found.bytes, seconds, tuple(found.damaged), tuple(found.unchecked))
+
+
+@dataclass
+class _Findings:
+    """What is known so far."""
+
+    progress: Progress
+    files: int = 0
+    bytes: int = 0
+    damaged: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def read(self, size: int) -> None:
+        self.bytes += size
+        self.progress.add(size)
+
+    def check(self, path: Path, work: Callable[[], Any]) -> Any:
+        """What `work` gives, which compares a file; None where the file is damaged, which is noted."""
+        self.files += 1
+        try:
+            return work()
+        except InputError as error:
+            self.damaged.append(str(error))
+        except OSError as error:
+            self.damaged.append(f"{path}: can't be read: {error.strerror}")
+        return None
+
+    def small(self, path: Path, work: Callable[[], Any]) -> Any:
+        """`check`, of a file that `work` reads at once."""
+        with suppress(OSError):
+            self.read(path.stat().st_size)
+        return self.check(path, work)
+
+
+class _Run:
+    """A run's folder, or that of one of its nodes, which has the same files."""
+
+    def __init__(self, path: Path, found: _Findings):
+        self.path, self.found = path, found
+
+    def check(self) -> None:
+        path, found = self.path, self.found
+        about = found.small(path / ABOUT, lambda: About.read(path))
+        folder = found.small(path / CONFIG, lambda: RunFolder.open(path)) if about else None
+        if about and not about.checked:
+            names = ", ".join((CONFIG, LOG, METRICS, SUMMARY))
+            found.unchecked.append(f"{path}: {names}: written by a version that knew no checksums of them")
+        if folder and about.checked:
+            for name in about.files:
+                found.small(path / name, lambda name=name: folder.read_file(name))
+        if (path / LOG).exists() or (folder and folder.config.task == "ctr"):
+            found.small(path / LOG, lambda: RunLog.read(path, not about or about.checked))
+        if (path / SUMMARY).exists() and folder:
+            found.small(path / SUMMARY, folder.summary)
+        records = [*self._rows(path), *self._nodes()]
+        self._records(folder, *max(records, key=lambda each: each[0], default=(0, {})))
+        self._derived()
+        self._others(about)
+
+    def _rows(self, rows: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Checks the checkpoints in a folder, with their pages; gives position and records of each."""
+        found, checkpoints = self.found, Checkpoints(rows / FOLDER)
+        if (rows / SAVED).exists():
+            over_nodes = (
+                rows == self.path and (rows / NODES).is_dir()
+            )  # then it is of the parts, which may be elsewhere
+            named = None if over_nodes else checkpoints
+            found.small(rows / SAVED, lambda: _check_named(lambda: read_saved(rows), named, rows / SAVED))
+        if (rows / FOLDER / BEST).exists():
+            path = rows / FOLDER / BEST
+            found.small(path, lambda: _check_named(checkpoints.best, checkpoints, path))
+        if (rows / TABLES / LISTING).exists():
+            listing = found.small(rows / TABLES / LISTING, lambda: Listing.load(rows / TABLES / LISTING))
+            found.files += len(listing.files) if listing else 0
+            if listing:
+                found.small(rows / TABLES / OWNER, lambda: verify_claim(rows / TABLES, listing))
+        before: dict[str, PagedArray] = {}
+        for name in checkpoints.names():
+            with suppress(Missing):  # somebody trains, and has removed it
+                yield from self._checkpoint(rows / FOLDER / name, before)
+
+    def _checkpoint(self, path: Path, before: dict[str, PagedArray]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        found = self.found
+        try:
+            checkpoint = read_checkpoint(path, pinned=True)
+        except Missing:
+            raise
+        except CheckpointError as error:
+            found.files += 1
+            found.damaged.append(str(error))
+            return
+        with closing(checkpoint):
+            found.small(path / MANIFEST, lambda: None)
+            sound = {name for name, entry in checkpoint.files.items() if self._file(path / name, entry)}
+            for table in checkpoint.pages:
+                if {f"{table}.{part}.npy" for part in PAGED_PARTS} <= sound:
+                    self._pages(checkpoint, table, before)
+            yield checkpoint.sequence, checkpoint.extra
+
+    def _file(self, path: Path, entry: Mapping[str, Any]) -> bool:
+        listed, read = DescribedFile(**entry), self.found.read
+        return self.found.check(path, lambda: check_file(path, listed, CheckpointError, read=read) or True) is not None
+
+    def _pages(self, checkpoint: Checkpoint, table: str, before: dict[str, PagedArray]) -> None:
+        """The pages of a table, but for those that were checked with the checkpoint before."""
+        try:
+            rows = checkpoint.array(table, "values")
+            for error in rows.damage(before.get(table), self.found.read):
+                self.found.damaged.append(f"{error} (checkpoint {checkpoint.name})")
+            before[table] = rows
+        except InputError as error:
+            self.found.damaged.append(f"{error} (checkpoint {checkpoint.name})")
+
+    def _nodes(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Checks the parts of nodes. A part that is no run's folder of its own belongs to this one."""
+        for layout in Layout.all(self.path):
+            parts = [part.folder.parent for part in layout.parts]
+            if len(parts) < layout.size:
+                self.found.unchecked.append(
+                    f"{layout.path}: the parts of {layout.size - len(parts)} nodes lie elsewhere"
+                )
+            for part in parts:
+                if (part / ABOUT).exists():
+                    _Run(part, self.found).check()
+                else:
+                    yield from self._rows(part)
+
+    def _records(self, folder: RunFolder | None, sequence: int, records: Mapping[str, Any]) -> None:
+        """Checks the files that grow, by what the newest checkpoint, or the end of the run, knows of them."""
+        path, found = self.path, self.found
+        ended = folder is not None and folder.about.result is not None and (path / SUMMARY).exists()
+        known = folder.about.result.metrics if ended else records.get("metrics")
+        if known is not None or (path / METRICS).exists():
+            prefix = None if known is None else typed(dict(known), path / METRICS, Prefix)
+            found.small(path / METRICS, lambda: MetricsFile(path).check(prefix))
+        if folder and folder.config.pipeline.order == "arrival":
+            found.small(path / ORDER, lambda: OrderFile(path).checked(sequence, records))
+
+    def _derived(self) -> None:
+        folders = [self.path / "buckets", *sorted((self.path / "encoded").glob("[0-9]*"))]
+        for folder in filter(Path.is_dir, folders):
+            manifest = folder / DERIVED["buckets" if folder.name == "buckets" else "encoded"]
+            files = self.found.small(manifest, lambda at=manifest: derived_files(read_derived(at), at))
+            for name, listed in (files or {}).items():
+                self._file(folder / name, listed.model_dump())
+
+    def _others(self, about: About | None) -> None:
+        known = {ABOUT, CONFIG, LOG, METRICS, ORDER, SUMMARY, SAVED, ".lock", FOLDER, TABLES, NODES, *DERIVED}
+        known |= set(about.files) if about else set()
+        others = sorted(set(os.listdir(self.path)) - known)
+        if others:
+            self.found.unchecked.append(f"{self.path}: {', '.join(others)}: nothing of the run depends on them")
+
+
+def _check_named(read: Callable[[], str | None], checkpoints: Checkpoints | None, path: Path) -> None:
+    """Raises CheckpointError where a file, which `read` reads, names none of the checkpoints, if these are here."""
+    name = read()
+    while name and checkpoints and name not in checkpoints.names():
+        before, name = name, read()
+        if name == before:  # else who trains has named another one
+            raise CheckpointError(f"names checkpoint {name}, which is not there", path)
+
+
+def _size(path: Path) -> int:
+    """Bytes that will be read, or some more: of page files those that no checkpoint refers to are not."""
+    sizes = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                sizes += os.lstat(os.path.join(folder, name)).st_size
+    return sizes

@@ -1,0 +1,100 @@
+"""What is around every command: its signals, its streams and its exit code.
+
+| exit code | what happened |
+|---|---|
+| 0 | it is done; its results may have gone nowhere, where nobody reads on or standard output was closed |
+| 1 | the answer is no (`compare`, `nodes check`), another node was lost, or there is a defect, with its traceback |
+| 2 | a mistake of the user, a damaged file, a full disk, no more memory or threads, a number that diverged |
+| 128 + n | signal n (SIGINT, SIGTERM or SIGHUP: 130, 143, 129) has stopped it |
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+
+from marius_oac.errors import InputError, Interrupted, MariusOacError
+from marius_oac.runtime import console
+from marius_oac.runtime.signals import Requests, signal_behind, stopped_by_signals
+
+_OF_THE_MACHINE = frozenset((
+    errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE,
+    errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOLCK, errno.ESTALE, errno.ENAMETOOLONG, errno.ELOOP,
+))  # fmt: skip
+"""Errors of system calls that say something of the disk, its limits, its owner and the paths that were given, and
+nothing of this program."""
+_NO_THREAD = "can't start new thread"  # CPython's
+_NO_ROOM = ("failed to map segment", "cannot allocate memory")  # the dynamic linker's
+
+
+def run_command(program: str, work: Callable[[], int | None]) -> int:
+    """The exit code of a command; errors that are no mistake of the user surface with their traceback."""
+    console.open_standard_streams()
+    with stopped_by_signals() as stops:
+        try:
+            return _run(program, work, stops)
+        except BaseException as error:
+            stops.settle()
+            number = signal_behind(error)
+            if number is None:
+                raise
+            console.say(f"{program}: stopped")
+            return 128 + number
+        finally:
+            console.let_go()
+
+
+def check_system() -> None:
+    """Raises InputError elsewhere than on Linux: direct I/O, memory's places and bound threads are its own."""
+    if sys.platform != "linux":
+        raise InputError(f"marius_oac runs on Linux, and this is {sys.platform}")
+
+
+def check_present_folder() -> None:
+    """Raises InputError where the folder that the command was called in is gone: no path could be told, and some
+    libraries can't be loaded then."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the folder that the command was called in is gone", os.curdir) from None
+
+
+def _run(program: str, work: Callable[[], int | None], stops: Requests) -> int:
+    try:
+        try:
+            code = work()
+        except SystemExit as ended:  # argparse's, after `--help`
+            code = ended.code
+        console.finish()
+        return code or 0
+    except MariusOacError as error:
+        if signal_behind(error) is not None and not isinstance(error, Interrupted):
+            raise
+        stops.settle()
+        console.say(f"{program}: {error}")
+        return error.exit_code
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        reason = failure_of_machine(error)
+        if reason is None:
+            raise
+        console.say(f"{program}: {reason}")
+        return 2
+
+
+def failure_of_machine(error: BaseException) -> str | None:
+    """In one line what the machine could not do, where that is what an error says; None for every other one.
+
+    Most such errors are an InputError by then, which says more. This is for those that any system call may raise.
+    """
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror or error}"
+    if isinstance(error, MemoryError):
+        return " ".join(f"there is not enough memory: {error}".split()).removesuffix(":")
+    if isinstance(error, ImportError) and any(what in str(error) for what in _NO_ROOM):
+        return f"there is not enough memory, or address space (ulimit -v), for a library: {error}"
+    if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+        return "the system starts no more threads: its limit is reached (ulimit -u, or the container's)"
+    return None

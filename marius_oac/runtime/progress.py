@@ -1,0 +1,67 @@
+"""Progress of anything that may take longer than two seconds: a bar on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+from marius_oac.runtime.console import NOTICES, is_terminal, say
+
+FIRST_SECONDS = 2.0  # nothing is said of what ends sooner
+LINE_SECONDS = 10.0  # plain lines come no faster than that
+
+
+class Progress:
+    """Counts what is done and says so on standard error. Use it as a context manager.
+
+    Args:
+        what: what is being done ("reading train.tsv").
+        unit: what is counted ("edges", "B").
+        total: how much there is, where it is known.
+    """
+
+    def __init__(self, what: str, unit: str, total: int | None = None) -> None:
+        self._what, self._unit, self._total, self._done = what, unit, total, 0
+        self._next_line = time.monotonic() + FIRST_SECONDS
+        self._said = False
+        self._bar = (
+            tqdm(
+                desc=what,
+                unit=f" {unit}",
+                total=total,
+                unit_scale=True,
+                delay=FIRST_SECONDS,
+                leave=False,
+                file=NOTICES,
+                dynamic_ncols=True,
+            )
+            if is_terminal()
+            else None
+        )
+
+    def add(self, amount: int) -> None:
+        """Count `amount` more units as done."""
+        self._done += amount
+        if self._bar is not None:
+            self._bar.update(amount)
+        elif time.monotonic() >= self._next_line:
+            self._say("")
+            self._next_line = time.monotonic() + LINE_SECONDS
+
+    def _say(self, end: str) -> None:
+        of = f" of {self._total:,}" if self._total else ""
+        say(f"{self._what}: {self._done:,}{of} {self._unit}{end}")
+        self._said = True
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif self._said and error is None:
+            self._say(", done")

@@ -1,0 +1,332 @@
+"""The files that pages lie in: direct or buffered, read and written by many threads at once.
+
+    FOLDER/pages.json         format, version, identity, page size, the files
+    FOLDER/N-IDENTITY.pages   4 KiB that say whose file it is, then the slots
+
+Guarantees:
+- `read` and `write` may be called by any number of threads, `write` never for a slot that another call reads or writes.
+- An error of the disk is an `OSError` that names the file, in the thread that called.
+- Files that are opened for writing are locked (flock(2)) until `close`, and have no links of either kind. `page_owner`
+  keeps copies of a run from writing to the same files one after the other.
+- Nothing outlives `close`.
+
+Measured (`benchmarks/page_io.py`): compiled loops of `preadv` in many threads reach 0.9 and more of fio's io_uring at
+the same depth, also beside threads that run Python; `async_io` is as fast at a quarter less processor time, and wakes
+its threads a hundredth as often. The binding of io_uring for Python, liburing, prepares every request under the GIL:
+beside a busy thread it falls to a third. A pool of threads that call `os.preadv` reaches a third at best, aiofiles a
+fifth.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marius_oac.errors import InputError, shown
+from marius_oac.kernels.cpu import async_io
+from marius_oac.kernels.cpu import pages as page_kernels
+from marius_oac.runtime.files.atomic import check_no_link
+from marius_oac.runtime.files.untrusted import read_json, typed
+
+FORMAT, VERSION = "marius-oac pages", 1
+LISTING = "pages.json"
+HEADER_BYTES = 4096
+MOST_PAGES_A_JOB = 128  # a job's thread makes its requests one after the other
+MOST_PAGE_BYTES = 1 << 30
+_MOST_FILES = 1024
+_FEWEST_PAGES_A_JOB = 8  # a job costs as much as some pages
+_MOST_THREADS = 32
+_NICE = 10  # pages are asked for batches ahead: where cores are short, whoever computes goes first
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What `pages.json` says. Each file's header says the same, with the file's number."""
+
+    identity: str
+    page_bytes: int
+    files: tuple[str, ...]
+    format: str = FORMAT
+    version: int = VERSION
+
+    def dump(self) -> str:
+        """What `load` reads back."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    def header(self, number: int) -> bytes:
+        """The first `HEADER_BYTES` of a file."""
+        text = json.dumps({**asdict(self), "files": len(self.files), "number": number})
+        return text.encode().ljust(HEADER_BYTES, b"\n")
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9a-f]{32}", self.identity):
+            raise ValueError(f"identity {shown(self.identity)} is none")
+        if self.page_bytes % HEADER_BYTES or not 0 < self.page_bytes <= MOST_PAGE_BYTES:
+            raise ValueError(f"page_bytes {self.page_bytes} is no multiple of {HEADER_BYTES} up to {MOST_PAGE_BYTES}")
+        for number, file in enumerate(self.files):  # a name that is no page file's may be anything on this machine
+            if Path(file).name != f"{number}-{self.identity}.pages" or "\0" in file or ".." in Path(file).parts:
+                raise ValueError(f"files.{number} {shown(file)} is no name of a page file")
+        if not 0 < len(self.files) <= _MOST_FILES:
+            raise ValueError(f"{len(self.files)} files are listed")
+
+    @classmethod
+    def load(cls, path: Path) -> Listing:
+        """Raises InputError: missing, broken, of another version."""
+        try:
+            found = read_json(path, dict[str, Any])
+        except OSError as error:
+            raise InputError(f"the run's page files are missing: {error.strerror}", path) from None
+        if found.get("format") == FORMAT and found.get("version", VERSION) != VERSION:
+            raise InputError(f"page files of format version {shown(found.get('version'))}, not {VERSION}", path)
+        listing = typed(found, path, cls)
+        if listing.format != FORMAT:
+            raise InputError("is damaged, or belongs to something else", path)
+        return listing
+
+    @classmethod
+    def new(cls, page_bytes: int, folders: Sequence[Path] = ()) -> Listing:
+        """Of files that are still to be made: one per folder, or one beside the listing."""
+        identity = uuid.uuid4().hex
+        parts = [folder.absolute() for folder in folders] or [Path()]
+        return cls(
+            identity, page_bytes, tuple(str(part / f"{number}-{identity}.pages") for number, part in enumerate(parts))
+        )
+
+
+def is_page_file(name: str) -> bool:
+    """Whether `Listing.new` may have given a file this name."""
+    return re.fullmatch(r"[0-9]+-[0-9a-f]{32}\.pages", name) is not None
+
+
+def num_threads(io: str, depth: int) -> int:
+    """Threads that make up to `depth` requests at once."""
+    at_once = MOST_PAGES_A_JOB if io == "direct" and async_io.supported() else 1
+    return min(_MOST_THREADS, -(-depth // at_once))
+
+
+class PageFiles:
+    """Opened page files; slots are spread over them segment by segment.
+
+    Args:
+        folder: where the listing lies.
+        listing: which files.
+        io: direct (past the page cache of the system) or buffered.
+        depth: requests that are on their way at once. Direct ones by `async_io` in threads of up to 128 each, where
+            there is such a thing; else each in a thread of its own, 32 of them at most.
+        create: make the files; they must not be there, and their folders must.
+        writable: open them for writing.
+        warn: called with one line where a file system has no direct I/O and buffered I/O is used.
+        bind: called by each thread with its name before its first request.
+
+    Raises:
+        InputError: a file is missing, can't be made, is another run's, or of another version; or it is to be written,
+            and is in use, or linked to from elsewhere.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        listing: Listing,
+        io: str,
+        depth: int,
+        create: bool = False,
+        writable: bool = True,
+        warn: Callable[[str], None] = lambda line: None,
+        bind: Callable[[str], None] | None = None,
+    ):
+        self.listing, self.page_bytes, self._slots = listing, listing.page_bytes, 0
+        self._folder, self._paths = folder, [folder / name for name in listing.files]
+        self._descriptors, self._writable = [], writable
+        self._made: list[Path] = []
+        self._bind, self._contexts, self._own = bind, [], threading.local()
+        asynchronous = io == "direct" and async_io.supported()
+        self._window = min(depth, MOST_PAGES_A_JOB) if asynchronous else 0
+        self._threads = ThreadPoolExecutor(num_threads(io, depth), "io", self._begin)
+        try:
+            for number, path in enumerate(self._paths):
+                self._descriptors.append(self._open(path, number, io, create, writable, warn))
+        except BaseException:
+            self.close()
+            for path in self._made:
+                path.unlink()
+            raise
+        self._kernel_descriptors = np.array(self._descriptors, np.int64)
+
+    def _begin(self) -> None:
+        """In each thread, before its first request."""
+        if self._bind:
+            self._bind("io")
+        if sys.platform == "linux":  # elsewhere it is the whole process that would give way
+            os.nice(_NICE)
+        if self._window:
+            with suppress(OSError):  # the system has no more of them: this thread makes one request after the other
+                self._own.context = async_io.Context()
+                self._contexts.append(self._own.context)
+
+    def _open(self, path: Path, number: int, io: str, create: bool, writable: bool, warn) -> int:
+        header = self.listing.header(number)
+        if writable:
+            check_no_link(path)
+        try:
+            if create:
+                with open(path, "xb") as file:
+                    self._made.append(path)
+                    file.write(header)
+                    file.flush()
+                    os.fsync(file.fileno())
+            else:
+                with open(path, "rb") as file:
+                    if file.read(HEADER_BYTES) != header:
+                        raise InputError("is not a page file of this run", path)
+            descriptor = _opened(path, io, os.O_RDWR if writable else os.O_RDONLY, warn)
+        except OSError as error:
+            named = f"; it is named in {self._folder / LISTING}" if isinstance(error, FileNotFoundError) else ""
+            raise InputError(f"page file: {error.strerror}{named}", path) from None
+        if writable:
+            try:
+                _lock(descriptor, path)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        return descriptor
+
+    def grow(self, slots: int) -> None:
+        """Makes room for so many slots. Raises OSError where the disk has none."""
+        if slots <= self._slots or not self._writable:
+            return
+        segment = page_kernels.SLOTS_PER_SEGMENT
+        for number, (descriptor, path) in enumerate(zip(self._descriptors, self._paths, strict=True)):
+            segments = len(range(number, slots // segment, len(self._descriptors)))
+            size = HEADER_BYTES + segments * segment * self.page_bytes
+            before = os.fstat(descriptor).st_size
+            if size > before:
+                try:
+                    os.posix_fallocate(descriptor, before, size - before)
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, str(path)) from None
+        self._slots = slots
+
+    def check_slots(self, slots: np.ndarray) -> None:
+        """Raises InputError unless each of these slots, int64, is -1 (of a page that was never written) or one that
+        the files have room for, and none is there twice."""
+        segment, count = page_kernels.SLOTS_PER_SEGMENT, len(self._descriptors)
+        sizes = [(os.fstat(each).st_size - HEADER_BYTES) // self.page_bytes // segment for each in self._descriptors]
+        first_missing = [number + size * count for number, size in enumerate(sizes)]  # segment, of each file
+        room, shortest = min(first_missing) * segment, self._paths[int(np.argmin(first_missing))]
+        used = np.sort(slots)
+        if used.size and not -1 <= used[0] <= used[-1] < room:
+            wrong = int(used[0] if used[0] < -1 else used[-1])
+            raise InputError(f"a checkpoint refers to slot {wrong}; the page files have {room:,}", shortest)
+        used = used[np.searchsorted(used, 0) :]
+        if (used[1:] == used[:-1]).any():
+            raise InputError("a checkpoint refers to a slot twice", self._paths[0])
+
+    def submit(self, work: Callable, *arguments):
+        """A future of `work(*arguments)` in one of the I/O threads."""
+        return self._threads.submit(work, *arguments)
+
+    def jobs(self, count: int) -> list[slice]:
+        """Cuts `count` pages into jobs for the threads, none longer than `MOST_PAGES_A_JOB`."""
+        size = MOST_PAGES_A_JOB
+        if not self._window:  # one request after the other: enough jobs for all threads
+            size = max(_FEWEST_PAGES_A_JOB, min(size, -(-count // _MOST_THREADS)))
+        return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+    def path_of(self, slot: int) -> Path:
+        """The file that a slot lies in."""
+        return self._paths[int(self.numbers_of(np.array(slot)))]
+
+    def numbers_of(self, slots: np.ndarray) -> np.ndarray:
+        """The numbers of the files that slots lie in."""
+        return slots // page_kernels.SLOTS_PER_SEGMENT % len(self._paths)
+
+    def read(self, slots: np.ndarray, addresses: np.ndarray) -> int:
+        """Reads slots, int64 ascending, to addresses, int64; in an I/O thread at most `MOST_PAGES_A_JOB`.
+
+        Returns the number of requests.
+        """
+        return self._transfer(False, slots, addresses)
+
+    def write(self, slots: np.ndarray, addresses: np.ndarray) -> int:
+        """Writes slots, int64 ascending, from addresses, int64. Returns the number of requests."""
+        return self._transfer(True, slots, addresses)
+
+    def _transfer(self, write: bool, slots: np.ndarray, addresses: np.ndarray) -> int:
+        counts, context = np.zeros(1, np.int64), getattr(self._own, "context", None)
+        rest = (self._kernel_descriptors, slots, addresses, self.page_bytes, HEADER_BYTES)
+        vectors = np.empty(2 * page_kernels.MOST_PAGES_AT_ONCE, np.int64)
+        if context is None or slots.size > MOST_PAGES_A_JOB:
+            at, number = page_kernels.transfer(write, *rest, vectors, counts)
+        else:
+            handle = context.handle
+            at, number = page_kernels.transfer_async(write, handle, self._window, *rest, context.room, counts)
+            if write and number == page_kernels.SHORT_READ:  # one call after the other does it, or says why not
+                at, number = page_kernels.transfer(write, *rest, vectors, counts)
+        if at >= 0:
+            name = str(self.path_of(int(slots[at])))
+            if number == page_kernels.SHORT_READ and not write:
+                raise OSError(errno.EIO, "the file ends before the page does", name)
+            number = errno.EIO if number == page_kernels.SHORT_READ else int(number)
+            raise OSError(number, os.strerror(number), name)
+        return int(counts[0])
+
+    def sync(self) -> None:
+        """Returns when the disk has everything that was written."""
+        for descriptor in self._descriptors:
+            os.fdatasync(descriptor)
+
+    def close(self) -> None:
+        """Ends the threads and closes the files. Closing twice does nothing."""
+        self._threads.shutdown()
+        while self._contexts:
+            self._contexts.pop().close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def __enter__(self) -> PageFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _opened(path: Path, io: str, flags: int, warn: Callable[[str], None]) -> int:
+    if io == "direct":
+        try:
+            return os.open(path, flags | os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            warn(f"{path.parent}: this file system has no direct I/O; storage.io is 'buffered' there")
+    return os.open(path, flags)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Locks a page file that is to be written. Raises InputError where somebody else would see what is written."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError("is in use: another process trains with it", path) from None
+    except OSError as error:
+        raise InputError(f"can't be locked: {error.strerror}", path) from None
+    links = os.fstat(descriptor).st_nlink
+    if links > 1:
+        raise InputError(
+            f"has {links} hard links, and what is written to it changes under all of these names; give this run a file "
+            f"of its own: cp {path.name} copy && mv copy {path.name}",
+            path,
+        )

@@ -1,0 +1,68 @@
+"""Tables cut into pages, and how much memory pages take beside their own bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from marius_oac.errors import ConfigError
+from marius_oac.kernels.cpu import pages as page_kernels
+from marius_oac.storage.contract import RowLayout
+
+BLOCK_BYTES = 4096  # what direct I/O is aligned to
+PAGE_TABLE_BYTES = 32  # of each page of a table: directory, slot, checksum, and the references to two slots
+FRAME_BYTES = 77  # of each frame beside its page: directory, twelve entries of announced batches
+
+
+@dataclass(frozen=True)
+class PagedTable:
+    """A table as the tier knows it: its pages are [first_page, first_page + num_pages)."""
+
+    name: str
+    layout: RowLayout
+    rows_per_page: int
+    first_page: int
+    num_pages: int
+
+    def pages_of(self, rows: np.ndarray) -> np.ndarray:
+        """The pages of ascending rows, without repetition."""
+        pages = np.empty(rows.size, np.int64)
+        return pages[: page_kernels.pages_of(rows, self.rows_per_page, self.first_page, pages)]
+
+    def first_pages(self, num_rows: int) -> slice:
+        """The pages of the first rows."""
+        return slice(self.first_page, self.first_page + -(-num_rows // self.rows_per_page))
+
+    def shape(self) -> list[int]:
+        """What `page_kernels.copy_pages` needs to know."""
+        layout = self.layout
+        narrow = layout.value_dtype == "bfloat16"
+        return [
+            self.first_page, self.rows_per_page, layout.row_bytes, layout.dimension, int(narrow),
+            layout.state_offset if narrow else 8 + 4 * layout.dimension, layout.state_width,
+        ]  # fmt: skip
+
+
+def page_bytes_for(row_bytes: Sequence[int]) -> int:
+    """A good page size for tables of such rows: the smallest multiple of 4 KiB of which the widest rows fill 7/8."""
+    size, widest = BLOCK_BYTES, max(row_bytes)
+    while size < widest or (size % widest) * 8 > size:
+        size += BLOCK_BYTES
+    return size
+
+
+def too_small(what: str, pages: int, frames: int, page_bytes: int) -> ConfigError:
+    """The error of a batch that uses more pages than there are frames."""
+    need = -(-pages * (page_bytes + FRAME_BYTES) >> 20)
+    return ConfigError(
+        f"{what} uses {pages:,} pages of {page_bytes:,} bytes and the memory holds {frames:,}: {need:,} MiB are needed "
+        "at least, or a smaller training.batch_size",
+        "storage.memory",
+    )
+
+
+def frames_in(budget: int, page_bytes: int) -> int:
+    """Frames that a budget of so many bytes is enough for."""
+    return max(1, budget // (page_bytes + FRAME_BYTES))

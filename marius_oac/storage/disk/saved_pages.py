@@ -1,0 +1,208 @@
+"""Tables on disk as a checkpoint left them, read without a tier: for evaluation, export and comparison.
+
+Guarantees: any number of threads may read at once. Every page is checked against its checksum; nothing stays open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from marius_oac.errors import InputError
+from marius_oac.kernels.cpu import pages as page_kernels
+from marius_oac.kernels.cpu import rows as kernels
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.disk.files import Listing, PageFiles
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.reserved import reserve
+from marius_oac.types import NEVER
+
+MOST_ROWS = 1 << 40
+_ROWS_AT_ONCE = 1 << 14
+_PAGES_AT_ONCE = 1 << 11
+_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class PagedRows:
+    """What a checkpoint must know of a table on disk beside its pages.
+
+    Attributes:
+        first_rows: rows that the table began with; their initial values have their ids for keys.
+    """
+
+    num_rows: int
+    first_rows: int
+    layout: RowLayout
+    initial: RowInitial
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_rows <= self.num_rows <= MOST_ROWS:
+            raise ValueError(f"{self.num_rows} rows, of which {self.first_rows} came first, can't be")
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data, for a manifest."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, saved: dict[str, Any]) -> Self:
+        """From what `dump` gave. Raises TypeError or KeyError where something is missing."""
+        parts = {"layout": RowLayout(**saved["layout"]), "initial": RowInitial(**saved["initial"])}
+        return cls(**{**saved, **parts})
+
+
+def fill_pages(about: PagedRows, table: kernels.Table, rows: np.ndarray, offsets: np.ndarray) -> None:
+    """Puts rows, int64 [n], that lie at `offsets` from the table's address to their initial values.
+
+    Rows that came later than the first ones are left as they are: `extend` writes them.
+    """
+    known = rows < about.first_rows
+    rows, offsets = rows[known], offsets[known]
+    for first in range(0, rows.size, _ROWS_AT_ONCE):
+        part = slice(first, first + _ROWS_AT_ONCE)
+        values = np.empty((rows[part].size, about.layout.width), np.float32)
+        about.initial.fill(rows[part], values, about.layout.dimension)
+        kernels.restore(table, offsets[part], values, np.full(len(values), NEVER))
+
+
+class PagedArray:
+    """One part of a table's rows, `values`, `state` or `timestamps`; is indexed along its first axis as an array is, by
+    a slice or by ascending rows.
+
+    Args:
+        folder, listing: where the page files are.
+        name: of the table, for messages.
+        slots, checksums: int64 and uint64 [pages], as `DiskTier.saved` gave them.
+        kept_by: what keeps the pages as they are as long as it is there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        listing: Listing,
+        name: str,
+        about: PagedRows,
+        slots: np.ndarray,
+        checksums: np.ndarray,
+        part: str,
+        kept_by: object = None,
+    ):
+        self._folder, self._listing, self._name, self._about = folder, listing, name, about
+        self._slots, self._checksums, self._part, self._kept_by = slots, checksums, part, kept_by
+        layout = about.layout
+        self._rows_per_page = listing.page_bytes // layout.row_bytes
+        if not self._rows_per_page:
+            raise InputError(
+                f"a page has {listing.page_bytes:,} bytes, a row of table {name!r} {layout.row_bytes:,}", folder
+            )
+        pages = -(-about.num_rows // self._rows_per_page)
+        if not len(slots) == len(checksums) == pages:
+            what = f"{len(slots):,} slots and {len(checksums):,} checksums"
+            raise InputError(f"table {name!r} has {pages:,} pages, but {what}", folder)
+        self._shape = np.array([[0, self._rows_per_page, layout.row_bytes]], np.int64)
+        self._known = False  # whether the files have room for all slots
+        self.dtype = np.dtype(np.int64 if part == "timestamps" else np.float32)
+        width = {"values": (layout.dimension,), "state": (layout.state_width,), "timestamps": ()}[part]
+        self.shape = (about.num_rows, *width)
+        self.size = int(np.prod(self.shape))
+        self.nbytes = self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, which: slice | np.ndarray) -> np.ndarray:
+        """Raises InputError naming file and rows where a page is not what was written."""
+        rows = np.arange(*which.indices(len(self))) if isinstance(which, slice) else np.asarray(which)
+        found = np.empty((rows.size, *self.shape[1:]), self.dtype)
+        with PageFiles(self._folder, self._listing, "buffered", _DEPTH, writable=False) as files:
+            if not self._known:
+                files.check_slots(self._slots)
+                self._known = True
+            for first in range(0, rows.size, _ROWS_AT_ONCE):
+                part = slice(first, first + _ROWS_AT_ONCE)
+                found[part] = self._rows(files, rows[part])
+        return found
+
+    @property
+    def page_bytes(self) -> int:
+        return self._listing.page_bytes
+
+    def pages_besides(self, other: PagedArray | None) -> Iterator[np.ndarray]:
+        """Pages that were written, int64 [n] at a time: those that are not in `other`, of the same table, too."""
+        for first in range(0, len(self._slots), _PAGES_AT_ONCE):
+            part = slice(first, first + _PAGES_AT_ONCE)
+            slots, checksums = np.array(self._slots[part]), np.array(self._checksums[part])
+            own = slots >= 0
+            if other is not None:
+                theirs, sums = np.array(other._slots[part]), np.array(other._checksums[part])
+                same = (slots[: theirs.size] == theirs[: slots.size]) & (checksums[: sums.size] == sums[: slots.size])
+                own[: same.size] &= ~same
+            yield first + np.flatnonzero(own)
+
+    def damage(self, besides: PagedArray | None, read: Callable[[int], None]) -> Iterator[InputError]:
+        """What is wrong with these pages: of each file that is damaged one error. `read` is told how many bytes were
+        read."""
+        found = set()
+        with PageFiles(self._folder, self._listing, "buffered", _DEPTH, writable=False) as files:
+            files.check_slots(self._slots)
+            for pages in self.pages_besides(besides):
+                memory = np.frombuffer(reserve(max(pages.size, 1) * files.page_bytes), np.uint8)
+                numbers = files.numbers_of(self._slots[pages])
+                for number in sorted(set(numbers.tolist()) - found):
+                    own = pages[numbers == number]
+                    try:
+                        self._read(files, own, memory)
+                    except InputError as error:
+                        found.add(number)
+                        yield error
+                    read(own.size * files.page_bytes)
+
+    def _rows(self, files: PageFiles, rows: np.ndarray) -> np.ndarray:
+        layout = self._about.layout
+        rows_per_page = self._rows_per_page
+        pages, where = np.unique(rows // rows_per_page, return_inverse=True)
+        memory = np.frombuffer(reserve(pages.size * files.page_bytes), np.uint8)
+        table = layout.table_at(memory.ctypes.data, stride=1)
+        self._read(files, pages, memory)
+        offsets = where * files.page_bytes + rows % rows_per_page * layout.row_bytes
+        new = self._slots[pages][where] < 0
+        fill_pages(self._about, table, rows[new], offsets[new])
+        into, timestamps = np.empty((rows.size, layout.width), np.float32), np.empty(rows.size, np.int64)
+        kernels.read(table, offsets, into, timestamps)
+        if self._part == "timestamps":
+            return timestamps
+        return into[:, : layout.dimension] if self._part == "values" else into[:, layout.dimension :]
+
+    def _read(self, files: PageFiles, pages: np.ndarray, memory: np.ndarray) -> None:
+        slots = np.array(self._slots[pages])
+        order = np.argsort(slots, kind="stable")
+        order = order[slots[order] >= 0]
+        addresses = memory.ctypes.data + order * files.page_bytes
+        try:
+            parts = files.jobs(order.size)
+            for job in [files.submit(files.read, slots[order[part]], addresses[part]) for part in parts]:
+                job.result()
+        except OSError as error:
+            raise InputError(f"can't be read: {error.strerror}", error.filename) from None
+        with np.errstate(over="ignore"):
+            wrong = page_kernels.first_damaged(
+                addresses, files.page_bytes, pages[order], np.array(self._checksums[pages[order]])
+            )
+        if wrong < 0:
+            wrong = page_kernels.first_locked(addresses, pages[order], self._shape)
+        if wrong >= 0:
+            raise damaged(files, int(slots[order[wrong]]), self._name, int(pages[order[wrong]]), self._rows_per_page)
+
+
+def damaged(files: PageFiles, slot: int, table: str, page: int, rows_per_page: int) -> InputError:
+    """The error of a page, counted within its table, that is not what was written to its slot."""
+    first = page * rows_per_page
+    return InputError(
+        f"slot {slot} is damaged or stale: rows {first:,} to {first + rows_per_page - 1:,} of table {table!r} are not "
+        "what was written there",
+        files.path_of(slot),
+    )

@@ -1,0 +1,342 @@
+"""Which row of a table belongs to which key: an exact index that grows while it is read.
+
+A row costs 16 bytes for its key and 5 to 7.5 bytes of slots (`key_kernels` says how they lie). The rows' part is
+reserved for the whole capacity at first and takes memory as rows come, so it never moves. It may lie in a file that the
+system pages, whose place on the disk is taken as rows come: a search looks at the part of a row that is there, and
+seldom at another's. The slots lie in many shards, each grown alone by half when it is four fifths full: built aside,
+then published by one store.
+
+Guarantees:
+- `find` may be called by any number of threads beside one that calls `insert`; it takes no lock and never waits. A key
+  that was inserted before `find` began is found; a key that was never inserted is not; one that is being inserted
+  meanwhile may or may not be. `len`, `nbytes` and the properties of rows that were handed out may be asked any time.
+- `insert` is called by one thread at a time; `drop` and `load` while nobody else uses the index.
+- The memory of a shard that has grown is given back when no `find` can be in it: every call of `find` holds the epoch
+  in which it began, an epoch holds the slots that were replaced in it and the epoch after it, and the index holds the
+  last. Slots that a call can have seen are replaced in its epoch or a later one, so they live as long as the call.
+- Which key gets which row is a function of the calls of `insert` and `drop` alone.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from marius_oac.errors import InputError
+from marius_oac.kernels.cpu import keys as kernels
+from marius_oac.kernels.cpu.keys import ADDRESS_BITS, COLLISION, DONE, FREE, FREE_TAKEN, FULL, LIVE, NUM_ROWS, RECORD
+from marius_oac.storage.reserved import MappedFile, reserve
+
+MAX_CAPACITY = (1 << 32) - 2
+
+# Keys in a shard of a full table: 1 to 2 ms to grow, and a directory that the L1 cache holds at 33 million keys.
+_KEYS_PER_SHARD = 1 << 15
+_MAX_SHARDS = 1 << 14
+_FIRST_SLOTS = 8
+_GROWTH = 1.5
+_MAX_SLOTS = 1 << 32
+_HUGE_PAGE = 1 << 21
+_ROWS_PER_BLOCK = 1 << 16
+_SAVED = {"keys": np.int64, "vocabularies": np.uint16, "checks": np.uint32, "free": np.int64}
+_NO_CHECKS = np.empty(0, np.uint32)
+
+
+def _room(slots: int) -> int:
+    """Keys that so many slots take: linear probing wants some to be empty."""
+    return slots * 4 // 5
+
+
+def _size_classes() -> np.ndarray:
+    """Slots of each size class, even numbers. Class 0 takes no key: all shards begin with one block of it."""
+    sizes = [2, _FIRST_SLOTS]
+    while sizes[-1] < _MAX_SLOTS:
+        sizes.append(int(sizes[-1] * _GROWTH) // 2 * 2)
+    return np.array(sizes, np.int64)
+
+
+_SIZES = _size_classes()
+_ROOMS = _room(_SIZES)
+
+
+def saved_array(arrays: Mapping[str, np.ndarray], name: str, dtype: type, table: str) -> np.ndarray:
+    """One of the saved arrays. Raises InputError where there is none, or one of another type."""
+    array = arrays.get(name)
+    if array is None or array.dtype != dtype or array.ndim != 1:
+        found = "missing" if array is None else f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} [n]"
+        raise InputError(f"table {table}: the saved keys are damaged: {name!r} is {found}")
+    return array
+
+
+class _Epoch:
+    """Time between two replacements of slots."""
+
+    def __init__(self) -> None:
+        self.replaced: list[object] = []
+        self.following: _Epoch | None = None
+
+
+def initial_keys(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """One 64-bit number for each (vocabulary, key), int64 [n], for `RowInitial.fill`.
+
+    Different for different keys of a vocabulary; of two vocabularies, equal by chance only (2**-64 a pair).
+    """
+    out = np.empty(keys.size, np.int64)
+    with np.errstate(over="ignore"):  # wrapping around is what the hash is made of
+        kernels.hashes(*_prepared(vocabularies, keys), out)
+    return out
+
+
+def _prepared(vocabularies: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    for name, array, dtype in (("vocabularies", vocabularies, np.uint16), ("keys", keys, np.int64)):
+        if array.dtype != dtype or array.shape != (keys.size,):
+            raise ValueError(f"{name} must be {np.dtype(dtype)} [{keys.size}], not {array.dtype} {list(array.shape)}")
+    return np.ascontiguousarray(vocabularies), np.ascontiguousarray(keys)
+
+
+class KeyIndex:
+    """Rows of one table by (vocabulary, key).
+
+    Args:
+        name: of the table, for messages.
+        capacity: rows that there are, at most `MAX_CAPACITY`.
+        folder: where the rows' part lies in a file; None: in memory.
+
+    Keys of 64 bits that are fingerprints of something longer come with `checks`, uint32 [n], a second fingerprint of
+    the same; without them all are 0.
+
+    Raises:
+        ValueError: impossible capacity. OSError: no address space for so many rows, or no file in `folder`.
+    """
+
+    def __init__(self, name: str, capacity: int, folder: Path | None = None) -> None:
+        if not 0 <= capacity <= MAX_CAPACITY:
+            raise ValueError(f"table {name!r}: capacity {capacity} is not in 0 to {MAX_CAPACITY}")
+        self.name, self.capacity = name, capacity
+        size = capacity * RECORD.itemsize
+        self._file = MappedFile(size, folder=folder) if folder is not None else None
+        memory = self._file.memory if self._file else reserve(size, _HUGE_PAGE)
+        self._records = np.frombuffer(memory, RECORD, capacity)
+        self._num_shards = min(max(capacity // _KEYS_PER_SHARD, 1), _MAX_SHARDS)
+        self._directory = np.empty(self._num_shards, np.int64)
+        self._no_slots = np.zeros(_SIZES[0] // 2, np.int64)
+        self._clear()
+
+    def _clear(self) -> None:
+        """No rows, no slots."""
+        self._counters = np.zeros(2, np.int64)
+        self._free = np.empty(0, np.int64)  # ascending
+        self._room = np.zeros(self._num_shards, np.int64)
+        self._directory[:] = self._no_slots.ctypes.data
+        self._slots: list[object] = [None] * self._num_shards
+        self._slot_bytes = 0
+        self._epoch = _Epoch()
+        self._index = kernels.Index(
+            self._records.ctypes.data if self.capacity else 0, self._directory.ctypes.data, _SIZES.ctypes.data,
+            self._num_shards, self.capacity.bit_length(),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        """Rows handed out so far, with those that were dropped: the next new row's number."""
+        return int(self._counters[NUM_ROWS])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, in bytes."""
+        return len(self) * RECORD.itemsize + self._slot_bytes + self._directory.nbytes + self._room.nbytes
+
+    def find(
+        self, vocabularies: np.ndarray, keys: np.ndarray, rows: np.ndarray, checks: np.ndarray | None = None
+    ) -> int:
+        """Fills in `rows`, int64 [n], with the row of each key, -1 where it has none; returns how many have none.
+
+        Args:
+            vocabularies: uint16 [n]. keys: int64 [n]. checks: uint32 [n], or None: all 0.
+
+        Raises:
+            InputError: a key is there with another check: two texts have the same fingerprint.
+        """
+        return self._find(self._epoch, *self._asked(vocabularies, keys, checks, rows), rows)
+
+    def _find(
+        self, epoch: _Epoch, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray
+    ) -> int:
+        """`epoch` is held until this returns: see the guarantees."""
+        with np.errstate(over="ignore"):
+            missing, collision = kernels.find(self._index, vocabularies, keys, checks, rows)
+        if collision >= 0:
+            raise self._collision(vocabularies[collision], keys[collision])
+        return missing
+
+    def insert(
+        self, vocabularies: np.ndarray, keys: np.ndarray, rows: np.ndarray, checks: np.ndarray | None = None
+    ) -> int:
+        """As `find`, but a key without a row gets one, in order of first occurrence: the lowest dropped row, else the
+        next number. Returns how many are new.
+
+        Raises:
+            InputError: no row is left, or a key is there with another check. The keys before that one have their rows.
+            OSError: the disk has no room for so many; nothing was inserted.
+        """
+        asked = self._asked(vocabularies, keys, checks, rows)
+        self._make_room(len(self) + keys.size)
+        before, done, outcome = int(self._counters.sum()), 0, 0
+        with np.errstate(over="ignore"):
+            while outcome >= 0:
+                done, outcome = kernels.insert(
+                    self._index, *asked, rows, done, self.capacity, self._free, self._counters, self._room
+                )
+                if outcome >= 0:
+                    self._grow(outcome)
+        new = int(self._counters.sum()) - before
+        self._free = self._free[self._counters[FREE_TAKEN] :]
+        self._counters[FREE_TAKEN] = 0
+        if outcome == COLLISION:
+            raise self._collision(asked[0][done], asked[1][done])
+        if outcome == FULL:
+            raise InputError(
+                f"table {self.name}: all {self.capacity} rows are taken and there is none for key {keys[done]}",
+                "keys.capacity",
+            )
+        assert outcome == DONE
+        return new
+
+    def vocabularies_of(self, rows: np.ndarray) -> np.ndarray:
+        """Vocabulary of each of the rows' keys, uint16 [n]; 0 where the row is free."""
+        return self._of("vocabulary", rows)
+
+    def keys_of(self, rows: np.ndarray) -> np.ndarray:
+        """The rows' keys, int64 [n]; 0 where the row is free."""
+        return self._of("key", rows)
+
+    def is_free(self, rows: np.ndarray) -> np.ndarray:
+        """Which of the rows were dropped and not handed out again, bool [n]."""
+        return self._of("state", rows) == FREE
+
+    def initial_keys(self, rows: np.ndarray) -> np.ndarray:
+        """`initial_keys` of the rows' keys, int64 [n]."""
+        return initial_keys(self.vocabularies_of(rows), self.keys_of(rows))
+
+    def drop(self, rows: np.ndarray) -> None:
+        """Forgets the keys of `rows`, int64 [n]; later inserts reuse the rows, the lowest first.
+
+        Raises:
+            ValueError: a row was not handed out, is free already or is named twice; nothing was dropped.
+        """
+        rows = np.sort(np.asarray(rows, np.int64))
+        if not (self._of("state", rows) == LIVE).all() or (rows[1:] == rows[:-1]).any():
+            raise ValueError(f"table {self.name!r}: rows to drop must be in use and named once")
+        counts = np.zeros(self._num_shards, np.int64)
+        with np.errstate(over="ignore"):
+            kernels.count_keys(self._index, rows, counts)
+            self._records[rows] = (0, 0, 0, FREE)
+            for shard in np.flatnonzero(counts):
+                size_class = int(self._directory[shard]) >> ADDRESS_BITS
+                self._replace(shard, size_class, int(self._room[shard] + counts[shard]))
+        self._free = np.sort(np.concatenate([self._free, rows]))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything, in row order: keys int64 [n], vocabularies uint16 [n], checks uint32 [n], free int64 [m]: the
+        rows that were dropped, ascending."""
+        every = self._records[: len(self)]
+        return {
+            "keys": every["key"].copy(),
+            "vocabularies": every["vocabulary"].copy(),
+            "checks": every["check"].copy(),
+            "free": self._free.copy(),
+        }
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes back what `arrays` gave, whatever the index held.
+
+        Raises:
+            InputError: the arrays do not fit together or into this table. OSError: the disk has no room for them. The
+                index is empty then.
+        """
+        self._records[: len(self)] = (0, 0, 0, 0)
+        self._clear()
+        keys, vocabularies, checks, free = (saved_array(arrays, *each, self.name) for each in _SAVED.items())
+        count = keys.size
+        if count > self.capacity:
+            raise InputError(f"table {self.name}: {count} saved keys are more than {self.capacity} rows take")
+        in_order = (np.diff(free) > 0).all() and (free.size == 0 or 0 <= free[0] <= free[-1] < count)
+        if not (vocabularies.size == checks.size == count and in_order):
+            raise InputError(f"table {self.name}: the saved keys are damaged")
+        self._make_room(count)
+        every = self._records[:count]
+        every["key"], every["vocabulary"], every["check"], every["state"] = keys, vocabularies, checks, LIVE
+        every[free] = (0, 0, 0, FREE)
+        self._free = np.array(free, np.int64)
+        self._counters[NUM_ROWS] = count
+        twice = self._place_all(count)
+        if twice >= 0:
+            self._records[:count] = (0, 0, 0, 0)
+            self._clear()
+            raise InputError(f"table {self.name}: the saved keys are damaged: row {twice} has the key of another")
+
+    def _make_room(self, num_rows: int) -> None:
+        """The rows' part of a file has its place on the disk before the kernels write to it."""
+        if self._file is not None:
+            self._file.take(min(num_rows, self.capacity) * RECORD.itemsize)
+
+    def _place_all(self, count: int) -> int:
+        """Slots for the rows below `count` that are live; returns a row whose key another has, or -1."""
+        counts = np.zeros(self._num_shards, np.int64)
+        with np.errstate(over="ignore"):
+            for rows in self._live_rows(count):
+                kernels.count_keys(self._index, rows, counts)
+            for shard in np.flatnonzero(counts):
+                size_class = int(np.searchsorted(_ROOMS, counts[shard]))
+                self._replace(shard, size_class, int(_ROOMS[size_class] - counts[shard]))
+            for rows in self._live_rows(count):
+                twice = kernels.place_rows(self._index, rows)
+                if twice >= 0:
+                    return twice
+        return -1
+
+    def _live_rows(self, count: int):
+        for first in range(0, count, _ROWS_PER_BLOCK):
+            last = min(first + _ROWS_PER_BLOCK, count)
+            yield first + np.flatnonzero(self._records["state"][first:last] == LIVE)
+
+    def _grow(self, shard: int) -> None:
+        size_class = int(self._directory[shard]) >> ADDRESS_BITS
+        more = _ROOMS[size_class + 1] - _ROOMS[size_class]
+        self._replace(shard, size_class + 1, int(self._room[shard] + more))
+
+    def _replace(self, shard: int, size_class: int, room: int) -> None:
+        """Moves a shard to new slots with room for so many keys more."""
+        old, new = self._slots[shard], np.zeros(_SIZES[size_class] // 2, np.int64)
+        old_bytes = 4 * int(_SIZES[int(self._directory[shard]) >> ADDRESS_BITS]) if old is not None else 0
+        # Both are held until one of them is in the directory for good: an interrupt may come between any two lines.
+        self._slots[shard] = (old, new)
+        kernels.move(self._index, shard, (size_class << ADDRESS_BITS) | new.ctypes.data)
+        self._room[shard] = room
+        epoch, following = self._epoch, _Epoch()
+        epoch.replaced.append(old)
+        epoch.following = following
+        self._epoch = following
+        self._slots[shard] = new
+        self._slot_bytes += new.nbytes - old_bytes
+
+    def _of(self, field: str, rows: np.ndarray) -> np.ndarray:
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
+            raise ValueError(f"table {self.name!r}: rows must be in 0 to {len(self) - 1}")
+        return self._records[field][rows]
+
+    def _asked(
+        self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray | None, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        vocabularies, keys = _prepared(vocabularies, keys)
+        if rows.dtype != np.int64 or rows.shape != keys.shape or not rows.flags.c_contiguous:
+            raise ValueError(f"rows must be int64 [{keys.size}], C-contiguous, not {rows.dtype} {list(rows.shape)}")
+        if checks is None:
+            return vocabularies, keys, _NO_CHECKS
+        if checks.dtype != np.uint32 or checks.shape != keys.shape:
+            raise ValueError(f"checks must be uint32 [{keys.size}], not {checks.dtype} {list(checks.shape)}")
+        return vocabularies, keys, np.ascontiguousarray(checks)
+
+    def _collision(self, vocabulary: np.uint16, key: np.int64) -> InputError:
+        return InputError(
+            f"table {self.name}: two different texts of vocabulary {vocabulary} have the fingerprint {key} "
+            f"({int(key) & (1 << 64) - 1:016x})"
+        )

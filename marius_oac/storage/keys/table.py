@@ -1,0 +1,200 @@
+"""A store whose rows belong to keys: the index that knows them, admission of new keys, dropping of old ones.
+
+Guarantees:
+- `find` may be called by any number of threads beside one that calls `admit`.
+- `admit` is called by one thread at a time; a row is in the store, at its initial value, before `admit` returns it.
+- `drop_unseen`, `arrays` and `load` are called while nobody uses the table.
+- Which key gets which row is a function of the calls of `admit` and `drop_unseen` alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from marius_oac.errors import InputError
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
+from marius_oac.storage.keys.index import KeyIndex, initial_keys, saved_array
+
+NO_KEY = -(2**63) + 1
+"""The key, in every vocabulary, whose row stands for the keys that are not admitted yet."""
+
+
+class KeyTable:
+    """Keys of one store.
+
+    Args:
+        store: gets a row for every new key; empty at first.
+        admit_after: a key gets a row of its own when it has been seen so often; before, it uses its vocabulary's row
+            of `NO_KEY`. 1: at once.
+        drop_after: `drop_unseen` forgets keys that the last so many files did not hold; 0: none.
+        folder: where the keys lie in a file; None: in memory.
+    """
+
+    def __init__(self, store: ParameterStore, admit_after: int = 1, drop_after: int = 0, folder: Path | None = None):
+        self.store, self.index = store, KeyIndex(store.name, store.capacity, folder)
+        self._admit_after, self._drop_after = admit_after, drop_after
+        self._waiting = KeyIndex(f"{store.name}, not admitted", store.capacity, folder) if admit_after > 1 else None
+        self._seen = np.zeros(0, np.int64)  # of each waiting key
+        self._last_file = np.zeros(0, np.int32)  # that held each row's key
+        self.dropped = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.store.capacity
+
+    @property
+    def waiting(self) -> int:
+        """Keys that have been seen but not admitted."""
+        return len(self._waiting) if self._waiting is not None else 0
+
+    def find(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
+        """The row of each key, int64 [n]; -1 where it has none."""
+        rows = np.empty(keys.size, np.int64)
+        self.index.find(vocabularies, keys, rows, checks=checks)
+        return rows
+
+    def admit(
+        self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray, file: int
+    ) -> None:
+        """Fills in the rows of a batch's keys that `find` did not find, in place; `file` is the file they come from.
+
+        Raises:
+            InputError: the table is full, or two strings have the same fingerprint.
+        """
+        places = np.flatnonzero(rows < 0)
+        if places.size:
+            asked = vocabularies[places], keys[places], checks[places]
+            found = self.find(*asked) if self._admit_after > 1 else np.empty(places.size, np.int64)
+            if self._admit_after > 1:
+                asked = self._shared(asked, found)
+            rows[places] = self._insert(*asked)
+        if self._drop_after:
+            self._last_file[rows] = file
+
+    def look_up(
+        self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Rows to look at: float32 [m, width], each key's place among them, int64 [n], and how many keys have no row.
+
+        A key without a row gets the initial row of its key, or where keys wait for admission the row that they share.
+        """
+        rows = self.find(vocabularies, keys, checks)
+        unknown = np.flatnonzero(rows < 0)
+        if self._admit_after > 1:
+            shared = self.find(vocabularies[unknown], np.full(unknown.size, NO_KEY), np.zeros(unknown.size, np.uint32))
+            rows[unknown] = shared
+        missing = np.flatnonzero(rows < 0)
+        known = np.unique(rows[rows >= 0])
+        first_keys, of_missing = np.unique(initial_keys(vocabularies[missing], keys[missing]), return_inverse=True)
+        values = np.empty((known.size + first_keys.size, self.store.layout.width), np.float32)
+        self.store.read(known, values[: known.size], np.empty(known.size, np.int64))
+        self.store.initial.fill(first_keys, values[known.size :], self.store.layout.dimension)
+        local = np.searchsorted(known, rows)
+        local[missing] = known.size + of_missing
+        return values, local, unknown.size
+
+    def _insert(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
+        rows, before = np.empty(keys.size, np.int64), self.store.num_rows
+        known = self.find(vocabularies, keys, checks) if self.dropped else None
+        if self.index.insert(vocabularies, keys, rows, checks=checks):
+            if known is not None:  # some of the new ones may have got the rows of dropped keys
+                again = np.unique(rows[(known < 0) & (rows < before)])
+                self.store.reset(again, self.index.initial_keys(again))
+            added = np.arange(before, len(self.index))
+            self.store.extend(self.index.initial_keys(added))
+            if self._drop_after:
+                self._last_file = grown(self._last_file, len(self.index))
+        return rows
+
+    def _shared(self, asked: tuple[np.ndarray, ...], found: np.ndarray) -> tuple[np.ndarray, ...]:
+        """What to insert: keys that have been seen often enough, and `NO_KEY` in place of the others."""
+        vocabularies, keys, checks = (part.copy() for part in asked)
+        new = np.flatnonzero(found < 0)
+        waiting = np.empty(new.size, np.int64)
+        self._waiting.insert(vocabularies[new], keys[new], waiting, checks=checks[new])
+        self._seen = grown(self._seen, len(self._waiting))
+        np.add.at(self._seen, waiting, 1)
+        rare = new[self._seen[waiting] < self._admit_after]
+        keys[rare], checks[rare] = NO_KEY, 0
+        return vocabularies, keys, checks
+
+    def drop_unseen(self, file: int) -> int:
+        """Forgets the keys that none of the last `drop_after` files before number `file` held; returns how many."""
+        if not self._drop_after:
+            return 0
+        count = len(self.index)
+        old = np.flatnonzero(self._last_file[:count] < file - self._drop_after)
+        old = old[self.index.keys_of(old) != NO_KEY]
+        old = old[~self.index.is_free(old)]
+        self.index.drop(old)
+        self.dropped += old.size
+        return old.size
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the rows with their keys, in the order of vocabularies and keys, in hexadecimal."""
+        every = np.arange(len(self.index))
+        every = every[~self.index.is_free(every)]
+        order = every[np.lexsort((self.index.keys_of(every), self.index.vocabularies_of(every)))]
+        digest = hashlib.sha256()
+        for first in range(0, order.size, ROWS_PER_BLOCK):
+            rows, back = np.unique(order[first : first + ROWS_PER_BLOCK], return_inverse=True)
+            values = np.empty((rows.size, self.store.layout.width), np.float32)
+            self.store.read(rows, values, np.empty(rows.size, np.int64))
+            digest.update(self.index.vocabularies_of(rows)[back].astype("<u2").tobytes())
+            digest.update(self.index.keys_of(rows)[back].astype("<i8").tobytes())
+            digest.update(values[back].astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        """Keys that have a row."""
+        return len(self.index) - int(self.index.is_free(np.arange(len(self.index))).sum())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything beside the rows, for a checkpoint."""
+        state = {f"index.{name}": array for name, array in self.index.arrays().items()}
+        if self._waiting is not None:
+            state |= {f"waiting.{name}": array for name, array in self._waiting.arrays().items()}
+            state["seen"] = self._seen[: len(self._waiting)]
+        if self._drop_after:
+            state["last_file"] = self._last_file[: len(self.index)]
+            state["dropped"] = np.array([self.dropped])
+        return state
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes back what `arrays` gave, whatever the table held; the rows themselves are still to be loaded.
+
+        Raises:
+            InputError: the arrays do not fit together or into this table.
+        """
+        self.index.load(_of(arrays, "index."))
+        if self._waiting is not None:
+            self._waiting.load(_of(arrays, "waiting."))
+            self._seen = self._saved(arrays, "seen", np.int64, len(self._waiting))
+        if self._drop_after:
+            self._last_file = self._saved(arrays, "last_file", np.int32, len(self.index))
+            self.dropped = int(self._saved(arrays, "dropped", np.int64, 1)[0])
+        self.store.resize(len(self.index))
+
+    def _saved(self, arrays: Mapping[str, np.ndarray], name: str, dtype: type, count: int) -> np.ndarray:
+        array = saved_array(arrays, name, dtype, self.store.name)
+        if array.size != count:
+            wrong = f"{name!r} has {array.size:,} numbers, not {count:,}"
+            raise InputError(f"table {self.store.name}: the saved keys are damaged: {wrong}")
+        return np.array(array)
+
+
+def _of(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def grown(array: np.ndarray, count: int) -> np.ndarray:
+    """The array with room for `count` elements, the new ones 0; grows by half at least."""
+    if count <= array.size:
+        return array
+    larger = np.zeros(max(count, array.size * 3 // 2), array.dtype)
+    larger[: array.size] = array
+    return larger

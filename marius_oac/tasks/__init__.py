@@ -1,0 +1,1 @@
+"""What can be trained: one folder per task, each with `task`, `build`, `memory` and `trained`."""

@@ -1,0 +1,1 @@
+"""Click-through rates."""

@@ -1,0 +1,102 @@
+"""What is built from the configuration of a click log: network, tables, step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.logs.tables import FeatureTable, feature_tables
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.ctr.network import Network, make_network
+from marius_oac.models.ctr.rows import BagColumn, SequenceColumn, TableColumns
+from marius_oac.models.ctr.schema import Field, Schema, SequenceField
+from marius_oac.models.ctr.step import CtrStep
+from marius_oac.runs.stores import Tables
+from marius_oac.runtime.machine import cgroups
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.disk.layout import BLOCK_BYTES, PAGE_TABLE_BYTES
+from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.keys.table import KeyTable
+from marius_oac.types import DenseSync
+
+_SHARE = 0.8  # of the free memory that rows and keys may take
+KEY_BYTES = 24
+_MOST_ROWS = 2**32 - 2
+
+
+def make_schema(config: CtrConfig) -> Schema:
+    """What the network sees: fields are the single-valued features, then the pooled ones, in config order."""
+    data, default = config.data, config.model.dimension
+    pooled = data.multi_valued
+    fields = tuple(Field(each.name, each.dimension or default) for each in (*data.single_valued(), *pooled))
+    sequences = tuple(SequenceField(each.name, each.dimension or default, each.max_values) for each in data.sequences)
+    return Schema(data.num_numbers, fields, sequences, config.model.target)
+
+
+def make_ctr_network(config: CtrConfig) -> Network:
+    """The network at its initial parameters. Raises ConfigError where it can't take the features."""
+    return make_network(make_schema(config), config.model, config.seed)
+
+
+def tables_of(config: CtrConfig, network: Network) -> list[FeatureTable]:
+    return feature_tables(config, weights_only=network.first_order and not network.embeddings)
+
+
+def columns_of(config: CtrConfig, tables: Sequence[FeatureTable]) -> list[TableColumns]:
+    """The tables as the step knows them."""
+    data = config.data
+    place = {each.name: number for number, each in enumerate((*data.single_valued(), *data.multi_valued))}
+    pooling = {each.name: each.pooling for each in data.multi_valued}
+    most = {each.name: each.max_values for each in data.sequences}
+    return [
+        TableColumns(
+            name=table.name,
+            dimension=table.dimension,
+            singles=tuple(place[name] for name in table.singles),
+            bags=tuple(BagColumn(name, pooling[name], place[name]) for name in table.bags),
+            sequences=tuple(SequenceColumn(name, most[name]) for name in table.sequences),
+        )
+        for table in tables
+    ]
+
+
+def row_layout(config: CtrConfig, table: FeatureTable, network: Network) -> RowLayout:
+    """[embedding | first-order weight | optimizer state]."""
+    width = table.dimension + bool(network.first_order)
+    return RowLayout(width, RowOptimizer(config.training.optimizer).state_width(width), config.storage.dtype)
+
+
+def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
+    """Rows that a table has room for: `keys.capacity`, or as many as fit into the memory at hand, rows and keys; where
+    rows lie on disk, keys and page tables."""
+    if config.keys.capacity:
+        return min(config.keys.capacity, _MOST_ROWS)
+    free = [psutil.virtual_memory().available, cgroups.headroom()]
+    memory = _SHARE * min(one for one in free if one is not None)
+    row_bytes = layout.row_bytes
+    if config.storage.paged:
+        memory, row_bytes = max(memory - config.storage.memory, 0), PAGE_TABLE_BYTES * row_bytes / BLOCK_BYTES
+    return min(int(memory / (row_bytes + KEY_BYTES)), _MOST_ROWS)
+
+
+def make_key_table(config: CtrConfig, tables: Tables, name: str) -> KeyTable:
+    """An empty table; the initial value of a row is a pure function of (seed, table, key)."""
+    optimizer = RowOptimizer(config.training.optimizer)
+    initial = RowInitial("normal", config.model.init_scale, config.seed, name, optimizer.initial_state)
+    return KeyTable(tables.make(name, 0, initial), config.keys.admit_after, config.keys.drop_after, tables.scratch)
+
+
+def make_ctr_step(
+    config: CtrConfig,
+    tables: Sequence[FeatureTable],
+    network: Network,
+    device: torch.device,
+    threads: int,
+    dense: DenseSync | None = None,
+    rank: int = 0,
+) -> CtrStep:
+    """The step; `dense`, and this node's `rank`, if there are several."""
+    return CtrStep(config, columns_of(config, tables), network, device, threads, dense, rank)

@@ -1,0 +1,82 @@
+"""How much memory and disk training on a click log will need; see `memory`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.kernels.cpu.keys import RECORD
+from marius_oac.runs.memory.device import click_step_bytes
+from marius_oac.runs.memory.plan import (
+    BATCH_KEYS,
+    KERNEL_BYTES,
+    MemoryPlan,
+    Need,
+    available,
+    batches_held,
+    key_to_lower,
+    room_for,
+)
+from marius_oac.runs.memory.tables import ahead_bytes, rows_place, table_needs
+from marius_oac.runs.session import pick_device
+from marius_oac.tasks.ctr.build import KEY_BYTES, capacity_of, make_ctr_network, row_layout, tables_of
+
+
+def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
+    """The plan of a run that starts now and writes to `folder`.
+
+    How many keys a log holds is not known before it has been read. Tables are planned with the rows that
+    `keys.capacity` allows where it is set, else with none: they grow until the memory is full, and the run then stops
+    and says so.
+    """
+    program = psutil.Process().memory_info().rss
+    device, network = pick_device(config.device), make_ctr_network(config)
+    tables = tables_of(config, network)
+    layouts = [row_layout(config, table, network) for table in tables]
+    in_flight, held = batches_held(config.pipeline)
+    size, examples = config.training.batch_size, max(config.evaluation.batch_size, config.training.batch_size)
+    ids = sum(table.max_ids for table in tables)
+    row_bytes = sum(table.max_ids * (4 * layout.width + 8) for table, layout in zip(tables, layouts, strict=True))
+    plan_bytes = size * (ids * 30 + 4 * config.data.num_numbers)
+    settled_bytes = size * (ids * 16 + 4 * config.data.num_numbers)
+    plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, settled_bytes)
+    dense = sum(parameter.nbytes for parameter in network.parameters())
+    if device.type == "cpu":
+        compute = 8 * dense + 4 * examples * sum(config.model.hidden) * 3 + 3 * examples * row_bytes
+    else:
+        states = {"sgd": 0, "adagrad": 1, "adam": 2}[config.training.dense_optimizer.kind]
+        compute = (2 * (1 + states) + 1) * dense + click_step_bytes(config, tables, bool(network.first_order))
+    rows = [capacity_of(config, layout) if config.keys.capacity else 0 for layout in layouts]
+    names = [table.name for table in tables]
+    key_bytes = sum(rows) * KEY_BYTES
+    mapped = sum(rows) * RECORD.itemsize * config.storage.on_disk
+    blocks = (config.pipeline.workers.plan + 1) * max(config.data.shuffle, 1 << 16) * (ids * 12 + 64)
+    place = "host" if device.type == "cpu" else "device"
+    key = key_to_lower(config, "pipeline.in_flight", *BATCH_KEYS)
+    needs = [
+        Need("host", "this program", program + KERNEL_BYTES, None),
+        *table_needs(
+            config.storage, dict(zip(names, layouts, strict=True)), dict(zip(names, rows, strict=True)), "keys.capacity"
+        ),
+        Need("host", "keys", key_bytes - mapped, "keys.capacity"),
+        Need("host", "keys on disk", mapped, "keys.capacity", mapped=True),
+        Need("host", "blocks of the log", blocks, "data.shuffle"),
+        Need("host", "batches", held * size * row_bytes + plans, key),
+        Need(place, "compute", compute, key_to_lower(config, *BATCH_KEYS, "evaluation.batch_size")),
+    ]
+    if place == "device":
+        staged = sum(table.max_ids * (4 * layout.width + 16) for table, layout in zip(tables, layouts, strict=True))
+        rows_there = room_for(config.pipeline) * size * staged
+        needs.append(Need("device", "batches", rows_there + in_flight * settled_bytes, key))
+    disk = (config.checkpoint.keep + 2 - config.storage.paged) * (
+        sum(count * (4 * layout.width + 22) for count, layout in zip(rows, layouts, strict=True)) + 3 * dense
+    )
+    if config.storage.on_disk:
+        needs.append(Need("disk", "keys", mapped, "keys.capacity"))
+    needs.append(Need(rows_place(config.storage), "checkpoints", disk, "checkpoint.keep"))
+    if not config.keys.capacity:
+        needs = [replace(need, what=f"{need.what} at first") if need.key == "keys.capacity" else need for need in needs]
+    return MemoryPlan(tuple(needs), available(device, folder, program, config.storage.path))

@@ -1,0 +1,228 @@
+"""Click-through rates with the rows of all keys spread over nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from marius_oac.data.logs.batches import LogPlan, LogPlanner
+from marius_oac.data.logs.tables import FeatureTable, TableKeys
+from marius_oac.errors import ConfigError
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.ctr.network import Network
+from marius_oac.models.ctr.step import CtrStep
+from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.placement import Placement, route_keys, shard_of_keys, unique_keys
+from marius_oac.nodes.shards.pooling import pool_table, spans_of
+from marius_oac.nodes.shards.routed import RoutedPlan
+from marius_oac.nodes.shards.table import KeyedTable
+from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.sharded.checkpoint import NodesCheckpoint, digest_rows, load_rows
+from marius_oac.runs.sharded.task import NodeTask
+from marius_oac.runs.stores import Tables
+from marius_oac.runs.task import Parts
+from marius_oac.runtime.machine.binding import Binding
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.tasks.ctr.build import (
+    capacity_of,
+    make_ctr_network,
+    make_ctr_step,
+    make_key_table,
+    row_layout,
+    tables_of,
+)
+from marius_oac.tasks.ctr.memory import plan_ctr_memory
+from marius_oac.tasks.ctr.predict import ClickPredictor, evaluate_files
+from marius_oac.tasks.ctr.task import CtrTask
+from marius_oac.types import Planner
+
+
+class BatchKeys:
+    """In the place of a `KeyTable`, for a planner: numbers the different keys of each batch."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        """No batch has more of them."""
+
+    def find(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
+        """The number of each key, int64 [n], in the order in which they first occur."""
+        return unique_keys(vocabularies, keys, checks)[0]
+
+
+class NodeKeys:
+    """In the place of a `KeyTable`, for those who only look."""
+
+    def __init__(self, source: NodeSource, table: int, placement: Placement):
+        self._source, self._table, self._placement = source, table, placement
+
+    def look_up(
+        self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """As `KeyTable.look_up`."""
+        local, firsts = unique_keys(vocabularies, keys, checks)
+        route = route_keys(self._placement, vocabularies[firsts], keys[firsts], checks[firsts])
+        values, known = self._source.look_up(self._table, route)
+        return values, local, int((~known[local]).sum())
+
+
+def keys_on(arrays: Mapping[str, np.ndarray], placement: Placement, place: int) -> dict[str, np.ndarray]:
+    """Of what `KeyTable.arrays` gave, over all nodes, the part of one node: in the same order."""
+    kept: dict[str, np.ndarray] = {}
+    for index in ("index", "waiting"):
+        if f"{index}.keys" not in arrays:
+            continue
+        shards = shard_of_keys(arrays[f"{index}.vocabularies"], arrays[f"{index}.keys"])
+        here = placement.nodes[shards] == place
+        for part in ("keys", "vocabularies", "checks"):
+            kept[f"{index}.{part}"] = arrays[f"{index}.{part}"][here]
+        kept[f"{index}.free"] = np.zeros(0, np.int64)  # nothing is dropped over nodes
+        if index == "waiting":
+            kept["seen"] = arrays["seen"][here]
+    return kept
+
+
+def _different(keys: TableKeys, ids: np.ndarray, count: int) -> list[np.ndarray]:
+    """Vocabularies, keys and checks of a batch's `count` different keys, by their numbers; `ids` are those of all."""
+    firsts = np.empty(count, np.int64)
+    firsts[ids[::-1]] = np.arange(ids.size)[::-1]
+    return [part[firsts] for part in keys.asked]
+
+
+class CtrNodes(NodeTask):
+    """A `CtrTask` over nodes."""
+
+    task: CtrTask
+
+    @cached_property
+    def _network(self) -> Network:
+        return make_ctr_network(self.config)
+
+    @cached_property
+    def _feature_tables(self) -> list[FeatureTable]:
+        return tables_of(self.config, self._network)
+
+    def table_names(self) -> list[str]:
+        return [table.name for table in self._feature_tables]
+
+    def _check(self) -> None:
+        if self.config.keys.drop_after:
+            raise ConfigError("dropping keys is for one node", "keys.drop_after")
+        if self.config.keys.admit_after > 1 and self.placement.num_nodes > 1:
+            # Each node would have a shared row of its own, and the checkpoint the same key more than once.
+            raise ConfigError("the row that rare keys share can't lie on several nodes", "keys.admit_after")
+
+    def check_new_data(self, first: int) -> None:
+        crew = self.crew
+        share = self.share
+        crew.agreed(lambda: self.task.check_rows(first, share.rank, share.count) if self.trains else None)
+
+    def _tables(self, stack: ExitStack, binding: Binding) -> list[KeyedTable]:
+        config, training = self.config, self.config.training
+        layouts = {table.name: row_layout(config, table, self._network) for table in self._feature_tables}
+        capacities = {name: capacity_of(config, layout) for name, layout in layouts.items()}
+        place = Tables(config.storage, self.folder, layouts, capacities, stack, binding)
+        self._keys = [make_key_table(config, place, name) for name in layouts]
+        optimizer = RowOptimizer(training.optimizer)
+        return [
+            KeyedTable(keys, optimizer, training.embedding_l2, pools=bool(self._pooled(table)))
+            for keys, table in zip(self._keys, self._feature_tables, strict=True)
+        ]
+
+    def _dimensions(self) -> list[int]:
+        return [row_layout(self.config, table, self._network).dimension for table in self._feature_tables]
+
+    def _planner(self, stack: ExitStack) -> Planner:
+        road = self.task.log.road(self.config.training.batch_size)
+        numbers = [BatchKeys(self.config.training.batch_size * table.max_ids) for table in self._feature_tables]
+        planner = LogPlanner(self.config, self.task.log.files, road, self._feature_tables, numbers, self.task.pieces)
+        stack.callback(planner.close)
+        return planner
+
+    def _pooled(self, table: FeatureTable) -> list[str]:
+        """The bags of a table whose rows the nodes add up."""
+        chosen = [each.name for each in self.config.data.multi_valued if each.pool_at == "shard"]
+        return [name for name in table.bags if name in chosen]
+
+    def _routed(self, plan: LogPlan) -> RoutedPlan:
+        routes, rows, arrays = [], [], dict(plan.arrays)
+        for table, keys, ids, own in zip(self._feature_tables, plan.keys, plan.ids, plan.rows, strict=True):
+            asked, pooled = _different(keys, ids, own.size), self._pooled(table)
+            if pooled:
+                route, changed = pool_table(table, pooled, keys, ids, asked, self.placement)
+                own, arrays = np.arange(route.order.size), arrays | changed
+            else:
+                route = route_keys(self.placement, *asked)
+            routes.append(route)
+            rows.append(own)
+        return RoutedPlan.of(plan, routes, rows=rows, arrays=arrays)
+
+    def _shards(self, plan: LogPlan) -> list[np.ndarray]:
+        found = []
+        for table, keys, ids, own in zip(self._feature_tables, plan.keys, plan.ids, plan.rows, strict=True):
+            shards, spans = shard_of_keys(*_different(keys, ids, own.size)[:2]), spans_of(table, keys)
+            # A node that adds up reads a row for every bag that it is in.
+            found.append(np.concatenate([shards, *(shards[ids[spans[name]]] for name in self._pooled(table))]))
+        return found
+
+    def known_rows(self) -> None:
+        return None
+
+    def _step(self, device: torch.device, threads: int) -> CtrStep:
+        return make_ctr_step(
+            self.config, self._feature_tables, self._network, device, threads, self.dense, self.group.rank
+        )
+
+    def _evaluate(self, parts: Parts, split: str, whole: bool) -> dict[str, float]:
+        return evaluate_files(self._predictor(parts), self.task.files_of(split))
+
+    def _predictor(self, parts: Parts) -> ClickPredictor:
+        keys = [NodeKeys(parts.source, number, self.placement) for number in range(len(self._feature_tables))]
+        return ClickPredictor(self.config, self._feature_tables, keys, parts.step, parts.device)
+
+    def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
+        """In a progressive run predicts the file that comes next."""
+        if not self.config.training.progressive:
+            return None
+        file = self.task.first_file(epoch)
+        return self.crew.from_lead(lambda: self.task.metrics_of(file, self._predictor(parts)))
+
+    def _take_rows(self, whole: NodesCheckpoint, parts: Parts) -> None:
+        arrays = whole.arrays()
+        for keys in self._keys:
+            prefix = f"{keys.store.name}."
+            own = {name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)}
+            keys.load(keys_on(own, self.placement, self.place))
+            numbers, vocabularies = own["index.keys"], own["index.vocabularies"]
+            here = self.placement.nodes[shard_of_keys(vocabularies, numbers)] == self.place
+            load_rows(keys.store, whole, np.flatnonzero(here))
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        named = ((keys.store.name, keys) for keys in self._keys) if self.place is not None else ()
+        return super().state_arrays() | {
+            f"{table}.{name}": array for table, keys in named for name, array in keys.arrays().items()
+        }
+
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for keys in self._keys if self.place is not None else ():
+            prefix = f"{keys.store.name}."
+            keys.load({name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)})
+
+    def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
+        keys = next(each for each in self._keys if each.store is store)
+        rows = np.arange(len(keys.index))
+        vocabularies, numbers = keys.index.vocabularies_of(rows), keys.index.keys_of(rows)
+        order = rows[np.lexsort((numbers, vocabularies))]
+        shards = shard_of_keys(vocabularies[order], numbers[order])
+
+        def names(part: np.ndarray) -> bytes:
+            return vocabularies[part].astype("<u2").tobytes() + numbers[part].astype("<i8").tobytes()
+
+        return {int(shard): digest_rows(store, order[shards == shard], names) for shard in np.unique(shards)}
+
+    def plan_memory(self, folder: Path) -> MemoryPlan:
+        return plan_ctr_memory(self.config, folder)

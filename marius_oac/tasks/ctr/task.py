@@ -1,0 +1,175 @@
+"""Training and evaluating a click-through-rate model, as a task of the training loop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.logs.batches import LogPlanner
+from marius_oac.data.logs.check import check_rows
+from marius_oac.data.logs.files import LogFile, LogFiles, check_kinds
+from marius_oac.data.logs.guess import offered
+from marius_oac.data.logs.pieces import Pieces
+from marius_oac.data.logs.settle import settle
+from marius_oac.errors import ConfigError
+from marius_oac.models.compute.user_code import own_files
+from marius_oac.runs.folder.log import LOG, RunLog
+from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.stores import Tables
+from marius_oac.runs.task import Parts, Road, Task
+from marius_oac.runtime.machine.binding import UNBOUND, Binding
+from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.keys.table import KeyTable
+from marius_oac.tasks.ctr.build import (
+    capacity_of,
+    make_ctr_network,
+    make_ctr_step,
+    make_key_table,
+    row_layout,
+    tables_of,
+)
+from marius_oac.tasks.ctr.memory import plan_ctr_memory
+from marius_oac.tasks.ctr.predict import ClickPredictor, evaluate_files
+
+
+def start_ctr_task(config: CtrConfig) -> tuple[CtrTask, list[str]]:
+    """The task of a new run, its numeric columns settled; and what is to be said of that.
+
+    Raises:
+        InputError: a file is missing or can't be trained on, or the schema has nothing that could have rows.
+    """
+    if not config.data.numeric and not any(config.data.keyed()):
+        raise ConfigError(f"the schema names no feature; {offered(config.data)}", "data.categorical")
+    log = RunLog.start(config)
+    data, notes = settle(config.data, log.files)
+    if not any(data.features()):
+        raise ConfigError("the schema names no feature that has rows: all its numbers are constant", "data.numeric")
+    return CtrTask(config.model_copy(update={"data": data}), log), notes
+
+
+class CtrTask(Task):
+    """A click log, or several legs of one, and the model that is trained on it."""
+
+    decisive_metric = "auc"
+
+    def __init__(self, config: CtrConfig, log: RunLog, writable: bool = True):
+        """`config` is settled; `writable` is False for those who only look at a trained model."""
+        if not config.data.settled:
+            raise ConfigError("nothing says how it is transformed: a run has that from its beginning", "data.numeric")
+        self.config, self.log, self._writable = config, log, writable
+        self._road = log.road(config.training.batch_size)
+        self.pieces = [Pieces(file.path, file.pieces) for file in log.files]
+        self._splits: dict[str, tuple[LogFile, ...]] = {}
+        self._tables: list[KeyTable] = []
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the schema: the files are looked after by `RunLog`."""
+        schema = self.config.data.model_dump(mode="json", exclude={"train", "valid", "test"})
+        return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def road(self) -> Road:
+        return Road(self._road.ends)
+
+    def run_files(self) -> Mapping[str, str]:
+        return {**self.learned_files(), **own_files([self.config.model.network], "model.network")}
+
+    def learned_files(self) -> Mapping[str, str]:
+        return {LOG: self.log.with_pieces([each.known() for each in self.pieces]).dump()}
+
+    def check(self) -> None:
+        make_ctr_network(self.config)
+        check_kinds([*self.log.files, *self.files_of("valid"), *self.files_of("test")])
+
+    def check_data_from(self, sequence: int) -> None:
+        self.log.check_files(self.config, sequence)
+
+    def check_new_data(self, first: int) -> None:
+        self.check_rows(first, 0, 1)
+
+    def check_rows(self, first: int, part: int, parts: int) -> None:
+        """Raises InputError where an example of the files from number `first` on can't be trained on; see
+        `data.log_check`."""
+        check_rows(self.log.files[first:], self.config.data, self.pieces[first:], part, parts)
+
+    def files_of(self, split: str) -> tuple[LogFile, ...]:
+        """The files that a split is evaluated on."""
+        if split not in self._splits:
+            patterns = getattr(self.config.data, split)
+            self._splits[split] = LogFiles.scan(patterns, self.config.data).files if patterns else ()
+        return self._splits[split]
+
+    def plan_memory(self, folder: Path) -> MemoryPlan:
+        return plan_ctr_memory(self.config, folder)
+
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
+        network = make_ctr_network(self.config)
+        tables = tables_of(self.config, network)
+        layouts = {table.name: row_layout(self.config, table, network) for table in tables}
+        capacities = {name: capacity_of(self.config, layout) for name, layout in layouts.items()}
+        place = Tables(self.config.storage, self.folder, layouts, capacities, stack, binding, self._writable)
+        self._tables = [make_key_table(self.config, place, table.name) for table in tables]
+        planner = LogPlanner(self.config, self.log.files, self._road, tables, self._tables, self.pieces)
+        stack.callback(planner.close)
+        step = make_ctr_step(self.config, tables, network, device, threads)
+        stack.callback(step.close)
+        return Parts(planner, [table.store for table in self._tables], step, device, place.tier)
+
+    def has(self, split: str) -> bool:
+        return bool(self.files_of(split))
+
+    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+        """AUC, log loss, normalised entropy and calibration of the predictions for a split."""
+        return evaluate_files(self.predictor(parts), self.files_of(split))
+
+    def predictor(self, parts: Parts) -> ClickPredictor:
+        network = make_ctr_network(self.config)
+        return ClickPredictor(self.config, tables_of(self.config, network), self._tables, parts.step, parts.device)
+
+    def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
+        """Drops what has not been seen for long; in a progressive run predicts the file that comes next."""
+        file = self.first_file(epoch)
+        for table in self._tables:
+            table.drop_unseen(file)
+        if not self.config.training.progressive:
+            return None
+        return self.metrics_of(file, self.predictor(parts))
+
+    def first_file(self, epoch: int) -> int:
+        """The number of the file that an epoch begins with."""
+        return self._road.visits[self._road.visit(self.road.begin(epoch))][1]
+
+    def metrics_of(self, file: int, predictor: ClickPredictor) -> dict[str, Any]:
+        """What is said of the predictions for a file before it is trained on."""
+        metrics = evaluate_files(predictor, self.log.files[file : file + 1], by_million=True)
+        return {"file": str(self.log.files[file].path), **metrics}
+
+    def state_arrays(self) -> Mapping[str, np.ndarray]:
+        return {f"{table.store.name}.{name}": array for table in self._tables for name, array in table.arrays().items()}
+
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for table in self._tables:
+            prefix = f"{table.store.name}."
+            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            table.load(own)
+
+    def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
+        """By key, so that it does not matter in which order the keys came."""
+        return {table.store.name: table.fingerprint() for table in self._tables}
+
+    def summary(self) -> dict[str, Any]:
+        """How many keys each table has."""
+        found = {}
+        for table in self._tables:
+            name = f"tables.{table.store.name}"
+            found |= {f"{name}.keys": len(table), f"{name}.waiting": table.waiting, f"{name}.dropped": table.dropped}
+        return found

@@ -1,0 +1,204 @@
+"""A trained model of clicks, opened from a run's folder: evaluate it, or predict the examples of files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.logs.files import LogFile, LogFiles
+from marius_oac.data.logs.tables import vocabulary_names
+from marius_oac.data.prepare.splits import check_split
+from marius_oac.errors import CheckpointError, InputError
+from marius_oac.evaluation.predictions import check_suffix, write_predictions
+from marius_oac.models.compute.dense_optimizer import OPTIMIZER
+from marius_oac.models.compute.torch_state import torch_threads
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.export import Names
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.log import RunLog
+from marius_oac.runs.folder.places import RunPlaces
+from marius_oac.runs.folder.user_code import kept_code
+from marius_oac.runs.session import num_threads, reading_device
+from marius_oac.runtime.files.atomic import disk_errors, make_folder, sync, unfinished_here
+from marius_oac.tasks.ctr.predict import evaluate_files
+from marius_oac.tasks.ctr.task import CtrTask
+
+
+@dataclass(frozen=True)
+class ClickMetrics:
+    """An evaluation's numbers by name; prints as a table."""
+
+    title: str
+    values: dict[str, float]
+
+    def __str__(self) -> str:
+        told = {name: "none" if math.isnan(value) else f"{value:,.6g}" for name, value in self.values.items()}
+        lines = [f"  {name:<28}{value}" for name, value in told.items()]
+        return "\n".join([self.title, *lines])
+
+
+def _to_predict(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Dense state for who only predicts: the saved network; of the optimizer, which may be another one where nodes have
+    agreed, what is there already."""
+    optimizer = {name: tensor for name, tensor in own.items() if name.startswith(OPTIMIZER)}
+    return optimizer | {name: tensor for name, tensor in saved.items() if not name.startswith(OPTIMIZER)}
+
+
+class TrainedClickModel:
+    """A checkpoint of a run on a click log, its tables in memory until `close`."""
+
+    def __init__(self, path: Path, config: CtrConfig, checkpoint: Checkpoint, log: RunLog):
+        if not checkpoint.pages:  # the run's tables have come to lie on disk since
+            config = config.replace("storage.memory=null", "storage.io=direct")
+        self.path, self.config, self.checkpoint = path, config, checkpoint
+        self._task = CtrTask(config, log, writable=False)
+        self._task.use_folder(path)
+        with ExitStack() as stack:
+            stack.callback(checkpoint.close)
+            device = reading_device(config.device)
+            self._parts = self._task.build(stack, device, num_threads(config))
+            self._task.load_state_arrays(checkpoint.arrays())
+            checkpoint.restore(self._parts.stores)
+            try:
+                step = self._parts.step
+                step.load_dense_state(_to_predict(checkpoint.dense(), step.dense_state()))
+            except ValueError as error:  # the user's own network may have changed
+                raise CheckpointError(str(error), checkpoint.path) from None
+            self._stack = stack.pop_all()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        checkpoint: str | None = None,
+        *,
+        data_path: str | Path | None = None,
+        trust: bool = False,
+    ) -> TrainedClickModel:
+        """Opens a run's result, as `TrainedModel.open` does.
+
+        Raises:
+            CheckpointError: no run or no such checkpoint, or a damaged one. InputError: a run on a graph.
+        """
+        folder = RunFolder.open(path)
+        if not isinstance(folder.config, CtrConfig):
+            raise InputError("was trained on a graph, which knows no files of examples", path)
+        folder.config = RunPlaces(folder, data_path).config()
+        config, log = kept_code(folder, trust), RunLog.read(folder.path, folder.about.checked)
+        return cls(folder.path, config, folder.checkpoint(checkpoint), log)
+
+    def evaluate(self, data: str | Sequence[str] = "test", overrides: Iterable[str] = ()) -> ClickMetrics:
+        """AUC, log loss, normalised entropy and calibration on a split, `valid` or `test`, or on files with labels."""
+        if tuple(overrides):
+            raise InputError("a model of clicks is evaluated as its run was configured", "--set")
+        if isinstance(data, str):
+            check_split(data)
+        patterns = getattr(self.config.data, data) if isinstance(data, str) else data
+        if not patterns:
+            raise InputError(f"the run has no {data} files; name some with --data", f"data.{data}")
+        files = LogFiles.scan(patterns, self.config.data).files
+        with torch_threads(num_threads(self.config)):
+            values = evaluate_files(self._task.predictor(self._parts), files)
+        what = data if isinstance(data, str) else ", ".join(data)
+        return ClickMetrics(f"{self.path}, checkpoint {self.checkpoint.name}, {what}", values)
+
+    def predict_files(self, data: Sequence[str], out: str | Path | None = None) -> Path:
+        """Writes the probability of a click for each example of files, which need no labels, to a new file: Parquet, or
+        text where its suffix is .csv, .tsv or a .gz of these.
+
+        Its columns are `file`, `row` (from 0) and `probability`, in the order of the files. All of it or nothing.
+
+        Raises:
+            InputError: `out` exists, is not given or has another suffix, or a file can't be read.
+        """
+        if out is None:
+            raise InputError("name the file to write: .parquet, .csv or .tsv, or .gz of the texts", "--out")
+        out = Path(out)
+        check_suffix(out)
+        if os.path.lexists(out):
+            raise InputError("exists already", out)
+        files = LogFiles.scan(data, self.config.data, with_labels=False).files
+        temporary = unfinished_here(out)
+        with disk_errors(out), torch_threads(num_threads(self.config)):
+            try:
+                make_folder(out.parent)
+                self._write(temporary, out, files)
+                sync(temporary)
+                os.rename(temporary, out)
+                sync(out.parent)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        return out
+
+    def _write(self, path: Path, named: Path, files: Sequence[LogFile]) -> None:
+        found = self._task.predictor(self._parts).files(files, labelled=False)
+        known = [(str(file.path), file.rows) for file in files]
+        write_predictions(path, named, known, (probabilities for _, probabilities in found))
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> TrainedClickModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def predict_run(
+    path: str | Path,
+    data: Sequence[str],
+    out: str | Path | None,
+    checkpoint: str | None = None,
+    *,
+    data_path: str | Path | None = None,
+    trust: bool = False,
+) -> Path:
+    """`TrainedClickModel.predict_files` of a run's result."""
+    with TrainedClickModel.open(path, checkpoint, data_path=data_path, trust=trust) as model:
+        return model.predict_files(data, out)
+
+
+def numbers_file(config: CtrConfig) -> dict[str, str]:
+    """What becomes of numeric columns, for an export: the text of a file by its name; nothing where there are none."""
+    columns = [each.model_dump(mode="json", exclude_none=True) for each in config.data.numeric]
+    return {"numbers.json": json.dumps(columns, indent=1) + "\n"} if columns else {}
+
+
+def key_names(config: CtrConfig, checkpoint: Checkpoint) -> dict[str, Names]:
+    """Names of the tables' rows: vocabulary and key, the key in hexadecimal where it is the fingerprint of a text."""
+    vocabularies, arrays = vocabulary_names(config), checkpoint.arrays()
+
+    def of_table(table: str) -> Names:
+        names_of = [f"{table}.index.{part}" for part in ("keys", "vocabularies", "checks")]
+        rows = len(checkpoint.array(table, "timestamps"))
+        if not all(name in arrays and len(arrays[name]) == rows for name in names_of):
+            raise CheckpointError(f"table {table!r} has {rows:,} rows, but not as many keys", checkpoint.path)
+        keys, numbers, checks = (arrays[name] for name in names_of)
+        if rows and numbers.max() >= len(vocabularies):
+            raise CheckpointError(f"table {table!r} has keys of a vocabulary {numbers.max()}", checkpoint.path)
+
+        def names(rows: np.ndarray) -> list[str]:
+            return [
+                f"{vocabularies[numbers[row]]}={np.uint64(keys[row]):016x}"
+                if checks[row]
+                else f"{vocabularies[numbers[row]]}={keys[row]}"
+                for row in rows
+            ]
+
+        return names
+
+    return {table: of_table(table) for table in checkpoint.tables()}

@@ -1,0 +1,1 @@
+"""An encoder and its neighbourhoods, for both tasks on graphs."""

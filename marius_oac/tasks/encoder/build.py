@@ -1,0 +1,217 @@
+"""What an encoder needs of a graph, whatever stands on top of it: neighbours, features, sampler, layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from marius_oac.config.encoder import EncoderConfig, ModuleConfig, SageConfig
+from marius_oac.data.dgl.sampling import DglSampler
+from marius_oac.data.graphs.derived import DerivedArray, open_derived
+from marius_oac.data.graphs.features import features_fingerprint, open_features
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.neighbors.feature_means import features_of
+from marius_oac.data.neighbors.neighborhoods import Neighborhoods, Sampler
+from marius_oac.data.neighbors.neighbors import Neighbors, open_neighbors
+from marius_oac.data.neighbors.sampling import NeighborSampler
+from marius_oac.data.prepare.download import default_cache_dir
+from marius_oac.errors import CheckpointError, ConfigError
+from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
+from marius_oac.evaluation.scores import EntityReader
+from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.user_code import blaming_frames, own_file, own_files
+from marius_oac.models.gnn.encoder import Encoder, make_encoder
+from marius_oac.models.gnn.step import NETWORK, EncodedStep
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.task import Parts
+from marius_oac.runtime.console import say
+from marius_oac.runtime.files.atomic import check_no_link, made_of
+from marius_oac.storage.disk.saved_pages import PagedArray
+
+FEATURES = "encoder.features"
+ENCODED = "entities.npy"
+"""The file of all encoded nodes."""
+_ENCODED_AT, _ABOUT = "encoded", "encoded.json"
+_AT_ONCE = 1 << 20  # nodes whose neighbours are counted
+
+Read = Callable[[np.ndarray], np.ndarray]
+
+
+def own_layers(config: EncoderConfig) -> dict[str, str]:
+    """The texts of the user's files that layers are made by; see `Task.run_files`."""
+    return own_files((layer.module for layer in config.layers if isinstance(layer, ModuleConfig)), "encoder.layers")
+
+
+class GraphEncoder:
+    """The encoder of one graph, as the configuration has it, and what lies on disk for it.
+
+    Neighbours and features lie in the graph's folder, where every run on the graph finds them, or, where it can't be
+    written, in the user's cache; they are made by the first run.
+
+    Attributes:
+        data: the fingerprint of the features, if there are some, by the configuration's key.
+
+    Args:
+        config: `resolved`.
+        width: floats of an encoded node that are asked for.
+        most_bytes: of an array in a mapped file that may be in memory at a time.
+    Raises:
+        InputError: the features don't fit the graph, the folder can't be written, or the last layer makes another
+            number of floats.
+    """
+
+    def __init__(
+        self, config: EncoderConfig, graph: Graph, seed: int, width: int, most_bytes: Callable[[np.ndarray], int]
+    ):
+        self.config, self._graph, self._seed = config, graph, seed
+        place, edges = _writable(graph), graph.edges("train")
+        sizes, folder = (graph.num_nodes, graph.num_relations), place / f"neighbors-{config.direction}"
+        self.neighbors: Neighbors = open_neighbors(folder, edges, *sizes, config.direction, graph.fingerprint)
+        self.features, self.data = None, {}
+        if config.features:
+            name = hashlib.sha256(str(Path(config.features).resolve()).encode()).hexdigest()[:12]
+            folder = place / f"features-{name}"
+            self.features = open_features(Path(config.features), graph, folder)
+            self.data = {FEATURES: features_fingerprint(folder)}
+        self._most = most_bytes(self.neighbors.entries)
+        self.mapped_bytes = self._most + self.neighbors.offsets.nbytes
+        encoder = self.make()
+        self.widths: list[int] = [layer.width for layer in encoder.layers]
+        if encoder.width != width:
+            raise ConfigError(
+                f"the last one makes {encoder.width} floats of a node, {width} are needed", "encoder.layers"
+            )
+
+    @property
+    def own(self) -> list[Path]:
+        """The user's files that layers come from."""
+        return [own_file(layer.module)[0] for layer in self.config.layers if isinstance(layer, ModuleConfig)]
+
+    @property
+    def inputs(self) -> int:
+        """Floats that go into the first layer."""
+        return self.config.embeddings + (0 if self.features is None else self.features.shape[1])
+
+    @property
+    def neighborhoods(self) -> Neighborhoods:
+        """What the planner needs."""
+        first, embedded = self.config.layers[0], self.config.embeddings > 0
+        given = not (embedded or self.config.dropout)  # nothing is drawn or trained before the first layer's means
+        means = first.aggregator if given and isinstance(first, SageConfig) else None
+        return Neighborhoods(self._sampler(), embedded, self.features, means)
+
+    def _sampler(self) -> Sampler:
+        fan_outs, graph = self.config.fan_outs, self._graph
+        if self.config.sampler == "own":
+            return NeighborSampler(self.neighbors, fan_outs, self._seed, self._most)
+        sizes = graph.num_nodes, graph.num_relations
+        return DglSampler(graph.edges("train"), *sizes, self.config.direction, fan_outs, self._seed)
+
+    def make(self) -> Encoder:
+        """The layers at their initial values."""
+        return make_encoder(self.config, self.inputs, self._seed)
+
+    def encode(
+        self, encoder: Encoder, rows: Read | None, out: Path, lanes: Lanes, device: torch.device, memory: int
+    ) -> np.ndarray:
+        """All nodes, layer by layer with all their neighbours, into the file `out`: float32 [N, W], mapped read-only.
+
+        Args:
+            rows: gives the values of the nodes' own rows, int64 [n] ascending; None where they have none.
+            memory: bytes for what is encoded at once.
+        Raises:
+            ConfigError: the user's own layer has failed.
+            InputError: the disk is full, or can't be written.
+        """
+        read = self._inputs_of(rows)
+        with blaming_frames(self.own, "encoder.layers"):
+            return encode_nodes(encoder, read, self.inputs, self.neighbors, out, lanes, device, memory)
+
+    @contextmanager
+    def encoded(self, parts: Parts, folder: Path | None, memory: int) -> Iterator[np.ndarray]:
+        """What the present parameters make of all nodes, as `encode`, while the block lasts; it lies in `folder`."""
+        rows = EntityReader.of_store(parts.stores[0]).read if parts.stores else None
+        step: EncodedStep = parts.step
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".encoded-", suffix=".unfinished") as place:
+            yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.lanes, parts.device, memory)
+
+    def encoded_at(
+        self,
+        checkpoint: Checkpoint,
+        rows: np.ndarray | PagedArray | None,
+        threads: int,
+        device: torch.device,
+        memory: int,
+    ) -> np.ndarray:
+        """What a checkpoint's encoder makes of all nodes, as `encode`, made when first asked for: in the run's folder,
+        not in the checkpoint's own, which a run under way may remove at any moment."""
+        run = checkpoint.path.parent.parent
+
+        def make(folder: Path) -> None:
+            for old in (run / _ENCODED_AT).glob("[0-9]" * 10):
+                if not (checkpoint.path.parent / old.name).exists() and made_of(old, (_ABOUT, ENCODED)):
+                    shutil.rmtree(old, ignore_errors=True)
+            encoder = self.make().to(device)
+            load_encoder(encoder, checkpoint)
+            read = None if rows is None else rows.__getitem__
+            with closing(Lanes(threads if device.type == "cpu" else 1)) as lanes:
+                self.encode(encoder, read, folder / ENCODED, lanes, device, memory)
+
+        if not os.access(run, os.W_OK):
+            say(f"note: {run} can't be written: the nodes are encoded anew each time")
+            with tempfile.TemporaryDirectory() as folder:
+                make(Path(folder))
+                return np.load(Path(folder) / ENCODED, mmap_mode="r", allow_pickle=False)  # readable while mapped
+        folder = run / _ENCODED_AT / checkpoint.name
+        check_no_link(folder, run)
+        layers = hashlib.sha256(json.dumps(own_layers(self.config)).encode()).hexdigest()
+        wanted = {"format": "marius_oac.encoded", "version": 1, "checkpoint": checkpoint.digest}
+        wanted |= {"data": self.data, "layers": layers}
+        array = DerivedArray(ENCODED, (np.float32,), (self._graph.num_nodes, self.widths[-1]))
+        return open_derived(folder, _ABOUT, wanted, [array], make, "the nodes are encoded again")[0]
+
+    def encoding_needs(self, memory: int) -> tuple[int, int]:
+        """Bytes that encoding all nodes takes at most: of memory, and on disk."""
+        offsets, encoder = self.neighbors.offsets, self.make()
+        cuts = range(0, len(offsets), _AT_ONCE)
+        most = max(int(np.diff(offsets[first : first + _AT_ONCE + 1]).max(initial=0)) for first in cuts)
+        widths = sorted(self.widths, reverse=True)[:2]
+        num_nodes, num_entries = self.neighbors.num_nodes, len(self.neighbors.entries)
+        held = encoding_bytes(encoder, self.inputs, num_nodes, num_entries, most, memory)
+        return held, 4 * num_nodes * sum(widths)
+
+    def _inputs_of(self, rows: Read | None) -> Read:
+        if self.features is None:
+            return rows
+        if rows is None:
+            return partial(features_of, self.features)
+        return lambda ids: np.concatenate((rows(ids), features_of(self.features, ids)), 1)
+
+
+def load_encoder(encoder: Encoder, checkpoint: Checkpoint) -> None:
+    """The encoder's parameters from a checkpoint. Raises CheckpointError where it has others."""
+    state = {name.removeprefix(NETWORK): each for name, each in checkpoint.dense().items() if name.startswith(NETWORK)}
+    try:
+        encoder.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"has an encoder of other parameters: {reason}", checkpoint.path) from None
+
+
+def _writable(graph: Graph) -> Path:
+    """The graph's folder, or one of its own in the user's cache; says so."""
+    if os.access(graph.path, os.W_OK):
+        return graph.path
+    place = default_cache_dir() / "derived" / graph.fingerprint[:16]
+    say(f"note: {graph.path} can't be written: neighbours and features lie in {place}")
+    return place

@@ -1,0 +1,158 @@
+"""What is built from a graph and its configuration: planner, table, step; and the order that replays a run."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.buckets import BucketPlanner, BucketSchedule
+from marius_oac.data.batches.edges import EdgePlanner, GraphPlanner, ReorderedPlanner
+from marius_oac.data.graphs import identity
+from marius_oac.data.graphs.buckets import count_buckets, open_buckets
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.errors import InputError
+from marius_oac.evaluation.evaluator import is_sampled
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.gnn.step import EncodedStep
+from marius_oac.models.link_prediction.step import RELATIONS, LinkPredictionStep, relation_width
+from marius_oac.runtime.files.untrusted_arrays import read_npy
+from marius_oac.runtime.machine import cgroups
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.tasks.encoder.build import GraphEncoder
+from marius_oac.types import DenseSync
+
+_LEAST_EDGE_BYTES = 64 << 20
+
+
+def entity_layout(config: Config) -> RowLayout:
+    """Of the entities' table; they have one unless `config.row_dimension` is 0."""
+    dimension = config.row_dimension
+    state = RowOptimizer(config.training.optimizer).state_width(dimension)
+    return RowLayout(dimension, state, config.storage.dtype)
+
+
+def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
+    """The configuration with what the graph decides where the user did not, and what is to be said of that."""
+    notes = []
+    if not graph.num_relations and "decoder" not in config.model.model_fields_set:
+        config = config.replace("model.decoder=dot")
+        notes.append("the graph has no relations: model.decoder is dot")
+    if is_sampled(config, graph) and config.evaluation.every:
+        notes.append(
+            f"between epochs validation takes {config.evaluation.max_edges:,} of {graph.num_edges['valid']:,} edges "
+            "(evaluation.max_edges); the end takes all"
+        )
+    return config, notes
+
+
+def num_model_relations(config: Config, graph: Graph) -> int:
+    """Relations that the model knows: twice as many where every edge also stands reversed."""
+    return graph.num_relations * (2 if config.model.reciprocal else 1)
+
+
+def make_graph_encoder(config: Config, graph: Graph) -> GraphEncoder | None:
+    """None where there is no encoder."""
+    if config.encoder is None:
+        return None
+    dimension = config.model.dimension
+    return GraphEncoder(config.encoder.resolved(dimension), graph, config.seed, dimension, edges_in_memory)
+
+
+def make_planner(config: Config, graph: Graph, encoder: GraphEncoder | None = None) -> EdgePlanner:
+    """The planner of shuffled training edges."""
+    edges = graph.edges("train")
+    around = encoder.neighborhoods if encoder else None
+    return EdgePlanner(edges, graph.num_nodes, graph.num_relations, config, edges_in_memory(edges), around)
+
+
+def edges_in_memory(edges: np.ndarray) -> int:
+    """Bytes of the training edges that may be in memory at a time: all of them where they take little of it."""
+    free = [psutil.virtual_memory().available, cgroups.headroom()]
+    return min(edges.nbytes, max(_LEAST_EDGE_BYTES, min(one for one in free if one is not None) // 4))
+
+
+def make_schedule(config: Config, graph: Graph) -> BucketSchedule:
+    """The buffer states of a partition ordering; reads the training edges, which have been checked, through."""
+    BucketSchedule.check(graph.num_nodes, config)
+    counts = count_buckets(graph.edges("train"), graph.num_nodes, config.training.ordering.partitions)
+    return BucketSchedule(counts, graph.num_nodes, config)
+
+
+def make_bucket_planner(config: Config, graph: Graph, schedule: BucketSchedule, folder: Path) -> BucketPlanner:
+    """The planner of a partition ordering; its edges are sorted into `folder`, or are there already."""
+    sizes = graph.num_nodes, graph.num_relations
+    edges = open_buckets(folder, graph.edges("train"), schedule.counts, *sizes, graph.fingerprint)
+    most = edges_in_memory(edges)
+    return BucketPlanner(edges, graph.num_nodes, graph.num_relations, config, schedule, most)
+
+
+def in_order(config: Config, planner: GraphPlanner) -> GraphPlanner | ReorderedPlanner:
+    """The planner; with a recorded order, its batches come in that order."""
+    order = config.pipeline.order
+    return planner if order in ("plan", "arrival") else ReorderedPlanner(planner, read_order(order))
+
+
+def read_order(path: str) -> np.ndarray:
+    """A computation order that a run recorded, int64 [batches]: entry t is the batch that was computed t-th."""
+    try:
+        order = read_npy(Path(path), (np.int64,), (None,))
+    except InputError as error:
+        raise InputError(f"order 'plan', 'arrival' or a recorded order.npy is needed: {error.message}", path) from None
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise InputError("is not the order of a run: each batch must stand in it once", path)
+    return order
+
+
+def order_fingerprint(path: str) -> dict[str, str]:
+    """Of the recorded order that a run is to follow, if it is to, by the configuration's key; see `data.identity`."""
+    if path in ("plan", "arrival"):
+        return {}
+    return {identity.ORDER: hashlib.sha256(read_order(path).astype("<i8").tobytes()).hexdigest()}
+
+
+def entity_initial(config: Config, name: str) -> RowInitial:
+    """The initial values of a table of entities: a pure function of (seed, table, row)."""
+    model, optimizer = config.model, RowOptimizer(config.training.optimizer)
+    return RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)
+
+
+def make_encoded_step(
+    config: Config, graph: Graph, encoder: GraphEncoder, device: torch.device, threads: int
+) -> EncodedStep:
+    """The step over encoded entities, with encoder and relations at their initial values."""
+    head = make_step(config, graph, device, threads, encoded=True)
+    training, section = config.training, encoder.config
+    return EncodedStep(
+        encoder.make(),
+        head,
+        section.embeddings,
+        training.optimizer,
+        section.optimizer,
+        config.seed,
+        device,
+        encoder.own,
+    )
+
+
+def make_step(
+    config: Config,
+    graph: Graph,
+    device: torch.device,
+    threads: int,
+    dense: DenseSync | None = None,
+    encoded: bool = False,
+) -> LinkPredictionStep:
+    """The step with the relations at their initial values; `dense` if there are several nodes."""
+    count, width = num_model_relations(config, graph), relation_width(config)
+    relations = None
+    if count and width:
+        relations = np.empty((count, width), np.float32)
+        initial = RowInitial(config.model.init, config.model.init_scale, config.seed, RELATIONS)
+        initial.fill(np.arange(count), relations, width)
+    return LinkPredictionStep(config, count, device, threads, relations, dense, encoded)

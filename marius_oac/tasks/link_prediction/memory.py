@@ -1,0 +1,144 @@
+"""How much memory and disk the training of a graph will need; see `memory`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import psutil
+import torch
+
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.errors import InputError
+from marius_oac.evaluation.link_prediction import DRAW_EDGES
+from marius_oac.evaluation.scores import Blocks, EntityReader, LinkScorer, rounded_up
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.link_prediction.handwritten import _WAVE_SCORES
+from marius_oac.models.link_prediction.step import relation_width
+from marius_oac.runs.memory.batches import BatchMemory
+from marius_oac.runs.memory.device import differences_bytes, link_step_bytes
+from marius_oac.runs.memory.plan import (
+    BATCH_KEYS,
+    KERNEL_BYTES,
+    MemoryPlan,
+    Need,
+    available,
+    batches_held,
+    key_to_lower,
+    size_text,
+)
+from marius_oac.runs.memory.tables import table_needs
+from marius_oac.runs.session import pick_device
+from marius_oac.tasks.encoder.build import GraphEncoder
+from marius_oac.tasks.encoder.memory import encoder_needs, num_encoded
+from marius_oac.tasks.link_prediction.build import edges_in_memory, entity_layout, make_planner, num_model_relations
+from marius_oac.types import Plan
+
+
+def plan_memory(
+    config: Config, graph: Graph, folder: Path, here: int | None = None, encoder: GraphEncoder | None = None
+) -> MemoryPlan:
+    """The plan of a run that starts now and writes to `folder`; the first batch is made to see how many rows it has.
+
+    `here`: how many of the entities' rows this process holds; None: all.
+    """
+    program = psutil.Process().memory_info().rss
+    free = available(device := pick_device(config.device), folder, program, config.storage.path)
+    _check_negatives(config, free["host"], drawn_rows=device.type == "cpu" and encoder is None)
+    planner = make_planner(config, graph, encoder)
+    plan, ordering, partitioned = planner.plan(0), config.training.ordering, config.training.ordering.kind != "shuffle"
+    rows, train_bytes = sum(map(len, plan.rows)), graph.edges("train").nbytes
+    if partitioned:
+        rows = min(rows, ordering.buffer * -(-graph.num_nodes // ordering.partitions))
+    layouts = {table.name: entity_layout(config) for table in planner.tables}
+    shared = config.training.negatives.all and not encoder
+    batches = BatchMemory(config, plan, planner.tables, layouts, rows, shared)
+    here = graph.num_nodes if here is None else here
+    relations = num_model_relations(config, graph) * _relation_bytes(config)
+    encoding, encoded = encoder.encoding_needs(config.evaluation.memory << 20) if encoder else (0, 0)
+    evaluation = max(_evaluation_bytes(config, graph, device), encoding)
+    nodes = num_encoded(plan, encoder.config) if encoder else rows
+    edges = sum(graph.edges(split).nbytes for split in SPLITS if split != "train" and graph.num_edges[split])
+    edges += edges_in_memory(graph.edges("train")) + train_bytes * partitioned  # the same, sorted
+    on_cpu = device.type == "cpu"
+    compute = _scratch_bytes(config, plan, nodes, graph.num_nodes) if on_cpu else link_step_bytes(config, plan, nodes)
+    needs = [
+        Need("host", "this program", program + KERNEL_BYTES, None),
+        Need("host", "edges", edges, "data.path", mapped=True),
+        *table_needs(config.storage, layouts, dict.fromkeys(layouts, here), "model.dimension"),
+        *(encoder_needs(encoder, plan, encoded, device, compute) if encoder else []),
+        *batches.needs(device),
+        Need("host" if on_cpu else "device", "compute", compute + 2 * relations, key_to_lower(config, *BATCH_KEYS)),
+        *batches.saved(here, relations, evaluation, device),
+        Need("host", "known answers", _known_bytes(config, graph), "evaluation.filtered"),
+    ]
+    if partitioned:
+        needs.append(Need("disk", "sorted edges", train_bytes, "training.ordering.kind"))
+    return MemoryPlan(tuple(needs), free)
+
+
+def _check_negatives(config: Config, free: int, drawn_rows: bool) -> None:
+    """Raises InputError where so many negatives as the batches in flight draw can't be held, before a batch is made;
+    with `drawn_rows` the step has two copies of the rows of each."""
+    negatives, sides = config.training.negatives, 1 if config.model.reciprocal else 2
+    plans = sum(batches_held(config.pipeline)) + config.pipeline.workers.plan
+    words = plans + config.model.dimension * drawn_rows
+    needed = sides * negatives.chunks * negatives.count * 8 * words
+    if not negatives.all and needed > free:
+        what = f"{size_text(needed)} of host memory are needed and {size_text(free)} are free"
+        raise InputError(f"{what}, for the negatives of batches alone", "training.negatives.count")
+
+
+def _relation_bytes(config: Config) -> int:
+    """Of a relation with its optimizer's state."""
+    width = relation_width(config)
+    return 4 * (width + RowOptimizer(config.training.optimizer).state_width(width))
+
+
+def _scratch_bytes(config: Config, plan: Plan, rows: int, num_rows: int) -> int:
+    """What the step keeps from batch to batch of `rows` entities on the CPU; see `models.handwritten`."""
+    training, dimension = config.training, config.model.dimension
+    edges, sides = plan.examples, len(plan.arrays["sides"])
+    relations = len(plan.arrays.get("relation_rows", ()))
+    drawn = 0 if training.negatives.all else plan.arrays["negatives"].size
+    candidates = num_rows if training.negatives.all else plan.arrays["negatives"].shape[2]
+    scores = min(sides * edges * candidates, _WAVE_SCORES) * (2 if _needs_distances(config) else 1)
+    floats = scores + sides * edges * (2 * dimension + 1) + relations * dimension
+    floats += dimension * (num_rows * (1 + sides) if training.negatives.all else 2 * drawn)
+    words = 3 * edges + drawn + rows + (2 * edges + drawn) + rows + 3 * relations + edges + sides * edges
+    return 4 * floats + 8 * words
+
+
+def _needs_distances(config: Config) -> bool:
+    return config.model.decoder == "transe" and config.model.norm == 2
+
+
+def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int:
+    """Blocks of scores and candidates, the last ones still held while the next are made; see `evaluate`."""
+    width = entity_layout(config).width if config.encoder is None else config.model.dimension
+    scorer = LinkScorer(
+        config.model, EntityReader(graph.num_nodes, config.model.dimension, lambda rows: rows), None, device
+    )
+    drawn = config.evaluation.candidates
+    blocks = Blocks.fit(scorer, graph.num_nodes if drawn == "all" else drawn, config.evaluation.memory)
+    edges = max(_num_evaluated(config, graph))
+    tile = min(blocks.tile, rounded_up(edges if drawn == "all" else min(edges, DRAW_EDGES), scorer.piece[0]))
+    queries = min(blocks.queries, 2 * edges) * (4 * config.model.dimension + 128)
+    scores = 2 * 4 * tile * blocks.block
+    if device.type != "cpu" and config.model.decoder in ("transe", "rotate"):
+        scores += differences_bytes(config.model, math.prod(scorer.piece))
+    return (queries + scores + blocks.block * 4 * (2 * config.model.dimension + width)) * (edges > 0)
+
+
+def _num_evaluated(config: Config, graph: Graph) -> tuple[int, int]:
+    """Edges of validation, if there is any, and test; the end takes all of both."""
+    return graph.num_edges["valid"] * (config.evaluation.every > 0), graph.num_edges["test"]
+
+
+def _known_bytes(config: Config, graph: Graph) -> int:
+    """The answers that the filter leaves out, on both sides of validation or test, one after the other; an estimate, as
+    nothing but a pass over all edges could count them."""
+    edges = max(_num_evaluated(config, graph))
+    return config.evaluation.filtered * 16 * (min(sum(graph.num_edges.values()), 100 * edges) + 4 * edges)

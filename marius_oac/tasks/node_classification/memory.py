@@ -1,0 +1,37 @@
+"""How much memory and disk training a node classification will need; see `memory`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from marius_oac.config.node_classification import ClassesConfig
+from marius_oac.data.batches.nodes import NodePlanner
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.runs.memory.batches import BatchMemory
+from marius_oac.runs.memory.plan import KERNEL_BYTES, MemoryPlan, Need, available
+from marius_oac.runs.memory.tables import table_needs
+from marius_oac.runs.session import pick_device
+from marius_oac.tasks.encoder.build import GraphEncoder
+from marius_oac.tasks.encoder.memory import encoder_needs
+from marius_oac.tasks.link_prediction.build import entity_layout
+
+
+def plan_memory(
+    config: ClassesConfig, graph: Graph, planner: NodePlanner, encoder: GraphEncoder, folder: Path
+) -> MemoryPlan:
+    """The plan of a run that starts now and writes to `folder`; the first batch is made to see how many rows it has."""
+    program = psutil.Process().memory_info().rss
+    device, plan = pick_device(config.device), planner.plan(0)
+    layouts = {table.name: entity_layout(config) for table in planner.tables}
+    batches = BatchMemory(config, plan, planner.tables, layouts, sum(map(len, plan.rows)))
+    encoding, on_disk = encoder.encoding_needs(config.evaluation.memory << 20)
+    needs = [
+        Need("host", "this program", program + KERNEL_BYTES, None),
+        *table_needs(config.storage, layouts, dict.fromkeys(layouts, graph.num_nodes), "encoder.embeddings"),
+        *encoder_needs(encoder, plan, on_disk, device),
+        *batches.needs(device),
+        *batches.saved(graph.num_nodes, 0, encoding, device),
+    ]
+    return MemoryPlan(tuple(needs), available(device, folder, program, config.storage.path))

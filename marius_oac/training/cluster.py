@@ -1,0 +1,373 @@
+"""Training on several nodes: what each of their processes does. `torchrun` has started it, `launch` says how."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.cluster import read_secret
+from marius_oac.config.dense import ignored_by_kstep
+from marius_oac.config.errors import parse
+from marius_oac.config.link_prediction import Config
+from marius_oac.errors import ConfigError, InputError, NodeLost
+from marius_oac.nodes.dense.kinds import make_dense_sync
+from marius_oac.nodes.dense.served import Served
+from marius_oac.nodes.dense.sync_server import SyncServers
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.torch import TorchGroup
+from marius_oac.nodes.groups.trainers import Crowd
+from marius_oac.nodes.launch import agree
+from marius_oac.nodes.launch.cluster import Place, names, trains_of, weights_of
+from marius_oac.nodes.shards.connections import Connections, check_port
+from marius_oac.nodes.shards.packing import pack
+from marius_oac.runs.checkpoints.retention import START, Checkpoints
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.log import LOG, RunLog
+from marius_oac.runs.folder.places import RunPlaces
+from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
+from marius_oac.runs.loop import TrainingLoop
+from marius_oac.runs.sharded.checkpoint import NODES, Layout, NodesCheckpoint, check_saved, drop_after
+from marius_oac.runs.sharded.dense import dense_rate, weight_decay
+from marius_oac.runs.sharded.place import check_gpus, config_of, name_of
+from marius_oac.runs.sharded.placement import agreed_packing
+from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.sharded.task import NodeTask
+from marius_oac.runs.task import Task
+from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.console import say
+from marius_oac.runtime.files.atomic import check_no_link
+from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.task import CtrTask
+from marius_oac.tasks.link_prediction.sharded import GraphNodes
+from marius_oac.tasks.node_classification.task import ClassesTask
+from marius_oac.training.local import (
+    Run,
+    check_task,
+    default_name,
+    has_ended,
+    log_of,
+    open_run,
+    resume_task,
+    run_task,
+    start_task,
+    with_data,
+)
+from marius_oac.training.rowless import Rowless, alone, staying
+from marius_oac.types import DenseSync
+
+
+def train_on_nodes(
+    config: BaseConfig, place: Place, out: str | Path | None = None, *, trace: bool = False
+) -> Run | None:
+    """Trains from scratch, as one of the processes of `place.cluster`; collective. None: nothing of the run lies here.
+
+    The first process keeps the run's folder; rows and checkpoints of each lie in `nodes/LAYOUT/NODE` of it.
+
+    Raises:
+        InputError: this or another node can't train; nothing was written.
+        NodeLost: another node has ended or is silent.
+    """
+    path = Path(out) if out else Path("runs") / default_name(config)
+    with open_group(place) as group:
+        # Nodes that torchrun has started again, since one was lost, go on.
+        if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
+            mine = code_to_train(config)  # it may be another run that lies here, which was refused before
+            return _resumed(path, place, group, (), (), None, None, trace, trust=mine)
+        own = config_of(config, place)
+        check_gpus(own, group)
+        task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
+        if isinstance(task, Rowless):
+            return task.train()
+        with _created(path, place, task.group, task) as folder:
+            _train(task, folder, trace)
+    return open_run(folder.path)
+
+
+def _exists(path: Path, place: Place, group: Group) -> bool:
+    """Whether the first process finds a run there."""
+    return group.gather(not place.rank and (path / "run.json").exists())[0]
+
+
+def _train(task: NodeTask, folder: RunFolder, trace: bool, prepare: Callable = lambda loop: None) -> None:
+    try:
+        run_task(task, folder, trace, None, prepare)
+    except (Closed, NodeLost):  # another thread ended it, or another node because of an error that this one was told of
+        if task.failure is None or isinstance(task.failure, Closed):
+            raise
+        raise task.failure from None
+
+
+@contextmanager
+def _created(path: Path, place: Place, group: Group, task: NodeTask) -> Iterator[RunFolder]:
+    """The folder of a new run, or this process's part of it."""
+    part = path / NODES / task.layout / name_of(place)
+    if place.rank:
+        group.barrier()  # the first process makes the folder that the others lie in
+    where = part if place.rank else path
+    with RunFolder.create(where, task.config, task.fingerprint, task.run_files(), over_nodes=True) as folder:
+        if not place.rank:
+            folder.keep_rows_in(part)
+            group.barrier()
+        yield folder
+
+
+def resume_on_nodes(
+    path: str | Path,
+    place: Place,
+    overrides: Iterable[str] = (),
+    *,
+    data: Sequence[str] = (),
+    data_path: str | Path | None = None,
+    checkpoint: str | None = None,
+    trace: bool = False,
+    trust: bool = False,
+) -> Run | None:
+    """Goes on from the newest checkpoint that all processes have, or the one named; collective. See `resume`.
+
+    With other nodes than before the rows are dealt out anew; every process then needs the parts of all nodes before.
+    """
+    with open_group(place) as group:
+        if checkpoint is not None and any(group.gather(place.attempt > 0)):
+            raise InputError(
+                "a node was lost and started again; to go back once more would lose what was trained since: go on "
+                "without it",
+                f"--checkpoint {checkpoint}",
+            )
+        return _resumed(Path(path), place, group, overrides, data, data_path, checkpoint, trace, trust)
+
+
+def _resumed(
+    path: Path,
+    place: Place,
+    group: Group,
+    overrides: Iterable[str],
+    data: Sequence[str],
+    data_path: str | Path | None,
+    checkpoint: str | None,
+    trace: bool,
+    trust: bool | Collection[bytes],
+) -> Run | None:
+    saved, log = _told(path, place, group, data_path)
+    if any(group.gather(place.attempt > 0)):
+        data = _not_taken_in(data, saved)
+    shared = with_data(saved.replace(*overrides), data)
+    config = config_of(shared, place)
+    check_gpus(config, group)
+
+    def make() -> Task:
+        return resume_task(code_to_resume(config, path, trust), log, data)
+
+    task = agreed_task(shared, place, group, make, path, checkpoint)
+    if isinstance(task, Rowless):
+        return task.train()
+    if log and data:
+        task.check_new_data(len(log.files))
+    config = task.config
+    part = path / NODES / task.layout / name_of(place)
+    before = _before(path, part, task, checkpoint)
+    with _opened(path, part, place, task.group, config, task) as folder:
+        folder.check_resumable(config, task.fingerprint)
+        if not place.rank:
+            for key, why in ignored_by_kstep(config):  # which versions before this one did without a word
+                say(f"note: {key}: {why}")
+        if checkpoint is None and not data and not before and not task.crew.any(not has_ended(folder, task)):
+            if task.group is not group:
+                group.gather(None if place.rank else {"over": True})
+            return open_run(folder.path)
+
+        def load(loop: TrainingLoop) -> None:
+            if before:
+                loop.take_over(before)
+            else:
+                loop.restore(checkpoint)
+            drop_after(path, loop.position.sequence, part.parent)
+
+        _train(task, folder, trace, load)
+    return open_run(folder.path)
+
+
+def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) -> tuple[BaseConfig, RunLog | None]:
+    """Configuration and log of the run, as the first process has them, with files where they are for it."""
+    said: dict[str, str] = {}
+    if not place.rank:
+        try:
+            folder = RunFolder.open(path)
+            places = RunPlaces(folder, data_path)
+            log = log_of(folder, places)
+            said = {"config": places.config().dump()} | ({"log": log.dump()} if log else {})
+        except InputError as error:
+            said = {"problem": str(error)}
+    said = group.gather(said)[0]
+    if "problem" in said:
+        raise InputError(said["problem"], f"node {names(place.cluster)[0]}")
+    tree, _ = parse(said["config"], path)
+    return Config.build(tree), RunLog.parse(said["log"].encode(), path / LOG) if "log" in said else None
+
+
+def _not_taken_in(data: Sequence[str], saved: BaseConfig) -> Sequence[str]:
+    """What a command that is started again, with the words that it had before, has not put into the run's log yet."""
+    known = saved.data.train if data and saved.task == "ctr" else ()
+    return () if data and known[-len(data) :] == tuple(data) else data
+
+
+def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> NodesCheckpoint | None:
+    """The checkpoint of another layout that the run goes on from; None: it goes on from its own, or starts.
+
+    Raises:
+        InputError: a process lacks its own part, or a checkpoint of it that all have saved, or those of other nodes
+            that have written the newest checkpoint; or the run was trained on one box.
+    """
+    if task.crew.any(bool(Checkpoints(path / "checkpoints").names())):
+        raise InputError("the run was trained without nodes; it goes on so: leave --nodes or --local-nodes out", path)
+    if checkpoint == START:
+        return None
+    crew, own = task.crew, Checkpoints(part / "checkpoints").names()
+    others = [layout for layout in Layout.all(path) if layout.path != part.parent]
+    seen = {name: layout for layout in others for name in layout.names()}
+
+    def newest_of(found: Iterable[str]) -> str:
+        return max((name for name in found if name == (checkpoint or name)), default="")
+
+    mine, theirs = newest_of(crew.common(own)), newest_of(crew.common(sorted(seen)))
+    begun = crew.gather(sorted({name for layout in others for name in layout.begun()}))
+    newest = newest_of(name for found in begun for name in found)
+    if newest > max(mine, theirs):
+        lacking = [name for name, has in crew.each(newest in seen) if not has]
+        raise InputError(
+            f"checkpoint {newest} was written by other nodes, and their parts are not all here, or not whole: copy "
+            f"{path / NODES} of each of them to all, or name an older one with --checkpoint",
+            f"node {', '.join(lacking)}",
+        )
+    gone = [name for name, there in crew.each(part.is_dir()) if not there]
+    if gone and crew.any(bool(own)) and not mine and not theirs:
+        raise InputError(f"its part of the run is gone: bring {part.parent} back to it", f"node {', '.join(gone)}")
+    if checkpoint is None:
+        check_saved(crew, path, part, max(mine, theirs))
+    return seen[theirs].open(theirs) if theirs > mine else None
+
+
+@contextmanager
+def _opened(
+    path: Path, part: Path, place: Place, group: Group, config: BaseConfig, task: NodeTask
+) -> Iterator[RunFolder]:
+    """The folder of a run that goes on, or this process's part of it, which is made if it is a new node's."""
+    where = part if place.rank else path
+    check_no_link(part, path)
+    known = (where / "run.json").exists()
+    make = partial(RunFolder.create, where, config, task.fingerprint, task.run_files(), over_nodes=True)
+    with RunFolder.open(where) if known else make() as folder:
+        if not place.rank:
+            folder.keep_rows_in(part)
+        group.barrier()
+        yield folder
+
+
+def open_group(place: Place) -> Group:
+    """All processes of the cluster."""
+    os.environ |= {"RANK": str(place.rank), **place.environment()}
+    return TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
+
+
+def _new_task(config: BaseConfig, path: Path, place: Place) -> Task:
+    if not place.rank:
+        RunFolder.check_new(path)
+    for key, why in ignored_by_kstep(config):
+        raise ConfigError(why, key)
+    code_to_train(config)
+    return start_task(config, quiet=place.rank > 0)
+
+
+def agreed_task(
+    config: BaseConfig,
+    place: Place,
+    group: Group,
+    make: Callable[[], Task],
+    run: Path | None = None,
+    checkpoint: str | None = None,
+) -> NodeTask | Rowless:
+    """The task, once all processes have said that they can train it, and the same, and where its rows lie.
+
+    Args:
+        run: the folder of a run that goes on; `checkpoint`: from which, if one is named.
+    """
+    problem, task = None, None
+    try:
+        task = node_task(make(), place, group)
+        read_secret(place.cluster)
+        check_port(place)
+        task.check()
+    except InputError as error:
+        problem = str(error)
+    group.barrier()
+    digest = hashlib.sha256(config.dump().encode()).hexdigest()
+    said = agree.statement(place, digest, problem=problem, data_digest="" if task is None else data_digest(task))
+    agree.compare(group.gather(said))
+    ranks = staying(config, task.weights)
+    if len(ranks) < group.size:
+        part, others = group.part(ranks), [rank for rank in range(group.size) if rank not in ranks]
+        if part is None:
+            one = task.task
+            one.config = alone(one.config, place)
+            return Rowless(one, place, group, len(ranks) + others.index(group.rank))
+        task = node_task(task.task, place, part, ranks, group)
+    task.packed = agreed_packing(task, config, place.cluster, run, checkpoint)
+    task.crew.agreed(lambda: check_task(task, Path()))
+    return task
+
+
+def data_digest(task: Task) -> str:
+    """Of what is trained on: a graph, or a log's schema and files, these by their sizes and samples of their bytes."""
+    return hashlib.sha256(json.dumps([task.fingerprint, *sorted(task.run_files().items())]).encode()).hexdigest()
+
+
+def node_task(
+    task: Task, place: Place, group: Group, ranks: Sequence[int] | None = None, whole: Group | None = None
+) -> NodeTask:
+    """The task as it is trained on nodes. Raises ConfigError where that is not possible.
+
+    Args:
+        ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`node_rowless`).
+    """
+    config, cluster = task.config, place.cluster
+    if isinstance(task, ClassesTask):
+        raise ConfigError("a node classification is trained on one box; train without nodes", "task")
+    lockstep = config.pipeline.mode != "async"
+    workers = config.pipeline.workers
+    ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4
+    every, called, trains = weights_of(cluster), names(cluster), trains_of(cluster)
+    within = range(len(every)) if ranks is None else ranks
+    weights, rowless = (
+        [every[rank] for rank in within],
+        [called[rank] for rank in range(len(every)) if rank not in within],
+    )
+    carriers = sum(bool(weight) for weight in weights)
+    dense = config.nodes.dense
+
+    crowd = Crowd([trains[rank] for rank in within], sum(trains) - sum(trains[rank] for rank in within))
+
+    def make_dense(servers: SyncServers) -> DenseSync:
+        def assign(sizes: Sequence[int]) -> list[int]:
+            return pack(sizes, sizes, [sum(sizes)] * carriers, unit="bytes").tolist()
+
+        together = group
+        if crowd.serving:
+            together = group.part([rank for rank in range(group.size) if crowd.trains[rank]])
+        if together is None:  # it has no gradients, and what it serves of the parameters it is told
+            return Served(ThreadGroup.members(1)[0])
+        return make_dense_sync(dense, together, dense_rate(config), lockstep, servers, assign, weight_decay(config))
+
+    kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
+    alpha = dense.alpha if dense.kind == "easgd" else None
+    tell = whole.gather if whole else lambda run: None
+    connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd)
+    made = kind(task, group, weights, make_dense, connections, crowd)
+    number = sum(trains[: place.rank])
+    made.pace = Pace(config.nodes, number, crowd.trainers, config.training.batch_size)
+    return made

@@ -1,0 +1,61 @@
+"""A trainer that is not in the group of the run's processes: it has no rows and no checkpoint, and is dealt batches.
+
+Guests are such (`node_guest`), and trainers of the run's own that may die (`node_rowless`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from marius_oac.nodes.dense.served import Served
+from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.trainers import Crowd
+from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.packing import Packed
+from marius_oac.nodes.shards.placement import Placement
+from marius_oac.nodes.transport.zmq_client import ZmqClient
+from marius_oac.nodes.transport.zmq_endpoint import LEFT
+from marius_oac.runs.session import Session
+from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.task import Task
+from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.task import CtrTask
+from marius_oac.tasks.link_prediction.sharded import GraphNodes
+
+
+@contextmanager
+def outside(
+    task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], pace: Pace, guest: bool
+) -> Iterator[tuple[Session, NodeSource]]:
+    """What trains the batches that this process is dealt, and where it has its rows from.
+
+    Args:
+        lines: to all servers of the run.
+        run: what it has told of itself (`NodeTask`).
+        pace: this trainer's.
+        guest: see `Dealing`.
+    """
+    weights, (group,) = run["weights"], ThreadGroup.members(1)
+    crowd = Crowd(run["trains"], run["trainers"] - sum(run["trains"]))
+    kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
+    sources = []
+
+    def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any, _: Any) -> NodeSource:
+        def abort() -> None:
+            if getattr(sources[0].error, "why", None) != LEFT:  # else the run is over, and the others leave as well
+                for line in lines:
+                    line.abort()
+
+        sources.append(NodeSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
+        return stack.enter_context(sources[0])
+
+    trainer = kind(task, group, weights, lambda servers: Served(group), connect, crowd)
+    trainer.place, trainer.pace = None, pace
+    trainer.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
+    with Session(trainer) as session:
+        trainer.deal_outside(guest)
+        yield session, sources[0]

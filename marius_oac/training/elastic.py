@@ -1,0 +1,197 @@
+"""A guest: a process that joins a run over nodes, trains batches that it is dealt, and leaves, or dies, without harm.
+
+It has no rows and no part in what the run's own processes decide together. In lockstep, while the run is evaluated and
+while it is started again from a checkpoint, a guest waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from marius_oac import __version__
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.cluster import ClusterConfig, read_secret
+from marius_oac.config.errors import parse as parse_yaml
+from marius_oac.config.link_prediction import Config
+from marius_oac.config.modes import NodesConfig
+from marius_oac.errors import InputError, NodeLost, NodeRefused
+from marius_oac.models.compute.user_code import admit
+from marius_oac.nodes.launch.cluster import listening_at, names
+from marius_oac.nodes.transport.contract import TAKEN, Limits, Security
+from marius_oac.nodes.transport.messages import Kind, Message, parse
+from marius_oac.nodes.transport.zmq_client import ZmqClient
+from marius_oac.nodes.transport.zmq_endpoint import LEFT
+from marius_oac.runs.folder.log import LOG, RunLog
+from marius_oac.runs.reporting import LINE_SECONDS
+from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.task import Task
+from marius_oac.runtime.console import say
+from marius_oac.runtime.signals import stop_on_interrupt
+from marius_oac.tasks.ctr.task import CtrTask
+from marius_oac.training.detached import outside
+from marius_oac.training.local import start_task
+
+PATIENCE = 600.0  # seconds that a run may take to be started, or started again
+_PAUSE = 1.0  # seconds between attempts to reach it
+_OWN = ("threads", "device", "binding", "data.path", "pipeline.workers")
+"""Keys of the configuration that are this machine's; all others are the run's."""
+
+
+def join(cluster: ClusterConfig, overrides: Iterable[str] = (), *, trust: bool = False) -> int:
+    """Trains in the run of these nodes until it ends, or the user stops; returns how many batches.
+
+    Args:
+        overrides: of the run's configuration, for what is this machine's own.
+        trust: run the files of own code that the run names, also where this user has not trained with them.
+    Raises:
+        InputError: nobody may join, the program or the data here are others, or an override is none of this machine's.
+        NodeLost: the run can't be reached, or has ended otherwise than in peace.
+        NodeRefused: it lets nobody in who has this secret and this nodes.yaml.
+    """
+    if not cluster.guests:
+        raise InputError("nobody may join: `guests` is 0", "nodes.yaml")
+    read_secret(cluster)
+    guest = _Guest(cluster, _own(overrides), trust)
+    deadline, said = time.monotonic() + PATIENCE, set[str]()
+    say(f"waiting for the run of {cluster.nodes[0].name}, {PATIENCE:g} s at most")
+    while True:
+        try:
+            with guest.connected() as (lines, rank, run):
+                guest.train(lines, rank, run)
+            return guest.batches
+        except NodeLost as error:
+            if error.why == LEFT and guest.joined:
+                return guest.batches
+            if isinstance(error, NodeRefused) and not guest.known:
+                raise
+            if guest.joined:
+                deadline, guest.joined, said = time.monotonic() + PATIENCE, False, set()
+            if guest.stopped or time.monotonic() > deadline:
+                raise
+            if str(error) not in said:
+                said.add(str(error))
+                say(f"{error}; waiting for the run{' to go on' if guest.known else ''}")
+            guest.pause()
+
+
+def _own(overrides: Iterable[str]) -> tuple[str, ...]:
+    """The overrides. Raises InputError where the run decides, or for a value that can't be."""
+    found = tuple(overrides)
+    for item in found:
+        key = item.partition("=")[0]
+        if not any(key == own or key.startswith(f"{own}.") for own in _OWN):
+            raise InputError(f"the run decides it; a guest may set {', '.join(_OWN)}", f"--set {key}")
+    BaseConfig.build({}, [item for item in found if not item.startswith("data.path=")])
+    return found
+
+
+class _Guest:
+    """Attributes:
+    batches: trained so far.
+    joined: whether it has been told of the run since it was last connected; `known`: whether it ever was.
+    """
+
+    def __init__(self, cluster: ClusterConfig, overrides: Sequence[str], trust: bool = False):
+        self._cluster, self._overrides, self._trust = cluster, overrides, trust
+        self._security = Security(
+            secret=hashlib.sha256(read_secret(cluster).encode()).digest(),
+            run=cluster.digest(),
+            encrypted=cluster.encryption,
+        )
+        self.batches, self.joined, self.known, self.stopped = 0, False, False, False
+        self._next_line = 0.0
+
+    @contextmanager
+    def connected(self) -> Iterator[tuple[list[ZmqClient], int, dict[str, Any]]]:
+        """Lines to all servers of the run, the rank that this guest has, and what it is told.
+
+        Raises:
+            NodeLost: not now.
+            InputError: the run is one of another version of this program.
+        """
+        with ExitStack() as stack:
+            first, rank = self._enter(stack)
+            first.send(Message(Kind.JOIN, 0).frames())
+            message, frames = parse(first.receive())
+            if message.kind != Kind.WELCOME:
+                raise NodeLost(first.name, f"answers with {message.kind.name}")
+            run = json.loads(bytes(frames[0]))
+            if run.get("version") != __version__:
+                theirs = run.get("version", "older")
+                raise InputError(f"its marius_oac is {theirs}, this one is {__version__}", f"node {first.name}")
+            lines = [first]
+            for name, address in run["servers"][1:]:
+                lines.append(stack.enter_context(closing(self._client(address, name, rank))))
+            yield lines, rank, run
+
+    def _enter(self, stack: ExitStack) -> tuple[ZmqClient, int]:
+        """The line to the coordinator, by the first rank of a guest that is free."""
+        node = next(each for each in self._cluster.nodes if each.shards)
+        size = self._cluster.size
+        try:
+            address = listening_at(node.address, self._cluster.node_port(node))
+        except OSError as error:
+            raise NodeLost(node.name, f"its address {node.address} is not known: {error.strerror}") from None
+        for rank in range(size, size + self._cluster.guests):
+            try:
+                line = self._client(address, names(self._cluster)[self._cluster.first_rank(node)], rank)
+            except NodeLost as error:
+                if not error.why.endswith(TAKEN):
+                    raise
+                continue
+            return stack.enter_context(closing(line)), rank
+        raise NodeLost(node.name, f"it has {self._cluster.guests} guests already")
+
+    def _client(self, address: str, name: str, rank: int) -> ZmqClient:
+        return ZmqClient(address, name, rank, self._security, Limits(), self._cluster.timeout)
+
+    def train(self, lines: Sequence[ZmqClient], rank: int, run: dict[str, Any]) -> None:
+        """Until the user stops. Raises NodeLost, in the end."""
+        task = self._task(run)
+        pace = Pace(NodesConfig(), rank, run["trainers"], task.config.training.batch_size)
+        with (
+            outside(task, lines, run, pace, True) as (session, _),
+            stop_on_interrupt(session.pipeline.request_stop),
+        ):
+            session.report_to(lambda result: self._trained())
+            self.joined = self.known = True
+            say(f"joined the run of {self._cluster.nodes[0].name} as number {rank}")
+            while not session.pipeline.stop_requested:
+                session.pipeline.run(self.batches, self.batches + 1)
+        self.stopped = True
+
+    def _task(self, run: dict[str, Any]) -> Task:
+        """The run's task, with the data that are here. Raises InputError where they are others."""
+        tree, _ = parse_yaml(run["config"], "the run")
+        for key in ("device", "threads"):  # those of the process that told of the run, on another machine
+            tree.pop(key, None)
+        tree["binding"] = "off"  # who else of the run is on this machine it doesn't know
+        config = Config.build(tree).replace(*self._overrides)
+        admit(config, self._trust)
+        log = run["files"].get(LOG)
+        task = CtrTask(config, RunLog.parse(log.encode(), Path(LOG))) if log else start_task(config)
+        if task.fingerprint != run["fingerprint"]:
+            raise InputError("the data here are not those of the run")
+        for name, text in task.run_files().items():
+            if name.endswith(".py") and text != run["files"].get(name):
+                raise InputError("is not the text that the run trains with", name)
+        task.check_data_from(0)
+        return task
+
+    def _trained(self) -> None:
+        self.batches += 1
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            say(f"{self.batches:,} batches")
+
+    @staticmethod
+    def pause() -> None:
+        """Between two attempts."""
+        threading.Event().wait(_PAUSE)

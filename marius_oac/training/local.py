@@ -1,0 +1,230 @@
+"""The tour: build, run, close. `train(config) -> Run` and `resume(run) -> Run` are the Python interface."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.idle import idle_settings
+from marius_oac.config.link_prediction import Config
+from marius_oac.config.node_classification import ClassesConfig
+from marius_oac.data.graphs.graph import open_or_prepare
+from marius_oac.errors import ConfigError, InputError, Interrupted
+from marius_oac.pipeline.runner import Probe
+from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.folder.log import RunLog
+from marius_oac.runs.folder.places import RunPlaces
+from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
+from marius_oac.runs.loop import TrainingLoop
+from marius_oac.runs.memory.plan import return_freed_memory
+from marius_oac.runs.session import Session, pick_device
+from marius_oac.runs.stores import check_places
+from marius_oac.runs.task import Task
+from marius_oac.runtime.console import say
+from marius_oac.runtime.signals import signal_behind
+from marius_oac.tasks.ctr.task import CtrTask, start_ctr_task
+from marius_oac.tasks.link_prediction.build import settled_on
+from marius_oac.tasks.link_prediction.task import GraphTask
+from marius_oac.tasks.node_classification.task import ClassesTask
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder and its summary (the keys of `summary.json`)."""
+
+    path: Path
+    summary: dict[str, Any]
+
+    def __str__(self) -> str:
+        keys = ("valid.filtered.mrr", "test.filtered.mrr", "test.filtered.hits@1", "test.filtered.hits@3",
+                "test.filtered.hits@10", "training.epochs", "training.seconds", "training.examples_per_second",
+                "test.accuracy", "valid.accuracy", "test.auc", "test.log_loss",
+                "valid.auc", "training.lost_updates", "ordering.bytes_read_per_epoch",
+                "disk.bytes_read", "disk.bytes_written", "packing.heaviest_by_hash", "packing.heaviest",
+                "memory.peak_rss_bytes")  # fmt: skip
+        lines = [f"{self.path}: done"]
+        for key in keys:
+            if key in self.summary:
+                value = self.summary[key]
+                told = "none" if value is None else f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+                lines.append(f"  {key:<32}{told}")
+        return "\n".join(lines)
+
+
+def train(config: Config, out: str | Path | None = None, *, trace: bool = False, probe: Probe | None = None) -> Run:
+    """Trains from scratch into a new run folder.
+
+    Args:
+        config: what to train; `Config.load` reads it from YAML, `Config.build` from a dict.
+        out: the run's folder, which must not exist (default: `runs/` and the graph's name).
+        trace: also write `trace.json`, one track per worker, for ui.perfetto.dev.
+        probe: called with (stage, batch) before each stage of each batch, for tests.
+
+    Raises:
+        InputError: config, graph or folder are wrong; nothing was written. Or the disk is full: what was written before
+            stays, and the run can be resumed.
+        DivergedError: the loss became NaN or infinite; the last good checkpoint is kept.
+        Interrupted: Ctrl-C; a checkpoint of that moment was written, unless it came twice.
+    """
+    if not isinstance(config, BaseConfig):
+        kind = type(config).__name__
+        raise InputError(f"a Config is needed, such as Config.load('config.yaml') makes, not {kind}", "config")
+    path = Path(out) if out else Path("runs") / default_name(config)
+    RunFolder.check_new(path)
+    code_to_train(config)
+    task = start_task(config)
+    task.notes = (*task.notes, *idle_settings(task.config))
+    check_task(task, path)
+    with RunFolder.create(path, task.config, task.fingerprint, task.run_files()) as folder:
+        run_task(task, folder, trace, probe)
+    return open_run(path)
+
+
+def resume(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    data: Sequence[str] = (),
+    data_path: str | Path | None = None,
+    checkpoint: str | None = None,
+    trace: bool = False,
+    trust: bool = False,
+    probe: Probe | None = None,
+) -> Run:
+    """Goes on from the newest checkpoint of a run, or from the one named; in plan order to the same bits.
+
+    Checkpoints later than the named one are removed: the run's story is told anew from there, or where it is "start"
+    from the beginning. A run that has ended and is asked for nothing more is left as it is.
+
+    Args:
+        overrides: `key=value` changes of what a resumed run may change (`training.epochs`, metrics, workers, ...).
+        data: files or patterns of a click log to train on when what the run had before is done.
+        data_path: where the data lies now: the graph's folder, or one that holds the files of the log.
+        trust: run the run's own code also where this user has not trained with it; then it is known.
+
+    Raises:
+        CheckpointError: no run, a damaged checkpoint, another graph, config or version.
+        InputError: the run has code that is not trusted, or a file is wrong, or a row of `data`; the run is as before.
+    """
+    with RunFolder.open(path) as folder:
+        if folder.over_nodes:
+            raise InputError("the run was trained over nodes; it goes on with --nodes FILE, or --local-nodes N", path)
+        places = RunPlaces(folder, data_path)
+        folder.config = places.config()
+        data = places.given(data)
+        config = places.changed(with_data(folder.config.replace(*overrides), data))
+        config = code_to_resume(config, folder.path, trust)
+        log = log_of(folder, places)
+        task = resume_task(config, log, data)
+        folder.check_resumable(config, task.fingerprint)
+        if checkpoint is None and not data and has_ended(folder, task):
+            epochs = folder.summary()["training.epochs"]
+            say(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N")
+            return open_run(path)
+        known = idle_settings(folder.config)
+        task.notes = tuple(note for note in idle_settings(config) if note not in known)
+        check_task(task, folder.path)
+        if log and data:  # before anything is written: a run that has taken a bad row in could not go on
+            task.check_new_data(len(log.files))
+        run_task(task, folder, trace, probe, lambda loop: loop.restore(checkpoint))
+    return open_run(path)
+
+
+def has_ended(folder: RunFolder, task: Task) -> bool:
+    """Whether the run has its summary, and this task would not train it any further."""
+    summary, before, config = folder.summary(), folder.config, task.config
+    if not summary:
+        return False
+    if task.road.last <= summary["training.batches"]:
+        return True
+    same_rule = config.training.early_stopping == before.training.early_stopping
+    return summary["training.stopped_early"] and same_rule and config.evaluation == before.evaluation
+
+
+def default_name(config: BaseConfig) -> str:
+    """What a run's folder is called: like its graph, or like its network."""
+    if isinstance(config, CtrConfig):
+        return Path(config.model.network.partition(":")[0]).stem
+    return Path(os.path.realpath(config.data.path)).name
+
+
+def start_task(config: BaseConfig, quiet: bool = False) -> Task:
+    """The task of a new run, with its data; its configuration has what was left for the data to say. Its notes tell
+    what that is, unless it is to be `quiet`."""
+    if isinstance(config, CtrConfig):
+        task, notes = start_ctr_task(config)
+    else:
+        graph = open_or_prepare(config.data.path)
+        if isinstance(config, ClassesConfig):
+            return ClassesTask(config, graph)
+        config, notes = settled_on(config, graph)
+        task = GraphTask(config, graph)
+    task.notes = () if quiet else tuple(notes)
+    return task
+
+
+def resume_task(config: BaseConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:
+    """The task of a run that goes on, of a click log that was `log`, with more `data` if any."""
+    if not isinstance(config, CtrConfig):
+        return start_task(config, quiet=True)
+    return CtrTask(config, log.extended(config, data) if data else log.with_epochs(config.training.epochs))
+
+
+def log_of(folder: RunFolder, places: RunPlaces) -> RunLog | None:
+    """The log of a run, its files where they are now; None of one on a graph."""
+    if not isinstance(folder.config, CtrConfig):
+        return None
+    return places.log(RunLog.read(folder.path, folder.about.checked))
+
+
+def with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
+    """The configuration of a run that gets more files."""
+    if not data:
+        return config
+    if not isinstance(config, CtrConfig):
+        raise InputError("a run on a graph takes no more data; only one on a click log does", "--data")
+    return config.replace(f"data.train={json.dumps([*config.data.train, *data])}")
+
+
+def check_task(task: Task, path: Path) -> None:
+    """Raises InputError where a run can't start; says what is to be noted of it, and what it will need."""
+    device = pick_device(task.config.device)
+    if task.config.pipeline.link and device.type != "cpu":
+        raise ConfigError(f"emulates a link for a CPU; this run computes on {device}", "pipeline.link")
+    task.check()
+    for note in task.notes:
+        say(f"note: {note}")
+    return_freed_memory()
+    task.plan_memory(path).announce()
+    check_places(task.config.storage)
+
+
+def run_task(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepare=lambda loop: None) -> None:
+    """Trains to the end; `prepare` gets the training loop first."""
+    try:
+        task.use_folder(folder.rows)
+        with Session(task, folder.new_trace() if trace else None, probe) as session:
+            loop = TrainingLoop(session, folder)
+            prepare(loop)
+            folder.write_config(task.config, task.run_files())
+            loop.run()
+            task.crew.wait()
+    except Interrupted:
+        raise
+    except BaseException as error:
+        number = signal_behind(error)  # that came before the loop looked out for it, or was a second one
+        if number is None:
+            raise
+        raise Interrupted(f"stopped; go on with: marius-oac resume {folder.path}", number) from None
+
+
+def open_run(path: str | Path) -> Run:
+    """A run that has been trained before; `summary` is empty if it never ended."""
+    folder = RunFolder.open(path)
+    return Run(folder.path, folder.summary())

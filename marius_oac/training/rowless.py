@@ -1,0 +1,95 @@
+"""Trainers of a run that carry no rows, where all its modes deal batches: the run goes on when they die.
+
+They are started with the others, agree with them on what is trained, and then leave the group of the processes: what is
+decided together, evaluated and saved is done by those that carry rows, and by the first one. From then on they are to
+the servers what guests are. A trainer that is ended by a signal is not missed by its agent either (`SPARE`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from marius_oac.config.base import BaseConfig
+from marius_oac.config.cluster import read_secret
+from marius_oac.errors import Interrupted, NodeLost
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.nodes.launch.agent import SPARE
+from marius_oac.nodes.launch.cluster import Place, names
+from marius_oac.nodes.transport.contract import Limits, Security
+from marius_oac.nodes.transport.zmq_client import ZmqClient
+from marius_oac.nodes.transport.zmq_endpoint import LEFT
+from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.task import Task
+from marius_oac.runtime.signals import stop_on_interrupt
+from marius_oac.training.detached import outside
+
+
+def staying(config: BaseConfig, weights: Sequence[float]) -> list[int]:
+    """Ranks of the processes that stay in the group: of all, of these weights."""
+    dealt = config.nodes.deals and not {"sync", "auto"} & config.nodes.used
+    return [rank for rank, weight in enumerate(weights) if not rank or weight or not dealt]
+
+
+class Rowless:
+    """One of them.
+
+    Args:
+        task: what is trained.
+        group: of all processes, which it leaves.
+        rank: among the trainers outside of the group, and those in it before them.
+    """
+
+    def __init__(self, task: Task, place: Place, group: Group, rank: int):
+        self._task, self._place, self._group, self._rank = task, place, group, rank
+
+    def train(self) -> None:
+        """Until the run is over.
+
+        Raises:
+            NodeLost: a node that carries rows is lost.
+            Interrupted: the user has stopped the run.
+        """
+        (run,) = [each for each in self._group.gather(None) if each]
+        if "over" in run:
+            return
+        task, cluster, place = self._task, self._place.cluster, self._place
+        secret = hashlib.sha256(read_secret(cluster).encode()).digest()
+        about = (Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption), Limits(), cluster.timeout)
+        pace = Pace(task.config.nodes, place.rank, run["trainers"], task.config.training.batch_size)
+        task.check_data_from(0)
+        with ExitStack() as stack:
+            lines = [
+                stack.enter_context(closing(ZmqClient(address, name, self._rank, *about)))
+                for name, address in run["servers"]
+            ]
+            session, source = stack.enter_context(outside(task, lines, run, pace, False))
+            self._group.close()
+            _tell_agent()
+            stops = stack.enter_context(stop_on_interrupt(session.pipeline.request_stop))
+            batches = 0
+            try:
+                while True:
+                    session.pipeline.run(batches, batches + 1)
+                    batches += 1
+            except NodeLost:  # one that has left may have done so because another one is lost
+                lost = [error for error in source.until_all_are_over() if getattr(error, "why", None) != LEFT]
+                if lost:
+                    raise lost[0] from None
+            if session.pipeline.stop_requested:
+                raise Interrupted(f"node {names(cluster)[place.rank]}: stopped", stops.first)
+
+
+def alone(config: BaseConfig, place: Place) -> BaseConfig:
+    """Its configuration: who else of the run is on this machine nobody has told it."""
+    cores = len(os.sched_getaffinity(0))
+    return config.replace("binding=off", f"threads={config.threads or max(1, cores // place.node.processes)}")
+
+
+def _tell_agent() -> None:
+    """The agent that has started this process may lose it from now on."""
+    if SPARE in os.environ:
+        (Path(os.environ[SPARE]) / str(os.getpid())).touch()
