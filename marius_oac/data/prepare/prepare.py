@@ -20,7 +20,7 @@ from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
 from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import write_manifest
 from marius_oac.data.prepare.queries import query_errors
-from marius_oac.data.prepare.readers import check_readable
+from marius_oac.data.prepare.readers import check_readable, read_edges
 from marius_oac.data.prepare.registry import EMBEDDED, find_dataset, is_known, locate
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits, check_fractions
 from marius_oac.errors import InputError
@@ -195,7 +195,7 @@ def _read(encoder: Encoder, files: dict[str, Path], read: ReadOptions) -> tuple[
         if split in files:
             file = EdgeFile(files[split], read)
             with Progress(f"reading {files[split].name}", "edges") as progress:
-                for batch in file.batches():
+                for batch in read_edges(file):
                     encoder.add(batch, file.path)
                     progress.add(len(batch))
             comment_lines += file.comment_lines
