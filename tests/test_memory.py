@@ -203,7 +203,7 @@ def test_freed_blocks_go_back():
     """In a process of its own: by default the second block would come from what the allocator kept of the first."""
     script = """if True:
         import numpy as np, psutil
-        from marius_oac.memory import return_freed_memory
+        from marius_oac.runs.memory.plan import return_freed_memory
         return_freed_memory()
         held = psutil.Process().memory_info().rss
         for size in (20, 10, 20):

@@ -231,14 +231,14 @@ MEMORY = """
 import sys
 from pathlib import Path
 import numpy as np
-from marius_oac.data import node_features
-from marius_oac.data.graph import Graph
-node_features.CHUNK_BYTES = 1 << 20
+from marius_oac.data.graphs import features
+from marius_oac.data.graphs.graph import Graph
+features.CHUNK_BYTES = 1 << 20
 peak = lambda: int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
 folder, graph = Path(sys.argv[1]), Graph.open(sys.argv[2])
-node_features.open_features(folder / "small.parquet", graph, folder / "small")
+features.open_features(folder / "small.parquet", graph, folder / "small")
 before = peak()
-node_features.open_features(folder / "large.parquet", graph, folder / "large")
+features.open_features(folder / "large.parquet", graph, folder / "large")
 print(peak() - before)
 """
 

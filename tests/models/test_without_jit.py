@@ -13,7 +13,7 @@ warnings.simplefilter("ignore", RuntimeWarning)
 from tests.models.batches import DECODERS, LOSSES, Shape, configure, draw
 from tests.models.test_gradient import check
 from tests.models.test_optimizers import OPTIMIZERS, test_five_updates_follow_the_formulas
-from marius_oac.models import kernels
+from marius_oac.kernels.cpu import edges as kernels
 assert not hasattr(kernels.open_tile, "py_func"), "compiled after all"
 shape = Shape(entities=5, edges=4, negatives=3, dimension=4)
 for decoder in DECODERS:

@@ -14,7 +14,7 @@ from marius_oac.nodes.launch.remote import end_of
 GUARD = [sys.executable, "-m", "marius_oac.nodes.launch.guard"]
 WAITS = """
 import os, signal
-from marius_oac.nodes.agent import end_with_parent
+from marius_oac.nodes.launch.agent import end_with_parent
 end_with_parent()
 print(os.getpid(), flush=True)
 signal.pause()

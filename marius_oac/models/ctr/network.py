@@ -84,7 +84,7 @@ def network_class(name: str) -> type[Network]:
     """A known network, or the class of `FILE.py:CLASS`. Raises ConfigError where there is none."""
     if name in NETWORKS:
         module, _, attribute = NETWORKS[name].partition(":")
-        return getattr(importlib.import_module(f"marius_oac.models.ctr.{module}"), attribute)
+        return getattr(importlib.import_module(f"marius_oac.models.ctr.networks.{module}"), attribute)
     own = own_file(name)
     if own is None:
         raise ConfigError(f"there is no network {name!r}; known: {', '.join(NETWORKS)}, or FILE.py:CLASS", KEY)

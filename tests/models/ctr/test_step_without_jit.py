@@ -9,8 +9,8 @@ import pytest
 SMALL = """
 from tests.models.ctr.step_batches import LAYOUTS, configure, draw
 from tests.models.ctr.test_step import STEEP, check
-from marius_oac.models.ctr import row_kernels
-assert not hasattr(row_kernels.gather, "py_func"), "compiled after all"
+from marius_oac.kernels.cpu import bags
+assert not hasattr(bags.gather, "py_func"), "compiled after all"
 config = configure(training__embedding_l2=0.3, **STEEP)
 for layout in LAYOUTS:
     check(config, [draw(layout, examples=5, keys=5, seed=seed) for seed in range(2)])
