@@ -34,7 +34,7 @@ from benchmarks.ctr_step import BATCH, DIMENSION, SETTINGS, PlainNetwork
 from benchmarks.turns import Contestant, take_turns
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.generate.log import LogSpec, write_day
-from marius_oac.data.logs.batches import Leg, LogPlanner, LogRoad
+from marius_oac.data.logs.batches import LogPlanner, LogSchedule, LogSegment
 from marius_oac.data.logs.files import LogFiles
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.schema import Inputs
@@ -166,8 +166,8 @@ class OurPipeline(Contestant):
             capacities = {name: capacity_of(config, layout) for name, layout in layouts.items()}
             place = Tables(config.storage, None, layouts, capacities, stack)
             key_tables = [make_key_table(config, place, table.name) for table in tables]
-            road = LogRoad(files, [Leg(0, 1, MANY_PASSES)], BATCH)
-            planner = LogPlanner(config, files, road, tables, key_tables)
+            schedule = LogSchedule(files, [LogSegment(0, 1, MANY_PASSES)], BATCH)
+            planner = LogPlanner(config, files, schedule, tables, key_tables)
             stack.callback(planner.close)
             step = make_ctr_step(config, tables, network, torch.device("cpu"), race.cores)
             stack.callback(step.close)

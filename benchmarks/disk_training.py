@@ -121,7 +121,7 @@ def populate(tree: dict, folder: Path) -> int:
     """Trains a little in memory and saves; returns the bytes of all tables."""
     with Session(make_task(tree)) as session:
         clicks = tree.get("task") == "ctr"
-        last = session.task.road.ends[0] if clicks else 2
+        last = session.task.schedule.ends[0] if clicks else 2
         session.pipeline.run(0, last)
         bytes_of_tables = sum(store.nbytes for store in session.stores)
         arrays = session.task.state_arrays()

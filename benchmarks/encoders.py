@@ -26,8 +26,8 @@ from torch import nn
 from benchmarks.runs import machine
 from benchmarks.turns import Contestant, take_turns
 from marius_oac.config.encoder import EncoderConfig
-from marius_oac.models.compute.products import LaneProducts
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.products import PooledProducts
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import make_encoder
 from marius_oac.runtime import blas
@@ -94,10 +94,10 @@ class Ours(Layer):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         torch.set_num_threads(1)
-        self._lanes = Lanes(case.cores)
+        self._lanes = ThreadPool(case.cores)
         self._limit = blas.one_thread_per_product()
         self._limit.__enter__()
-        self._products = LaneProducts(self._lanes, None)
+        self._products = PooledProducts(self._lanes, None)
 
     def forward(self, values, offsets, sources, inputs):
         return self._module(values, [Block(offsets, sources, inputs)], self._products)

@@ -16,7 +16,7 @@ from benchmarks.gba_clock import QUIET, RATE, Crew, phases
 from benchmarks.gba_model import Model
 from benchmarks.gba_runs import WORKERS, EmptyServer, ParameterServer, Recipe, Setting, train
 from marius_oac.config.modes import AutoConfig
-from marius_oac.nodes.gba.dispatcher import Dealer
+from marius_oac.nodes.gba.dispatcher import Dispatcher
 from marius_oac.nodes.gba.policy import Measured, Policy
 
 LOCAL = 64
@@ -38,7 +38,7 @@ class Day:
 
 
 @dataclass(frozen=True)
-class TimedCrew(Crew):
+class TimedPeers(Crew):
     """Keeps how long each worker's batches took, in seconds per example."""
 
     times: list[list[float]] = field(default_factory=list)
@@ -56,15 +56,15 @@ def day(mode: str, phase: float, every: int, seed: int) -> Day:
     now, first, length = -phase, 0, every
     while now < 4 * phase:
         kind = policy.mode if mode == "auto" else mode
-        crew = TimedCrew(WORKERS, LOCAL, profile, seed, [[] for _ in range(WORKERS)])
+        peers = TimedPeers(WORKERS, LOCAL, profile, seed, [[] for _ in range(WORKERS)])
         chosen = settings[kind]
-        dealer = Dealer(chosen.mode, first * WORKERS, (first + length) * WORKERS, 0)
-        end = crew.run(dealer, EmptyServer(chosen.mode), now)
+        dispatcher = Dispatcher(chosen.mode, first * WORKERS, (first + length) * WORKERS, 0)
+        end = peers.run(dispatcher, EmptyServer(chosen.mode), now)
         _count(found, now, end, length, phase)
         rate = length * WORKERS * LOCAL / (end - now)
         now, first = end, first + length
         if mode == "auto":
-            decision = policy.decide(Measured(rate, [np.array(each) for each in crew.times]))
+            decision = policy.decide(Measured(rate, [np.array(each) for each in peers.times]))
             length = policy.stretch(every, WORKERS * LOCAL, LOCAL) if not decision.hurry else max(1, every // 4)
             if decision.switches and not decision.trial and 0 <= now < 4 * phase:
                 found.switches[int(now // phase)] += 1
@@ -90,13 +90,13 @@ def quality(job: tuple[Recipe, str]) -> float:
     while first < last:
         end = min(first + length, last)
         chosen = Setting.of(policy.mode if mode == "auto" else mode, WORKERS, LOCAL, total, recipe.rows_over)
-        crew = TimedCrew(WORKERS, LOCAL, profile, recipe.seed, [[] for _ in range(WORKERS)])
+        peers = TimedPeers(WORKERS, LOCAL, profile, recipe.seed, [[] for _ in range(WORKERS)])
         server = ParameterServer(model, chosen, 0)
-        then = crew.run(Dealer(chosen.mode, first * WORKERS, end * WORKERS, model.step), server, now)
+        then = peers.run(Dispatcher(chosen.mode, first * WORKERS, end * WORKERS, model.step), server, now)
         server.flush()
         if mode == "auto":
             rate = (end - first) * total / (then - now)
-            policy.decide(Measured(rate, [np.array(each) for each in crew.times]))
+            policy.decide(Measured(rate, [np.array(each) for each in peers.times]))
             length = policy.stretch(QUALITY_EVERY, total, LOCAL)
         now, first = then, end
     return model.auc(recipe.base + recipe.after)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from marius_oac.nodes.gba.dispatcher import WAIT, Dealer
+from marius_oac.nodes.gba.dispatcher import WAIT, Dispatcher
 
 RATE = 10_000.0  # examples that a worker at full speed computes in a virtual second
 
@@ -90,25 +90,25 @@ class Crew:
         noise = np.random.default_rng((self.seed, worker, batch)).standard_normal() * self.profile.jitter
         return self.local_batch / RATE * self.profile.factor(worker, self.workers, now) * math.exp(noise)
 
-    def run(self, dealer: Dealer, server: Server, now: float = 0.0) -> float:
+    def run(self, dispatcher: Dispatcher, server: Server, now: float = 0.0) -> float:
         """Works from `now` until no data are left. Returns the virtual time at which the last gradient arrives."""
         order = itertools.count()
         arrivals: list[tuple] = []
 
         def ask(worker: int) -> None:
-            deal = dealer.ask(worker)
-            if deal is not WAIT and deal is not None:
-                due = now + self.seconds(worker, deal.batch, now)
-                heapq.heappush(arrivals, (due, next(order), worker, deal, server.gradient(deal.batch)))
+            dispatch = dispatcher.ask(worker)
+            if dispatch is not WAIT and dispatch is not None:
+                due = now + self.seconds(worker, dispatch.batch, now)
+                heapq.heappush(arrivals, (due, next(order), worker, dispatch, server.gradient(dispatch.batch)))
 
         for worker in range(self.workers):
             ask(worker)
         while arrivals:
-            now, _, worker, deal, gradient = heapq.heappop(arrivals)
-            step = server.push(deal.batch, deal.token, gradient)
-            woken = dealer.done(worker, deal.batch)
+            now, _, worker, dispatch, gradient = heapq.heappop(arrivals)
+            step = server.push(dispatch.batch, dispatch.token, gradient)
+            woken = dispatcher.done(worker, dispatch.batch)
             if step is not None:
-                woken += dealer.stepped(step)
+                woken += dispatcher.stepped(step)
             for each in (worker, *woken):
                 ask(each)
         return now

@@ -12,7 +12,7 @@ from benchmarks.gba_data import Days, frappe, generated
 from benchmarks.gba_model import WIDTH, Gradient, Model
 from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
 from marius_oac.nodes.gba.counts import add_counts
-from marius_oac.nodes.gba.dispatcher import Dealer
+from marius_oac.nodes.gba.dispatcher import Dispatcher
 from marius_oac.nodes.gba.modes import Kind, Mode, RowsOver, make_mode
 
 MODES: tuple[Kind, ...] = ("sync", "gba", "hop-bw", "hop-bs", "bsp", "async")
@@ -96,8 +96,8 @@ class ParameterServer:
 def train(model: Model, days: Days, day: int, chosen: Setting, profile: LoadProfile, seed: int) -> Outcome:
     """Trains on a day, all of it."""
     server = ParameterServer(model, chosen, day * days.size)
-    dealer = Dealer(chosen.mode, 0, days.size // chosen.local_batch, model.step)
-    seconds = Crew(chosen.workers, chosen.local_batch, profile, 1000 * seed + day).run(dealer, server)
+    dispatcher = Dispatcher(chosen.mode, 0, days.size // chosen.local_batch, model.step)
+    seconds = Crew(chosen.workers, chosen.local_batch, profile, 1000 * seed + day).run(dispatcher, server)
     server.flush()
     return Outcome(seconds, days.size, server.dense.metrics(), server.rows.metrics())
 
@@ -150,5 +150,5 @@ class EmptyServer:
 def empty_run(chosen: Setting, profile: LoadProfile, batches: int, seed: int) -> Outcome:
     """So many batches without a model."""
     server = EmptyServer(chosen.mode)
-    seconds = Crew(chosen.workers, chosen.local_batch, profile, seed).run(Dealer(chosen.mode, 0, batches), server)
+    seconds = Crew(chosen.workers, chosen.local_batch, profile, seed).run(Dispatcher(chosen.mode, 0, batches), server)
     return Outcome(seconds, batches * chosen.local_batch, server.dense.metrics(), {})

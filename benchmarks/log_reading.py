@@ -31,7 +31,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from marius_oac.config.ctr import LogConfig
-from marius_oac.data.batches.rank_slice import Share
+from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.data.logs.files import BlockReader, LogFiles
 from marius_oac.data.logs.formats import BATCH_ROWS, TEXT_BYTES
 from marius_oac.kernels.cpu.permutation import Permutation
@@ -116,13 +116,13 @@ def contestants(path: Path, config: LogConfig, rows: int, shares: list[int], bat
     def whole() -> None:
         assert read(lambda size: [np.arange(size)]) == rows
 
-    def own(share: Share) -> None:
+    def own(share: RankSlice) -> None:
         read(lambda size: [share.of_batches(size, batch)])
 
-    def shuffled(share: Share) -> None:
+    def shuffled(share: RankSlice) -> None:
         read(lambda size: [np.sort(Permutation(size, 1, 1).permute(share.of_batches(size, batch)))])
 
-    def dealt(share: Share) -> None:
+    def dispatched(share: RankSlice) -> None:
         read(lambda size: [share.of_batches(min(batch, size - at), batch) + at for at in range(0, size, batch)])
 
     each: dict[str, Callable] = {"ours": whole}
@@ -131,10 +131,10 @@ def contestants(path: Path, config: LogConfig, rows: int, shares: list[int], bat
     if path.suffix != ".parquet":
         each["counting"] = lambda: LogFiles.scan([str(path)], config) and None
     for count in shares:
-        share = Share(count // 2, count)
+        share = RankSlice(count // 2, count)
         each[f"1/{count}"] = partial(own, share)
         each[f"1/{count} shuffled"] = partial(shuffled, share)
-        each[f"1/{count} dealt"] = partial(dealt, share)
+        each[f"1/{count} dealt"] = partial(dispatched, share)
     return each
 
 

@@ -82,12 +82,12 @@ def main() -> None:
                 weights = [1.0] * size
                 for group in ThreadGroup.members(size):
                     task = make(group, weights)
-                    half = task.road.last // 2
+                    half = task.schedule.last // 2
                     task.measure(range(1))  # loads the kernels
                     begin = time.process_time()
                     measured += task.measure(range(min(arguments.measure, half)))
                     seconds.append(time.process_time() - begin)
-                    later += task.measure(range(half, min(task.road.last, half + 200)))
+                    later += task.measure(range(half, min(task.schedule.last, half + 200)))
                 nodes = pack(measured, np.ones(NUM_SHARDS, np.int64), [NUM_SHARDS] * size, weights)
                 loads = (heaviest(later, even(weights).nodes, weights), heaviest(later, nodes, weights))
                 own, each = heaviest(measured, nodes, weights), max(seconds) / min(arguments.measure, half)

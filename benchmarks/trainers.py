@@ -25,7 +25,7 @@ from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.sync_server import SyncServer, SyncServers
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.threads import ThreadGroup
-from marius_oac.nodes.shards.dispatched_shard import make_dealt_shard
+from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.shards.exchange import NodeSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
@@ -92,11 +92,11 @@ def _trained(node: CtrNodes) -> tuple[dict[str, float], dict[str, float], list[B
     with Session(node) as session:
         session.report_to(results.append)
         node.before_batches(0)
-        session.pipeline.run(0, node.road.last)
+        session.pipeline.run(0, node.schedule.last)
         node.after_batches(ended=True)
-        node.crew.wait()  # until everyone's batches are in the rows
+        node.peers.wait()  # until everyone's batches are in the rows
         found = session.evaluate("test"), node.dense.metrics(), results
-        node.crew.wait()
+        node.peers.wait()
     return found
 
 
@@ -133,8 +133,10 @@ class _Here:
 
         def begin(*stretch: int) -> None:
             if server:
-                dealing, about = source.dealing, (tables, group.size, ahead)
-                server.begin(stretch[0], make_dealt_shard(*about, dealing, stretch, 0) if dealing else shard)
+                dispatching, about = source.dispatching, (tables, group.size, ahead)
+                server.begin(
+                    stretch[0], make_dispatched_shard(*about, dispatching, stretch, 0) if dispatching else shard
+                )
             group.barrier()
 
         def finish() -> None:

@@ -36,8 +36,8 @@ class Isomorphism(nn.Module):
         self.epsilon = nn.Parameter(torch.zeros(1))
         self.perceptron = nn.Sequential(nn.Linear(inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
 
-    def forward(self, values, block, lanes=None):
-        own, sums = neighbours(values, block, lanes)
+    def forward(self, values, block, thread_pool=None):
+        own, sums = neighbours(values, block, thread_pool)
         return self.perceptron((1 + self.epsilon) * own + sums)
 
 

@@ -62,8 +62,8 @@ and would have to wait for the device."""
 class Planner(Protocol):
     """Makes batches, in two steps.
 
-    `plan` does the work: thread-safe, called by several plan workers at once, in any order. `settle` then gets each
-    plan in the order of its sequence, one at a time, before any of its rows is read: what depends on the batches
+    `plan` does the work: thread-safe, called by several plan workers at once, in any order. `assign_rows` then gets
+    each plan in the order of its sequence, one at a time, before any of its rows is read: what depends on the batches
     before, such as the numbers of new rows, is decided there. It returns the plan as the step will see it; None: there
     is no such batch, nor any after it, and what has been planned of them is forgotten.
     """
@@ -72,7 +72,7 @@ class Planner(Protocol):
 
     def plan(self, sequence: int) -> Plan: ...
 
-    def settle(self, plan: Plan) -> Plan | None: ...
+    def assign_rows(self, plan: Plan) -> Plan | None: ...
 
 
 class Step(Protocol):
@@ -112,7 +112,7 @@ class DenseSlice(Protocol):
 
 
 class ServedDense(Protocol):
-    """What a step lends to those who serve its dense parameters (see `DenseSync.dealt`).
+    """What a step lends to those who serve its dense parameters (see `DenseSync.dispatched`).
 
     Attributes:
         size: floats of the parameters, laid end to end as `DenseSync.attach` got them.
@@ -141,7 +141,7 @@ class DenseSync(Protocol):
         dealt: a step hands its gradients over, with `hand_over` in the place of all that, and updates nothing.
     """
 
-    dealt: bool
+    dispatched: bool
 
     def hand_over(self, gradients: Sequence[Any], factor: float) -> None:
         """Takes a copy of a batch's gradients, and what their learning rate is to be multiplied with."""

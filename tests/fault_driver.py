@@ -94,8 +94,8 @@ def play(script: dict) -> dict:
 
 def serve(scripts: list[dict]) -> list[dict]:
     torch.set_num_threads(1)
-    lanes = min(len(os.sched_getaffinity(0)), len(scripts))
-    with ProcessPoolExecutor(lanes, multiprocessing.get_context("fork")) as pool:
+    thread_pool = min(len(os.sched_getaffinity(0)), len(scripts))
+    with ProcessPoolExecutor(thread_pool, multiprocessing.get_context("fork")) as pool:
         return list(pool.map(play, scripts))
 
 

@@ -18,7 +18,7 @@ from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.errors import InputError
 from marius_oac.evaluation import inference
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn.block import Block
 from marius_oac.runtime import progress
 from tests.data import naive_sampling
@@ -31,9 +31,9 @@ STACK = (LAYERS[0], LAYERS[3])
 
 @pytest.fixture(scope="module")
 def alone():
-    lanes = Lanes(1)
-    yield lanes
-    lanes.close()
+    thread_pool = ThreadPool(1)
+    yield thread_pool
+    thread_pool.close()
 
 
 def values_of(nodes, seed=0):
@@ -116,13 +116,15 @@ def test_same_bits_for_any_number_of_lanes(tmp_path, large, stack):
     for memory in (1 << 19, inference.MEMORY):
         seen = []
         for count in (1, 2, 3):
-            lanes = Lanes(count)
+            thread_pool = ThreadPool(count)
             try:
                 seen.append(
-                    encode_nodes(encoder, reading(values), INPUTS, large, tmp_path / f"{count}", lanes, CPU, memory)
+                    encode_nodes(
+                        encoder, reading(values), INPUTS, large, tmp_path / f"{count}", thread_pool, CPU, memory
+                    )
                 )
             finally:
-                lanes.close()
+                thread_pool.close()
         assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 

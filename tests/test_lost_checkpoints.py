@@ -9,7 +9,7 @@ from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runs.checkpoints.retention import SAVED, START, Checkpoints, read_saved
 from marius_oac.runs.folder.about import ABOUT
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.task import Crew
+from marius_oac.runs.task import Peers
 from tests.graphs import tiny_config
 from tests.runs import contents, outcome, says, stop_at, story
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_another_process_lacks_is_gone_back_to_by_none(stopped
         make()
         raise InputError("there is no such checkpoint", "node b")
 
-    monkeypatch.setattr(Crew, "agreed", agreed)
+    monkeypatch.setattr(Peers, "agreed", agreed)
     before = contents(stopped)
     with pytest.raises(InputError, match="node b"):
         resume(stopped, checkpoint="0000000010")

@@ -14,7 +14,7 @@ from marius_oac.data.logs.pieces import Pieces
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.threads import ThreadGroup
 from marius_oac.runs.folder.log import RunLog
-from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.tasks.ctr.sharded import CtrNodes
 from marius_oac.training.cluster import _not_taken_in
 from tests.click_logs import ctr_config, small_log
@@ -74,7 +74,7 @@ def test_nodes_check_a_part_each_and_refuse_alike(days, monkeypatch):
 
     def check(group):
         share = SimpleNamespace(rank=group.rank, count=group.size)
-        node = SimpleNamespace(task=task, group=group, crew=NodeCrew(group), share=share, trains=True)
+        node = SimpleNamespace(task=task, group=group, peers=ClusterPeers(group), share=share, trains=True)
         with pytest.raises(InputError) as found:
             CtrNodes.check_new_data(node, 1)
         return str(found.value)

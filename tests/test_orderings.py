@@ -84,7 +84,7 @@ def test_more_epochs_end_as_if_they_had_been_asked_for_at_once(graph, tmp_path):
     train(config.replace("training.epochs=2"), tmp_path / "run")
     resume(tmp_path / "run", ["training.epochs=4"])
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-    ends = GraphTask(config, graph).road.ends
+    ends = GraphTask(config, graph).schedule.ends
     lines = [line for line in story(tmp_path / "whole") if line["kind"] == "epoch"]
     assert [line["batch"] + 1 for line in lines] == list(ends) and whole.summary["training.batches"] == ends[-1]
 

@@ -116,10 +116,10 @@ def _projected(part: Part, config: BaseConfig) -> float:
     """Seconds of training, by its first batches."""
     task = start_task(config, quiet=True)
     with Session(task) as session:
-        done = session.pipeline.run(0, min(10, task.road.last))
-        began, more = time.perf_counter(), min(part.place.pick(100, 5), task.road.last - done)
+        done = session.pipeline.run(0, min(10, task.schedule.last))
+        began, more = time.perf_counter(), min(part.place.pick(100, 5), task.schedule.last - done)
         session.pipeline.run(done, done + more)
-        return (time.perf_counter() - began) / max(1, more) * task.road.last
+        return (time.perf_counter() - began) / max(1, more) * task.schedule.last
 
 
 def _trained(part: Part, config: BaseConfig, known: str, path: Path) -> Mapping[str, Any]:

@@ -135,7 +135,7 @@ def _clicks(place: Place, folder: Path) -> dict[str, float]:
     )
     task = start_ctr_task(config)[0]
     with Session(task) as session:
-        session.pipeline.run(0, min(20, task.road.last))
+        session.pipeline.run(0, min(20, task.schedule.last))
         predictor, files = task.predictor(session.parts), task.files_of("test")
 
         def every() -> None:

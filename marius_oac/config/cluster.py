@@ -18,6 +18,7 @@ from pydantic_core import PydanticKnownError
 
 from marius_oac.config.errors import described, explain, first_error, read_mapping, reason
 from marius_oac.config.sections import (
+    Bool,
     Bytes,
     Folders,
     Name,
@@ -25,7 +26,6 @@ from marius_oac.config.sections import (
     PositiveFloat,
     PositiveInt,
     Section,
-    Switch,
 )
 from marius_oac.errors import ConfigError
 
@@ -134,7 +134,7 @@ class ClusterConfig(Section):
         "mode 600. Default: MARIUS_OAC_SECRET; where one command starts all nodes, a new one for each run.",
     )
     port: Port = Field(29400, description="Port of the rendezvous, on the first node.")
-    encryption: Switch = Field(
+    encryption: Bool = Field(
         False,
         description="Encrypt rows and their gradients between trainers and shards; what gloo and NCCL carry is not.",
     )

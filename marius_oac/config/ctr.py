@@ -11,6 +11,7 @@ from pydantic_core import PydanticKnownError
 
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.sections import (
+    Bool,
     DenseOptimizerConfig,
     EarlyStoppingConfig,
     Fraction,
@@ -22,7 +23,6 @@ from marius_oac.config.sections import (
     PositiveFloat,
     PositiveInt,
     Section,
-    Switch,
     Width,
     Workers,
     listed,
@@ -88,7 +88,7 @@ class NumericConfig(Section):
     missing: Literal["refuse", "median"] | Number | None = Field(
         None, description="As data.missing_numbers, of this column; default: that, with `indicator` never refuse."
     )
-    indicator: Switch = Field(
+    indicator: Bool = Field(
         False,
         description="Where a number is missing the model is told: by one number more, 1 or 0; quantiles: by a bucket "
         "of its own.",
@@ -179,7 +179,7 @@ class LogConfig(Section):
         description="What an empty, NaN or infinite number becomes, before it is transformed; median: that of the "
         "column's first examples; refuse: an error.",
     )
-    log_numbers: Switch = Field(False, description="log_squared for columns of transform auto.")
+    log_numbers: Bool = Field(False, description="log_squared for columns of transform auto.")
     shuffle: NonNegativeInt = Field(0, description="Examples are shuffled within stretches of so many; 0: file order.")
 
     @model_validator(mode="before")
@@ -278,7 +278,7 @@ class NetworkConfig(Section):
     hidden: tuple[Width, ...] = Field((400, 400, 400), description="Widths of the top network's layers.")
     bottom: tuple[Width, ...] = Field((512, 256), description="DLRM: hidden widths of the numbers' network.")
     cross_layers: Workers = Field(3, description="DCNv2: cross layers.")
-    batch_norm: Switch = Field(False, description="Batch normalisation after each hidden layer.")
+    batch_norm: Bool = Field(False, description="Batch normalisation after each hidden layer.")
     dropout: Fraction = Field(0.0, description="Share of hidden units that a training batch leaves out.")
     target: Name | None = Field(None, description="DIEN, YouTubeDNN: the feature that the sequences lead up to.")
     init_scale: PositiveFloat = Field(1e-2, description="Standard deviation of the rows' initial values.")
@@ -296,7 +296,7 @@ class CtrTrainingConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=0.05)
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     embedding_l2: NonNegativeFloat = Field(0.0, description="L2 penalty on the rows of a batch, half its factor.")
-    progressive: Switch = Field(False, description="Each file is first predicted, then trained on.")
+    progressive: Bool = Field(False, description="Each file is first predicted, then trained on.")
     early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from marius_oac.config.sections import Moment, NonNegativeInt, Number, PositiveFloat, PositiveInt, Section, Switch
+from marius_oac.config.sections import Beta, Bool, NonNegativeInt, Number, PositiveFloat, PositiveInt, Section
 from marius_oac.errors import ConfigError
 
 _SHADOW = ("easgd", "ma", "bmuf")
@@ -36,8 +36,8 @@ class DenseConfig(Section):
     warm_up: NonNegativeInt = Field(
         1000, description="kstep: steps at the beginning that each end in a merge, so that the second moment settles."
     )
-    beta1: Moment = Field(0.0, description="kstep: decay of the first moment.")
-    beta2: Moment = Field(0.999, description="kstep: decay of the second moment.")
+    beta1: Beta = Field(0.0, description="kstep: decay of the first moment.")
+    beta2: Beta = Field(0.999, description="kstep: decay of the second moment.")
     epsilon: PositiveFloat = Field(
         1e-8,
         description="kstep: the second moment before the first step, and the least that a run begins with which was "
@@ -51,10 +51,10 @@ class DenseConfig(Section):
         description="easgd, ma, bmuf: iterations between synchronisations, in the background the fewest; default: 5, "
         "in the background 1.",
     )
-    background: Switch = Field(True, description="easgd, ma, bmuf: a thread synchronises, and training never waits.")
+    background: Bool = Field(True, description="easgd, ma, bmuf: a thread synchronises, and training never waits.")
     eta: PositiveFloat = Field(1.0, description="bmuf: the global model's step towards the mean of the replicas.")
-    momentum: Moment = Field(0.0, description="bmuf: momentum of these steps.")
-    nesterov: Switch = Field(False, description="bmuf: the momentum looks ahead (DiLoCo's outer step).")
+    momentum: Beta = Field(0.0, description="bmuf: momentum of these steps.")
+    nesterov: Bool = Field(False, description="bmuf: the momentum looks ahead (DiLoCo's outer step).")
 
     @property
     def iterations_between(self) -> int:

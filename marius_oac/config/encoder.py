@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from marius_oac.config.sections import DenseOptimizerConfig, Moment, Name, NonNegativeInt, Section, Switch, Width
+from marius_oac.config.sections import Beta, Bool, DenseOptimizerConfig, Name, NonNegativeInt, Section, Width
 
 Neighbors = Annotated[int, Field(gt=0, lt=1 << 31, strict=True)] | Literal["all"]
 _NEIGHBORS = Field(10, description="Neighbours that a batch draws for each node, or all.")
@@ -37,7 +37,7 @@ class GatConfig(Section):
     merge: Literal["concat", "mean"] | None = Field(
         None, description="Heads side by side, or their mean; default: the mean in the last layer."
     )
-    attend_to_self: Switch = Field(True, description="A node is one of its neighbours.")
+    attend_to_self: Bool = Field(True, description="A node is one of its neighbours.")
 
     def merged(self, last: bool) -> Literal["concat", "mean"]:
         """`merge`, or its default."""
@@ -72,7 +72,7 @@ class EncoderConfig(Section):
     features: Name | None = Field(
         None, description="Parquet file of what is known of each node: columns `name` and `features`, a list of floats."
     )
-    dropout: Moment = Field(0.0, description="Share of each layer's inputs that a training batch leaves out.")
+    dropout: Beta = Field(0.0, description="Share of each layer's inputs that a training batch leaves out.")
     sampler: Literal["own", "dgl"] = Field("own", description="Who draws neighbours; dgl is an extra.")
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
 

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.encoder import EncoderConfig
 from marius_oac.config.sections import (
+    Bool,
     EarlyStoppingConfig,
     Fraction,
     GraphDataConfig,
@@ -18,7 +19,6 @@ from marius_oac.config.sections import (
     PositiveFloat,
     PositiveInt,
     Section,
-    Switch,
     Width,
     no_bool,
 )
@@ -34,7 +34,7 @@ class ModelConfig(Section):
         description="Floats per entity, as the score function sees it; complex and rotate use two floats a number.",
     )
     norm: Annotated[Literal[1, 2], BeforeValidator(no_bool)] = Field(2, description="TransE's distance: L1 or L2.")
-    reciprocal: Switch = Field(
+    reciprocal: Bool = Field(
         False, description="Add every edge reversed under a relation of its own; replace tails only."
     )
     init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
@@ -51,7 +51,7 @@ class NegativesConfig(Section):
     count: PositiveInt = Field(500, description="Negatives shared by all edges of a chunk, per side.")
     chunks: PositiveInt = Field(1, description="Chunks a batch is split into, each with negatives of its own.")
     degree_fraction: Fraction = Field(0.0, description="Share of negatives drawn by degree; the rest are uniform.")
-    all: Switch = Field(False, description="Every entity is a negative (count, chunks, degree_fraction are not used).")
+    all: Bool = Field(False, description="Every entity is a negative (count, chunks, degree_fraction are not used).")
 
 
 class OrderingConfig(Section):
@@ -139,7 +139,7 @@ class EvaluationConfig(Section):
     every: NonNegativeInt = Field(1, description="Epochs between evaluations on the validation set; 0: never.")
     candidates: Literal["all"] | PositiveInt = Field("all", description="Rank against all entities, or so many drawn.")
     degree_fraction: Fraction = Field(0.0, description="Share of drawn candidates that are drawn by degree.")
-    filtered: Switch = Field(True, description="Leave other known true answers out of the ranking.")
+    filtered: Bool = Field(True, description="Leave other known true answers out of the ranking.")
     max_edges: NonNegativeInt = Field(
         10_000,
         description="Validate on so many edges between epochs, drawn by the seed, the same each time; 0: on all. "

@@ -124,7 +124,7 @@ class NodesConfig(Section):
         return {self.mode, *(each.mode for each in self.switch)}
 
     @property
-    def deals(self) -> bool:
+    def dispatches(self) -> bool:
         """Whether any mode but sync is used."""
         return self.used != {"sync"}
 
@@ -134,7 +134,7 @@ class NodesConfig(Section):
             raise ValueError("switch: `at` must ascend")
         if self.mode == "auto" and self.switch:
             raise ValueError("switch: with mode auto the run itself decides when to switch")
-        if self.deals and self.dense.kind != "allreduce":
+        if self.dispatches and self.dense.kind != "allreduce":
             raise ValueError(
                 f"dense.kind: '{self.dense.kind}' is for mode sync; in the others dense parameters are served"
             )

@@ -31,8 +31,8 @@ AtOnce = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
 PositiveFloat = Annotated[Number, Field(gt=0)]
 NonNegativeFloat = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
-Moment = Annotated[Number, Field(ge=0, lt=1)]
-Switch = Annotated[bool, Field(strict=True)]
+Beta = Annotated[Number, Field(ge=0, lt=1)]
+Bool = Annotated[bool, Field(strict=True)]
 Name = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Bytes = Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0, le=_LARGEST)]
 
@@ -57,8 +57,8 @@ class OptimizerConfig(Section):
     relation_learning_rate: PositiveFloat | None = Field(None, description="Step size of relations; default: the same.")
     epsilon: PositiveFloat = Field(1e-10, description="Added to the denominator (Adagrad, Adam).")
     initial_accumulator: NonNegativeFloat = Field(0.0, description="Adagrad's accumulator before the first update.")
-    beta1: Moment = Field(0.9, description="Adam's decay of the first moment.")
-    beta2: Moment = Field(0.999, description="Adam's decay of the second moment.")
+    beta1: Beta = Field(0.9, description="Adam's decay of the first moment.")
+    beta2: Beta = Field(0.999, description="Adam's decay of the second moment.")
     decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
 
 
@@ -66,8 +66,8 @@ class DenseOptimizerConfig(Section):
     kind: Literal["sgd", "adagrad", "adam"] = Field("adam", description="Optimizer of the network.")
     learning_rate: PositiveFloat = Field(1e-3, description="Step size of the network.")
     epsilon: PositiveFloat = Field(1e-8, description="Added to the denominator (Adagrad, Adam).")
-    beta1: Moment = Field(0.9, description="Adam's decay of the first moment.")
-    beta2: Moment = Field(0.999, description="Adam's decay of the second moment.")
+    beta1: Beta = Field(0.9, description="Adam's decay of the first moment.")
+    beta2: Beta = Field(0.999, description="Adam's decay of the second moment.")
     weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the network's weights, half its factor.")
     decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
 

@@ -25,9 +25,9 @@ from torch import nn
 from marius_oac.data.graphs.resident import Resident
 from marius_oac.data.neighbors.neighbors import Neighbors
 from marius_oac.kernels.cpu.relabel import relabel_behind
-from marius_oac.models.compute.products import LaneProducts
+from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
@@ -49,7 +49,7 @@ def encode_nodes(
     width: int,
     neighbors: Neighbors,
     out: Path,
-    lanes: Lanes,
+    thread_pool: ThreadPool,
     device: torch.device,
     memory: int = MEMORY,
 ) -> np.ndarray:
@@ -73,7 +73,7 @@ def encode_nodes(
     layers, num_nodes = list(encoder.layers), neighbors.num_nodes
     temporary = [unfinished(out.with_name(f"{out.name}.{number}")) for number in range(1, len(layers))]
     temporary.append(unfinished(out))
-    layer_pass, fill, mapped = _LayerPass(neighbors, lanes, device, memory), partial(_fill, read), None
+    layer_pass, fill, mapped = _LayerPass(neighbors, thread_pool, device, memory), partial(_fill, read), None
     try:
         with _ready(encoder, device), Progress("encoding", "nodes", num_nodes * len(layers)) as progress:
             for number, (layer, inputs) in enumerate(zip(layers, _widths(encoder, width), strict=True)):
@@ -81,7 +81,7 @@ def encode_nodes(
                     mapped = mapped_npy(temporary[number], (num_nodes, layer.width), np.float32)
                 activation = layer.activation if number + 1 < len(layers) else nn.Identity()
                 layer_pass.encode(layer, activation, inputs, fill, mapped, progress)
-                fill = _Filler(mapped, lanes, memory)
+                fill = _Filler(mapped, thread_pool, memory)
                 if number:
                     temporary[number - 1].unlink()
         with disk_errors(out):
@@ -193,8 +193,8 @@ def _fill(read: Read, nodes: np.ndarray, into: np.ndarray) -> None:
 class _Filler:
     """Likewise from a mapped file of all values."""
 
-    def __init__(self, values: np.ndarray, lanes: Lanes, memory: int) -> None:
-        self._values, self._lanes = values.view(np.ndarray), lanes
+    def __init__(self, values: np.ndarray, thread_pool: ThreadPool, memory: int) -> None:
+        self._values, self._thread_pool = values.view(np.ndarray), thread_pool
         self._resident = Resident(values, _pages(memory))
         row = 4 * values.shape[1]
         self._window = max(1, _pages(memory) // row) if values.nbytes > _pages(memory) else len(values)
@@ -206,7 +206,7 @@ class _Filler:
         while begin < len(nodes):
             end = int(np.searchsorted(nodes, nodes[begin] + self._window))
             cuts = range(begin, end, self._rows)
-            self._lanes.run([partial(self._copy, nodes, into, at, min(at + self._rows, end)) for at in cuts])
+            self._thread_pool.run([partial(self._copy, nodes, into, at, min(at + self._rows, end)) for at in cuts])
             self._resident.drop()
             begin = end
 
@@ -217,10 +217,10 @@ class _Filler:
 class _LayerPass:
     """What all layers are computed with."""
 
-    def __init__(self, neighbors: Neighbors, lanes: Lanes, device: torch.device, memory: int) -> None:
-        self._neighbors, self._lanes, self._device, self._memory = neighbors, lanes, device, memory
+    def __init__(self, neighbors: Neighbors, thread_pool: ThreadPool, device: torch.device, memory: int) -> None:
+        self._neighbors, self._thread_pool, self._device, self._memory = neighbors, thread_pool, device, memory
         self._offsets, self._entries = (each.view(np.ndarray) for each in (neighbors.offsets, neighbors.entries))
-        self._scratch, self._products = Scratch(), LaneProducts(lanes, Scratch())
+        self._scratch, self._products = Scratch(), PooledProducts(thread_pool, Scratch())
 
     def encode(
         self,
@@ -241,7 +241,7 @@ class _LayerPass:
             fill(np.arange(begin, end), values[: end - begin])
             fill(others, values[end - begin :])
             with self._products:
-                found = activation(layer(torch.from_numpy(values).to(self._device), block, self._lanes))
+                found = activation(layer(torch.from_numpy(values).to(self._device), block, self._thread_pool))
             into[begin:end] = found.cpu().numpy()
             for each in maps:
                 each.drop()

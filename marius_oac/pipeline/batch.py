@@ -30,7 +30,7 @@ class Batch:
     """One batch from plan to write. A stage owns it from the `get` of its channel to the `put` of the next."""
 
     plan: Plan
-    noted: int = NEVER
+    mft_at_read: int = NEVER
     """The MFT when it began to read: every batch up to here was in the store."""
     timestamp: int = NEVER
     claim: Claim | None = None

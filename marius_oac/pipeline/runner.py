@@ -177,7 +177,7 @@ class _Run:
                 (
                     "read",
                     count.read,
-                    self.fetched.get if self.pipeline.tier else self._settled,
+                    self.fetched.get if self.pipeline.tier else self._assigned,
                     self._read,
                     self.filled,
                 ),
@@ -197,7 +197,7 @@ class _Run:
         if self.pipeline.tier is None:
             return ()
         return (
-            ("settle", 1, self._settled, self._announce, self.announced),
+            ("settle", 1, self._assigned, self._announce, self.announced),
             ("fetch", 1, self.announced.get, self._fetch, self.fetched),
         )
 
@@ -236,13 +236,13 @@ class _Run:
                 batch = Batch(self.pipeline.planner.plan(sequence))
             self.planned.put(batch)
 
-    def _settled(self) -> Batch:
+    def _assigned(self) -> Batch:
         """The next batch in plan order; whoever waits for it keeps the others waiting, and settles it first."""
         with self.settle_lock:
             while True:
                 batch = self.planned.get()
                 with self._begin("settle", batch.sequence):
-                    plan = self.pipeline.planner.settle(batch.plan)
+                    plan = self.pipeline.planner.assign_rows(batch.plan)
                 if plan is not None:
                     batch.plan = plan
                     return batch
@@ -258,7 +258,7 @@ class _Run:
         if batch.claim:
             with self._begin("wait", batch.sequence):
                 self.pipeline.tier.wait(batch.claim)
-        batch.noted = self.ledger.enter(batch.sequence)
+        batch.mft_at_read = self.ledger.enter(batch.sequence)
         self.pipeline.device.borrow(batch)
         with self._begin("read", batch.sequence):
             self.rows.read(batch)

@@ -93,7 +93,7 @@ class Cache:
         """Brings the rows of `batch` up to date; returns how many were replaced (int or 0-d tensor)."""
         replaced = 0
         for newer in reversed(self._batches):  # newest first: no row is copied twice
-            if newer.timestamp <= batch.noted:
+            if newer.timestamp <= batch.mft_at_read:
                 break  # it was in the store before the batch began to read, and so were all before it
             for table in range(len(batch.plan.rows)):
                 newer_rows, _, newer_values = newer.rows_in(newer.resident, table)

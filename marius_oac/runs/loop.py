@@ -37,12 +37,12 @@ class TrainingLoop:
     """Runs a session to its last epoch and leaves everything in the run's folder."""
 
     def __init__(self, session: Session, folder: RunFolder):
-        self.session, self.folder, self.config, self.crew = session, folder, session.config, session.task.crew
+        self.session, self.folder, self.config, self.peers = session, folder, session.config, session.task.peers
         self.position = Position(device=name_of_device(session.device))
-        self._alone = len(self.crew.gather(None)) == 1
+        self._alone = len(self.peers.gather(None)) == 1
         self._stops = Requests()
         self.folder.checkpoints.tier = session.parts.tier
-        self.road = session.task.road
+        self.schedule = session.task.schedule
         self._evaluation_is_due = False
 
     def restore(self, name: str | None) -> None:
@@ -51,18 +51,18 @@ class TrainingLoop:
         A run that was stopped before its first checkpoint starts again, and so does one where `START` is named: the
         initial values are the same. Raises CheckpointError, and removes nothing, where its checkpoints are lost.
         """
-        names = self.crew.common(self.folder.checkpoints.names())
+        names = self.peers.common(self.folder.checkpoints.names())
         if name == START or (name is None and not names):
-            if name is None and self.crew.any(self.folder.has_saved()):
+            if name is None and self.peers.any(self.folder.has_saved()):
                 raise CheckpointError(
                     "the run has saved checkpoints, and they are gone: bring them back, or train it again from the "
                     f"beginning: --checkpoint {START}",
                     self.folder.checkpoints.folder,
                 )
             self.session.task.check_data_from(0)
-            self.folder.rewind(0, wait=self.crew.wait)
+            self.folder.rewind(0, wait=self.peers.wait)
             return
-        checkpoint = self.crew.agreed(lambda: self.folder.checkpoints.open(name or names[-1]))
+        checkpoint = self.peers.agreed(lambda: self.folder.checkpoints.open(name or names[-1]))
         saved = read_saved(self.folder.rows) or ""
         if name is None and saved > checkpoint.name:
             say(f"note: checkpoint {saved} is gone: the run goes on from {checkpoint.name}")
@@ -71,7 +71,7 @@ class TrainingLoop:
         self.position = position
         if saved < checkpoint.name:  # a crash came between
             self.folder.note_saved(position.sequence)
-        self.folder.rewind(self.position.sequence, checkpoint.extra, self.crew.wait)
+        self.folder.rewind(self.position.sequence, checkpoint.extra, self.peers.wait)
         self._restore_best()
         self._evaluation_is_due = self._at_epoch()
 
@@ -82,13 +82,13 @@ class TrainingLoop:
             self.folder.checkpoints.keep_pages()
         self.session.task.take_over(before, self.session.parts)
         self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
-        self.folder.rewind(self.position.sequence, wait=self.crew.wait)
+        self.folder.rewind(self.position.sequence, wait=self.peers.wait)
         self._evaluation_is_due = self._at_epoch()
 
     def _position_of(self, checkpoint: Checkpoint) -> Position:
         """Where a checkpoint stands. Raises InputError where this run can't go on from there."""
         position = Position.load(checkpoint)
-        if position.sequence > self.road.last:
+        if position.sequence > self.schedule.last:
             raise ConfigError(
                 f"{self.config.training.epochs} epochs are less than this run has trained already; start again with "
                 "--checkpoint and an earlier one, or ask for more",
@@ -112,8 +112,8 @@ class TrainingLoop:
     def _restore_best(self) -> None:
         """Marks the checkpoint that was the best at this position; forgets it if it has been removed since."""
         checkpoints = self.folder.checkpoints
-        best = name_of(self.road.begin(min(self.position.best_epoch, len(self.road.ends))))
-        if self.position.best < 0 or best not in self.crew.common(checkpoints.names()):
+        best = name_of(self.schedule.begin(min(self.position.best_epoch, len(self.schedule.ends))))
+        if self.position.best < 0 or best not in self.peers.common(checkpoints.names()):
             best = None
             self.position = replace(self.position, best=-1.0, best_epoch=0, worse=0)
         checkpoints.mark_best(best)
@@ -125,14 +125,14 @@ class TrainingLoop:
             Interrupted: the user stopped the run; a checkpoint of that moment was written.
             DivergedError: a number became NaN or infinite.
         """
-        self.crew.wait()  # nobody looks at rows that another one is still loading
+        self.peers.wait()  # nobody looks at rows that another one is still loading
         with (
             stop_on_interrupt(self.session.pipeline.request_stop) as self._stops,
-            TrainingProgress(self.position.sequence, self.road.last, self.crew.leads) as progress,
+            TrainingProgress(self.position.sequence, self.schedule.last, self.peers.leads) as progress,
         ):
             if self._evaluation_is_due:
                 self._evaluate(progress)
-            while self.position.sequence < self.road.last and not self._out_of_patience():
+            while self.position.sequence < self.schedule.last and not self._out_of_patience():
                 self._stop_if_asked()
                 self._before_epoch(progress)
                 self._segment(progress)
@@ -161,8 +161,8 @@ class TrainingLoop:
         progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
 
     def _stop_if_asked(self) -> None:
-        stop = self.crew.any(self.session.pipeline.stop_requested or self.session.task.stop_requested)
-        if stop and self.position.sequence < self.road.last:
+        stop = self.peers.any(self.session.pipeline.stop_requested or self.session.task.stop_requested)
+        if stop and self.position.sequence < self.schedule.last:
             self._save_where_it_stands()
             raise self._interrupted()
 
@@ -194,10 +194,10 @@ class TrainingLoop:
             raise
 
     def _at_epoch(self) -> bool:
-        return self.road.is_end(self.position.sequence)
+        return self.schedule.is_end(self.position.sequence)
 
     def _epochs_done(self) -> int:
-        return self.road.epochs_done(self.position.sequence)
+        return self.schedule.epochs_done(self.position.sequence)
 
     def _out_of_patience(self) -> bool:
         stopping = self.config.training.early_stopping
@@ -207,10 +207,10 @@ class TrainingLoop:
         """Runs up to the next epoch's end or checkpoint; saves where one is due."""
         first, every = self.position.sequence, self.config.checkpoint.every_batches
         epoch = self._epochs_done()
-        last = self.road.ends[epoch]
+        last = self.schedule.ends[epoch]
         if every:
             last = min(last, (first // every + 1) * every)
-        last = min(last, self.session.task.stands_still(first) or last)
+        last = min(last, self.session.task.next_pause(first) or last)
         pipeline, telemetry = self.session.pipeline, self.session.telemetry
         every, log = self.config.metrics.every_batches, self.folder.log
         report = SegmentReport(
@@ -221,8 +221,8 @@ class TrainingLoop:
         try:
             self.session.task.before_batches(first)
             reached = self.session.task.reached(pipeline.run(first, last))
-            self.session.task.after_batches(reached == self.road.last)
-            self.crew.wait()  # rows are of one moment when everyone's batches are in them
+            self.session.task.after_batches(reached == self.schedule.last)
+            self.peers.wait()  # rows are of one moment when everyone's batches are in them
         except DivergedError as error:
             raise self._diverged(error) from error
         report.flush()
@@ -241,14 +241,14 @@ class TrainingLoop:
 
     def _check_loss(self, reached: int, report: SegmentReport) -> None:
         """Raises DivergedError where the last batches' loss is out of all proportion to that of the first ones."""
-        heard = self.crew.gather([report.first_loss(), report.last_loss()])
+        heard = self.peers.gather([report.first_loss(), report.last_loss()])
         first = first_loss(self.position.first_loss, heard)
         if wrong := grown_loss(first, heard):
             raise self._diverged(DivergedError(reached - 1, wrong))
         self.position = replace(self.position, first_loss=first)
 
     def _decide(self, reached: int, epoch: int, progress: TrainingProgress) -> None:
-        for line in self.session.task.decided(reached):
+        for line in self.session.task.mode_changes(reached):
             self.folder.log({"kind": "mode", "epoch": epoch, "batch": reached - 1} | line)
             if line["switches"]:
                 progress.say(f"  {line['mode']} from batch {reached:,} on: {line['reason']}")
@@ -273,7 +273,7 @@ class TrainingLoop:
         at_batches = config.every_batches and sequence % config.every_batches == 0
         at_epochs = self._at_epoch() and self._epochs_done() % config.every_epochs == 0
         before_evaluation = self._at_epoch() and self._evaluation_follows()
-        return bool(stopped or at_batches or at_epochs or before_evaluation or sequence == self.road.last)
+        return bool(stopped or at_batches or at_epochs or before_evaluation or sequence == self.schedule.last)
 
     def _save(self) -> None:
         self.folder.write_learned(self.session.task.learned_files())
@@ -291,7 +291,7 @@ class TrainingLoop:
             raise self._diverged(error) from error
 
     def _all_have_saved(self) -> None:
-        self.crew.wait()  # else a crash could leave some with the old one alone, some with the new
+        self.peers.wait()  # else a crash could leave some with the old one alone, some with the new
         self.folder.note_saved(self.position.sequence)
 
     def _end_epoch(self, epoch: int, progress: TrainingProgress) -> None:
@@ -301,11 +301,11 @@ class TrainingLoop:
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
         self.folder.log(line | totals.metrics() | run | self._disk_metrics() | self.session.task.summary())
         loss, rate = totals.mean_loss(), totals.rate()
-        progress.say(f"epoch {epoch + 1} of {len(self.road.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
+        progress.say(f"epoch {epoch + 1} of {len(self.schedule.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
 
     def _of_all(self, totals: Totals) -> Totals:
         """With those of the other processes."""
-        return reduce(Totals.beside, [Totals(**each) for each in self.crew.gather(asdict(totals))])
+        return reduce(Totals.beside, [Totals(**each) for each in self.peers.gather(asdict(totals))])
 
     def _disk_metrics(self) -> dict[str, float]:
         """What went to and from the disk since the program started, where rows lie there."""
@@ -314,7 +314,7 @@ class TrainingLoop:
 
     def _evaluation_follows(self) -> bool:
         every, epochs = self.config.evaluation.every, self._epochs_done()
-        due = every > 0 and (epochs % every == 0 or self.position.sequence == self.road.last)
+        due = every > 0 and (epochs % every == 0 or self.position.sequence == self.schedule.last)
         return due and self.session.task.has("valid")
 
     def _evaluate(self, progress: TrainingProgress) -> None:
@@ -346,7 +346,7 @@ class TrainingLoop:
             "checkpoint": chosen,
             "training.epochs": self._epochs_done(),
             "training.batches": position.sequence,
-            "training.stopped_early": position.sequence < self.road.last,
+            "training.stopped_early": position.sequence < self.schedule.last,
             "training.seconds": total.seconds,
             "training.examples_per_second": total.rate(),
             "training.lost_updates": total.lost,

@@ -73,18 +73,18 @@ def bind(task: Task, device: torch.device) -> Binding:
 
     Collective: what each of them is and may use is told to all. The first one says where it is anywhere in particular.
     """
-    config, crew, gpu = task.config, task.crew, gpu_address(device)
+    config, peers, gpu = task.config, task.peers, gpu_address(device)
     paths = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
     mine = LocalProcess(
         running_kernel(), format_list(os.sched_getaffinity(0)), [asdict(place(path)) for path in paths], gpu,
         config.threads, task.table_bytes(), task.trains, task.serves,
     )  # fmt: skip
-    every = [LocalProcess(**told) for told in crew.gather(asdict(mine))]
+    every = [LocalProcess(**told) for told in peers.gather(asdict(mine))]
     if config.binding == "off":
         beside = sum(each.trains for each in every if each.beside(mine))
         return unbound("binding is off: threads and memory are left alone", max(1, beside))
-    binding = run_binding(every, crew.rank, task.over_nodes)
-    if binding.seats and not sum(each.beside(mine) for each in every[: crew.rank]):
+    binding = run_binding(every, peers.rank, task.over_nodes)
+    if binding.seats and not sum(each.beside(mine) for each in every[: peers.rank]):
         say(f"{binding.note}")
     return binding
 

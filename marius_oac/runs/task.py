@@ -24,7 +24,7 @@ from marius_oac.types import Planner, Step
 
 
 @dataclass(frozen=True)
-class Road:
+class Schedule:
     """The batches of a run: its epochs end after `ends[0]`, `ends[1]`, ... batches, ascending."""
 
     ends: Sequence[int]
@@ -48,7 +48,7 @@ class Road:
         return self.ends[epoch - 1] if epoch else 0
 
 
-class Crew:
+class Peers:
     """The processes that train together and decide alike: here this one alone."""
 
     leads = True
@@ -81,7 +81,7 @@ class Crew:
 
 
 @dataclass
-class Parts:
+class Components:
     """What the pipeline moves batches through."""
 
     planner: Planner
@@ -106,7 +106,7 @@ class Task(ABC):
     """Of the run, if there is one."""
     notes: Sequence[str] = ()
     """What is to be said of it before it is trained."""
-    crew: Crew = Crew()
+    peers: Peers = Peers()
     stop_requested = False
     """Whether a user wants to stop by a process outside of the crew."""
     over_nodes = False
@@ -123,7 +123,7 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def road(self) -> Road: ...
+    def schedule(self) -> Schedule: ...
 
     @abstractmethod
     def check(self) -> None:
@@ -146,7 +146,7 @@ class Task(ABC):
         self.folder = folder
 
     @abstractmethod
-    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """Planner, stores and step; what must be closed is entered into `stack`."""
 
     @abstractmethod
@@ -154,11 +154,11 @@ class Task(ABC):
         """Whether there is something to evaluate."""
 
     @abstractmethod
-    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+    def evaluate(self, parts: Components, split: str, whole: bool = True) -> dict[str, float]:
         """Metrics of the present parameters on a split, `valid` or `test`; unless on the `whole` of it, on what is
         looked at between epochs."""
 
-    def stands_still(self, batch: int) -> int | None:
+    def next_pause(self, batch: int) -> int | None:
         """The first batch behind this one before which the pipeline must come to rest, if there is one."""
         return None
 
@@ -178,11 +178,11 @@ class Task(ABC):
         """Examples that processes outside of the crew have trained since the last call, and the sum of their losses."""
         return 0, 0.0
 
-    def decided(self, reached: int) -> Sequence[Mapping[str, Any]]:
+    def mode_changes(self, reached: int) -> Sequence[Mapping[str, Any]]:
         """What is decided while the pipeline rests before batch `reached`: lines of metrics, without kind and batch."""
         return ()
 
-    def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
+    def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
         """Metrics that must be known before an epoch is trained, if any."""
         return None
 
@@ -211,7 +211,7 @@ class Task(ABC):
         """Takes them back, before the rows are loaded."""
         return
 
-    def load_dense(self, parts: Parts, checkpoint: Checkpoint) -> None:
+    def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
         """Takes back the dense parameters, with their optimizer's state.
 
         Raises:

@@ -37,7 +37,7 @@ from marius_oac.runs.sharded.checkpoint import NODES, Layout, NodesCheckpoint, c
 from marius_oac.runs.sharded.dense import dense_rate, weight_decay
 from marius_oac.runs.sharded.place import check_gpus, config_of, name_of
 from marius_oac.runs.sharded.placement import agreed_packing
-from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.sharded.task import NodeTask
 from marius_oac.runs.task import Task
 from marius_oac.runtime.channel import Closed
@@ -177,7 +177,7 @@ def _resumed(
         if not place.rank:
             for key, why in ignored_by_kstep(config):  # which versions before this one did without a word
                 say(f"note: {key}: {why}")
-        if checkpoint is None and not data and not before and not task.crew.any(not has_ended(folder, task)):
+        if checkpoint is None and not data and not before and not task.peers.any(not has_ended(folder, task)):
             if task.group is not group:
                 group.gather(None if place.rank else {"over": True})
             return open_run(folder.path)
@@ -224,32 +224,32 @@ def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> N
         InputError: a process lacks its own part, or a checkpoint of it that all have saved, or those of other nodes
             that have written the newest checkpoint; or the run was trained on one box.
     """
-    if task.crew.any(bool(Checkpoints(path / "checkpoints").names())):
+    if task.peers.any(bool(Checkpoints(path / "checkpoints").names())):
         raise InputError("the run was trained without nodes; it goes on so: leave --nodes or --local-nodes out", path)
     if checkpoint == START:
         return None
-    crew, own = task.crew, Checkpoints(part / "checkpoints").names()
+    peers, own = task.peers, Checkpoints(part / "checkpoints").names()
     others = [layout for layout in Layout.all(path) if layout.path != part.parent]
     seen = {name: layout for layout in others for name in layout.names()}
 
     def newest_of(found: Iterable[str]) -> str:
         return max((name for name in found if name == (checkpoint or name)), default="")
 
-    mine, theirs = newest_of(crew.common(own)), newest_of(crew.common(sorted(seen)))
-    begun = crew.gather(sorted({name for layout in others for name in layout.begun()}))
+    mine, theirs = newest_of(peers.common(own)), newest_of(peers.common(sorted(seen)))
+    begun = peers.gather(sorted({name for layout in others for name in layout.begun()}))
     newest = newest_of(name for found in begun for name in found)
     if newest > max(mine, theirs):
-        lacking = [name for name, has in crew.each(newest in seen) if not has]
+        lacking = [name for name, has in peers.each(newest in seen) if not has]
         raise InputError(
             f"checkpoint {newest} was written by other nodes, and their parts are not all here, or not whole: copy "
             f"{path / NODES} of each of them to all, or name an older one with --checkpoint",
             f"node {', '.join(lacking)}",
         )
-    gone = [name for name, there in crew.each(part.is_dir()) if not there]
-    if gone and crew.any(bool(own)) and not mine and not theirs:
+    gone = [name for name, there in peers.each(part.is_dir()) if not there]
+    if gone and peers.any(bool(own)) and not mine and not theirs:
         raise InputError(f"its part of the run is gone: bring {part.parent} back to it", f"node {', '.join(gone)}")
     if checkpoint is None:
-        check_saved(crew, path, part, max(mine, theirs))
+        check_saved(peers, path, part, max(mine, theirs))
     return seen[theirs].open(theirs) if theirs > mine else None
 
 
@@ -318,7 +318,7 @@ def agreed_task(
             return Rowless(one, place, group, len(ranks) + others.index(group.rank))
         task = node_task(task.task, place, part, ranks, group)
     task.packed = agreed_packing(task, config, place.cluster, run, checkpoint)
-    task.crew.agreed(lambda: check_task(task, Path()))
+    task.peers.agreed(lambda: check_task(task, Path()))
     return task
 
 
@@ -369,5 +369,5 @@ def node_task(
     connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd)
     made = kind(task, group, weights, make_dense, connections, crowd)
     number = sum(trains[: place.rank])
-    made.pace = Pace(config.nodes, number, crowd.trainers, config.training.batch_size)
+    made.speed_monitor = SpeedMonitor(config.nodes, number, crowd.trainers, config.training.batch_size)
     return made

@@ -20,7 +20,7 @@ from marius_oac.nodes.shards.placement import Placement
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.session import Session
-from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.task import Task
 from marius_oac.tasks.ctr.sharded import CtrNodes
 from marius_oac.tasks.ctr.task import CtrTask
@@ -29,7 +29,7 @@ from marius_oac.tasks.link_prediction.sharded import GraphNodes
 
 @contextmanager
 def outside(
-    task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], pace: Pace, guest: bool
+    task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], speed_monitor: SpeedMonitor, guest: bool
 ) -> Iterator[tuple[Session, NodeSource]]:
     """What trains the batches that this process is dealt, and where it has its rows from.
 
@@ -37,7 +37,7 @@ def outside(
         lines: to all servers of the run.
         run: what it has told of itself (`NodeTask`).
         pace: this trainer's.
-        guest: see `Dealing`.
+        guest: see `Dispatching`.
     """
     weights, (group,) = run["weights"], ThreadGroup.members(1)
     crowd = Crowd(run["trains"], run["trainers"] - sum(run["trains"]))
@@ -54,7 +54,7 @@ def outside(
         return stack.enter_context(sources[0])
 
     trainer = kind(task, group, weights, lambda servers: Served(group), connect, crowd)
-    trainer.place, trainer.pace = None, pace
+    trainer.place, trainer.speed_monitor = None, speed_monitor
     trainer.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
     with Session(trainer) as session:
         trainer.deal_outside(guest)

@@ -30,7 +30,7 @@ from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.reporting import LINE_SECONDS
-from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.task import Task
 from marius_oac.runtime.console import say
 from marius_oac.runtime.signals import stop_on_interrupt
@@ -155,9 +155,9 @@ class _Guest:
     def train(self, lines: Sequence[ZmqClient], rank: int, run: dict[str, Any]) -> None:
         """Until the user stops. Raises NodeLost, in the end."""
         task = self._task(run)
-        pace = Pace(NodesConfig(), rank, run["trainers"], task.config.training.batch_size)
+        speed_monitor = SpeedMonitor(NodesConfig(), rank, run["trainers"], task.config.training.batch_size)
         with (
-            outside(task, lines, run, pace, True) as (session, _),
+            outside(task, lines, run, speed_monitor, True) as (session, _),
             stop_on_interrupt(session.pipeline.request_stop),
         ):
             session.report_to(lambda result: self._trained())

@@ -141,7 +141,7 @@ def has_ended(folder: RunFolder, task: Task) -> bool:
     summary, before, config = folder.summary(), folder.config, task.config
     if not summary:
         return False
-    if task.road.last <= summary["training.batches"]:
+    if task.schedule.last <= summary["training.batches"]:
         return True
     same_rule = config.training.early_stopping == before.training.early_stopping
     return summary["training.stopped_early"] and same_rule and config.evaluation == before.evaluation
@@ -214,7 +214,7 @@ def run_task(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, pr
             prepare(loop)
             folder.write_config(task.config, task.run_files())
             loop.run()
-            task.crew.wait()
+            task.peers.wait()
     except Interrupted:
         raise
     except BaseException as error:

@@ -22,7 +22,7 @@ from marius_oac.nodes.launch.cluster import Place, names
 from marius_oac.nodes.transport.contract import Limits, Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
-from marius_oac.runs.sharded.speed_monitor import Pace
+from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.task import Task
 from marius_oac.runtime.signals import stop_on_interrupt
 from marius_oac.training.detached import outside
@@ -30,8 +30,8 @@ from marius_oac.training.detached import outside
 
 def staying(config: BaseConfig, weights: Sequence[float]) -> list[int]:
     """Ranks of the processes that stay in the group: of all, of these weights."""
-    dealt = config.nodes.deals and not {"sync", "auto"} & config.nodes.used
-    return [rank for rank, weight in enumerate(weights) if not rank or weight or not dealt]
+    dispatched = config.nodes.dispatches and not {"sync", "auto"} & config.nodes.used
+    return [rank for rank, weight in enumerate(weights) if not rank or weight or not dispatched]
 
 
 class Rowless:
@@ -59,14 +59,14 @@ class Rowless:
         task, cluster, place = self._task, self._place.cluster, self._place
         secret = hashlib.sha256(read_secret(cluster).encode()).digest()
         about = (Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption), Limits(), cluster.timeout)
-        pace = Pace(task.config.nodes, place.rank, run["trainers"], task.config.training.batch_size)
+        speed_monitor = SpeedMonitor(task.config.nodes, place.rank, run["trainers"], task.config.training.batch_size)
         task.check_data_from(0)
         with ExitStack() as stack:
             lines = [
                 stack.enter_context(closing(ZmqClient(address, name, self._rank, *about)))
                 for name, address in run["servers"]
             ]
-            session, source = stack.enter_context(outside(task, lines, run, pace, False))
+            session, source = stack.enter_context(outside(task, lines, run, speed_monitor, False))
             self._group.close()
             _tell_agent()
             stops = stack.enter_context(stop_on_interrupt(session.pipeline.request_stop))

@@ -19,13 +19,13 @@ def xxh64(data):
     """XXH64 of bytes with seed 0, by its specification."""
     at = 0
     if len(data) >= 32:
-        lanes = [(_P[0] + _P[1]) & _MASK, _P[1], 0, -_P[0] & _MASK]
+        thread_pool = [(_P[0] + _P[1]) & _MASK, _P[1], 0, -_P[0] & _MASK]
         while at + 32 <= len(data):
             words = [int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little") for i in range(4)]
-            lanes = [_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
+            thread_pool = [_round(lane, word) for lane, word in zip(thread_pool, words, strict=True)]
             at += 32
-        state = sum(_turn(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & _MASK
-        for lane in lanes:
+        state = sum(_turn(lane, bits) for lane, bits in zip(thread_pool, (1, 7, 12, 18), strict=True)) & _MASK
+        for lane in thread_pool:
             state = ((state ^ _round(0, lane)) * _P[0] + _P[3]) & _MASK
     else:
         state = _P[4]

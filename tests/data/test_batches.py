@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches import edges as batches
 from marius_oac.data.batches.edges import EdgePlanner, ReorderedPlanner
-from marius_oac.data.batches.rank_slice import Share
+from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.errors import InputError
 from marius_oac.types import Side
 from tests.data import naive_batches as naive
@@ -289,13 +289,13 @@ def test_the_shares_of_several_trainers_are_the_batch(case, count):
     planner = EdgePlanner(edges, num_nodes, num_relations, settings)
     whole, plans = planner.plan(sequence), []
     for rank in range(count):
-        planner.share = Share(rank, count)
+        planner.share = RankSlice(rank, count)
         plans.append(planner.plan(sequence))
     counted = [plan for plan in plans if plan.arrays["share"][0] > 0]
     assert [example for plan in counted for example in original(plan)] == original(whole)
     assert sum(plan.arrays["share"][0] for plan in plans) == pytest.approx(1)
     for rank, plan in enumerate(plans):
-        first, end, _ = Share(rank, count).of_batch(whole.examples)
+        first, end, _ = RankSlice(rank, count).of_batch(whole.examples)
         assert negatives_by_edge(plan) == negatives_by_edge(whole)[first:end]
         assert np.diff(plan.arrays["chunk_offsets"]).min() >= 1
 
@@ -310,7 +310,7 @@ def test_a_trainer_reads_the_edges_and_draws_the_negatives_of_its_share_alone(mo
         poisoned = edges.copy()
         planners = [EdgePlanner(each, 1500, 3, config(*overrides)) for each in (edges, poisoned)]
         for planner in planners:
-            planner.share = Share(rank, 4)
+            planner.share = RankSlice(rank, 4)
         plans = [planners[0].plan(sequence) for sequence in range(planners[0].batches_per_epoch)]
         heads = np.concatenate([plan.rows[0][plan.arrays["heads"]] for plan in plans])
         assert heads.size == 500 // 4 and sum(drawn) == 2 * 5 * (8 // 4) * len(plans)

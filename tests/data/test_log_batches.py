@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.data.batches.rank_slice import Share
+from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.data.logs import batches as log_batches
 from marius_oac.data.logs import files as log_files
 from marius_oac.data.logs import formats as log_formats
-from marius_oac.data.logs.batches import Leg, LogPlanner, LogRoad
+from marius_oac.data.logs.batches import LogPlanner, LogSchedule, LogSegment
 from marius_oac.data.logs.files import LogFiles
 from marius_oac.data.logs.tables import feature_tables
 from marius_oac.kernels.cpu.permutation import Permutation
@@ -79,9 +79,9 @@ def planner_of(name, pattern, shuffle):
     tree = {"task": "ctr", "data": schema, "model": {"network": "deepfm"}, "training": {"batch_size": BATCH}}
     config = CtrConfig.model_validate(tree)
     files = LogFiles.scan(config.data.train, config.data).files
-    road = LogRoad(files, [Leg(0, len(files), PASSES)], BATCH)
+    schedule = LogSchedule(files, [LogSegment(0, len(files), PASSES)], BATCH)
     tables = feature_tables(config, weights_only=False)
-    return LogPlanner(config, files, road, tables, [Numbered() for _ in tables]), road.ends[-1]
+    return LogPlanner(config, files, schedule, tables, [Numbered() for _ in tables]), schedule.ends[-1]
 
 
 def example(name, user):
@@ -139,17 +139,19 @@ def test_a_batch_has_consecutive_examples_of_a_shuffled_stretch(logs, name, shuf
 
 @EXAMPLES
 @given(st.sampled_from(FORMATS), st.sampled_from([0, 90, 1000]), st.integers(2, 20), st.booleans(), st.data())
-def test_shares_are_parts_of_the_batches_in_whatever_order_they_are_asked_for(logs, name, shuffle, count, dealt, data):
+def test_shares_are_parts_of_the_batches_in_whatever_order_they_are_asked_for(
+    logs, name, shuffle, count, dispatched, data
+):
     planner, last = planner_of(name, logs[name], shuffle)
     ranks = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3))
     shared = [copy.copy(planner) for _ in ranks]
     for rank, each in zip(ranks, shared, strict=True):
-        each.share = Share(rank, count, dealt)
+        each.share = RankSlice(rank, count, dispatched)
     for sequence in data.draw(st.lists(st.integers(0, last - 1), max_size=12)):
         whole = expected(name, shuffle, sequence)
         for rank, each in zip(ranks, shared, strict=True):
             plan = each.plan(sequence)
-            first, end, part = Share(rank, count).of_batch(len(whole))
+            first, end, part = RankSlice(rank, count).of_batch(len(whole))
             assert content(plan) == whole[first:end] and plan.arrays["share"].tolist() == [part]
     planner.close()
 
@@ -184,7 +186,7 @@ def counts(monkeypatch):
 @pytest.mark.parametrize("dealt", [False, True])
 @pytest.mark.parametrize("shuffle", [0, 90, 1000])
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_more_is_parsed_and_converted_than_the_share(logs, name, shuffle, dealt, counts):
+def test_no_more_is_parsed_and_converted_than_the_share(logs, name, shuffle, dispatched, counts):
     def cost(share):
         counts.clear()
         planner, last = planner_of(name, logs[name], shuffle)
@@ -194,10 +196,10 @@ def test_no_more_is_parsed_and_converted_than_the_share(logs, name, shuffle, dea
         assert counts["rows"] == examples
         return counts["bytes"]
 
-    whole = cost(Share())
+    whole = cost(RankSlice())
     for rank in range(4):
         # Users of the second file are longer by a digit, and bags differ.
-        assert cost(Share(rank, 4, dealt)) == pytest.approx(whole / 4, rel=0.1)
+        assert cost(RankSlice(rank, 4, dispatched)) == pytest.approx(whole / 4, rel=0.1)
     assert bool(whole) == (name != "log.parquet")
 
 
@@ -205,7 +207,7 @@ def test_of_batches_that_a_trainer_is_dealt_no_other_is_parsed(logs, counts):
     planner, last = planner_of("log.csv", logs["log.csv"], 0)
     examples = 0
     for sequence in range(0, last // PASSES, 3):
-        planner.share = Share(sequence % 4, 4, dealt=True)
+        planner.share = RankSlice(sequence % 4, 4, dispatched=True)
         examples += planner.plan(sequence).examples
     planner.close()
     assert counts["rows"] == examples < sum(ROWS) / 10

@@ -6,7 +6,7 @@ import torch
 
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.models.compute.row_optimizers import RowOptimizer
-from marius_oac.models.link_prediction.replicated_relations import AgreedRelations, update_without_waiting
+from marius_oac.models.link_prediction.replicated_relations import ReplicatedRelations, update_without_waiting
 from tests.models.batches import OPTIMIZERS
 
 RELATIONS, WIDTH, PICKS = 7, 5, torch.tensor([1, 2, 5])
@@ -15,7 +15,7 @@ RELATIONS, WIDTH, PICKS = 7, 5, torch.tensor([1, 2, 5])
 class Alone:
     """A `DenseSync` of one node."""
 
-    dealt = False
+    dispatched = False
 
     def optimizer(self, parameters):
         return None
@@ -41,7 +41,7 @@ def start(kind, device="cpu"):
 def test_the_device_updates_what_the_host_updates(kind):
     optimizer, table, gradients = start(kind)
     host, device, every = table.clone(), table.clone(), torch.zeros(RELATIONS, WIDTH)
-    AgreedRelations(host, WIDTH, optimizer, Alone()).update_tensor(gradients, PICKS, np.float32(1), 3, 0.5)
+    ReplicatedRelations(host, WIDTH, optimizer, Alone()).update_tensor(gradients, PICKS, np.float32(1), 3, 0.5)
     every[PICKS] = gradients
     update_without_waiting(device, every, every.any(1), optimizer, 3, 0.5)
     torch.testing.assert_close(device, host, rtol=1e-5, atol=1e-6)
@@ -54,5 +54,7 @@ def test_nothing_waits_for_the_device(kind):
     """Tensors of the meta device have no values: whatever asks for one raises."""
     optimizer, table, gradients = start(kind, "meta")
     dense = Alone()
-    AgreedRelations(table, WIDTH, optimizer, dense).update_tensor(gradients, PICKS.to("meta"), np.float32(1), 3, 0.5)
+    ReplicatedRelations(table, WIDTH, optimizer, dense).update_tensor(
+        gradients, PICKS.to("meta"), np.float32(1), 3, 0.5
+    )
     assert dense.at == 3

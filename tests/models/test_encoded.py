@@ -9,7 +9,7 @@ import torch
 
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.neighbors.feature_means import feature_means
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn.encoder import make_encoder
 from marius_oac.models.gnn.step import EncodedStep, blocks_of
 from marius_oac.models.heads.classes import ClassesHead, class_metrics
@@ -118,8 +118,10 @@ def test_a_batch_with_the_means_of_its_features_takes_the_same_step(layers):
 
 
 def test_a_step_works_on_its_lanes_and_in_the_same_memory(monkeypatch):
-    real, runs = Lanes.run, []
-    monkeypatch.setattr(Lanes, "run", lambda lanes, tasks: runs.append(len(tasks)) or real(lanes, tasks))
+    real, runs = ThreadPool.run, []
+    monkeypatch.setattr(
+        ThreadPool, "run", lambda pool, tasks: runs.append(len(tasks)) or real(pool, tasks)
+    )
     config = configure(LAYERS["gcn, two layers"], INPUTS["rows"])
     step, (rows, arrays) = make(config), draw(config)
     step.head.compute([np.zeros((NODES, WIDTH), np.float32)], arrays, 0)
@@ -226,7 +228,7 @@ def test_classes_are_told_by_cross_entropy():
 
 
 @pytest.mark.parametrize("device, lanes", [("cpu", 3), ("cuda", 1)])
-def test_heads_have_lanes_on_a_cpu_alone(device, lanes):
+def test_heads_have_lanes_on_a_cpu_alone(device, thread_pool):
     config, before = configure(LAYERS["sage"], INPUTS["rows"], "model.decoder=dot"), threading.active_count()
     mine = threading.get_ident()
     for head in (ClassesHead(torch.device(device), 3), LinkPredictionStep(config, 0, torch.device(device), 3)):
@@ -239,10 +241,10 @@ def test_heads_have_lanes_on_a_cpu_alone(device, lanes):
             assert begun.wait(30)
 
         try:
-            head.lanes.run([task] * 5)
+            head.thread_pool.run([task] * 5)
         finally:
             head.close()
-        assert set(seen) == {lanes - 1}
+        assert set(seen) == {thread_pool - 1}
 
 
 def test_metrics_of_classes():

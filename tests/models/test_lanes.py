@@ -4,31 +4,31 @@ import threading
 
 import pytest
 
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("tasks", [0, 1, 2, 50])
 def test_every_task_runs_once(count, tasks):
-    lanes, done = Lanes(count), []
+    thread_pool, done = ThreadPool(count), []
     try:
-        lanes.run([lambda i=i: done.append(i) for i in range(tasks)])
+        thread_pool.run([lambda i=i: done.append(i) for i in range(tasks)])
     finally:
-        lanes.close()
+        thread_pool.close()
     assert sorted(done) == list(range(tasks))
 
 
 def test_lanes_work_at_the_same_time():
-    lanes, meeting = Lanes(3), threading.Barrier(3, timeout=30)
+    thread_pool, meeting = ThreadPool(3), threading.Barrier(3, timeout=30)
     try:
-        lanes.run([meeting.wait] * 3)
+        thread_pool.run([meeting.wait] * 3)
     finally:
-        lanes.close()
+        thread_pool.close()
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_caller_is_one_of_the_lanes(count):
-    lanes, mine, begun, seen = Lanes(count), threading.get_ident(), threading.Event(), []
+    thread_pool, mine, begun, seen = ThreadPool(count), threading.get_ident(), threading.Event(), []
     before = threading.active_count()
 
     def task():
@@ -38,30 +38,30 @@ def test_the_caller_is_one_of_the_lanes(count):
         assert begun.wait(30)
 
     try:
-        lanes.run([task] * 8)
+        thread_pool.run([task] * 8)
     finally:
-        lanes.close()
+        thread_pool.close()
     assert set(seen) == {count - 1}
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_error_surfaces_and_the_lanes_can_go_on(count):
-    lanes, done = Lanes(count), []
+    thread_pool, done = ThreadPool(count), []
 
     def fail():
         raise ZeroDivisionError("planned")
 
     try:
         with pytest.raises(ZeroDivisionError, match="planned"):
-            lanes.run([fail] * 4)
-        lanes.run([lambda: done.append(1)] * 4)
+            thread_pool.run([fail] * 4)
+        thread_pool.run([lambda: done.append(1)] * 4)
     finally:
-        lanes.close()
+        thread_pool.close()
     assert len(done) == 4
 
 
 def test_an_error_of_another_lane_surfaces():
-    lanes, started = Lanes(2), threading.Event()
+    thread_pool, started = ThreadPool(2), threading.Event()
     mine = threading.get_ident()
 
     def task():
@@ -73,27 +73,27 @@ def test_an_error_of_another_lane_surfaces():
 
     try:
         with pytest.raises(ZeroDivisionError):
-            lanes.run([task] * 2)
+            thread_pool.run([task] * 2)
     finally:
-        lanes.close()
+        thread_pool.close()
 
 
 def test_close_leaves_no_thread_and_may_be_repeated():
     before = threading.active_count()
-    lanes = Lanes(4)
-    lanes.run([lambda: None] * 20)
-    lanes.close()
-    lanes.close()
+    thread_pool = ThreadPool(4)
+    thread_pool.run([lambda: None] * 20)
+    thread_pool.close()
+    thread_pool.close()
     assert threading.active_count() == before
 
 
 def test_no_lanes():
     with pytest.raises(ValueError, match="threads: 0"):
-        Lanes(0)
+        ThreadPool(0)
 
 
 def test_a_lane_that_the_system_does_not_start_ends_the_others_first(monkeypatch):
-    lanes, meeting, real, done = Lanes(3), threading.Event(), threading.Thread.start, []
+    thread_pool, meeting, real, done = ThreadPool(3), threading.Event(), threading.Thread.start, []
 
     def start(thread):
         if not done:
@@ -109,7 +109,7 @@ def test_a_lane_that_the_system_does_not_start_ends_the_others_first(monkeypatch
     monkeypatch.setattr(threading.Thread, "start", start)
     try:
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            lanes.run([work] * 4)
+            thread_pool.run([work] * 4)
         assert done == ["first lane", *["task"] * 4], "the first lane was still at work"
     finally:
-        lanes.close()
+        thread_pool.close()

@@ -14,8 +14,8 @@ from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
 from marius_oac.models.compute.dense_optimizer import DenseOptimizer
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.dense.served import bounds_of
-from marius_oac.nodes.shards.dispatched_rows import Dealing
-from marius_oac.nodes.shards.dispatched_shard import make_dealt_shard
+from marius_oac.nodes.shards.dispatched_rows import Dispatching
+from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.transport.messages import Kind, Message, array, parse
 from marius_oac.storage.contract import RowLayout
@@ -32,9 +32,9 @@ class Vector(nn.Module):
         self.values = nn.Parameter(torch.linspace(-1, 1, SIZE))
 
 
-def make_dealing(mode, parts, shards, dense=True):
+def make_dispatching(mode, parts, shards, dense=True):
     served = DenseOptimizer(Vector(), DenseOptimizerConfig(kind="sgd", learning_rate=DENSE_RATE)) if dense else None
-    return Dealing(
+    return Dispatching(
         mode=mode, parts=parts, bounds=bounds_of(served, shards), carriers=range(shards), dense=None, served=served
     )
 
@@ -88,13 +88,13 @@ class Inside:
 
 
 class Trainer:
-    """Says what `DealtRows` says, with `window` batches between pull and push and as many reserved as it likes."""
+    """Says what `DispatchedRows` says, with `window` batches between pull and push and as many reserved as it likes."""
 
     def __init__(self, world, rank, window, reserves):
         self.world, self.rank, self.window, self.reserves = world, rank, window, reserves
         self.asking = self.through = self.wants_to_stop = False
         self.reserved, self.entering, self.inside, self.acks = deque(), None, {}, {}
-        self.finished, self.dealt, self.tokens = [], [], []
+        self.finished, self.dispatched, self.tokens = [], [], []
 
     def events(self):
         if not self.through and not self.asking and len(self.reserved) < self.reserves:
@@ -129,12 +129,12 @@ class Trainer:
         message, rest = parse(frames)
         getattr(self, f"take_{message.kind.name.lower()}")(node, message, rest)
 
-    def take_deal(self, node, message, rest):
+    def take_dispatch(self, node, message, rest):
         assert node == 0 and self.asking and not self.through
         self.asking, self.through = False, message.final
         if not message.final:
             self.reserved.append(message.sequence)
-            self.dealt.append(message.sequence)
+            self.dispatched.append(message.sequence)
 
     def take_token(self, node, message, rest):
         assert node == 0 and self.entering == message.sequence
@@ -186,7 +186,7 @@ class World:
         self.stops_after, self.slow, self.draw = stops_after, slow, random.Random(seed)
         self.stores = [make_tables(node, tables) for node in range(shards)]
         self.nodes = self.make_nodes(trainers, self.stores)
-        initial, bounds = torch.linspace(-1, 1, SIZE).numpy(), self.dealing.bounds
+        initial, bounds = torch.linspace(-1, 1, SIZE).numpy(), self.dispatching.bounds
         self.oracles = [
             Oracle(self, node, tables, initial[bounds[node] : bounds[node + 1]])
             for node, tables in enumerate(self.stores)
@@ -197,10 +197,10 @@ class World:
         self.delivered, self.replies = [], []
 
     def make_nodes(self, trainers, stores):
-        self.dealing = make_dealing(self.mode, self.parts, self.shards, self.dense)
+        self.dispatching = make_dispatching(self.mode, self.parts, self.shards, self.dense)
         stretch = self.first, self.first + self.batches
-        about = (trainers, AHEAD, self.dealing, stretch)
-        nodes = [make_dealt_shard(tables, *about, node) for node, tables in enumerate(stores)]
+        about = (trainers, AHEAD, self.dispatching, stretch)
+        nodes = [make_dispatched_shard(tables, *about, node) for node, tables in enumerate(stores)]
         for each in nodes:
             each.begin(self.first)
         return nodes
@@ -288,15 +288,15 @@ class World:
 
     def check(self):
         """What holds at the end."""
-        dealt = [batch for each in self.trainers for batch in each.dealt]
+        dispatched = [batch for each in self.trainers for batch in each.dispatched]
         end = {number for each in self.trainers for number in each.finished}
         assert [len(each.finished) for each in self.trainers] == [1] * len(self.trainers) and len(end) == 1
-        assert sorted(dealt) == list(range(self.first * self.parts, *end)), "each is dealt once"
+        assert sorted(dispatched) == list(range(self.first * self.parts, *end)), "each is dealt once"
         assert not next(iter(end)) % self.parts, "it ends with a whole global batch"
         assert self.stops_after is not None or end == {(self.first + self.batches) * self.parts}
         for node, oracle in enumerate(self.oracles):
             self.compare(node)
-            assert oracle.buffer.seen == set(dealt)
+            assert oracle.buffer.seen == set(dispatched)
             if self.dense and oracle.dense.size:
                 own = array(self.state_of(node), np.float32, -1)
                 np.testing.assert_allclose(own, oracle.dense, rtol=1e-5, atol=1e-6)

@@ -13,11 +13,11 @@ from functools import partial
 
 from marius_oac.cli import commands as cli
 from marius_oac.nodes.launch import launch
-from marius_oac.nodes.shards.dispatched_rows import DealtRows
+from marius_oac.nodes.shards.dispatched_rows import DispatchedRows
 from marius_oac.nodes.transport.messages import Kind
 from marius_oac.training import rowless as node_rowless
 
-train, write, send = node_rowless.Rowless.train, DealtRows.write, DealtRows._send
+train, write, send = node_rowless.Rowless.train, DispatchedRows.write, DispatchedRows._send
 
 
 class Dying:
@@ -50,8 +50,8 @@ def main():
     def trained(rowless):
         if rowless._place.node.name == node:
             dying = Dying(rowless._place.local, int(batches))
-            DealtRows.write = lambda *given: dying.write(*given)
-            DealtRows._send = lambda *given: dying.send(*given)
+            DispatchedRows.write = lambda *given: dying.write(*given)
+            DispatchedRows._send = lambda *given: dying.send(*given)
         return train(rowless)
 
     node_rowless.Rowless.train = trained

@@ -13,7 +13,7 @@ import numpy as np
 
 from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
 from marius_oac.nodes.gba.coordinator import Coordinator
-from marius_oac.nodes.gba.dispatcher import WAIT, Dealer
+from marius_oac.nodes.gba.dispatcher import WAIT, Dispatcher
 from marius_oac.nodes.transport.messages import Malformed
 
 ROWS = 6
@@ -78,7 +78,7 @@ class Shard:
 class Worker:
     name: int
     life: int
-    deal: tuple | None = None
+    dispatch: tuple | None = None
     ended: bool = False
     acks: dict = field(default_factory=dict)
 
@@ -97,8 +97,8 @@ class World:
         first, self.first_step = self.draw.choice([(0, 0), (7, 3)])
         self.batches = range(first, first + batches)
         self.shards = [Shard(mode, first + batches, first, self.first_step) for _ in range(shards)]
-        self.coordinator = Coordinator(Dealer(mode, first, first + batches, self.first_step), shards)
-        self.workers, self.lives, self.lost, self.dealt = {}, {}, [], []
+        self.coordinator = Coordinator(Dispatcher(mode, first, first + batches, self.first_step), shards)
+        self.workers, self.lives, self.lost, self.dispatched = {}, {}, [], []
         self.known, self.missed = {}, set()  # the latest life of each worker that has asked; lives known to be over
         self.queues = {}  # connection: messages in order; the connection's kind says who takes them
         for name in range(workers):
@@ -116,7 +116,7 @@ class World:
 
     def events(self):
         found = [("deliver", each) for each, queue in self.queues.items() if queue]
-        found += [("push", each) for each in self.workers.values() if each.deal]
+        found += [("push", each) for each in self.workers.values() if each.dispatch]
         if not found and not self.coordinator.finished and not self.workers:
             return [("join", len(self.lives))]
         if self.deaths and self.workers and self.draw.random() < 0.1:
@@ -147,8 +147,8 @@ class World:
         self.send("ask", name, worker.life, ("gone",))
 
     def push(self, worker):
-        batch, token = worker.deal
-        worker.deal, worker.acks[batch] = None, {}
+        batch, token = worker.dispatch
+        worker.dispatch, worker.acks[batch] = None, {}
         for shard in range(len(self.shards)):
             self.send("push", worker.name, worker.life, shard, (batch, token))
         self.send("ask", worker.name, worker.life, ("ask",))  # it waits for no ack
@@ -180,10 +180,10 @@ class World:
             self.known[name] = life
         if what == "ask":
             self.reserve(name)
-            deal = self.coordinator.ask(name)
-            if deal is not WAIT:
-                self.dealt += [deal.batch] if deal else []
-                self.send("told", name, life, ("deal", deal))
+            dispatch = self.coordinator.ask(name)
+            if dispatch is not WAIT:
+                self.dispatched += [dispatch.batch] if dispatch else []
+                self.send("told", name, life, ("deal", dispatch))
         elif what == "done":
             self.wake(self.coordinator.done(name, *rest))
         else:
@@ -191,9 +191,9 @@ class World:
 
     def reserve(self, name):
         for _ in range(self.draw.randint(0, self.ahead)):
-            if not self.coordinator.expects(name) and len(self.coordinator.dealer.reserved(name)) < self.ahead:
-                self.coordinator.dealer.reserve(name)
-        self.wake(self.coordinator.dealer.woken())
+            if not self.coordinator.expects(name) and len(self.coordinator.dispatcher.reserved(name)) < self.ahead:
+                self.coordinator.dispatcher.reserve(name)
+        self.wake(self.coordinator.dispatcher.woken())
 
     def gone(self, name):
         self.missed.add((name, self.known[name]))
@@ -207,16 +207,16 @@ class World:
         for name in names:
             self.send("told", name, self.known[name], ("again", None))
 
-    def at_told(self, name, life, what, deal):
+    def at_told(self, name, life, what, dispatch):
         worker = self.workers.get(name)
         if worker is None or worker.life != life:
             return
         if what == "again":
             self.send("ask", name, life, ("ask",))
-        elif deal is None:
+        elif dispatch is None:
             worker.ended = True
         else:
-            worker.deal = deal
+            worker.dispatch = dispatch
 
     def at_order(self, shard, what, *rest):
         """At a shard."""

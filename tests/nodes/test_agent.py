@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from marius_oac.errors import DivergedError, InputError, MariusOacError, NodeLost
-from marius_oac.nodes.launch.agent import LOST, PARENT, Crew, end_with_parent, exit_code_of, told_if_lost
+from marius_oac.nodes.launch.agent import LOST, PARENT, LocalProcesses, end_with_parent, exit_code_of, told_if_lost
 from marius_oac.nodes.launch.remote import end_of
 
 GUARD = [sys.executable, "-m", "marius_oac.nodes.launch.guard"]
@@ -22,8 +22,8 @@ signal.pause()
 
 
 def test_the_secret_is_no_part_of_what_a_crew_is_shown_as():
-    crew = Crew(["train"], ["a"], "x7secret")
-    assert "names=['a']" in repr(crew) and "x7secret" not in repr(crew)
+    peers = LocalProcesses(["train"], ["a"], "x7secret")
+    assert "names=['a']" in repr(peers) and "x7secret" not in repr(peers)
 
 
 @pytest.mark.parametrize(

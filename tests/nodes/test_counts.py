@@ -1,6 +1,6 @@
 """Counts of several shards, added up."""
 
-from marius_oac.nodes.gba.counts import add_counts, dealt_metrics
+from marius_oac.nodes.gba.counts import add_counts, dispatch_metrics
 
 
 def test_counts_are_added_and_of_a_maximum_the_largest_is_kept():
@@ -25,7 +25,7 @@ def test_metrics_of_what_two_shards_have_counted():
         {"rows.gradients": 10, "rows.dropped": 1, "rows.staleness_sum": 5, "rows.staleness_max": 4,
          "trainers_lost_max": 2},
     ]  # fmt: skip
-    assert dealt_metrics([*counts, {}]) == {
+    assert dispatch_metrics([*counts, {}]) == {
         "dealt.tokens": 5, "dealt.examples": 320, "dealt.batches_lost": 1, "dealt.guests": 0, "dealt.trainers_lost": 2,
         "dealt.dense_gradients": 4, "dealt.dense_dropped": 1,
         "dealt.dense_staleness": 1.5, "dealt.dense_staleness_max": 3,
@@ -35,4 +35,4 @@ def test_metrics_of_what_two_shards_have_counted():
 
 
 def test_where_nothing_was_dealt_there_are_no_metrics():
-    assert dealt_metrics([{}, {}]) == {}
+    assert dispatch_metrics([{}, {}]) == {}

@@ -10,7 +10,7 @@ from torch import nn
 from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
 from marius_oac.models.compute.dense_optimizer import DenseOptimizer
 from marius_oac.models.compute.row_optimizers import RowOptimizer
-from marius_oac.models.link_prediction.replicated_relations import AgreedRelations
+from marius_oac.models.link_prediction.replicated_relations import ReplicatedRelations
 from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.dense.served import bounds_of
 from marius_oac.nodes.groups.threads import ThreadGroup
@@ -68,7 +68,7 @@ class Relations:
         self.table = torch.full((RELATIONS, WIDTH + optimizer.state_width(WIDTH)), optimizer.initial_state)
         self.table[:, :WIDTH] = torch.from_numpy(draw.normal(size=(RELATIONS, WIDTH)))
         (group,) = ThreadGroup.members(1)
-        self.served = AgreedRelations(self.table, WIDTH, optimizer, AllReduce(group))
+        self.served = ReplicatedRelations(self.table, WIDTH, optimizer, AllReduce(group))
 
     def step(self, gradient, timestamp, epoch):
         whole = torch.from_numpy(gradient).view(RELATIONS, WIDTH)

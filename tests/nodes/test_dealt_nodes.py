@@ -75,13 +75,13 @@ def test_one_node_that_has_all_parts_of_every_batch_is_lockstep(configs, tmp_pat
     """Served slices of relations among them, and negatives of the whole batch. Nothing is stale, and nothing by chance:
     from a checkpoint it goes on to the same bits."""
     run("train", configs / f"{task}.yaml", "--local-nodes", 2, "--out", tmp_path / "two", "--set", SMOOTH)
-    dealt = trained(task, 1, "nodes.modes.parts=2")
-    assert RunFolder.open(dealt).summary()["dealt.rows_staleness_max"] == 0
-    assert furthest(tmp_path / "two", dealt) < 1e-5
+    dispatched = trained(task, 1, "nodes.modes.parts=2")
+    assert RunFolder.open(dispatched).summary()["dealt.rows_staleness_max"] == 0
+    assert furthest(tmp_path / "two", dispatched) < 1e-5
     path = tmp_path / "again"
-    shutil.copytree(dealt, path)
+    shutil.copytree(dispatched, path)
     run("resume", path, "--local-nodes", 1, "--checkpoint", "0000000120")
-    assert digests(path) == digests(dealt)
+    assert digests(path) == digests(dispatched)
 
 
 @pytest.mark.slow
@@ -98,8 +98,8 @@ def test_three_nodes_train_in_every_mode(configs, tmp_path, mode):
 def test_two_nodes_of_equal_speed_end_near_lockstep(configs, tmp_path, trained):
     run("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", tmp_path / "sync", *OFTEN, "--set", SMOOTH)
     lockstep, loss = check_lines(tmp_path / "sync")
-    summary, dealt = check_lines(trained("clicks", 2))
-    assert dealt == pytest.approx(loss, abs=0.01)
+    summary, dispatched = check_lines(trained("clicks", 2))
+    assert dispatched == pytest.approx(loss, abs=0.01)
     assert summary["valid.auc"] == pytest.approx(lockstep["valid.auc"], abs=0.02)
     assert furthest(tmp_path / "sync", trained("clicks", 2)) > 0
 

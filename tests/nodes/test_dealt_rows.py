@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from marius_oac.nodes.gba.modes import make_mode
-from marius_oac.nodes.shards.dispatched_rows import Dealing, DealtRows
-from marius_oac.nodes.shards.routed import DealtPlan
+from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
+from marius_oac.nodes.shards.routed import DispatchedPlan
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, parse
 from marius_oac.pipeline.batch import Batch, Buffers
 from marius_oac.runtime.channel import Closed
@@ -50,17 +50,17 @@ def make_rows():
 
 def rows_over(window, stop=lambda: False):
     lines = [Line(), Line()]
-    dealing = Dealing(
+    dispatching = Dispatching(
         make_mode("gba", 1, 2, 1), 2, [0, 0, 0], [0, 1], SimpleNamespace(handed=lambda: None), None, window
     )
     source = SimpleNamespace(lines=lines, layouts=[], bytes_sent=0, factor=lambda plan: 1.0, finish=lambda: None)
-    rows = DealtRows(source, 10, stop, dealing)
+    rows = DispatchedRows(source, 10, stop, dispatching)
     rows._changed = Watched()
     return rows, lines
 
 
 def batch(place, number):
-    plan = DealtPlan(10 + place, (), {"share": np.array([0.5])}, 1, number=number)
+    plan = DispatchedPlan(10 + place, (), {"share": np.array([0.5])}, 1, number=number)
     return Batch(plan, staging=Buffers((), (), ()))
 
 
@@ -113,7 +113,7 @@ def test_a_wish_to_stop_is_told_with_the_next_question(make_rows):
         asking = in_thread(rows.reserve)
         message, _ = line._sent.get(timeout=PATIENCE)
         assert (message.kind, message.final) == (Kind.RESERVE, final)
-        rows.take(0, Message(Kind.DEAL, number, final=final), [])
+        rows.take(0, Message(Kind.DISPATCH, number, final=final), [])
         assert joined(*asking) == (None if final else number)
     assert rows.reserve() is None and rows.stops_before(99) and line.silent()
     rows.take(0, Message(Kind.FINISHED, 22), [])
@@ -141,7 +141,7 @@ def test_after_an_error_nobody_waits(make_rows):
 
 def test_each_node_is_pushed_its_slice_of_the_dense_gradient_and_the_factor(make_rows):
     rows, lines = make_rows(1)
-    rows._dealing = replace(rows._dealing, bounds=[0, 2, 3])
+    rows._dispatching = replace(rows._dispatching, bounds=[0, 2, 3])
     rows._tokens[23], rows._pending[23] = 4, None
     rows._handed[23] = np.array([8, 16, 24, 0.25], np.float32)
     writing = in_thread(lambda: rows.write(batch(0, 23)))

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.nodes.gba.coordinator import Coordinator
-from marius_oac.nodes.gba.dispatch_server import DealingDesk
-from marius_oac.nodes.gba.dispatcher import Dealer
+from marius_oac.nodes.gba.dispatch_server import DispatchServer
+from marius_oac.nodes.gba.dispatcher import Dispatcher
 from marius_oac.nodes.gba.modes import Mode, make_mode
-from marius_oac.nodes.shards.dispatched_shard import DealtShard
+from marius_oac.nodes.shards.dispatched_shard import DispatchedShard
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, parse
 from tests.nodes.dealt_world import DIMENSION, ROWS, World
 
@@ -70,7 +70,7 @@ def test_a_stop_before_anything_is_dealt_deals_nothing():
     world.stops_after = 0
     world.run()
     assert [each.finished for each in world.trainers] == [[18], [18]]
-    assert [each.dealt for each in world.trainers] == [[], []]
+    assert [each.dispatched for each in world.trainers] == [[], []]
 
 
 def late(seed, **rules):
@@ -90,19 +90,19 @@ def test_the_world_has_late_gradients_that_are_dropped():
 @pytest.mark.parametrize("wrong", ["tags", "clock", "weights", "rate"])
 def test_the_world_would_find_another_algorithm(wrong, monkeypatch):
     if wrong == "tags":
-        monkeypatch.setattr(DealtShard, "_tags", lambda self, table: lambda rows: np.full(rows.size, -1))
+        monkeypatch.setattr(DispatchedShard, "_tags", lambda self, table: lambda rows: np.full(rows.size, -1))
     if wrong == "weights":
         monkeypatch.setattr(Mode, "weights", lambda self, staleness: np.ones(staleness.size, np.float32))
     if wrong == "clock":
         monkeypatch.setattr("marius_oac.nodes.gba.modes.Clock.timestamp", lambda self, step: step + 1)
     if wrong == "rate":
-        real = DealtShard._finish
+        real = DispatchedShard._finish
 
         def forgetful(self, *averages):
             self._factors = 1.0, 1.0
             real(self, *averages)
 
-        monkeypatch.setattr(DealtShard, "_finish", forgetful)
+        monkeypatch.setattr(DispatchedShard, "_finish", forgetful)
     with pytest.raises(AssertionError):
         for seed in range(10):
             mode = make_mode("gba", 3, 2, 1, threshold=0)
@@ -129,14 +129,23 @@ class Said:
             if reply.kind == Kind.TOKEN:
                 self.entered.discard((peer, reply.sequence))
                 self.out[reply.sequence] = peer
-            if reply.kind == Kind.DEAL and reply.final:
+            if reply.kind == Kind.DISPATCH and reply.final:
                 self.through.add(peer)
 
     def nonsense(self):
         """Messages that nobody sends now: (rank, shard, frames)."""
         world, trainers = self.world, range(len(self.world.trainers))
         yield from ((0, node, []) for node in range(world.shards))
-        for kind in (Kind.ROWS, Kind.PATCH, Kind.APPLIED, Kind.FOUND, Kind.SYNC, Kind.DEAL, Kind.TOKEN, Kind.FINISHED):
+        for kind in (
+            Kind.ROWS,
+            Kind.PATCH,
+            Kind.APPLIED,
+            Kind.FOUND,
+            Kind.SYNC,
+            Kind.DISPATCH,
+            Kind.TOKEN,
+            Kind.FINISHED,
+        ):
             yield 0, 0, Message(kind, 1).frames()
         for node in range(1, world.shards):
             for kind in (Kind.RESERVE, Kind.ENTER, Kind.DONE):
@@ -184,7 +193,7 @@ class Said:
     def gradients(self, number, node):
         world = self.world
         sizes = [world.rows_of(number, node, table).size for table in range(world.tables)]
-        first, end = world.dealing.bounds[node : node + 2]
+        first, end = world.dispatching.bounds[node : node + 2]
         return [np.ones(size * DIMENSION, np.float32) for size in sizes], [np.ones(end - first + 1, np.float32)]
 
     def push(self, number, node):
@@ -241,40 +250,43 @@ def test_who_waits_for_others_hears_that_nothing_more_is_dealt(kind):
 
 def desk_with_guest(batches):
     """A desk of one trainer, rank 0, whose process has the shard; rank 1 is a guest."""
-    return DealingDesk(Coordinator(Dealer(make_mode("gba", 1, 1, 1), 0, batches), 1), [0], 1, 1)
+    return DispatchServer(Coordinator(Dispatcher(make_mode("gba", 1, 1, 1), 0, batches), 1), [0], 1, 1)
 
 
 def ask(desk, rank):
     """A trainer asks, pulls and pushes one batch; what was said then."""
-    (_, deal), *rest = desk.handle(rank, Message(Kind.RESERVE, 0), [])
-    if not deal.final:
-        desk.handle(rank, Message(Kind.ENTER, deal.sequence, step=7), [])
-        desk.handle(rank, Message(Kind.DONE, deal.sequence), [np.zeros(1, np.int64), np.zeros(1)])
-    return [(deal.kind, deal.final), *((to, message.kind) for to, message in rest)]
+    (_, dispatch), *rest = desk.handle(rank, Message(Kind.RESERVE, 0), [])
+    if not dispatch.final:
+        desk.handle(rank, Message(Kind.ENTER, dispatch.sequence, step=7), [])
+        desk.handle(rank, Message(Kind.DONE, dispatch.sequence), [np.zeros(1, np.int64), np.zeros(1)])
+    return [(dispatch.kind, dispatch.final), *((to, message.kind) for to, message in rest)]
 
 
 def test_guests_wait_until_a_trainer_asks_and_after_the_last_batch():
     desk = desk_with_guest(2)
-    assert desk.handle(1, Message(Kind.RESERVE, 0), []) == [] and desk.lobby == [1]
+    assert desk.handle(1, Message(Kind.RESERVE, 0), []) == [] and desk.waiting_workers == [1]
     told = desk.handle(0, Message(Kind.RESERVE, 0), [])
-    assert [(to, message.kind, message.sequence) for to, message in told] == [(0, Kind.DEAL, 0), (1, Kind.DEAL, 1)]
-    assert desk.lobby == [] and ask(desk, 1) == [(Kind.DEAL, True)]
-    assert desk.handle(1, Message(Kind.RESERVE, 0), []) == [] and desk.lobby == [1]
+    assert [(to, message.kind, message.sequence) for to, message in told] == [
+        (0, Kind.DISPATCH, 0),
+        (1, Kind.DISPATCH, 1),
+    ]
+    assert desk.waiting_workers == [] and ask(desk, 1) == [(Kind.DISPATCH, True)]
+    assert desk.handle(1, Message(Kind.RESERVE, 0), []) == [] and desk.waiting_workers == [1]
 
 
 def test_a_guest_that_leaves_when_all_is_done_troubles_nobody():
     """Its roll call would reach the desk of the next stretch, and all would be told again that this one is finished."""
     desk = desk_with_guest(2)
-    assert ask(desk, 0) == ask(desk, 1) == [(Kind.DEAL, False)]
-    assert ask(desk, 1) == [(Kind.DEAL, True), (1, Kind.FINISHED)]
-    assert ask(desk, 0) == [(Kind.DEAL, True), (0, Kind.FINISHED)]
+    assert ask(desk, 0) == ask(desk, 1) == [(Kind.DISPATCH, False)]
+    assert ask(desk, 1) == [(Kind.DISPATCH, True), (1, Kind.FINISHED)]
+    assert ask(desk, 0) == [(Kind.DISPATCH, True), (0, Kind.FINISHED)]
     assert desk.gone(1) == []
 
 
 def test_a_guest_that_leaves_before_is_missed_once_and_all_finish_then():
     desk = desk_with_guest(2)
     ask(desk, 0), desk.handle(1, Message(Kind.RESERVE, 0), [])
-    assert ask(desk, 0) == [(Kind.DEAL, True)]
+    assert ask(desk, 0) == [(Kind.DISPATCH, True)]
     ((to, call),) = desk.gone(1)
     assert (to, call.kind, call.sequence) == (0, Kind.REFUSE, 1) and not call.arrays[0].size
     with pytest.raises(Malformed, match="for whom nobody asked"):
@@ -289,8 +301,8 @@ def test_of_the_dead_a_batch_that_every_shard_has_is_counted_and_no_other_is():
     desk = desk_with_guest(4)
     ask(desk, 0)
     for settled, reserved in ((True, 1), (False, 2)):
-        deals = [desk.handle(1, Message(Kind.RESERVE, 0), [])[0][1] for _ in range(reserved)]
-        desk.handle(1, Message(Kind.ENTER, deals[0].sequence, step=5), [])
+        dispatches = [desk.handle(1, Message(Kind.RESERVE, 0), [])[0][1] for _ in range(reserved)]
+        desk.handle(1, Message(Kind.ENTER, dispatches[0].sequence, step=5), [])
         ((_, call),) = desk.gone(1)
         desk.handle(0, Message(Kind.ANSWER, call.sequence), [np.array([settled])])
         assert desk.metrics()["examples"] == 7 + 5
@@ -299,14 +311,14 @@ def test_of_the_dead_a_batch_that_every_shard_has_is_counted_and_no_other_is():
 
 def test_nothing_is_finished_before_every_shard_has_filled_its_places():
     """Else a shard's answer would reach the desk of the next stretch."""
-    desk = DealingDesk(Coordinator(Dealer(make_mode("gba", 2, 2, 1), 0, 2), 2), [0, 1], 2, 2)
+    desk = DispatchServer(Coordinator(Dispatcher(make_mode("gba", 2, 2, 1), 0, 2), 2), [0, 1], 2, 2)
     for rank, steps in ((0, [0, 0]), (2, None)):
-        (_, deal), *_ = desk.handle(rank, Message(Kind.RESERVE, 0), [])
-        desk.handle(rank, Message(Kind.ENTER, deal.sequence), [])
+        (_, dispatch), *_ = desk.handle(rank, Message(Kind.RESERVE, 0), [])
+        desk.handle(rank, Message(Kind.ENTER, dispatch.sequence), [])
         if steps:
-            desk.handle(rank, Message(Kind.DONE, deal.sequence), [np.array(steps), np.zeros(1)])
+            desk.handle(rank, Message(Kind.DONE, dispatch.sequence), [np.array(steps), np.zeros(1)])
     for rank in (0, 1):
-        assert [message.kind for _, message in desk.handle(rank, Message(Kind.RESERVE, 0), [])] == [Kind.DEAL]
+        assert [message.kind for _, message in desk.handle(rank, Message(Kind.RESERVE, 0), [])] == [Kind.DISPATCH]
     assert [(to, message.kind) for to, message in desk.gone(2)] == [(0, Kind.REFUSE), (1, Kind.REFUSE)]
     assert (
         desk.handle(0, Message(Kind.ANSWER, 2, table=0, step=1), [np.array([True])]) == []

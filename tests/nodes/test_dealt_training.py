@@ -13,7 +13,7 @@ from benchmarks.trainers import train_together
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import DivergedError, InputError, NodeLost
 from marius_oac.models.ctr import step
-from marius_oac.nodes.shards.dispatched_shard import DealtShard
+from marius_oac.nodes.shards.dispatched_shard import DispatchedShard
 from marius_oac.runs.session import Session
 from tests.click_logs import generated_days
 from tests.threads import PATIENCE
@@ -95,25 +95,25 @@ def train(tree, monkeypatch):
                     at_batch(rank, session, result)
 
                 session.report_to(report)
-                while first < node.road.last and (not outcome.reached or outcome.reached[-1] is not None):
-                    last = min(node.road.last, node.stands_still(first) or node.road.last)
+                while first < node.schedule.last and (not outcome.reached or outcome.reached[-1] is not None):
+                    last = min(node.schedule.last, node.next_pause(first) or node.schedule.last)
                     node.before_batches(first)
                     reached = session.pipeline.run(first, last)
-                    node.after_batches(ended=reached == node.road.last)
-                    node.crew.wait()
-                    assert set(node.crew.gather(reached)) == {reached}
+                    node.after_batches(ended=reached == node.schedule.last)
+                    node.peers.wait()
+                    assert set(node.peers.gather(reached)) == {reached}
                     first = reached
-                    if node.crew.leads:
+                    if node.peers.leads:
                         outcome.reached.append(reached)
-                    if node.crew.any(session.pipeline.stop_requested):
+                    if node.peers.any(session.pipeline.stop_requested):
                         break
                 outcome.results[rank] = results
                 state = session.step.dense_state()
                 outcome.dense[rank] = {name: tensor.numpy() for name, tensor in state.items()}
-                if node.crew.leads:
+                if node.peers.leads:
                     outcome.rows, outcome.counts = rows_of(node), dict(node._source.counts())
                 found = session.evaluate("test"), node.dense.metrics(), results
-                node.crew.wait()
+                node.peers.wait()
             return found
 
         monkeypatch.setattr(trainers, "_trained", trained)
@@ -154,12 +154,14 @@ def test_one_trainer_that_has_all_parts_of_every_batch_is_lockstep(train, tree, 
     training = tree["training"] | {"epochs": 2}
     training |= {name: training[name] | {"decay": 0.5} for name in ("optimizer", "dense_optimizer")}
     lockstep = train(parts, training=training)
-    dealt = train(1, training=training, nodes={"mode": "gba", "modes": {"parts": parts}})
-    assert dealt.reached == [2 * BATCHES] == [200]
-    assert dealt.counts["tokens"] == dealt.counts["dense.gradients"] == len(dealt.results[0]) == parts * 200
-    assert dealt.counts["dense.staleness_max"] == 0 and dealt.examples() == lockstep.examples()
-    assert apart(lockstep, dealt) < 1e-5
-    assert dealt.test == pytest.approx(lockstep.test, abs=1e-5)
+    dispatched = train(1, training=training, nodes={"mode": "gba", "modes": {"parts": parts}})
+    assert dispatched.reached == [2 * BATCHES] == [200]
+    assert (
+        dispatched.counts["tokens"] == dispatched.counts["dense.gradients"] == len(dispatched.results[0]) == parts * 200
+    )
+    assert dispatched.counts["dense.staleness_max"] == 0 and dispatched.examples() == lockstep.examples()
+    assert apart(lockstep, dispatched) < 1e-5
+    assert dispatched.test == pytest.approx(lockstep.test, abs=1e-5)
 
 
 THREADS = {"mode": "oac", "workers": {"read": 3, "write": 2}}
@@ -213,7 +215,7 @@ def test_an_error_of_a_trainer_ends_all_whatever_they_wait_for(train, stage, mod
 
 @pytest.mark.parametrize("where", ["_pull", "_push", "flush"])
 def test_an_error_of_a_shard_ends_all(train, where, monkeypatch):
-    real, calls = getattr(DealtShard, where), []
+    real, calls = getattr(DispatchedShard, where), []
 
     def failing(self, *about):
         calls.append(1)
@@ -221,7 +223,7 @@ def test_an_error_of_a_shard_ends_all(train, where, monkeypatch):
             raise ZeroDivisionError("a defect")
         return real(self, *about)
 
-    monkeypatch.setattr(DealtShard, where, failing)
+    monkeypatch.setattr(DispatchedShard, where, failing)
     with pytest.raises((ZeroDivisionError, NodeLost), match="a defect"):
         train(2, nodes={"mode": "gba"})
 

@@ -155,15 +155,15 @@ class World:
                 if saved:
                     node.load_dense(session.parts, saved[node.group.rank])
                 begun = session.step.dense_state() | {f"kept.{name}": each for name, each in node.dense.state().items()}
-                node.crew.wait()
+                node.peers.wait()
                 node.before_batches(first)
                 session.pipeline.run(first, last)
                 node.after_batches(ended=False)
-                node.crew.wait()
+                node.peers.wait()
                 state, arrays = session.step.dense_state(), node.state_arrays()
                 checkpoint = SimpleNamespace(dense=lambda: state, arrays=lambda: arrays, sequence=last)
                 found = begun, checkpoint, node.dense.metrics()
-                node.crew.wait()
+                node.peers.wait()
             return found
 
         with blas.one_thread_per_product():  # sessions of several threads end in any order

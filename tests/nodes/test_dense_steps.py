@@ -9,7 +9,7 @@ import torch
 from benchmarks.trainers import train_together
 from marius_oac.config.cluster import ClusterConfig
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.data.batches.rank_slice import Share
+from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep
 from marius_oac.nodes.dense.kinds import make_dense_sync
@@ -33,7 +33,7 @@ REPLICAS = ["kstep", "easgd", "ma", "bmuf"]
 class Told:
     """A `DenseSync` that writes down what it is told; `moves` is what `reduce` answers, `own` its optimizer's class."""
 
-    dealt = False
+    dispatched = False
 
     def __init__(self, moves=True, own=None):
         self.moves, self.own, self.calls = moves, own, []
@@ -184,7 +184,7 @@ def test_batches_of_one_example_are_counted_once(tmp_path, kind):
     assert trained.dense["iterations"] == 2 * rows and np.isfinite(trained.train_loss)
     with ExitStack() as stack:
         planner = task.build(stack, CPU, 1).planner
-        for share, examples in ((Share(0, 2), 0), (Share(1, 2), 1), (Share(), 1)):
+        for share, examples in ((RankSlice(0, 2), 0), (RankSlice(1, 2), 1), (RankSlice(), 1)):
             planner.share = share
             assert planner.plan(0).examples == examples
 
@@ -192,7 +192,7 @@ def test_batches_of_one_example_are_counted_once(tmp_path, kind):
 def test_an_edge_of_another_trainers_is_not_counted(graph):
     config = tiny_config(graph, "training.batch_size=1", "training.negatives.chunks=1")
     planner = start_task(config).planner
-    for share, examples in ((Share(0, 3), 0), (Share(2, 3), 1)):
+    for share, examples in ((RankSlice(0, 3), 0), (RankSlice(2, 3), 1)):
         planner.share = share
         assert planner.plan(4).examples == examples
 

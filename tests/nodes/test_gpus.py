@@ -102,8 +102,8 @@ def test_an_abort_ends_what_nccl_has_put_on_the_gpu(monkeypatch):
         raise RuntimeError("timed out")
 
     monkeypatch.setattr(torch_group.dist, "irecv", receive)
-    shared = SimpleNamespace(groups=[], lock=threading.Lock(), pulse=SimpleNamespace(aborted=[0] * 4))
+    shared = SimpleNamespace(groups=[], lock=threading.Lock(), heartbeat=SimpleNamespace(aborted=[0] * 4))
     group = torch_group.TorchGroup(0, ["a", "b"], "", Both(), shared, [0, 1])
     torch_group.TorchGroup(0, ["a", "b"], "channel", Gloo(), shared, [0, 1])
     group.abort()
-    assert ended == ["cuda", "Both", "Gloo"] and shared.pulse.aborted[:2] == [1, 1]
+    assert ended == ["cuda", "Both", "Gloo"] and shared.heartbeat.aborted[:2] == [1, 1]

@@ -9,7 +9,7 @@ import pytest
 from marius_oac.config.modes import LoadConfig, NodesConfig
 from marius_oac.errors import ConfigError
 from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
-from marius_oac.runs.sharded.speed_monitor import Pace, profile_of, told
+from marius_oac.runs.sharded.speed_monitor import SpeedMonitor, profile_of, told
 from marius_oac.runs.task import Crew
 
 
@@ -134,24 +134,27 @@ def test_each_trainer_has_the_load_that_names_it():
 
 def test_a_trainer_that_there_is_not_is_refused():
     load = config({"trainers": [0, 2], "factor": 2})
-    Pace(load, 0, 3, 64).check()
+    SpeedMonitor(load, 0, 3, 64).check()
     with pytest.raises(ConfigError, match=r"nodes\.load\.0: there is no trainer 2: there are 2, from 0"):
-        Pace(load, 0, 2, 64).check()
+        SpeedMonitor(load, 0, 2, 64).check()
 
 
 def test_an_emulated_load_is_told(capsys):
-    world, pace = World(), Pace(config({"trainers": [0], "factor": 2, "begin": 1, "end": 3, "period": 8}), 0, 1, 64)
-    step = pace.watch(world, lambda: 0.0, world, Crew())
+    world, speed_monitor = (
+        World(),
+        SpeedMonitor(config({"trainers": [0], "factor": 2, "begin": 1, "end": 3, "period": 8}), 0, 1, 64),
+    )
+    step = speed_monitor.watch(world, lambda: 0.0, world, Crew())
     said = "note: emulated load: trainer 0 takes 2 times as long, from 1 s to 3 s, again every 8 s\n"
     assert capsys.readouterr().err == said
     assert isinstance(step, TimedStep)
-    assert pace.summary(Crew()) == {"load.emulated_batches": 0, "load.emulated_seconds": 0.0}
+    assert speed_monitor.summary(Crew()) == {"load.emulated_batches": 0, "load.emulated_seconds": 0.0}
     told_of = told(LoadConfig(trainers=(0,), seconds=0.5))
     assert told_of == "trainer 0 takes 1 times as long (of 0.5 s at least), from 0 s on"
     assert told(LoadConfig(trainers=(0, 1), factor=1.5)) == "trainers 0, 1 take 1.5 times as long, from 0 s on"
 
 
 def test_without_a_load_the_step_is_left_alone(capsys):
-    world, pace = World(), Pace(config(), 0, 1, 64)
-    assert pace.watch(world, lambda: 0.0, world, Crew()) is world
-    assert pace.summary(Crew()) == {} and capsys.readouterr().err == ""
+    world, speed_monitor = World(), SpeedMonitor(config(), 0, 1, 64)
+    assert speed_monitor.watch(world, lambda: 0.0, world, Crew()) is world
+    assert speed_monitor.summary(Crew()) == {} and capsys.readouterr().err == ""

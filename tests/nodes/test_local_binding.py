@@ -17,7 +17,7 @@ from marius_oac.nodes.groups.threads import ThreadGroup
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.runs import session
-from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runtime.machine import report as machine
 from marius_oac.runtime.machine.binding import Binding, Seat
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
@@ -38,10 +38,10 @@ def recorded(machine_tree, monkeypatch):
     return take
 
 
-def task_of(crew, **keys):
+def task_of(peers, **keys):
     tree = {"task": "ctr", "data": {"train": "x.csv", "categorical": ["a"]}, **keys}
     return SimpleNamespace(
-        config=CtrConfig.build(tree), crew=crew, folder=None, over_nodes=True, trains=True, serves=True,
+        config=CtrConfig.build(tree), peers=peers, folder=None, over_nodes=True, trains=True, serves=True,
         table_bytes=lambda: 0,
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ def task_of(crew, **keys):
 def bound(count, device=lambda rank: CPU, **keys):
     """What each of the processes finds."""
     groups = ThreadGroup.members(count)
-    return together(groups, lambda group: session.bind(task_of(NodeCrew(group), **keys), device(group.rank)))
+    return together(groups, lambda group: session.bind(task_of(ClusterPeers(group), **keys), device(group.rank)))
 
 
 def test_eight_local_nodes_compute_on_all_cores(recorded, capsys):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.nodes.gba.coordinator import Coordinator
-from marius_oac.nodes.gba.dispatcher import Deal, Dealer
+from marius_oac.nodes.gba.dispatcher import Dispatch, Dispatcher
 from marius_oac.nodes.gba.modes import Mode
 from tests.nodes.modes_world import ROWS, World, rows_of
 
@@ -21,12 +21,14 @@ def mode_of(kind, aggregate=2, **rules):
 
 def check(world):
     """What holds at rest."""
-    mode, shards = world.coordinator.dealer.mode, world.shards
-    assert len(world.dealt) == len(set(world.dealt)), "none is dealt twice"
-    assert sorted({*world.dealt, *world.lost}) == list(world.batches), "each is dealt, or lost by who had reserved it"
-    assert world.ahead or sorted(world.dealt) == list(world.batches)
+    mode, shards = world.coordinator.dispatcher.mode, world.shards
+    assert len(world.dispatched) == len(set(world.dispatched)), "none is dealt twice"
+    assert sorted({*world.dispatched, *world.lost}) == list(world.batches), (
+        "each is dealt, or lost by who had reserved it"
+    )
+    assert world.ahead or sorted(world.dispatched) == list(world.batches)
     assert sorted(world.lost) == sorted(set(world.lost)), "each is lost once"
-    assert world.coordinator.dealer.batches_lost == len(world.lost)
+    assert world.coordinator.dispatcher.batches_lost == len(world.lost)
     torn = {batch for batch in world.lost if any(batch in shard.taken for shard in shards)}
     assert not any(all(batch in shard.taken for shard in shards) for batch in torn), "what all have is not lost"
     survivors = [batch for batch in world.batches if batch not in world.lost]
@@ -114,24 +116,24 @@ def test_the_simulation_would_find_places_that_nobody_fills(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["sync", "hop-bw", "hop-bs"])
 def test_the_simulation_would_find_who_waits_for_the_dead(kind, monkeypatch):
-    monkeypatch.setattr(type(Dealer(mode_of(kind), 0, 1)._pace), "lost", lambda self, worker, tokens: None)
+    monkeypatch.setattr(type(Dispatcher(mode_of(kind), 0, 1)._speed_monitor), "lost", lambda self, worker, tokens: None)
     with pytest.raises(AssertionError, match="stuck|waits for ever"):
         for seed in range(200):
             World(mode_of(kind, 3), 30, 2, 4, seed, deaths=3).run()
 
 
 def test_a_worker_that_is_back_waits_for_its_roll_call():
-    coordinator = Coordinator(Dealer(mode_of("gba"), 0, 9), 2)
-    assert coordinator.ask(0) == Deal(0, 0) and coordinator.gone(0) == [0]
+    coordinator = Coordinator(Dispatcher(mode_of("gba"), 0, 9), 2)
+    assert coordinator.ask(0) == Dispatch(0, 0) and coordinator.gone(0) == [0]
     coordinator.ask(0)
     assert coordinator.answered(0, 0, [True], 0) == ([[], []], [], [], [])
     assert not coordinator.finished
     assert coordinator.answered(1, 0, [False], 0) == ([[], [0]], [], [0], [0])
-    assert coordinator.ask(0) == Deal(1, 0)
+    assert coordinator.ask(0) == Dispatch(1, 0)
 
 
 def test_who_came_back_and_went_again_is_called_once():
-    coordinator = Coordinator(Dealer(mode_of("gba"), 0, 9), 1)
+    coordinator = Coordinator(Dispatcher(mode_of("gba"), 0, 9), 1)
     coordinator.ask(0), coordinator.gone(0), coordinator.ask(0)
     assert coordinator.gone(0) is None
     assert coordinator.answered(0, 0, [False], 0) == ([[]], [], [0], [])

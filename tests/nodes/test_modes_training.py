@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
-from marius_oac.nodes.gba.dispatcher import WAIT, Dealer
+from marius_oac.nodes.gba.dispatcher import WAIT, Dispatcher
 from marius_oac.nodes.gba.modes import make_mode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,40 +81,40 @@ def local_batches():
 def trained(kind, rows_over="holders", local=LOCAL, slow=0, **rules):
     """In one mode to the end."""
     mode = make_mode(kind, WORKERS, GLOBAL, local, rows_over=rows_over, **rules)
-    dealer = Dealer(mode, 0, STEPS * GLOBAL // local)
-    return train(Model(), np.full(ROWS, -1, np.int64), dealer, local, slow)
+    dispatcher = Dispatcher(mode, 0, STEPS * GLOBAL // local)
+    return train(Model(), np.full(ROWS, -1, np.int64), dispatcher, local, slow)
 
 
-def train(model, tags, dealer, local, slow=0, until=STEPS):
+def train(model, tags, dispatcher, local, slow=0, until=STEPS):
     """In rounds: all workers ask, then all push, in any order; worker 0 in one of `slow` + 1 rounds only.
 
     From step `until` on nothing more is dealt than what makes whole global batches.
     """
-    draw, start = np.random.default_rng(2), (dealer.step, dealer.next)
-    dense = DenseAggregator(dealer.mode, sum(SIZES), *start)
-    rows = RowAggregator(dealer.mode, DIMENSION, tags.__getitem__, *start)
+    draw, start = np.random.default_rng(2), (dispatcher.step, dispatcher.next)
+    dense = DenseAggregator(dispatcher.mode, sum(SIZES), *start)
+    rows = RowAggregator(dispatcher.mode, DIMENSION, tags.__getitem__, *start)
     held, ended, turn = {}, set(), 0
 
     def take(average, found):
         if average is not None:
             model.apply(average, *found)
             tags[found[0]] = rows.step - 1
-            dealer.stepped(dense.step)
+            dispatcher.stepped(dense.step)
             if dense.step >= until:
-                dealer.stop(GLOBAL // local)
+                dispatcher.stop(GLOBAL // local)
 
     while len(ended) < WORKERS:
         for worker in set(range(WORKERS)) - ended - set(held):
-            deal = dealer.ask(worker)
-            if deal is None:
+            dispatch = dispatcher.ask(worker)
+            if dispatch is None:
                 ended.add(worker)
-            elif deal is not WAIT:
-                held[worker] = deal, model.gradient(deal.batch * local, (deal.batch + 1) * local)
+            elif dispatch is not WAIT:
+                held[worker] = dispatch, model.gradient(dispatch.batch * local, (dispatch.batch + 1) * local)
         for worker in draw.permutation(list(held)):
             if worker or turn % (slow + 1) == slow:
-                deal, (own, mine, parts) = held.pop(int(worker))
-                take(dense.add(*deal, own), rows.add(*deal, mine, parts))
-                dealer.done(int(worker), deal.batch)
+                dispatch, (own, mine, parts) = held.pop(int(worker))
+                take(dense.add(*dispatch, own), rows.add(*dispatch, mine, parts))
+                dispatcher.done(int(worker), dispatch.batch)
         turn += 1
     take(dense.flush(), rows.flush())
     return model, dense, rows
@@ -164,10 +164,10 @@ def test_switching_to_and_fro_changes_nothing_where_nothing_is_stale():
     examples_before, step = 0, 0
     for kind, local, until in (("sync", 8, 50), ("gba", 4, 90), ("sync", 16, 91), ("gba", 8, STEPS)):
         mode = make_mode(kind, WORKERS, GLOBAL, local, rows_over="gradients")
-        dealer = Dealer(mode, examples_before // local, STEPS * GLOBAL // local, step)
-        _, dense, _ = train(model, tags, dealer, local, until=until)
-        assert dealer.finished and dealer.next * local % GLOBAL == 0 and dense.metrics()["dropped"] == 0
-        assert until <= dense.step <= until + 1 and dealer.next * local == dense.step * GLOBAL
-        examples_before, step = dealer.next * local, dense.step
+        dispatcher = Dispatcher(mode, examples_before // local, STEPS * GLOBAL // local, step)
+        _, dense, _ = train(model, tags, dispatcher, local, until=until)
+        assert dispatcher.finished and dispatcher.next * local % GLOBAL == 0 and dense.metrics()["dropped"] == 0
+        assert until <= dense.step <= until + 1 and dispatcher.next * local == dense.step * GLOBAL
+        examples_before, step = dispatcher.next * local, dense.step
     assert step == STEPS and distance(model, whole_batches()) < 1e-5
     assert (tags.max(), tags.min() >= 0) == (STEPS - 1, True)

@@ -9,10 +9,10 @@ from marius_oac.nodes.transport.messages import Kind, Malformed, Message
 from marius_oac.runtime.channel import Closed
 
 
-def make(dealing=False):
+def make(dispatching=False):
     """With what is called of its source."""
     called = []
-    source = SimpleNamespace(dealing=dealing, exchange="this", abort=lambda: called.append("abort"))
+    source = SimpleNamespace(dispatching=dispatching, exchange="this", abort=lambda: called.append("abort"))
     source.finish = lambda: called.append("finish")
     return NoRows(source, 7), source, called
 
@@ -28,14 +28,14 @@ def test_it_plans_nothing_and_stops_before_every_batch():
 
 
 @pytest.mark.parametrize("dealing", [False, True])
-def test_its_end_is_that_of_what_was_dealt(dealing):
-    rows, source, called = make(dealing)
+def test_its_end_is_that_of_what_was_dealt(dispatching):
+    rows, source, called = make(dispatching)
     rows.end(7)
-    assert called == ["finish"] * dealing and source.exchange is None
+    assert called == ["finish"] * dispatching and source.exchange is None
 
 
 def test_the_first_error_is_that_of_the_end():
-    rows, source, called = make(dealing=True)
+    rows, source, called = make(dispatching=True)
     rows.fail(ZeroDivisionError("planned"))
     rows.abort()
     with pytest.raises(ZeroDivisionError, match="planned"):

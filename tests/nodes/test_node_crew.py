@@ -5,32 +5,32 @@ import signal
 import pytest
 
 from marius_oac.nodes.groups.threads import ThreadGroup
-from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runtime.signals import StopSignal
 from tests.nodes.worlds import together
 
 
 def test_what_one_makes_all_have():
-    crews = [NodeCrew(group) for group in ThreadGroup.members(3)]
-    assert together(crews, lambda crew: crew.from_lead(lambda: {"made": crew.rank})) == [{"made": 0}] * 3
+    crews = [ClusterPeers(group) for group in ThreadGroup.members(3)]
+    assert together(crews, lambda peers: peers.from_lead(lambda: {"made": peers.rank})) == [{"made": 0}] * 3
 
 
 def test_a_signal_to_the_one_that_makes_it_stops_all():
-    crews = [NodeCrew(group) for group in ThreadGroup.members(3)]
+    crews = [ClusterPeers(group) for group in ThreadGroup.members(3)]
 
     def stopped():
         raise StopSignal(signal.SIGTERM)
 
-    def heard(crew):
+    def heard(peers):
         with pytest.raises(StopSignal) as caught:
-            crew.from_lead(stopped)
-        crew.wait()  # they are still together
+            peers.from_lead(stopped)
+        peers.wait()  # they are still together
         return caught.value.number
 
     assert together(crews, heard) == [signal.SIGTERM] * 3
 
 
 def test_an_error_is_the_makers_alone():
-    (crew,) = [NodeCrew(group) for group in ThreadGroup.members(1)]
+    (peers,) = [ClusterPeers(group) for group in ThreadGroup.members(1)]
     with pytest.raises(ZeroDivisionError):
-        crew.from_lead(lambda: 1 / 0)
+        peers.from_lead(lambda: 1 / 0)

@@ -17,9 +17,9 @@ from marius_oac.runs.compare import _difference
 from marius_oac.runs.folder.position import Position
 from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.sharded.checkpoint import Joined, Layout, drop_after, layout_name, open_whole
-from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.place import name_of
-from marius_oac.runs.task import Road
+from marius_oac.runs.task import Schedule
 from marius_oac.training import cluster as node_training
 from marius_oac.training.cluster import _before
 from tests.nodes.worlds import together
@@ -54,7 +54,7 @@ def chosen(folders, checkpoint=None):
     def choose(group):
         run = folders[group.rank]
         part = run / "nodes" / NOW / group.names[group.rank]
-        return _before(run, part, SimpleNamespace(crew=NodeCrew(group)), checkpoint)
+        return _before(run, part, SimpleNamespace(peers=ClusterPeers(group)), checkpoint)
 
     one, other = together(ThreadGroup.members(2, names=["a", "b"]), choose)
     assert one == other
@@ -256,7 +256,7 @@ def test_the_best_is_that_of_the_newest_layout(tmp_path):
 
 def test_other_nodes_take_over_no_more_than_is_asked_for():
     loop = object.__new__(TrainingLoop)
-    loop.road, loop.config = Road([10]), SimpleNamespace(training=SimpleNamespace(epochs=1))
+    loop.schedule, loop.config = Schedule([10]), SimpleNamespace(training=SimpleNamespace(epochs=1))
     with pytest.raises(ConfigError, match="epochs"):
         loop.take_over(SimpleNamespace(extra=asdict(Position(sequence=20)), sequence=20, path="checkpoint"))
 

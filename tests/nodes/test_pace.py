@@ -8,8 +8,8 @@ import pytest
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.modes import NodesConfig
 from marius_oac.errors import ConfigError
-from marius_oac.runs.sharded.speed_monitor import Pace
-from marius_oac.runs.task import Crew
+from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
+from marius_oac.runs.task import Peers
 
 EVERY, SIZE = 8, 10
 
@@ -20,10 +20,10 @@ class World:
     def __init__(self, **auto):
         self.now, self.seconds, self.other, self.told = 0.0, 1.0, (0.0, []), []
         config = NodesConfig(mode="auto", auto={"every": EVERY, **auto})
-        self.pace = Pace(config, 0, 2, SIZE, lambda: self.now)
-        self.crew, self.step = Crew(), self.pace.watch(self, lambda: 0.0, self, Crew())
+        self.speed_monitor = SpeedMonitor(config, 0, 2, SIZE, lambda: self.now)
+        self.peers, self.step = Peers(), self.speed_monitor.watch(self, lambda: 0.0, self, Peers())
         self.step._clock = lambda: self.now
-        self.crew.gather = lambda value: self.told.append(value) or [value, list(self.other)]
+        self.peers.gather = lambda value: self.told.append(value) or [value, list(self.other)]
 
     def compute(self, rows, arrays, timestamp):
         self.now += self.seconds
@@ -31,20 +31,20 @@ class World:
 
     def train(self, first, end):
         """Half of each batch, as long as the other needs."""
-        self.pace.begin(first)
+        self.speed_monitor.begin(first)
         for number in range(first, end):
             self.step.compute([], {"share": np.array(0.5)}, number)
-        return self.pace.end(end, self.crew)
+        return self.speed_monitor.end(end, self.peers)
 
 
 def test_a_decision_is_due_after_so_many_batches_wherever_the_pipeline_rests_meanwhile():
     world = World()
-    assert world.pace.mode == "sync" and world.pace.rests(0) == EVERY
-    assert world.train(0, 5) == [] and world.pace.rests(5) == EVERY
+    assert world.speed_monitor.mode == "sync" and world.speed_monitor.rests(0) == EVERY
+    assert world.train(0, 5) == [] and world.speed_monitor.rests(5) == EVERY
     world.now += 100  # an evaluation is none of the modes' business
     world.other = (16.0, [0.1] * 8)
     (line,) = world.train(5, EVERY)
-    assert world.pace.rests(EVERY) == 2 * EVERY
+    assert world.speed_monitor.rests(EVERY) == 2 * EVERY
     assert world.told == [[8.0, [1 / (0.5 * SIZE)] * 8]]  # seconds, and seconds per example of each batch
     assert (line["was"], line["mode"], line["examples_per_second"]) == ("sync", "sync", EVERY * SIZE / 16)
     assert line["reason"].startswith("trial") and not line["switches"]
@@ -56,9 +56,9 @@ def test_the_mode_that_was_decided_holds_for_the_next_batches():
     for stretch in range(12):
         slow = 4.0 if 6 <= stretch < 9 else 1.0
         world.other = (every * max(1.0, slow), [slow / (0.5 * SIZE)] * every)
-        end = world.pace.rests(first)
+        end = world.speed_monitor.rests(first)
         (line,) = world.train(first, end)
-        assert line["was"] == (modes[-1] if modes else "sync") and line["mode"] == world.pace.mode
+        assert line["was"] == (modes[-1] if modes else "sync") and line["mode"] == world.speed_monitor.mode
         modes.append(line["mode"])
         rests.append(end - first)
         first = end
@@ -71,11 +71,11 @@ def test_the_mode_that_was_decided_holds_for_the_next_batches():
 def test_in_gba_all_rest_for_a_fiftieth_of_their_time_but_not_too_seldom(every, length):
     world, first, lengths = World(every=every), 0, []
     for _ in range(4):
-        end = world.pace.rests(first)
-        seconds = 4.0 if world.pace.mode == "sync" else 1.6
+        end = world.speed_monitor.rests(first)
+        seconds = 4.0 if world.speed_monitor.mode == "sync" else 1.6
         world.other = (seconds * (end - first), [4.0 / (0.5 * SIZE)] * (end - first))
         world.train(first, end)
-        lengths.append((world.pace.mode, world.pace.rests(end) - end))
+        lengths.append((world.speed_monitor.mode, world.speed_monitor.rests(end) - end))
         first = end
     # The slowest one's batch takes 4 s, fifty of them 200 s; in these all do (1 + 1 / 4) * 200 parts of two.
     assert lengths == [("sync", every), ("gba", every), ("gba", every), ("gba", length)]
@@ -83,7 +83,7 @@ def test_in_gba_all_rest_for_a_fiftieth_of_their_time_but_not_too_seldom(every, 
 
 def test_many_batches_are_told_in_few_numbers():
     world = World(every=1000)
-    assert world.pace.rests(0) == 1000
+    assert world.speed_monitor.rests(0) == 1000
     for number in range(1000):
         world.seconds = 1.0 + number / 1000
         world.train(number, number + 1)
@@ -96,10 +96,10 @@ def test_many_batches_are_told_in_few_numbers():
 
 
 def test_other_modes_decide_nothing():
-    pace = Pace(NodesConfig(mode="gba"), 0, 2, SIZE)
-    assert (pace.mode, pace.rests(7)) == (None, None)
-    pace.begin(0)
-    assert pace.end(EVERY, Crew()) == []
+    speed_monitor = SpeedMonitor(NodesConfig(mode="gba"), 0, 2, SIZE)
+    assert (speed_monitor.mode, speed_monitor.rests(7)) == (None, None)
+    speed_monitor.begin(0)
+    assert speed_monitor.end(EVERY, Peers()) == []
 
 
 @pytest.mark.parametrize(

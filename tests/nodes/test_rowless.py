@@ -16,11 +16,11 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.launch.agent import Crew, _spared
-from marius_oac.nodes.shards.dispatched_shard import make_dealt_shard
+from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.transport.messages import Kind, Message
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.training.rowless import staying
-from tests.nodes.dealt_world import AHEAD, everything, make_dealing, make_tables
+from tests.nodes.dealt_world import AHEAD, everything, make_dispatching, make_tables
 from tests.ports import free_ports
 
 EXAMPLES, BATCH = 60 * 30, 60
@@ -32,8 +32,8 @@ class Two:
 
     def __init__(self):
         self.tables = [make_tables(node, 1) for node in (0, 1)]
-        dealing = replace(make_dealing(make_mode("gba", 2, 2, 1), 2, 2, dense=False), carriers=[0, 0], own=2)
-        self.shards = [make_dealt_shard(t, 1, AHEAD, dealing, (0, 3), n) for n, t in enumerate(self.tables)]
+        dispatching = replace(make_dispatching(make_mode("gba", 2, 2, 1), 2, 2, dense=False), carriers=[0, 0], own=2)
+        self.shards = [make_dispatched_shard(t, 1, AHEAD, dispatching, (0, 3), n) for n, t in enumerate(self.tables)]
         for shard in self.shards:
             shard.begin(0)
 
@@ -41,10 +41,10 @@ class Two:
         out = self.shards[node].handle(peer, Message(kind, number, arrays, **about).frames())
         return {(to, message.kind): message for to, message in out}
 
-    def deal(self, peer):
+    def dispatch(self, peer):
         """The next batch and its token; None: there is none left."""
-        dealt = self.says(peer, Kind.RESERVE)[peer, Kind.DEAL]
-        return None if dealt.final else (dealt.sequence, self.enter(peer, dealt.sequence))
+        dispatched = self.says(peer, Kind.RESERVE)[peer, Kind.DISPATCH]
+        return None if dispatched.final else (dispatched.sequence, self.enter(peer, dispatched.sequence))
 
     def enter(self, peer, number):
         token = self.says(peer, Kind.ENTER, number, step=5)[peer, Kind.TOKEN]
@@ -82,8 +82,8 @@ class Two:
 )
 def test_no_token_of_the_dead_is_lost_and_none_counts_twice(moment, pushed, lost):
     two = Two()
-    own = two.deal(0)
-    number, token = two.deal(1)
+    own = two.dispatch(0)
+    number, token = two.dispatch(1)
     two.push(1, number, token, pushed)
 
     def late():
@@ -93,11 +93,11 @@ def test_no_token_of_the_dead_is_lost_and_none_counts_twice(moment, pushed, lost
             assert all(np.array_equal(*each) for each in zip(before[0], everything(two.tables[1])[0], strict=True))
 
     two.dies(1, late)
-    tokens, deal = [], own
-    while deal is not None:
-        tokens.append(deal[1])
-        two.train(0, *deal)
-        deal = two.deal(0)
+    tokens, dispatch = [], own
+    while dispatch is not None:
+        tokens.append(dispatch[1])
+        two.train(0, *dispatch)
+        dispatch = two.dispatch(0)
     assert tokens == ([0, 0, 1, 1, 2] if moment == "token" else [0, 1, 1, 2, 2])
     counts = two.shards[0].metrics()
     assert counts["batches_lost"] == lost and counts["examples"] == 5 * (6 - lost) and counts["guests"] == 0
@@ -117,9 +117,9 @@ def test_who_stays_in_the_group():
 
 def test_an_agent_loses_a_process_in_peace_only_if_it_may_and_a_signal_ended_it(tmp_path, capsys):
     (tmp_path / "7").touch()
-    crew = Crew([], ["c"], "secret", nodes=["a", "c"], index=1)
+    peers = Crew([], ["c"], "secret", nodes=["a", "c"], index=1)
     ends = [(7, -signal.SIGKILL), (7, -signal.SIGTERM), (7, 1), (7, 0), (8, -signal.SIGKILL)]
-    assert [_spared(crew, tmp_path, *each) for each in ends] == [True, False, False, False, False]
+    assert [_spared(peers, tmp_path, *each) for each in ends] == [True, False, False, False, False]
     said = "note: node c: process 7 was ended by SIGKILL; the run goes on without it\n"
     assert capsys.readouterr().err == said
 

@@ -14,25 +14,25 @@ from tests.threads import in_thread, joined, watched
 def test_every_interleaving_of_batches_that_arrive_in_any_order(data, first, in_flight, batches):
     """Batches enter in turn, are validated and written in any order; timestamps follow the order of validation."""
     ledger = Ledger(first, in_flight)
-    entered, noted, computed, written = 0, {}, 0, set()
+    entered, mft_at_read, computed, written = 0, {}, 0, set()
 
     def mft():
         return next(t for t in range(first - 1, first + batches) if t + 1 not in written)
 
     unwritten = []
     while len(written) < batches:
-        moves = [("validate", n) for n in noted] + [("write", t) for t in unwritten]
+        moves = [("validate", n) for n in mft_at_read] + [("write", t) for t in unwritten]
         if entered < batches and mft() >= first + entered - in_flight:
             moves.append(("enter", first + entered))
         assert moves, "the window has closed for good"
         move, number = data.draw(st.sampled_from(moves))
         if move == "enter":
-            noted[number] = mft()
-            assert ledger.enter(number) == noted[number]
+            mft_at_read[number] = mft()
+            assert ledger.enter(number) == mft_at_read[number]
             entered += 1
         elif move == "validate":
-            assert ledger.validating(number) == min(noted.values())
-            del noted[number]
+            assert ledger.validating(number) == min(mft_at_read.values())
+            del mft_at_read[number]
             unwritten.append(first + computed)
             computed += 1
         else:

@@ -85,7 +85,7 @@ class World:
     def enter(self):
         number, rows = self.entered, self.touched[self.entered]
         batch = Batch(Plan(number, [rows], {}, 1))
-        batch.noted = self.ledger.enter(number)
+        batch.mft_at_read = self.ledger.enter(number)
         batch.resident = Buffers([rows], [np.empty(PER_BATCH, np.int64)], [np.empty((PER_BATCH, 1), np.float32)])
         self.reading[number], self.entered = batch, number + 1
         batch.arrays = {"read": 0, "written": 0}
@@ -96,7 +96,7 @@ class World:
         self.store.read(rows, values, timestamps)
         batch.arrays["read"] += 1
         if self.note_late and at == 1:  # some other event may lie between it and the first row
-            batch.noted = self.ledger._noted[batch.sequence] = self.ledger.maximum_finished
+            batch.mft_at_read = self.ledger._noted[batch.sequence] = self.ledger.maximum_finished
         if at == PER_BATCH - 1:
             self.arriving.append(self.reading.pop(batch.sequence))
 

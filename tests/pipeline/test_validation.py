@@ -48,11 +48,11 @@ def test_older_rows_and_no_others_are_replaced(replace, newer, rows, timestamp, 
         assert np.array_equal(value, wanted)
 
 
-def batch_of(rows, timestamp, noted, values, timestamps=None):
+def batch_of(rows, timestamp, mft_at_read, values, timestamps=None):
     times = np.full(rows.size, timestamp) if timestamps is None else timestamps
     return Batch(
         Plan(timestamp, (rows,), {}, 1),
-        noted=noted,
+        mft_at_read=mft_at_read,
         timestamp=timestamp,
         resident=Buffers((rows,), (times,), (values,)),
     )
@@ -60,8 +60,8 @@ def batch_of(rows, timestamp, noted, values, timestamps=None):
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(ids, min_size=1, max_size=6), ids, st.integers(-1, 5), st.integers(0, 99))
-def test_a_batch_gets_the_newest_version_of_each_row(writers, rows, noted, seed):
-    """Batches 0, 1, ... wrote; what the batch has read holds those up to `noted`, and of the others some by chance."""
+def test_a_batch_gets_the_newest_version_of_each_row(writers, rows, mft_at_read, seed):
+    """Batches 0, 1, ... wrote; what the batch has read holds those up to `mft_at_read`, of the others some by chance."""
     rng = np.random.default_rng(seed)
     newest, stored = {}, {}
     cache = Cache(replace_older, lambda batch: None)
@@ -70,12 +70,12 @@ def test_a_batch_gets_the_newest_version_of_each_row(writers, rows, noted, seed)
         cache.add(batch_of(written, timestamp, -1, values))
         for row, value in zip(written.tolist(), values, strict=True):
             newest[row] = (timestamp, value)
-            if timestamp <= noted or rng.random() < 0.5:
+            if timestamp <= mft_at_read or rng.random() < 0.5:
                 stored[row] = (timestamp, value)
     start = (-1, np.zeros(WIDTH, np.float32))
     read = [stored.get(row, start) for row in rows.tolist()]
     values = np.array([value for _, value in read], np.float32).reshape(rows.size, WIDTH)
-    batch = batch_of(rows, len(writers), noted, values, np.array([time for time, _ in read], np.int64))
+    batch = batch_of(rows, len(writers), mft_at_read, values, np.array([time for time, _ in read], np.int64))
     cache.validate(batch)
     for row, value in zip(rows.tolist(), values, strict=True):
         assert np.array_equal(value, newest.get(row, start)[1])

@@ -24,7 +24,7 @@ class ToyPlanner:
         rows = [np.sort(rng.choice(t.num_rows, t.max_batch_rows, replace=False)) for t in self.tables]
         return Plan(sequence, rows, {"x": rng.random(4)}, examples=4)
 
-    def settle(self, plan):
+    def assign_rows(self, plan):
         return plan
 
 

@@ -56,7 +56,7 @@ def rotated(value, by=31):
     return (value << by | value >> 64 - by) & MASK
 
 
-def last_steps_undone(found, seed, lanes):
+def last_steps_undone(found, seed, thread_pool):
     """The lane that stands at None, from the checksum and the other three; see `page_kernels.checksum`."""
     prime_2 = int(page_kernels._PRIME_2)
     inverse = pow(prime_2, -1, 1 << 64)
@@ -69,12 +69,12 @@ def last_steps_undone(found, seed, lanes):
         total = found ^ total >> 29
     total = step_undone(total)
     for lane in (3, 2, 1):
-        if lanes[lane] is None:
-            forward = rotated((lanes[0] ^ seed) * prime_2 & MASK)
+        if thread_pool[lane] is None:
+            forward = rotated((thread_pool[0] ^ seed) * prime_2 & MASK)
             for before in range(1, lane):
-                forward = rotated((forward ^ lanes[before]) * prime_2 & MASK)
+                forward = rotated((forward ^ thread_pool[before]) * prime_2 & MASK)
             return total ^ forward
-        total = step_undone(total ^ lanes[lane])
+        total = step_undone(total ^ thread_pool[lane])
     return total ^ seed
 
 

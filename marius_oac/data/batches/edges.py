@@ -183,7 +183,7 @@ class GraphPlanner(ABC):
             fill_negatives(key, self._edges, at.among, at.nodes, self._by_degree, number, groups)
             self._resident.touched(self._by_degree * len(groups))
 
-    def settle(self, plan: Plan) -> Plan:
+    def assign_rows(self, plan: Plan) -> Plan:
         """A graph's rows are known beforehand: the plan as it is."""
         return plan
 
@@ -255,9 +255,9 @@ class ReorderedPlanner:
         """Those of the other planner: an epoch has as many batches, whatever their order."""
         return self._planner.epoch_ends(epochs)
 
-    def settle(self, plan: Plan) -> Plan:
+    def assign_rows(self, plan: Plan) -> Plan:
         """As the other planner does."""
-        return self._planner.settle(plan)
+        return self._planner.assign_rows(plan)
 
 
 @compiled

@@ -71,7 +71,7 @@ class NodePlanner:
         arrays = {"labels": self._classes[places], "epoch": np.array([epoch])}
         return self._around.plan(sequence, (epoch, batch), self._nodes[places], arrays, len(places), _NO_EDGES)
 
-    def settle(self, plan: Plan) -> Plan:
+    def assign_rows(self, plan: Plan) -> Plan:
         """A graph's rows are known beforehand: the plan as it is."""
         return plan
 

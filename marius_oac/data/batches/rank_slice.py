@@ -8,7 +8,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Share:
+class RankSlice:
     """Trainer number `rank` of `count`: consecutive examples, as many as the others' give or take one.
 
     Attributes:
@@ -17,7 +17,7 @@ class Share:
 
     rank: int = 0
     count: int = 1
-    dealt: bool = False
+    dispatched: bool = False
 
     def of_batch(self, size: int) -> tuple[int, int, float]:
         """First example, end, and what part of the batch that is.
@@ -38,4 +38,4 @@ class Share:
         return np.concatenate([np.arange(first, end) + at for at, (first, end, _) in zip(starts, parts, strict=True)])
 
 
-WHOLE = Share()
+WHOLE = RankSlice()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from marius_oac.errors import InputError
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn.block import Block
 
 _LOCK = threading.Lock()
@@ -119,8 +119,8 @@ class DglLayer(nn.Module):
         with torch.no_grad():
             self.width = self(torch.zeros(1, inputs), alone).shape[1]
 
-    def forward(self, values: Tensor, block: Block, lanes: Lanes | None = None) -> Tensor:
-        """[O, width]; `lanes` are not used, dgl has threads of its own."""
+    def forward(self, values: Tensor, block: Block, thread_pool: ThreadPool | None = None) -> Tensor:
+        """[O, width]; `thread_pool` are not used, dgl has threads of its own."""
         found = self.module(to_dgl(block), values)
         if found.dim() != (2 if self.merge is None else 3):
             raise ValueError(f"the module gives {tuple(found.shape)}, which does not fit to merge={self.merge!r}")

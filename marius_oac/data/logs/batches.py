@@ -1,12 +1,12 @@
 """Batches of a click log: files in order, keys to rows.
 
 A batch never crosses the end of a file, so that training on a file a day has the batches of training on all of them at
-once. A leg of the road is some files, passed over so many times; a continued run has one leg more.
+once. A segment is some files, passed over so many times; a continued run has one segment more.
 
 Guarantees:
-- `plan` may be called by any number of threads in any order; `settle` gets the plans in order, one at a time.
-- What `settle` decides (numbers of new rows, admission) is a function of the plans before: rows are numbered in the
-  order in which the log first names their keys, whatever the threads do.
+- `plan` may be called by any number of threads in any order; `assign_rows` gets the plans in order, one at a time.
+- What `assign_rows` decides (numbers of new rows, admission) is a function of the plans before: rows are numbered in
+  the order in which the log first names their keys, whatever the threads do.
 - Memory: the blocks of the log that are being cut into batches, one more than there are threads.
 - Of each block only the examples of the planner's share are parsed, as far as the format allows, and converted.
 """
@@ -35,7 +35,7 @@ _BLOCK_EXAMPLES = 1 << 16  # a file's block where nothing is shuffled: large eno
 
 
 @dataclass(frozen=True)
-class Leg:
+class LogSegment:
     """Files [first, last) of the log, passed over `passes` times; with `by_file` every file ends an epoch."""
 
     first: int
@@ -53,22 +53,22 @@ class LogPlan(Plan):
     file: int = 0
 
 
-class LogRoad:
+class LogSchedule:
     """Which examples each batch has, and where epochs end."""
 
-    def __init__(self, files: Sequence[LogFile], legs: Sequence[Leg], batch_size: int):
+    def __init__(self, files: Sequence[LogFile], segments: Sequence[LogSegment], batch_size: int):
         self._files, self._size = files, batch_size
         self.visits: list[tuple[int, int]] = []  # (pass, file), in order
         self._starts: list[int] = []
         self.ends: list[int] = []
         batches = 0
-        for leg in legs:
-            for number in range(leg.passes):
-                for file in range(leg.first, leg.last):
+        for segment in segments:
+            for number in range(segment.passes):
+                for file in range(segment.first, segment.last):
                     self.visits.append((number, file))
                     self._starts.append(batches)
                     batches += -(-files[file].rows // batch_size)
-                    if leg.by_file or file == leg.last - 1:
+                    if segment.by_file or file == segment.last - 1:
                         self.ends.append(batches)
         self._array = np.array(self._starts, np.int64)
 
@@ -89,7 +89,7 @@ class LogPlanner:
 
     Args:
         config: the run's.
-        files: of the whole road, in order.
+        files: of the whole schedule, in order.
         road: which of their examples each batch has.
         tables: of `feature_tables`.
         key_tables: the rows of each table's keys: `find`, `admit` and `capacity` of `storage.key_table.KeyTable`.
@@ -103,12 +103,12 @@ class LogPlanner:
         self,
         config: CtrConfig,
         files: Sequence[LogFile],
-        road: LogRoad,
+        schedule: LogSchedule,
         tables: Sequence[FeatureTable],
         key_tables: Sequence[Any],
         pieces: Sequence[Pieces] | None = None,
     ):
-        self._config, self._road, self._feature_tables, self._key_tables = config, road, tables, key_tables
+        self._config, self._schedule, self._feature_tables, self._key_tables = config, schedule, tables, key_tables
         self._files = files
         self.share = WHOLE
         size, shuffle = config.training.batch_size, config.data.shuffle
@@ -121,7 +121,7 @@ class LogPlanner:
         ]
 
     def plan(self, sequence: int) -> LogPlan:
-        number, file, first, end = self._road.place(sequence)
+        number, file, first, end = self._schedule.place(sequence)
         skip, stop, part = self.share.of_batch(end - first)
         examples = self._examples(number, file, first + skip, first + stop)
         keys = [table_keys(table, examples) for table in self._feature_tables]
@@ -130,7 +130,7 @@ class LogPlanner:
         plan = LogPlan(sequence, (), arrays, stop - skip if part else 0, keys, ids, file)
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 
-    def settle(self, plan: LogPlan) -> Plan:
+    def assign_rows(self, plan: LogPlan) -> Plan:
         """Gives the new keys rows, in the order of the log."""
         for table, keys, ids in zip(self._key_tables, plan.keys, plan.ids, strict=True):
             table.admit(*keys.asked, ids, plan.file)
@@ -153,7 +153,7 @@ class LogPlanner:
             shuffle = Permutation(size, self._config.seed, number, name)
         places = np.arange(first - start, end - start)
         wanted = shuffle.permute(places) if shuffle else places
-        if self.share.dealt:
+        if self.share.dispatched:
             read = _Read.of(self._blocks.get(file, block, None, lambda lazy: lazy), wanted)
         else:
             share, batch_size = self.share, self._config.training.batch_size

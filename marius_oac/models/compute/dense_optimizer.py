@@ -75,7 +75,7 @@ class DenseOptimizer:
     def _step(self, arrays: Mapping[str, Any], timestamp: int) -> None:
         decay = self._config.decay
         factor = 1.0 if decay == 1 else decay ** int(arrays["epoch"].item())
-        if self._sync and self._sync.dealt:
+        if self._sync and self._sync.dispatched:
             self._sync.hand_over(self._gradients(), factor)
             self._optimizer.zero_grad(set_to_none=True)
             return

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from marius_oac.kernels.cpu.float_jit import compiled
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Lanes, Shared, Task
+from marius_oac.models.compute.thread_pool import Shared, Task, ThreadPool
 from marius_oac.models.compute.tiles import blocks
 from marius_oac.runtime.aligned import ALIGNMENT
 
@@ -34,28 +34,28 @@ _BLOCK_FLOATS = 1 << 17
 _ZERO = np.float32(0)
 
 
-class LaneProducts(TorchFunctionMode):
-    """While entered, in this thread, the network's large operations run on `lanes`.
+class PooledProducts(TorchFunctionMode):
+    """While entered, in this thread, the network's large operations run on `thread_pool`.
 
     Each of torch's operations then takes a few microseconds more. Code that knows of lanes need not enter it: it calls
-    `linear` and `relu` of this module. A `lanes.Shared` in any case.
+    `linear` and `relu` of this module. A `thread_pool.Shared` in any case.
 
     Args:
         lanes: shared out on.
         scratch: where results lie until the next `start`; None: in torch's own memory.
     """
 
-    def __init__(self, lanes: Lanes, scratch: Scratch | None) -> None:
+    def __init__(self, thread_pool: ThreadPool, scratch: Scratch | None) -> None:
         super().__init__()
-        self.lanes, self._scratch, self._taken = lanes, scratch, 0
+        self.thread_pool, self._scratch, self._taken = thread_pool, scratch, 0
 
     def start(self) -> None:
         """From here on results may lie where those from before lay; entering does the same."""
         self._taken = 0
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """See `Lanes.run`."""
-        self.lanes.run(tasks)
+        """See `ThreadPool.run`."""
+        self.thread_pool.run(tasks)
 
     def __enter__(self):
         self.start()
@@ -94,15 +94,15 @@ class LaneProducts(TorchFunctionMode):
         return None if inplace or not _fits(input) else _Relu.apply(input, self)
 
 
-def linear(bias: torch.Tensor | None, lanes: Shared | None, *pairs: torch.Tensor) -> torch.Tensor:
-    """The sum of torch's linear layers, shared out where `lanes` are `LaneProducts`.
+def linear(bias: torch.Tensor | None, thread_pool: Shared | None, *pairs: torch.Tensor) -> torch.Tensor:
+    """The sum of torch's linear layers, shared out where `thread_pool` are `PooledProducts`.
 
     Args:
         bias: [O] or None, of the first.
         pairs: input [B, I] and weight [O, I] of each layer.
     """
-    if isinstance(lanes, LaneProducts) and all(map(_fits, pairs)):
-        return _Linear.apply(lanes, bias, *pairs)
+    if isinstance(thread_pool, PooledProducts) and all(map(_fits, pairs)):
+        return _Linear.apply(thread_pool, bias, *pairs)
     linear = torch.nn.functional.linear
     total = linear(*pairs[:2], bias)
     for input, weight in zip(pairs[2::2], pairs[3::2], strict=True):
@@ -110,23 +110,23 @@ def linear(bias: torch.Tensor | None, lanes: Shared | None, *pairs: torch.Tensor
     return total
 
 
-def relu(input: torch.Tensor, lanes: Shared | None) -> torch.Tensor:
-    """torch's, shared out where `lanes` are `LaneProducts`."""
-    found = lanes._relu(input) if isinstance(lanes, LaneProducts) else None
+def relu(input: torch.Tensor, thread_pool: Shared | None) -> torch.Tensor:
+    """torch's, shared out where `thread_pool` are `PooledProducts`."""
+    found = thread_pool._relu(input) if isinstance(thread_pool, PooledProducts) else None
     return torch.relu(input) if found is None else found
 
 
 # Not bound to a mode: one that held its own methods would keep its memory until the garbage collector comes by.
 _OURS: dict[Callable, Callable] = {
-    torch.nn.functional.linear: LaneProducts._linear,
-    torch.nn.functional.relu: LaneProducts._relu,
-    torch.relu: LaneProducts._relu,
-    torch.Tensor.relu: LaneProducts._relu,
-    torch.bmm: LaneProducts._batched,
-    torch.Tensor.bmm: LaneProducts._batched,
-    torch.matmul: LaneProducts._batched,
-    torch.Tensor.matmul: LaneProducts._batched,
-    torch.Tensor.__matmul__: LaneProducts._batched,
+    torch.nn.functional.linear: PooledProducts._linear,
+    torch.nn.functional.relu: PooledProducts._relu,
+    torch.relu: PooledProducts._relu,
+    torch.Tensor.relu: PooledProducts._relu,
+    torch.bmm: PooledProducts._batched,
+    torch.Tensor.bmm: PooledProducts._batched,
+    torch.matmul: PooledProducts._batched,
+    torch.Tensor.matmul: PooledProducts._batched,
+    torch.Tensor.__matmul__: PooledProducts._batched,
 }
 
 
@@ -147,7 +147,7 @@ class _Linear(torch.autograd.Function):
             partial(_add_products, [x[a:b] for x in xs], *shared, y[a:b], [other[a:b] for other in others])
             for a, b in cuts
         ]
-        mode.lanes.run(tasks)
+        mode.thread_pool.run(tasks)
         return torch.from_numpy(y)
 
     @staticmethod
@@ -168,7 +168,7 @@ class _Linear(torch.autograd.Function):
             if by_x is not None:
                 for begin, end in blocks(0, len(dy), _BLOCK_ROWS):
                     tasks.append(partial(_multiply, dy[begin:end], weight, by_x.numpy()[begin:end]))
-        ctx.mode.lanes.run(tasks)
+        ctx.mode.thread_pool.run(tasks)
         return None, total, *found
 
 
@@ -199,7 +199,7 @@ class _Relu(torch.autograd.Function):
         y = mode.empty(*x.shape)
         ctx.save_for_backward(y)
         ctx.mode = mode
-        _by_parts(mode.lanes, _rectify, x, y)
+        _by_parts(mode.thread_pool, _rectify, x, y)
         return y
 
     @staticmethod
@@ -207,7 +207,7 @@ class _Relu(torch.autograd.Function):
     def backward(ctx, gradient):
         (y,) = ctx.saved_tensors
         gradient, by_x = _aligned(gradient), ctx.mode.empty(*y.shape)
-        _by_parts(ctx.mode.lanes, _rectify_back, y, gradient, by_x)
+        _by_parts(ctx.mode.thread_pool, _rectify_back, y, gradient, by_x)
         return by_x, None
 
 
@@ -226,17 +226,17 @@ def _as_laid_out(tensor: torch.Tensor) -> torch.Tensor:
     return _aligned(flipped).transpose(1, 2) if flipped.is_contiguous() else _aligned(tensor)
 
 
-def _multiply_each(mode: LaneProducts, left: np.ndarray, right: np.ndarray) -> torch.Tensor:
+def _multiply_each(mode: PooledProducts, left: np.ndarray, right: np.ndarray) -> torch.Tensor:
     y = mode.empty(left.shape[0], left.shape[1], right.shape[2])
     cuts = blocks(0, len(left), _BLOCK_MATRICES)
-    mode.lanes.run([partial(_multiply, left[a:b], right[a:b], y.numpy()[a:b]) for a, b in cuts])
+    mode.thread_pool.run([partial(_multiply, left[a:b], right[a:b], y.numpy()[a:b]) for a, b in cuts])
     return y
 
 
-def _by_parts(lanes: Lanes, kernel: Callable, *tensors: torch.Tensor) -> None:
+def _by_parts(thread_pool: ThreadPool, kernel: Callable, *tensors: torch.Tensor) -> None:
     flat = [tensor.numpy().reshape(-1) for tensor in tensors]
     cuts = blocks(0, flat[0].size, _BLOCK_FLOATS)
-    lanes.run([partial(kernel, *(each[begin:end] for each in flat)) for begin, end in cuts])
+    thread_pool.run([partial(kernel, *(each[begin:end] for each in flat)) for begin, end in cuts])
 
 
 @np.errstate(invalid="ignore", over="ignore")  # A diverged loss is the pipeline's to report, not NumPy's.

@@ -106,7 +106,7 @@ class RowOptimizer:
         value.addcdiv_(gradients, state.sqrt().add_(self._config.epsilon), value=-rate)
 
 
-class HandOver(RowOptimizer):
+class GradientPassThrough(RowOptimizer):
     """Leaves each row's gradient in the place of its value: the optimizer runs elsewhere, at the row's shard."""
 
     def __init__(self) -> None:

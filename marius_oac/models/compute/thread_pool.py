@@ -16,13 +16,13 @@ Task = Callable[[], object]
 
 
 class Shared(Protocol):
-    """What work is shared out on: `Lanes`, or what stands on them."""
+    """What work is shared out on: `ThreadPool`, or what stands on them."""
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """See `Lanes.run`."""
+        """See `ThreadPool.run`."""
 
 
-class Lanes:
+class ThreadPool:
     """Args: count: threads that work at a time, the caller's own among them."""
 
     def __init__(self, count: int) -> None:

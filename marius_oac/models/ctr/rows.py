@@ -21,7 +21,7 @@ import numpy as np
 from marius_oac.kernels.cpu import bags as kernels
 from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Lanes, Task
+from marius_oac.models.compute.thread_pool import Task, ThreadPool
 from marius_oac.models.compute.tiles import blocks
 
 _BLOCK_EXAMPLES = 256
@@ -127,15 +127,15 @@ class _Picks:
 
 
 class ArrayRows:
-    """Rows in NumPy arrays; the work is shared out on `lanes`.
+    """Rows in NumPy arrays; the work is shared out on `thread_pool`.
 
     Args:
         layout: of each table.
         weighted: whether rows have a first-order weight behind the embedding.
     """
 
-    def __init__(self, layout: Sequence[TableColumns], weighted: bool, lanes: Lanes) -> None:
-        self._layout, self._weighted, self._lanes = tuple(layout), int(weighted), lanes
+    def __init__(self, layout: Sequence[TableColumns], weighted: bool, thread_pool: ThreadPool) -> None:
+        self._layout, self._weighted, self._thread_pool = tuple(layout), int(weighted), thread_pool
         self._scratch, self._fields = Scratch(), Fields.of(layout)
         self._columns = np.array(self._fields.columns, np.int64)
         self._picks: tuple[_Picks, ...] = ()
@@ -162,7 +162,7 @@ class ArrayRows:
             for begin, end in blocks(0, size, _BLOCK_EXAMPLES):
                 tasks.append(partial(self._gather_block, table, picks, table_rows, inputs, sheets, begin, end))
             padded += sheets
-        self._lanes.run(tasks)
+        self._thread_pool.run(tasks)
         return Gathered(values, weights, tuple(padded), tuple(lengths))
 
     def update(self, rows: Sequence[np.ndarray], gradients: Gathered, rule: Rule, weight: float) -> float:
@@ -187,7 +187,7 @@ class ArrayRows:
             lists = self._lists[number]
             shared = (table.dimension, sources, lists, rule, np.float32(weight), table_rows, penalties[-1])
             tasks += [partial(self._update_block, *shared, *bounds) for bounds in _row_blocks(lists)]
-        self._lanes.run(tasks)
+        self._thread_pool.run(tasks)
         return float(sum(each.sum() for each in penalties)) if weight else 0.0
 
     def _inputs(self, values: np.ndarray, weights: np.ndarray | None) -> kernels.Inputs:
@@ -259,7 +259,7 @@ class ArrayRows:
                 if bag.pooling == "mean":
                     task = partial(kernels.share_out, table.dimension, picks.scales[i], bag.field)
                     tasks += [partial(task, *bounds, inputs) for bounds in blocks(0, size, _BLOCK_EXAMPLES)]
-        self._lanes.run(tasks)
+        self._thread_pool.run(tasks)
 
     def _update_block(self, dimension, sources, lists, rule, weight, rows, penalties, begin: int, end: int) -> None:
         first, places = lists

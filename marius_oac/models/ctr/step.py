@@ -24,10 +24,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import InputError
 from marius_oac.models.compute.dense_optimizer import DenseOptimizer
-from marius_oac.models.compute.products import LaneProducts
-from marius_oac.models.compute.row_optimizers import HandOver, RowOptimizer
+from marius_oac.models.compute.products import PooledProducts
+from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.compute.torch_state import seeded, torch_threads
 from marius_oac.models.ctr.network import KEY, Network
 from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns
@@ -76,15 +76,18 @@ class CtrStep:
         self._weighted = bool(network.first_order)
         self._sequences = [sequence.name for table in layout for sequence in table.sequences]
         self._dimensions = Fields.of(layout).dimensions
-        self._optimizer = HandOver() if dense else RowOptimizer(config.training.optimizer)
+        self._optimizer = GradientPassThrough() if dense else RowOptimizer(config.training.optimizer)
         self._dense = DenseOptimizer(self._network, config.training.dense_optimizer, dense)
         self._scratch = Scratch()
         self._tensor_rows = TensorRows(layout, self._weighted, self._optimizer)
         with ExitStack() as stack:
-            lanes = Lanes(threads if device.type == "cpu" else 1)
-            stack.callback(lanes.close)
-            self._array_rows = ArrayRows(layout, self._weighted, lanes)
-            self._products, self._products_kept = LaneProducts(lanes, Scratch()), LaneProducts(lanes, None)
+            thread_pool = ThreadPool(threads if device.type == "cpu" else 1)
+            stack.callback(thread_pool.close)
+            self._array_rows = ArrayRows(layout, self._weighted, thread_pool)
+            self._products, self._products_kept = (
+                PooledProducts(thread_pool, Scratch()),
+                PooledProducts(thread_pool, None),
+            )
             if device.type == "cpu":
                 stack.enter_context(blas.one_thread_per_product())
             self._stack = stack.pop_all()

@@ -37,14 +37,14 @@ class Encoder(nn.Module):
         self.dropout = dropout
         self.width: int = self.layers[-1].width
 
-    def forward(self, values: Tensor | Means, blocks: Sequence[Block], lanes: Shared | None = None) -> Tensor:
+    def forward(self, values: Tensor | Means, blocks: Sequence[Block], thread_pool: Shared | None = None) -> Tensor:
         """The innermost nodes' values, [outputs of the last block, width].
 
         Args:
             values: [inputs of the first block, D], or what a first layer of GraphSAGE would make of them.
             blocks: one for each layer, with `Means` for each but the first; the outputs of one are the inputs of the
                 next.
-            lanes: that what is float32 on the CPU shares its work on, products only if they are `LaneProducts`; None:
+            lanes: that what is float32 on the CPU shares its work on, products only if they are `PooledProducts`; None:
                 this thread.
         Raises:
             ValueError: the blocks don't fit to the layers, the values or each other, or the means to the first layer.
@@ -52,32 +52,32 @@ class Encoder(nn.Module):
         """
         done = 0
         if isinstance(values, Means):
-            done, values = 1, self._combined(values, lanes)
+            done, values = 1, self._combined(values, thread_pool)
         if done + len(blocks) != len(self.layers):
             raise ValueError(f"{len(blocks)} blocks for {len(self.layers) - done} layers")
         for number, (layer, block) in enumerate(zip(self.layers[done:], blocks, strict=True), done):
             if values.shape[0] != block.num_inputs:
                 raise ValueError(f"block {number} has {block.num_inputs} inputs, but there are {values.shape[0]}")
             if number:
-                values = _activated(self.layers[number - 1].activation, values, lanes)
+                values = _activated(self.layers[number - 1].activation, values, thread_pool)
             values = dropout(values, self.dropout, self.training) if self.dropout else values
-            values = layer(values, block, lanes)
+            values = layer(values, block, thread_pool)
             if tuple(values.shape) != (block.num_outputs, layer.width):
                 given = f"makes {tuple(values.shape)} of {block.num_outputs} nodes; its width is {layer.width}"
                 raise ConfigError(given, f"encoder.layers.{number}")
         return values
 
-    def _combined(self, means: Means, lanes: Shared | None) -> Tensor:
+    def _combined(self, means: Means, thread_pool: Shared | None) -> Tensor:
         first = self.layers[0]
         if not isinstance(first, SageLayer) or (first.own is None) != (means.own is None):
             raise ValueError(f"means {'alone ' if means.own is None else ''}are not what the first layer makes")
         if means.own is not None and means.own.shape != means.means.shape:
             raise ValueError(f"means {tuple(means.means.shape)} of nodes {tuple(means.own.shape)}")
-        return first.combine(means, lanes)
+        return first.combine(means, thread_pool)
 
 
-def _activated(activation: Callable[[Tensor], Tensor], values: Tensor, lanes: Shared | None) -> Tensor:
-    return relu(values, lanes) if activation is torch.relu else activation(values)
+def _activated(activation: Callable[[Tensor], Tensor], values: Tensor, thread_pool: Shared | None) -> Tensor:
+    return relu(values, thread_pool) if activation is torch.relu else activation(values)
 
 
 def make_encoder(config: EncoderConfig, inputs: int, seed: int) -> Encoder:

@@ -51,19 +51,19 @@ class SageLayer(nn.Module):
         self.neighbours = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs))
 
-    def forward(self, values: Tensor, block: Block, lanes: Shared | None = None) -> Tensor:
+    def forward(self, values: Tensor, block: Block, thread_pool: Shared | None = None) -> Tensor:
         # Means first, though rows may be wider than outputs: there are fewer outputs than inputs to multiply.
-        own, sums = neighbours(values, block, lanes)
+        own, sums = neighbours(values, block, thread_pool)
         degrees = block.degrees.to(values.dtype)[:, None]
         if self.own is None:
-            return self.combine(Means(None, (sums + own) / (degrees + 1)), lanes)
-        return self.combine(Means(own, sums / degrees.clamp(min=1)), lanes)
+            return self.combine(Means(None, (sums + own) / (degrees + 1)), thread_pool)
+        return self.combine(Means(own, sums / degrees.clamp(min=1)), thread_pool)
 
-    def combine(self, given: Means, lanes: Shared | None = None) -> Tensor:
+    def combine(self, given: Means, thread_pool: Shared | None = None) -> Tensor:
         """The outputs, [O, width], where the means are known."""
         if self.own is None:
-            return linear(self.bias, lanes, given.means, self.neighbours)
-        return linear(self.bias, lanes, given.own, self.own, given.means, self.neighbours)
+            return linear(self.bias, thread_pool, given.means, self.neighbours)
+        return linear(self.bias, thread_pool, given.own, self.own, given.means, self.neighbours)
 
 
 class GatLayer(nn.Module):
@@ -96,17 +96,17 @@ class GatLayer(nn.Module):
         self.destination = nn.Parameter(torch.empty(heads, outputs))
         self.bias = nn.Parameter(torch.empty(self.width))
 
-    def forward(self, values: Tensor, block: Block, lanes: Shared | None = None) -> Tensor:
+    def forward(self, values: Tensor, block: Block, thread_pool: Shared | None = None) -> Tensor:
         if self.attend_to_self:
             block = block.with_own
-        projected = linear(None, lanes, values, self.weight)
+        projected = linear(None, thread_pool, values, self.weight)
         # The vectors times W first: then scores are a narrow product of the values.
         vectors = torch.stack((self.source, self.destination))
         folded = (vectors[..., None] * self.weight.view(*self.source.shape, -1)).sum(2)
-        scores = linear(None, lanes, values, folded.flatten(0, 1))
+        scores = linear(None, thread_pool, values, folded.flatten(0, 1))
         sources, destinations = scores[:, : self.heads], scores[: block.num_outputs, self.heads :]
-        weights = attention(sources, destinations, _SLOPE, block, lanes)
-        sums = weighted_sum(projected, weights, block, lanes)
+        weights = attention(sources, destinations, _SLOPE, block, thread_pool)
+        sums = weighted_sum(projected, weights, block, thread_pool)
         if self.merge == "mean":
             sums = sums.view(-1, self.heads, self.width).mean(1)
         return sums + self.bias

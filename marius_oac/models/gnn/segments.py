@@ -30,7 +30,7 @@ _KERNEL_WORK = 4096  # edges and the rows they are added up in
 _BAG_WORK = 16384  # a call of torch's takes some 20 microseconds beside its work
 
 
-def neighbours(values: Tensor, block: Block, lanes: Shared | None = None) -> tuple[Tensor, Tensor]:
+def neighbours(values: Tensor, block: Block, thread_pool: Shared | None = None) -> tuple[Tensor, Tensor]:
     """The outputs' own values and the sums of their neighbours', both [O, D], of values [n, D]; no neighbours: zeros.
 
     Args:
@@ -39,10 +39,10 @@ def neighbours(values: Tensor, block: Block, lanes: Shared | None = None) -> tup
         ValueError: there are other than `block.num_inputs` values.
     """
     _check(values, block.num_inputs)
-    return _Neighbours.apply(values, block, lanes)
+    return _Neighbours.apply(values, block, thread_pool)
 
 
-def weighted_sum(values: Tensor, weights: Tensor, block: Block, lanes: Shared | None = None) -> Tensor:
+def weighted_sum(values: Tensor, weights: Tensor, block: Block, thread_pool: Shared | None = None) -> Tensor:
     """Sums over each output's edges of weight times value, head by head: [O, H * D] of [n, H * D] and [E, H].
 
     Raises:
@@ -50,10 +50,12 @@ def weighted_sum(values: Tensor, weights: Tensor, block: Block, lanes: Shared | 
     """
     _check(values, block.num_inputs)
     _check(weights, block.num_edges)
-    return _WeightedSum.apply(values, weights, block, lanes)
+    return _WeightedSum.apply(values, weights, block, thread_pool)
 
 
-def attention(sources: Tensor, destinations: Tensor, slope: float, block: Block, lanes: Shared | None = None) -> Tensor:
+def attention(
+    sources: Tensor, destinations: Tensor, slope: float, block: Block, thread_pool: Shared | None = None
+) -> Tensor:
     """The softmax over each output's edges of LeakyReLU(source + destination), [E, H].
 
     Velickovic et al., ICLR 2018, equations 2 and 3, where the product with the attention vector is a sum of two.
@@ -67,7 +69,7 @@ def attention(sources: Tensor, destinations: Tensor, slope: float, block: Block,
     """
     _check(sources, block.num_inputs)
     _check(destinations, block.num_outputs)
-    return _Attention.apply(sources, destinations, slope, block, lanes)
+    return _Attention.apply(sources, destinations, slope, block, thread_pool)
 
 
 def _check(tensor: Tensor, rows: int) -> None:
@@ -77,25 +79,25 @@ def _check(tensor: Tensor, rows: int) -> None:
 
 class _Neighbours(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, values, block, lanes):
-        ctx.block, ctx.lanes = block, lanes
-        return values[: block.num_outputs].clone(), _sums(values, block.offsets, block.sources, lanes)
+    def forward(ctx, values, block, thread_pool):
+        ctx.block, ctx.thread_pool = block, thread_pool
+        return values[: block.num_outputs].clone(), _sums(values, block.offsets, block.sources, thread_pool)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, by_own, by_sums):
         block = ctx.block
-        gradient = _sums(by_sums, block.by_source.offsets, block.by_source.destinations, ctx.lanes)
+        gradient = _sums(by_sums, block.by_source.offsets, block.by_source.destinations, ctx.thread_pool)
         gradient[: block.num_outputs] += by_own
         return gradient, None, None
 
 
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, values, weights, block, lanes):
+    def forward(ctx, values, weights, block, thread_pool):
         ctx.save_for_backward(values, weights)
-        ctx.block, ctx.lanes = block, lanes
-        return _sums(values, block.offsets, block.sources, lanes, weights)
+        ctx.block, ctx.thread_pool = block, thread_pool
+        return _sums(values, block.offsets, block.sources, thread_pool, weights)
 
     @staticmethod
     @once_differentiable
@@ -104,19 +106,19 @@ class _WeightedSum(torch.autograd.Function):
         by_values = by_weights = None
         if ctx.needs_input_grad[0]:
             back = block.by_source
-            by_values = _sums(gradient, back.offsets, back.destinations, ctx.lanes, weights[back.edges])
+            by_values = _sums(gradient, back.offsets, back.destinations, ctx.thread_pool, weights[back.edges])
         if ctx.needs_input_grad[1]:
-            by_weights = _dots(values, gradient, block, weights.shape[1], ctx.lanes)
+            by_weights = _dots(values, gradient, block, weights.shape[1], ctx.thread_pool)
         return by_values, by_weights, None, None
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, sources, destinations, slope, block, lanes):
+    def forward(ctx, sources, destinations, slope, block, thread_pool):
         attend = _attend_kernels if _fits(sources) else _attend_torch
-        weights = attend(sources, destinations, slope, block, lanes)
+        weights = attend(sources, destinations, slope, block, thread_pool)
         ctx.save_for_backward(sources, destinations, weights)
-        ctx.slope, ctx.block, ctx.lanes = slope, block, lanes
+        ctx.slope, ctx.block, ctx.thread_pool = slope, block, thread_pool
         return weights
 
     @staticmethod
@@ -124,32 +126,36 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, gradient):
         back = ctx.block.by_source
         differentiate = _attend_back_kernels if _fits(gradient) else _attend_back_torch
-        by_edge, by_destination = differentiate(*ctx.saved_tensors, gradient, ctx.slope, ctx.block, ctx.lanes)
-        return _sums(by_edge, back.offsets, back.edges, ctx.lanes), by_destination, None, None, None
+        by_edge, by_destination = differentiate(*ctx.saved_tensors, gradient, ctx.slope, ctx.block, ctx.thread_pool)
+        return _sums(by_edge, back.offsets, back.edges, ctx.thread_pool), by_destination, None, None, None
 
 
 def _fits(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
-def _sums(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Shared | None, weights: Tensor | None = None) -> Tensor:
+def _sums(
+    rows: Tensor, offsets: Tensor, picks: Tensor, thread_pool: Shared | None, weights: Tensor | None = None
+) -> Tensor:
     """Sums [., W] of the rows picked between two offsets each, head by head times `weights` [E, H] if there are."""
     if weights is None:
-        return _bags(rows, offsets, picks, lanes)
+        return _bags(rows, offsets, picks, thread_pool)
     if not _fits(rows):
         heads = zip(rows.chunk(weights.shape[1], 1), weights.unbind(1), strict=True)
-        return torch.cat([_bags(head, offsets, picks, lanes, own.contiguous()) for head, own in heads], 1)
+        return torch.cat([_bags(head, offsets, picks, thread_pool, own.contiguous()) for head, own in heads], 1)
     into = torch.empty(offsets.numel() - 1, rows.shape[1])
     kernel = partial(kernels.add_up_weighted, _array(rows), _array(weights))
-    _share_out(kernel, offsets, picks, lanes, into)
+    _share_out(kernel, offsets, picks, thread_pool, into)
     return into
 
 
-def _bags(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Shared | None, weights: Tensor | None = None) -> Tensor:
+def _bags(
+    rows: Tensor, offsets: Tensor, picks: Tensor, thread_pool: Shared | None, weights: Tensor | None = None
+) -> Tensor:
     rows, count = rows.detach().contiguous(), offsets.numel() - 1
     if not (picks.numel() and rows.shape[1]):
         return rows.new_zeros(count, rows.shape[1])
-    if lanes is None or rows.device.type != "cpu":
+    if thread_pool is None or rows.device.type != "cpu":
         return _add_up(rows, offsets, picks, weights)
     into = rows.new_empty(count, rows.shape[1])
 
@@ -158,7 +164,7 @@ def _bags(rows: Tensor, offsets: Tensor, picks: Tensor, lanes: Shared | None, we
         own = None if weights is None else weights[first:last]
         into[begin:end] = _add_up(rows, offsets[begin : end + 1] - first, picks[first:last], own)
 
-    lanes.run([partial(part, *bounds) for bounds in _cuts(offsets.numpy(), _BAG_WORK)])
+    thread_pool.run([partial(part, *bounds) for bounds in _cuts(offsets.numpy(), _BAG_WORK)])
     return into
 
 
@@ -166,25 +172,25 @@ def _add_up(rows: Tensor, offsets: Tensor, picks: Tensor, weights: Tensor | None
     return embedding_bag(picks, rows, offsets, mode="sum", include_last_offset=True, per_sample_weights=weights)
 
 
-def _dots(values: Tensor, gradient: Tensor, block: Block, heads: int, lanes: Shared | None) -> Tensor:
+def _dots(values: Tensor, gradient: Tensor, block: Block, heads: int, thread_pool: Shared | None) -> Tensor:
     """Inner products [E, H] of each edge's source in `values` and its destination in `gradient`, head by head."""
     if not _fits(values):
         products = values[block.sources].mul_(gradient[block.destinations])
         return products.unflatten(1, (heads, -1)).sum(2)
     into = torch.empty(block.num_edges, heads)
     kernel = partial(kernels.dots, _array(values), _array(gradient))
-    _share_out(kernel, block.offsets, block.sources, lanes, into)
+    _share_out(kernel, block.offsets, block.sources, thread_pool, into)
     return into
 
 
-def _attend_kernels(sources, destinations, slope, block, lanes):
+def _attend_kernels(sources, destinations, slope, block, thread_pool):
     weights = torch.empty(block.num_edges, sources.shape[1])
     kernel = partial(kernels.attend, _array(sources), _array(destinations), np.float32(slope))
-    _share_out(kernel, block.offsets, block.sources, lanes, weights)
+    _share_out(kernel, block.offsets, block.sources, thread_pool, weights)
     return weights
 
 
-def _attend_torch(sources, destinations, slope, block, lanes):
+def _attend_torch(sources, destinations, slope, block, thread_pool):
     scores = torch.nn.functional.leaky_relu(sources[block.sources] + destinations[block.destinations], slope)
     places = block.destinations[:, None].expand_as(scores)
     largest = torch.full_like(destinations, -torch.inf).scatter_reduce(0, places, scores, "amax")
@@ -192,7 +198,7 @@ def _attend_torch(sources, destinations, slope, block, lanes):
     return parts / _over_edges(parts, block)[block.destinations]
 
 
-def _attend_back_kernels(sources, destinations, weights, gradient, slope, block, lanes):
+def _attend_back_kernels(sources, destinations, weights, gradient, slope, block, thread_pool):
     by_edge, by_destination = torch.empty_like(weights), torch.empty_like(destinations)
     given = (_array(sources), _array(destinations), np.float32(slope))
     arrays = (_array(weights), _array(gradient))
@@ -200,11 +206,11 @@ def _attend_back_kernels(sources, destinations, weights, gradient, slope, block,
     def kernel(offsets, picks, begin, end, scores, into):
         kernels.attend_back(*given, offsets, picks, *arrays, begin, end, scores, into)
 
-    _share_out(kernel, block.offsets, block.sources, lanes, by_edge, by_destination)
+    _share_out(kernel, block.offsets, block.sources, thread_pool, by_edge, by_destination)
     return by_edge, by_destination
 
 
-def _attend_back_torch(sources, destinations, weights, gradient, slope, block, lanes):
+def _attend_back_torch(sources, destinations, weights, gradient, slope, block, thread_pool):
     scores = sources[block.sources] + destinations[block.destinations]
     parts = weights * gradient
     by_edge = parts - weights * _over_edges(parts, block)[block.destinations]
@@ -221,15 +227,15 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().contiguous().numpy()
 
 
-def _share_out(kernel: Callable, offsets: Tensor, picks: Tensor, lanes: Shared | None, *into: Tensor) -> None:
+def _share_out(kernel: Callable, offsets: Tensor, picks: Tensor, thread_pool: Shared | None, *into: Tensor) -> None:
     """Runs a kernel over all ranges of rows."""
     ends, chosen, results = offsets.numpy(), picks.numpy(), [each.numpy() for each in into]
     tasks = [partial(kernel, ends, chosen, *bounds, *results) for bounds in _cuts(ends, _KERNEL_WORK)]
-    if lanes is None:
+    if thread_pool is None:
         for task in tasks:
             task()
     else:
-        lanes.run(tasks)
+        thread_pool.run(tasks)
 
 
 def _cuts(offsets: np.ndarray, size: int) -> list[tuple[int, int]]:

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
 from marius_oac.models.compute.dense_optimizer import NETWORK, OPTIMIZER, DenseOptimizer
-from marius_oac.models.compute.products import LaneProducts
+from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Lanes, Shared
+from marius_oac.models.compute.thread_pool import Shared, ThreadPool
 from marius_oac.models.compute.tiles import blocks
 from marius_oac.models.compute.torch_state import seeded, torch_threads
 from marius_oac.models.compute.user_code import blaming_frames
@@ -44,7 +44,7 @@ class Head(Step, Protocol):
         lanes: which it lends to the encoder until it is closed.
     """
 
-    lanes: Lanes
+    thread_pool: ThreadPool
 
 
 class EncodedStep:
@@ -78,7 +78,7 @@ class EncodedStep:
         self._own, self.encoder, self.head = tuple(own), encoder.to(device), head
         self._dimension, self._seed, self._device, self._decay = dimension, seed, device, rows.decay
         self._rows, self._dense = RowOptimizer(rows), DenseOptimizer(self.encoder, dense)
-        self._products, self._scratch = LaneProducts(head.lanes, None if own else Scratch()), Scratch()
+        self._products, self._scratch = PooledProducts(head.thread_pool, None if own else Scratch()), Scratch()
 
     def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
         """See `Step.compute`; `rows[0]` are the nodes' rows, where they have some.
@@ -123,7 +123,7 @@ class EncodedStep:
         return loss + fault
 
     def _encode(
-        self, values: Tensor | None, arrays: Mapping[str, Tensor], timestamp: int, lanes: Shared | None
+        self, values: Tensor | None, arrays: Mapping[str, Tensor], timestamp: int, thread_pool: Shared | None
     ) -> tuple[Tensor | Means, Tensor]:
         """What goes into the encoder, a leaf if there are rows, and what comes out of it."""
         inputs = arrays.get("features")
@@ -134,7 +134,7 @@ class EncodedStep:
             inputs = (own if inputs is None else torch.cat((own, inputs), 1)).requires_grad_()
         self.encoder.train()
         with torch.enable_grad(), seeded([self._seed, timestamp], self._device):
-            return inputs, self.encoder(inputs, blocks_of(arrays, len(self.encoder.layers)), lanes)
+            return inputs, self.encoder(inputs, blocks_of(arrays, len(self.encoder.layers)), thread_pool)
 
     def _update(
         self, rows: np.ndarray, places: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float
@@ -145,7 +145,7 @@ class EncodedStep:
             self._rows.update(rows[begin:end], own[begin:end], timestamp, factor)
 
         own[places] = gradients[:, : self._dimension]
-        self.head.lanes.run([partial(update, *cut) for cut in blocks(0, len(rows), _BLOCK_ROWS)])
+        self.head.thread_pool.run([partial(update, *cut) for cut in blocks(0, len(rows), _BLOCK_ROWS)])
 
     def _factor(self, arrays: Mapping[str, Any]) -> float:
         return 1.0 if self._decay == 1 else self._decay ** int(arrays["epoch"].item())

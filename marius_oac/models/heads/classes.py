@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.runtime import blas
 
 
@@ -26,8 +26,8 @@ class ClassesHead:
 
     def __init__(self, device: torch.device, threads: int) -> None:
         with ExitStack() as stack:
-            self.lanes = Lanes(threads if device.type == "cpu" else 1)
-            stack.callback(self.lanes.close)
+            self.thread_pool = ThreadPool(threads if device.type == "cpu" else 1)
+            stack.callback(self.thread_pool.close)
             if device.type == "cpu":
                 stack.enter_context(blas.one_thread_per_product())
             self._stack = stack.pop_all()

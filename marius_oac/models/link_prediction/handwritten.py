@@ -31,7 +31,7 @@ from marius_oac.kernels.cpu import edges as kernels
 from marius_oac.kernels.cpu import losses as loss_kernels
 from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Lanes, Task
+from marius_oac.models.compute.thread_pool import Task, ThreadPool
 from marius_oac.models.compute.tiles import Tile, blocks, stretches
 from marius_oac.models.link_prediction.regularizers import complex_moduli, penalized
 from marius_oac.types import Side
@@ -135,10 +135,10 @@ def _form_of(config: Config) -> kernels.Form:
 
 
 class HandwrittenGradient:
-    """Computes batches on `lanes`; the arrays are those of the edge planner (see the design page)."""
+    """Computes batches on `thread_pool`; the arrays are those of the edge planner (see the design page)."""
 
-    def __init__(self, config: Config, lanes: Lanes) -> None:
-        self._model, self._training, self._lanes = config.model, config.training, lanes
+    def __init__(self, config: Config, thread_pool: ThreadPool) -> None:
+        self._model, self._training, self._thread_pool = config.model, config.training, thread_pool
         self._scratch = Scratch()
         sides = (Side.TAIL,) if config.model.reciprocal else (Side.HEAD, Side.TAIL)
         self._sides = np.array(sides, np.int64)
@@ -155,7 +155,7 @@ class HandwrittenGradient:
         self._differentiate(batch, beside_tiles, beside_products)
         penalties = self._scratch.take("penalties", count, dtype=np.float64)
         shared = (edges, batch.work, first, places, penalties)
-        self._lanes.run(
+        self._thread_pool.run(
             [
                 partial(kernels.update_entities, batch.form, rule, rows, begin, end, *shared, self._room())
                 for begin, end in blocks(0, count, _BLOCK_ROWS)
@@ -205,7 +205,7 @@ class HandwrittenGradient:
             local, picks = self._own("relations", arrays["relations"]), self._own("picks", arrays["relation_rows"])
             formed = take("formed", picks.size, dimension)
             (kernels.gather_phases if self._form.phases else kernels.gather)(relations.table, picks, formed)
-        self._lanes.run(tasks)
+        self._thread_pool.run(tasks)
         gradients = take("candidate_gradients", groups, per_group, dimension)
         work = kernels.Work(
             relations=formed,
@@ -255,14 +255,14 @@ class HandwrittenGradient:
         begun: set[int] = set()
         for number, wave in enumerate(waves):
             tiles = [partial(self._tile, batch, tile, scores, distances) for tile in wave]
-            self._lanes.run(tiles + beside_tiles if number == 0 else tiles)
+            self._thread_pool.run(tiles + beside_tiles if number == 0 else tiles)
             products = []
             for stretch in stretches(wave):
                 group = batch.group(stretch)
                 for begin, end in blocks(0, per_group, _BLOCK_CANDIDATES):
                     products.append(partial(self._candidates, batch, stretch, scores, begin, end, group in begun))
                 begun.add(group)
-            self._lanes.run(beside_products + products if number == len(waves) - 1 else products)
+            self._thread_pool.run(beside_products + products if number == len(waves) - 1 else products)
 
     @np.errstate(invalid="ignore", over="ignore")  # A diverged loss is the pipeline's to report, not NumPy's.
     def _tile(self, batch: _Batch, tile: Tile, scores: np.ndarray, distances: np.ndarray | None) -> None:

@@ -18,7 +18,7 @@ from marius_oac.models.compute.scratch import Scratch
 from marius_oac.types import DenseSync
 
 
-class AgreedRelations:
+class ReplicatedRelations:
     """Also a `types.ServedDense`, whose slices are some of the relations.
 
     Args:
@@ -62,7 +62,7 @@ class AgreedRelations:
         """`gradients` [m, Dr] of the relations `picks`, int64 [m]; `share` is the batch's part of the global batch."""
         every = self._gradients.zero_()
         every[picks] = gradients
-        if self._dense.dealt:
+        if self._dense.dispatched:
             self._dense.hand_over([every], float(factor))
             return
         moves = self._dense.reduce([every], float(share.item()))

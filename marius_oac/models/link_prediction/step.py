@@ -21,13 +21,13 @@ import torch
 from marius_oac.config.link_prediction import Config
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.dense_moments import RELATIONS
-from marius_oac.models.compute.row_optimizers import HandOver, RowOptimizer
+from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.models.link_prediction.handwritten import HandwrittenGradient, Relations
-from marius_oac.models.link_prediction.replicated_relations import AgreedRelations
+from marius_oac.models.link_prediction.replicated_relations import ReplicatedRelations
 from marius_oac.runtime import blas
 from marius_oac.types import DenseSync
 
@@ -87,24 +87,24 @@ class LinkPredictionStep:
             )
         optimizer = config.training.optimizer
         self._dimension, self._decay, self._device = config.model.dimension, optimizer.decay, device
-        self._entity_optimizer = HandOver() if dense or encoded else RowOptimizer(optimizer)
+        self._entity_optimizer = GradientPassThrough() if dense or encoded else RowOptimizer(optimizer)
         self._relation_optimizer = RowOptimizer(optimizer, optimizer.relation_learning_rate)
         self._width = self._dimension + self._entity_optimizer.state_width(self._dimension)
         self._relation_width, self._relations = width, None
         if width:
             self._relations = self._make_relations(num_relations, relations)
-        self._agreed = AgreedRelations(self._relations, width, self._relation_optimizer, dense) if dense else None
+        self._agreed = ReplicatedRelations(self._relations, width, self._relation_optimizer, dense) if dense else None
         self._autograd = AutogradGradient(config)
         with ExitStack() as stack:
-            self.lanes = Lanes(threads if device.type == "cpu" else 1)
-            stack.callback(self.lanes.close)
-            self._handwritten = HandwrittenGradient(config, self.lanes)
+            self.thread_pool = ThreadPool(threads if device.type == "cpu" else 1)
+            stack.callback(self.thread_pool.close)
+            self._handwritten = HandwrittenGradient(config, self.thread_pool)
             if device.type == "cpu":  # a process that only trains on a GPU keeps its own ways
                 stack.enter_context(blas.one_thread_per_product())
             self._stack = stack.pop_all()
 
     @property
-    def served(self) -> AgreedRelations | None:
+    def served(self) -> ReplicatedRelations | None:
         """See `Step.served`."""
         return self._agreed if self._agreed and self._agreed.size else None
 

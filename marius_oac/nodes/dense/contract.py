@@ -30,7 +30,7 @@ class DenseAgreement:
         group: of the trainers.
     """
 
-    dealt = False
+    dispatched = False
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -83,7 +83,7 @@ class DenseAgreement:
         return share > 0
 
     def hand_over(self, gradients: Sequence[torch.Tensor], factor: float) -> None:
-        """See `DenseSync.hand_over`; of those that can be `dealt`."""
+        """See `DenseSync.hand_over`; of those that can be `dispatched`."""
         raise TypeError(f"{type(self).__name__} hands nothing over")
 
     def updated(self, sequence: int) -> None:

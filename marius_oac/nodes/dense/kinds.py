@@ -41,11 +41,11 @@ def make_dense_sync(
     if config.kind == "kstep":
         moments = (config.beta1, config.beta2)
         return KStep(group, learning_rate, config.k, config.warm_up, moments, config.epsilon, weight_decay)
-    pace = (config.alpha, config.iterations_between, config.background)
+    speed_monitor = (config.alpha, config.iterations_between, config.background)
     if config.kind == "ma":
-        return Averaging(group, *pace)
+        return Averaging(group, *speed_monitor)
     if config.kind == "bmuf":
-        return Bmuf(group, *pace, eta=config.eta, momentum=config.momentum, nesterov=config.nesterov)
+        return Bmuf(group, *speed_monitor, eta=config.eta, momentum=config.momentum, nesterov=config.nesterov)
     if servers is None or assign is None:
         raise ValueError("easgd needs sync servers and an assignment of parameters to them")
-    return Easgd(group, *pace, servers=servers, assign=assign)
+    return Easgd(group, *speed_monitor, servers=servers, assign=assign)

@@ -25,7 +25,7 @@ def bounds_of(served: ServedDense | None, shards: int) -> list[int]:
 
 
 class Served(AllReduce):
-    """`marius_oac.types.DenseSync` in lockstep; while `dealt` is set, of parameters that are served."""
+    """`marius_oac.types.DenseSync` in lockstep; while `dispatched` is set, of parameters that are served."""
 
     _handed: np.ndarray | None = None
 

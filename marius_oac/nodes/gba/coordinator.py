@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from marius_oac.nodes.gba.dispatcher import WAIT, Deal, Dealer, Wait
+from marius_oac.nodes.gba.dispatcher import WAIT, Dispatch, Dispatcher, Wait
 
 
 class Verdict(NamedTuple):
@@ -53,22 +53,22 @@ class Coordinator:
     shards: how many there are.
     """
 
-    def __init__(self, dealer: Dealer, shards: int):
-        self.dealer = dealer
-        self._steps = [dealer.step] * shards
+    def __init__(self, dispatcher: Dispatcher, shards: int):
+        self.dispatcher = dispatcher
+        self._steps = [dispatcher.step] * shards
         self._calls: dict[int, _RollCall] = {}
 
     @property
     def finished(self) -> bool:
         """No batch is left, none is out: every shard may flush, after what it was told to fill."""
-        return self.dealer.finished and not self._calls
+        return self.dispatcher.finished and not self._calls
 
-    def ask(self, worker: int) -> Deal | None | Literal[Wait.WAIT]:
+    def ask(self, worker: int) -> Dispatch | None | Literal[Wait.WAIT]:
         """What a worker does next; one that is back waits for the end of the roll call for its old self."""
         if worker in self._calls:
             self._calls[worker].back = True
             return WAIT
-        return self.dealer.ask(worker)
+        return self.dispatcher.ask(worker)
 
     def expects(self, worker: int) -> bool:
         """Whether a roll call for the worker is on."""
@@ -80,7 +80,7 @@ class Coordinator:
         Raises:
             ValueError: the worker does not have this batch.
         """
-        return self.dealer.done(worker, batch) + self._stepped(dict(enumerate(steps)))
+        return self.dispatcher.done(worker, batch) + self._stepped(dict(enumerate(steps)))
 
     def stepped(self, shard: int, step: int) -> list[int]:
         """A shard is at a step, by what it has filled. Returns who may ask again."""
@@ -96,7 +96,7 @@ class Coordinator:
         if worker in self._calls:
             self._calls[worker].back = False
             return None
-        self._calls[worker] = _RollCall(self.dealer.out(worker))
+        self._calls[worker] = _RollCall(self.dispatcher.out(worker))
         return list(self._calls[worker].out)
 
     def answered(self, shard: int, worker: int, settled: Sequence[bool], step: int) -> Verdict:
@@ -116,15 +116,15 @@ class Coordinator:
             lacking = [each for each in range(len(self._steps)) if not call.settled[each][number]]
             if not lacking:
                 done.append(batch)
-                woken += self.dealer.done(worker, batch)
+                woken += self.dispatcher.done(worker, batch)
             elif len(lacking) < len(self._steps):
                 torn.append(batch)
                 for each in lacking:
                     fills[each].append(token)
-        lost = self.dealer.lost(worker, torn)
+        lost = self.dispatcher.lost(worker, torn)
         return Verdict(fills, sorted(done), lost.batches, woken + lost.woken + [worker] * call.back)
 
     def _stepped(self, steps: Mapping[int, int]) -> list[int]:
         for shard, step in steps.items():
             self._steps[shard] = max(self._steps[shard], step)
-        return self.dealer.stepped(min(self._steps))
+        return self.dispatcher.stepped(min(self._steps))

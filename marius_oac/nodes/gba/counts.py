@@ -17,7 +17,7 @@ def add_counts(*counts: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def dealt_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def dispatch_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of the batches that were dealt, from what each process's shard has counted: tokens, lost batches and
     trainers, and of dense parameters and rows: gradients, those dropped, average and largest staleness in global steps.
     """

@@ -19,18 +19,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from marius_oac.nodes.gba.coordinator import Coordinator
-from marius_oac.nodes.gba.dispatcher import Deal
+from marius_oac.nodes.gba.dispatcher import Dispatch
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array
 
 KINDS = (Kind.RESERVE, Kind.ENTER, Kind.DONE, Kind.ANSWER, Kind.FILLED)
 Out = tuple[int, Message]
 
 
-class DealingDesk:
+class DispatchServer:
     """Args:
     coordinator: has dealt nothing yet.
     carriers: ranks of the trainers whose processes have the shards, in the shards' order.
-    parts: see `Stretch`.
+    parts: see `BatchRange`.
     trainers: of the run's group; ranks from there on belong to guests, or to who is treated as such.
     own: ranks below it are the run's own.
     """
@@ -42,7 +42,7 @@ class DealingDesk:
         self.coordinator, self._carriers, self._parts, self._trainers = coordinator, carriers, parts, trainers
         self._entering: dict[int, int] = {}  # of each worker that waits for a token: the batch
         self._through: list[int] = []  # peers that have been told that there is none left
-        self.lobby: list[int] = []  # guests that wait
+        self.waiting_workers: list[int] = []  # guests that wait
         self._open, self._examples, self._stopped_outside = False, 0, False
         self._outside = 0, 0.0  # examples of batches that guests have computed, and the sum of their losses
         self._out: dict[int, int] = {}  # of each batch that is dealt and neither done nor lost: its examples
@@ -70,7 +70,7 @@ class DealingDesk:
 
     def gone(self, peer: int) -> list[Out]:
         """A guest is gone, and nothing more comes from it."""
-        for waiting in (self.lobby, self._through):
+        for waiting in (self.waiting_workers, self._through):
             if peer in waiting:
                 waiting.remove(peer)
         worker = self._workers.pop(peer, None)
@@ -84,8 +84,8 @@ class DealingDesk:
     def metrics(self) -> dict[str, float]:
         """Tokens dealt, examples of the batches that are done, and of those of guests with the sum of their losses,
         batches that were lost with guests, guests, and whether one of the run's own wants to stop."""
-        dealer = self.coordinator.dealer
-        counts = {"tokens": dealer.tokens, "examples": self._examples, "batches_lost": dealer.batches_lost}
+        dispatcher = self.coordinator.dispatcher
+        counts = {"tokens": dispatcher.tokens, "examples": self._examples, "batches_lost": dispatcher.batches_lost}
         outside = {"outside_examples": self._outside[0], "outside_loss": self._outside[1]}
         outside["stopped_max"] = int(self._stopped_outside)
         return counts | outside | {"guests": self._guests}
@@ -94,25 +94,25 @@ class DealingDesk:
         if peer in self._through and peer < self._trainers:
             raise Malformed("a batch is asked for again, though there is none left")
         if peer >= self._trainers and (not self._open or peer in self._through):
-            self.lobby.append(peer)
+            self.waiting_workers.append(peer)
             return []
         out = self._reserve(peer, message.final)
         if not self._open:
-            self._open, waiting, self.lobby = True, self.lobby, []
+            self._open, waiting, self.waiting_workers = True, self.waiting_workers, []
             for guest in waiting:
                 out += self._reserve(guest, False)
         return out
 
     def _reserve(self, peer: int, stop: bool) -> list[Out]:
-        dealer = self.coordinator.dealer
-        woken = dealer.stop(self._parts) if stop else []
+        dispatcher = self.coordinator.dispatcher
+        woken = dispatcher.stop(self._parts) if stop else []
         self._stopped_outside |= stop and peer >= self._trainers
-        batch = dealer.reserve(self._worker(peer))
-        tokens = self._tokens(woken + dealer.woken())
+        batch = dispatcher.reserve(self._worker(peer))
+        tokens = self._tokens(woken + dispatcher.woken())
         if batch is not None:
-            return [(peer, Message(Kind.DEAL, batch)), *tokens]
+            return [(peer, Message(Kind.DISPATCH, batch)), *tokens]
         self._through.append(peer)
-        out = [(peer, Message(Kind.DEAL, dealer.next, final=True)), *tokens]
+        out = [(peer, Message(Kind.DISPATCH, dispatcher.next, final=True)), *tokens]
         return out + self._maybe_finished([peer])
 
     def _worker(self, peer: int) -> int:
@@ -126,7 +126,7 @@ class DealingDesk:
 
     def _enter(self, peer: int, message: Message) -> list[Out]:
         worker = self._workers.get(peer, -1)
-        if worker in self._entering or self.coordinator.dealer.reserved(worker)[:1] != [message.sequence]:
+        if worker in self._entering or self.coordinator.dispatcher.reserved(worker)[:1] != [message.sequence]:
             raise Malformed(f"batch {message.sequence} is not the next one of that trainer")
         self._entering[worker] = message.sequence
         self._out[message.sequence] = message.step
@@ -169,10 +169,10 @@ class DealingDesk:
     def _tokens(self, woken: Sequence[int]) -> list[Out]:
         out = []
         for worker in woken:
-            deal = self.coordinator.ask(worker)
-            if isinstance(deal, Deal):
-                assert self._entering.pop(worker) == deal.batch
-                out.append((self._peers[worker], Message(Kind.TOKEN, deal.batch, step=deal.token)))
+            dispatch = self.coordinator.ask(worker)
+            if isinstance(dispatch, Dispatch):
+                assert self._entering.pop(worker) == dispatch.batch
+                out.append((self._peers[worker], Message(Kind.TOKEN, dispatch.batch, step=dispatch.token)))
         return out
 
     def _maybe_finished(self, peers: Sequence[int] | None = None) -> list[Out]:
@@ -180,4 +180,4 @@ class DealingDesk:
         if not self.coordinator.finished or self._filling:
             return []
         told = self._through if peers is None else peers
-        return [(each, Message(Kind.FINISHED, self.coordinator.dealer.next)) for each in told]
+        return [(each, Message(Kind.FINISHED, self.coordinator.dispatcher.next)) for each in told]

@@ -43,7 +43,7 @@ class Wait(Enum):
 WAIT: Final = Wait.WAIT
 
 
-class Deal(NamedTuple):
+class Dispatch(NamedTuple):
     """A batch of the data list, and the global step that it is for."""
 
     batch: int
@@ -57,7 +57,7 @@ class Lost(NamedTuple):
     woken: list[int]
 
 
-class Dealer:
+class Dispatcher:
     """Args:
     mode: the rules.
     first, end: the batches of the data list, [first, end).
@@ -70,13 +70,13 @@ class Dealer:
         self._out: dict[int, dict[int, int]] = {}  # of each live worker: batch -> token
         self._reserved: dict[int, deque[int]] = {}
         self._waiting: dict[int, None] = {}  # in the order in which they asked
-        self._pace = _PACES[mode.kind](mode, step)
+        self._speed_monitor = _PACES[mode.kind](mode, step)
 
     def joined(self, worker: int) -> None:
         """A worker is here, for the first time or again. One that asks has joined."""
         if worker not in self._out:
             self._out[worker], self._reserved[worker] = {}, deque()
-            self._pace.workers(self._out)
+            self._speed_monitor.workers(self._out)
 
     def reserve(self, worker: int) -> int | None:
         """The next batch of the list, which is this worker's from now on; None: there is none left.
@@ -90,7 +90,7 @@ class Dealer:
         self.next += 1
         return self.next - 1
 
-    def ask(self, worker: int) -> Deal | None | Literal[Wait.WAIT]:
+    def ask(self, worker: int) -> Dispatch | None | Literal[Wait.WAIT]:
         """What a worker does next."""
         self.joined(worker)
         self._waiting.pop(worker, None)
@@ -101,10 +101,10 @@ class Dealer:
             return WAIT
         if not self._reserved[worker]:
             self.reserve(worker)
-        deal = Deal(self._reserved[worker].popleft(), self._pace.deal(worker))
-        self._out[worker][deal.batch] = deal.token
+        dispatch = Dispatch(self._reserved[worker].popleft(), self._speed_monitor.dispatch(worker))
+        self._out[worker][dispatch.batch] = dispatch.token
         self.tokens += 1
-        return deal
+        return dispatch
 
     def done(self, worker: int, batch: int) -> list[int]:
         """All shards have taken the worker's gradient of a batch, or let it vanish. Returns who may ask again.
@@ -115,14 +115,14 @@ class Dealer:
         if batch not in self._out.get(worker, ()):
             raise ValueError(f"worker {worker} has no batch {batch}")
         del self._out[worker][batch]
-        self._pace.done(worker)
+        self._speed_monitor.done(worker)
         return self.woken()
 
     def stepped(self, step: int) -> list[int]:
         """All shards have applied the global steps before `step`. Returns who may ask again."""
         if step > self.step:
             self.step = step
-            self._pace.stepped(step)
+            self._speed_monitor.stepped(step)
         return self.woken()
 
     def lost(self, worker: int, torn: Collection[int] = ()) -> Lost:
@@ -135,8 +135,8 @@ class Dealer:
         """
         out, reserved = self._out.pop(worker, {}), self._reserved.pop(worker, ())
         self._waiting.pop(worker, None)
-        self._pace.lost(worker, [token for batch, token in out.items() if batch not in torn])
-        self._pace.workers(self._out)
+        self._speed_monitor.lost(worker, [token for batch, token in out.items() if batch not in torn])
+        self._speed_monitor.workers(self._out)
         self.batches_lost += len(out) + len(reserved)
         return Lost(sorted([*out, *reserved]), self.woken())
 
@@ -179,8 +179,8 @@ class Dealer:
         """Goes on from a state; nothing is dealt yet."""
         self.next, self.step = state["next"], state["step"]
         self.tokens, self.batches_lost = state["tokens"], state["batches_lost"]
-        self._pace = _PACES[self.mode.kind](self.mode, self.step)
-        self._pace.workers(self._out)
+        self._speed_monitor = _PACES[self.mode.kind](self.mode, self.step)
+        self._speed_monitor.workers(self._out)
 
     def woken(self) -> list[int]:
         """Who waits, and may ask again."""
@@ -193,10 +193,10 @@ class Dealer:
         return not self._reserved[worker] and self.next >= self.end
 
     def _may(self, worker: int) -> bool:
-        return self._pace.may(worker, self.next >= self.end)
+        return self._speed_monitor.may(worker, self.next >= self.end)
 
 
-class _Pace:
+class _SpeedMonitor:
     """When a worker goes on, and with which token. As it is, that of async and bsp."""
 
     def __init__(self, mode: Mode, step: int):
@@ -209,7 +209,7 @@ class _Pace:
         """Whether it goes on; `last`: all batches are reserved, and whoever has none has nothing to do any more."""
         return True
 
-    def deal(self, worker: int) -> int:
+    def dispatch(self, worker: int) -> int:
         """The token of its next batch."""
         return self._step
 
@@ -223,7 +223,7 @@ class _Pace:
         """It is gone, and these tokens with it."""
 
 
-class _Tokens(_Pace):
+class _Tokens(_SpeedMonitor):
     """gba: every value M times, ascending.
 
     The list is made as workers ask (Algorithm 2, lines 1 to 6), so that a lost token can be made good: the value that
@@ -235,7 +235,7 @@ class _Tokens(_Pace):
         super().__init__(mode, step)
         self._value, self._left = step, mode.aggregate
 
-    def deal(self, worker: int) -> int:
+    def dispatch(self, worker: int) -> int:
         if not self._left:
             self._value, self._left = self._value + 1, self._mode.aggregate
         self._left -= 1
@@ -245,7 +245,7 @@ class _Tokens(_Pace):
         self._left += len(tokens)
 
 
-class _Rounds(_Pace):
+class _Rounds(_SpeedMonitor):
     """sync, hop-bw: a step has places, and a place that is lost is free again."""
 
     def __init__(self, mode: Mode, step: int):
@@ -264,7 +264,7 @@ class _Rounds(_Pace):
             places = max(places, self._live)
         return self._taken < places and (last or self._had.get(worker, 0) < share)
 
-    def deal(self, worker: int) -> int:
+    def dispatch(self, worker: int) -> int:
         self._taken += 1
         self._had[worker] = self._had.get(worker, 0) + 1
         return self._step
@@ -279,7 +279,7 @@ class _Rounds(_Pace):
         self._had.pop(worker, None)
 
 
-class _Clocks(_Pace):
+class _Clocks(_SpeedMonitor):
     """hop-bs: bounded staleness; who joins begins beside the slowest."""
 
     def __init__(self, mode: Mode, step: int):
@@ -296,7 +296,7 @@ class _Clocks(_Pace):
     def may(self, worker: int, last: bool) -> bool:
         return last or self._begun[worker] - min(self._done.values()) <= self._mode.bound
 
-    def deal(self, worker: int) -> int:
+    def dispatch(self, worker: int) -> int:
         self._begun[worker] += 1
         return self._step
 
@@ -308,10 +308,10 @@ class _Clocks(_Pace):
         self._done.pop(worker, None)
 
 
-_PACES: dict[str, type[_Pace]] = {
+_PACES: dict[str, type[_SpeedMonitor]] = {
     "gba": _Tokens,
-    "async": _Pace,
-    "bsp": _Pace,
+    "async": _SpeedMonitor,
+    "bsp": _SpeedMonitor,
     "sync": _Rounds,
     "hop-bw": _Rounds,
     "hop-bs": _Clocks,

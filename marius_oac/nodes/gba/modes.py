@@ -9,8 +9,8 @@
 | hop-bs | 1 | who is more than b1 batches ahead | counts | Luo et al. 2019; Ho et al. 2013 |
 | hop-bw | N - b3 | everyone, until the step is applied | vanishes | Luo et al. 2019 |
 
-G is the global batch, B the local one, N the number of workers. All of them are driven by a `Dealer`, which says who
-computes what and when, and by one aggregator per vector or table on each shard. Neither has threads or a clock.
+G is the global batch, B the local one, N the number of workers. All of them are driven by a `Dispatcher`, which says
+who computes what and when, and by one aggregator per vector or table on each shard. Neither has threads or a clock.
 
 Su et al.: "GBA: A Tuning-free Approach to Switch between Synchronous and Asynchronous Training for Recommendation
 Models", NeurIPS 2022. Its t_i = floor(i / K) is a misprint: a token's value is floor(i / M).

@@ -26,7 +26,7 @@ SLOTS = 128
 _TAG = 1
 
 
-class Pulse:
+class Heartbeat:
     """Args:
     group: a process group that nobody else uses, of all members.
     rank: this member's.

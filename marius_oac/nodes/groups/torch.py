@@ -4,7 +4,7 @@ Guarantees:
 - gloo reduces large and small tensors alike in a ring, part by part: every part is summed in one order by one chain of
   members and then copied, so that all members hold the same bits; the order depends on size and members alone.
 - A call waits as long as every member is alive, however long that is: an evaluation on one of them may lie between. One
-  that is gone ends it (see `pulse`).
+  that is gone ends it (see `heartbeat`).
 - `abort` closes this member's connections of that group, and of its channels where it is the group itself: NCCL's are
   aborted, so that what it has put on the GPU ends; of gloo's a receive times out at once, which closes all: gloo has no
   other way to end a call that waits. What a call has left in its tensors then is of no use.
@@ -30,7 +30,7 @@ from torch.distributed import distributed_c10d
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.nodes.groups.heartbeat import SLOTS, Pulse
+from marius_oac.nodes.groups.heartbeat import SLOTS, Heartbeat
 from marius_oac.runtime.channel import Closed
 
 _EVER = timedelta(days=3650)
@@ -92,7 +92,7 @@ class TorchGroup(Group):
             address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
             first = str(error).partition("\n")[0]
             raise NodeLost(names[rank], f"has not found the others at {address}: {first}") from error
-        shared.pulse = Pulse(beats, rank, names, timeout, shared.sever)
+        shared.heartbeat = Heartbeat(beats, rank, names, timeout, shared.sever)
         return group
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
@@ -119,7 +119,7 @@ class TorchGroup(Group):
 
     def part(self, ranks: Sequence[int]) -> TorchGroup | None:
         if self.rank in ranks:
-            self._shared.pulse.excused.update(self._ranks[each] for each in range(self.size) if each not in ranks)
+            self._shared.heartbeat.excused.update(self._ranks[each] for each in range(self.size) if each not in ranks)
             return self._connected("part", ranks)
         self.barrier()
         return None
@@ -152,13 +152,13 @@ class TorchGroup(Group):
 
     def _reason(self) -> NodeLost | None:
         """Whom a failed call has to thank for it; None: nobody, it was wrong itself."""
-        verdict = self._shared.pulse.await_verdict(self._slot)
+        verdict = self._shared.heartbeat.await_verdict(self._slot)
         return None if verdict is None else NodeLost(*verdict)
 
     def abort(self, why: BaseException | None = None) -> None:
         for group in list(self._shared.groups) if self._root else [self]:
             group._why, group._aborted = group._why or why, True
-            self._shared.pulse.aborted[group._slot] = 1
+            self._shared.heartbeat.aborted[group._slot] = 1
             with self._shared.lock:
                 group._sever()
 
@@ -177,7 +177,7 @@ class TorchGroup(Group):
 
     def close(self) -> None:
         if self._root and not self._closed:
-            self._shared.pulse.leave()
+            self._shared.heartbeat.leave()
         with self._shared.lock:
             if self._closed:
                 return
@@ -193,7 +193,7 @@ class _Shared:
     """What a group and its channels have in common; the lock keeps connections from being closed while they are used
     to sever."""
 
-    pulse: Pulse
+    heartbeat: Heartbeat
 
     def __init__(self, backend: str, silence: timedelta) -> None:
         self.backend, self.silence = backend, silence

@@ -48,7 +48,7 @@ _ASKED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)  # exit codes of thos
 
 
 @dataclass(frozen=True)
-class Crew:
+class LocalProcesses:
     """The processes of one node.
 
     Attributes:
@@ -75,7 +75,7 @@ class Crew:
     patience: float = 60.0
 
 
-def run(crew: Crew) -> int:
+def run(processes: LocalProcesses) -> int:
     """Runs the processes until all have ended; returns the exit code: 0, the failed one's, or 128 and the signal.
 
     Raises:
@@ -93,18 +93,18 @@ def run(crew: Crew) -> int:
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False  # what it has to say of a failure is said below, in a line
-    ours = {SECRET_VARIABLE: crew.secret, PARENT: str(os.getpid()), START_VARIABLE: ""}
+    ours = {SECRET_VARIABLE: processes.secret, PARENT: str(os.getpid()), START_VARIABLE: ""}
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="marius-oac-") as logs,
         tempfile.TemporaryDirectory(prefix="marius-oac-") as spare,
         _variables(ours | {SPARE: spare}),
         _signals_restored(),
-        _store_of(crew) as store,
+        _store_of(processes) as store,
     ):
-        meeting = Meeting(store, crew.nodes, crew.index, crew.patience, began, grace=crew.timeout)
-        about = (crew.command, len(crew.names), crew.address, crew.restarts, SAVING, logs)
-        agent = Agent(meeting, *about, exit_code_of, lambda pid, code: _spared(crew, Path(spare), pid, code))
+        meeting = Meeting(store, processes.nodes, processes.index, processes.patience, began, grace=processes.timeout)
+        about = (processes.command, len(processes.names), processes.address, processes.restarts, SAVING, logs)
+        agent = Agent(meeting, *about, exit_code_of, lambda pid, code: _spared(processes, Path(spare), pid, code))
         try:
             failures = agent.run().failures
         except SignalException as error:
@@ -113,8 +113,8 @@ def run(crew: Crew) -> int:
             failures = agent.failures  # the others are told to stop because of it
         except DistError as error:
             why = str(error).partition("\n")[0]
-            raise NodeLost(crew.nodes[0], f"its agent, through which all meet, has ended: {why}") from error
-        return _explain(crew, failures, Path(logs)) if failures else 0
+            raise NodeLost(processes.nodes[0], f"its agent, through which all meet, has ended: {why}") from error
+        return _explain(processes, failures, Path(logs)) if failures else 0
 
 
 def exit_code_of(codes: Sequence[int]) -> int | None:
@@ -129,12 +129,12 @@ def exit_code_of(codes: Sequence[int]) -> int | None:
     return next(128 - code if code < 0 else code for code in codes)
 
 
-def _spared(crew: Crew, spare: Path, pid: int, code: int) -> bool:
+def _spared(processes: LocalProcesses, spare: Path, pid: int, code: int) -> bool:
     """Whether the run goes on without the process that has ended so; says so."""
     if code >= 0 or code in _ASKED or not (spare / str(pid)).exists():
         return False
     name = signal.Signals(-code).name
-    say(f"note: node {crew.nodes[crew.index]}: process {pid} was ended by {name}; the run goes on without it")
+    say(f"note: node {processes.nodes[processes.index]}: process {pid} was ended by {name}; the run goes on without it")
     return True
 
 
@@ -185,7 +185,7 @@ def told_to_end() -> Iterator[None]:
 
 
 @contextmanager
-def _store_of(crew: Crew) -> Iterator[Any]:
+def _store_of(processes: LocalProcesses) -> Iterator[Any]:
     """The store by which agents meet, and then their processes: the first node's agent keeps it on the loopback.
 
     Raises:
@@ -194,30 +194,30 @@ def _store_of(crew: Crew) -> Iterator[Any]:
     """
     from torch.distributed import TCPStore
 
-    secret = hashlib.sha256(crew.secret.encode()).digest()
-    about = Security(secret=secret, run="rendezvous"), crew.timeout
-    if crew.index:
-        with _store_line(crew, *about) as line:
-            patience = timedelta(seconds=crew.patience)
+    secret = hashlib.sha256(processes.secret.encode()).digest()
+    about = Security(secret=secret, run="rendezvous"), processes.timeout
+    if processes.index:
+        with _store_line(processes, *about) as line:
+            patience = timedelta(seconds=processes.patience)
             yield TCPStore(LOOPBACK, line.port, None, False, patience, wait_for_workers=False)
         return
-    store = listen(LOOPBACK, 0, crew.patience)
-    several = len(crew.nodes) > 1
-    with StoreGate(crew.endpoint, store.port, crew.nodes, *about, _log) if several else nullcontext():
+    store = listen(LOOPBACK, 0, processes.patience)
+    several = len(processes.nodes) > 1
+    with StoreGate(processes.endpoint, store.port, processes.nodes, *about, _log) if several else nullcontext():
         yield store
 
 
-def _store_line(crew: Crew, security: Security, timeout: float) -> StoreLine:
+def _store_line(processes: LocalProcesses, security: Security, timeout: float) -> StoreLine:
     try:
-        return StoreLine(crew.endpoint, crew.nodes[0], crew.index, security, timeout, crew.patience)
+        return StoreLine(processes.endpoint, processes.nodes[0], processes.index, security, timeout, processes.patience)
     except NodeLost as error:
         if str(error).endswith(TAKEN):
-            raise InputError("is there already: two were started of the same name", _node(crew)) from None
+            raise InputError("is there already: two were started of the same name", _node(processes)) from None
         raise
 
 
-def _node(crew: Crew) -> str:
-    return f"node {crew.nodes[crew.index]}"
+def _node(processes: LocalProcesses) -> str:
+    return f"node {processes.nodes[processes.index]}"
 
 
 def _log(line: str) -> None:
@@ -242,7 +242,7 @@ def listen(host: str, port: int, patience: float) -> Any:
         raise InputError(f"can't listen there: {os.strerror(error.errno).lower()}", endpoint(host, port)) from None
 
 
-def _explain(crew: Crew, failures: Mapping[int, Any], logs: Path) -> int:
+def _explain(processes: LocalProcesses, failures: Mapping[int, Any], logs: Path) -> int:
     """Says whose failure ended the run; returns the exit code."""
     codes = {each.local_rank: each.exitcode for each in failures.values()}
     ended = exit_code_of(list(codes.values()))
@@ -250,12 +250,12 @@ def _explain(crew: Crew, failures: Mapping[int, Any], logs: Path) -> int:
     for each in failures.values() if ended is None else ():  # later ones were killed because they did not end
         if each.exitcode < 0 and each.exitcode not in _ASKED and each.timestamp <= soonest + 1:
             how = signal.Signals(-each.exitcode).name
-            raise NodeLost(crew.names[each.local_rank], f"process {each.pid} was ended by {how}")
+            raise NodeLost(processes.names[each.local_rank], f"process {each.pid} was ended by {how}")
     for local, code in codes.items():
         # LOST: it ended because of another one. 2: all have refused alike, and the first has said so.
         if local and 0 < code < 128 and code != LOST and (codes.get(0) != 2 or code != 2):
             for line in _said(logs, local):
-                say(f"{crew.names[local]}: {line}")
+                say(f"{processes.names[local]}: {line}")
     return 1 if ended is None else ended
 
 

@@ -20,7 +20,15 @@ from typing import Any
 
 from marius_oac.config.cluster import SECRET_VARIABLE, START_VARIABLE, ClusterConfig, read_secret
 from marius_oac.errors import InputError
-from marius_oac.nodes.launch.agent import PARENT, Crew, end_with_parent, listen, run, told_if_lost, told_to_end
+from marius_oac.nodes.launch.agent import (
+    PARENT,
+    LocalProcesses,
+    end_with_parent,
+    listen,
+    run,
+    told_if_lost,
+    told_to_end,
+)
 from marius_oac.nodes.launch.cluster import (
     Place,
     check_machine,
@@ -121,7 +129,7 @@ def start_local(request: Request, cluster: ClusterConfig) -> int:
     machine = this_machine()
     for node in cluster.nodes:
         check_machine(node, machine)
-    return run(Crew(command, names(cluster), new_secret()))
+    return run(LocalProcesses(command, names(cluster), new_secret()))
 
 
 def start_node(request: Request, cluster: ClusterConfig) -> int:
@@ -136,7 +144,7 @@ def start_node(request: Request, cluster: ClusterConfig) -> int:
     before = sum(other.processes for other in cluster.nodes[:index])
     own = names(cluster)[before : before + node.processes]
     return run(
-        Crew(
+        LocalProcesses(
             command,
             own,
             read_secret(cluster),

@@ -17,7 +17,7 @@ from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.launch.cluster import Place, guest_name, listening_at, names
 from marius_oac.nodes.shards.dispatched_rows import COORDINATOR
-from marius_oac.nodes.shards.dispatched_shard import make_dealt_shard
+from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.shards.exchange import NodeSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
@@ -94,23 +94,26 @@ class Connections:
         called = [name for name in names(cluster) if name not in self._rowless]
         own, outer, shard = self._served(stack, tables, called, binding) if tables else (None, None, None)
         server = self._server
-        lines = []
+        connections = []
         addresses = {
             other: where for other, where in enumerate(group.gather(outer and outer.address)) if where is not None
         }
         for other, where in addresses.items():
             if other == rank:
-                lines.append(own)
+                connections.append(own)
             else:
                 line = ZmqClient(
                     where, called[other], self._crowd.peer(rank), self._security(), _LIMITS, cluster.timeout
                 )
-                lines.append(stack.enter_context(closing(line)))  # the next one may not be there
+                connections.append(stack.enter_context(closing(line)))  # the next one may not be there
 
-        def begin(*stretch: int) -> None:
+        def begin(*batch_range: int) -> None:
             if server:
-                dealing, about = source.dealing, (tables, self._crowd.within, self._ahead)
-                server.begin(stretch[0], make_dealt_shard(*about, dealing, stretch, place) if dealing else shard)
+                dispatching, about = source.dispatching, (tables, self._crowd.within, self._ahead)
+                server.begin(
+                    batch_range[0],
+                    make_dispatched_shard(*about, dispatching, batch_range, place) if dispatching else shard,
+                )
             group.barrier()  # nobody asks before all are ready
 
         def finish() -> None:
@@ -121,19 +124,21 @@ class Connections:
             group.barrier()
 
         def abort() -> None:
-            for line in lines:
+            for line in connections:
                 if line is not own:  # the others' batches wait for ours: they must find us lost, not gone in peace
                     line.abort()
             group.abort()
 
-        about = (lines, dimensions, self._lockstep, self._ahead)
+        about = (connections, dimensions, self._lockstep, self._ahead)
         source = self._source = NodeSource(*about, begin, abort, factor, finish, binding.bind_thread)
         if server:
             self._source.refused = lambda: outer.refused.total()
             self._source.counts = lambda: server.counts
-            place = lines.index(own)
+            place = connections.index(own)
             self._is_first = place == COORDINATOR
-            self._source.miss = lambda *said: lines[COORDINATOR].send(replace(server.miss(*said), table=place).frames())
+            self._source.reconcile = lambda *said: connections[COORDINATOR].send(
+                replace(server.reconcile(*said), table=place).frames()
+            )
         servers = [[called[other], where] for other, where in addresses.items()]
 
         def announce(run: Mapping[str, Any]) -> None:
@@ -157,7 +162,7 @@ class Connections:
         every |= {len(called) + other: name for other, name in enumerate(self._rowless)}
         mine = every.pop(number)
         inside = Network()
-        door, own = inside.server(mine, {number: mine}, _LIMITS), inside.client(mine, number)
+        endpoint, own = inside.server(mine, {number: mine}, _LIMITS), inside.client(mine, number)
         first = len(every) + 1
         every |= {first + number: guest_name(number) for number in range(cluster.guests)}
         outside = range(group.size, first + cluster.guests)
@@ -166,8 +171,8 @@ class Connections:
         sync = None if self._alpha is None else SyncServer(self._alpha)
         shard = Shard(tables, crowd.within, self._lockstep, sync, self._ahead)
         # It serves before anybody connects: a server makes connections while it receives.
-        doors = [(door, [number]), (outer, list(every))]
-        self._server = ShardServer(shard, doors, self._failed, group.size, self._is_lost, binding.bind_thread)
+        endpoints = [(endpoint, [number]), (outer, list(every))]
+        self._server = ShardServer(shard, endpoints, self._failed, group.size, self._is_lost, binding.bind_thread)
         stack.enter_context(self._server)
         return own, outer, shard
 

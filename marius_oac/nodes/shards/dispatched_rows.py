@@ -33,7 +33,7 @@ _A_LOOK = 0.2  # seconds after which a guest that has nothing to do looks whethe
 
 
 @dataclass(frozen=True)
-class Dealing:
+class Dispatching:
     """How batches are dealt.
 
     Attributes:
@@ -59,14 +59,14 @@ class Dealing:
     guest: bool = False
 
 
-class DealtRows(NodeRows):
+class DispatchedRows(NodeRows):
     """The batches that a trainer is dealt in one call of `Pipeline.run`; `first` is the number of its first one."""
 
-    def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool], dealing: Dealing):
+    def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool], dispatching: Dispatching):
         super().__init__(source, first, stop_requested)
-        self._dealing, self._first, self._entered, self._written = dealing, first, 0, 0
-        self._last_dealt = first * dealing.parts
-        self._dealt: deque[int | None] = deque()
+        self._dispatching, self._first, self._entered, self._written = dispatching, first, 0, 0
+        self._last_dispatched = first * dispatching.parts
+        self._dispatched: deque[int | None] = deque()
         self._tokens: dict[int, int] = {}
         self._values: dict[int, np.ndarray] = {}
         self._handed: dict[int, np.ndarray] = {}
@@ -78,10 +78,10 @@ class DealtRows(NodeRows):
         return _ENDLESS
 
     def position(self, number: int) -> int:
-        return self._last_dealt // self._dealing.parts
+        return self._last_dispatched // self._dispatching.parts
 
     def reached(self, planned: int) -> int:
-        return self._next // self._dealing.parts
+        return self._next // self._dispatching.parts
 
     def stops_before(self, sequence: int) -> bool:
         return self._through
@@ -90,40 +90,40 @@ class DealtRows(NodeRows):
         """The next batch of the data list for this trainer; None: there is none left. For one thread at a time."""
         if self._through:
             return None
-        self._send(COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested() and not self._dealing.guest))
-        while not self._wait(lambda: self._dealt, _A_LOOK if self._dealing.guest else None):
+        self._send(COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested() and not self._dispatching.guest))
+        while not self._wait(lambda: self._dispatched, _A_LOOK if self._dispatching.guest else None):
             if self._stop_requested():
                 self._through, self._next = True, 0
                 return None
-        number = self._dealt.popleft()
+        number = self._dispatched.popleft()
         self._through = number is None
-        self._last_dealt = self._last_dealt if number is None else number
+        self._last_dispatched = self._last_dispatched if number is None else number
         return number
 
     def read(self, batch: Batch) -> None:
-        number, dealing = batch.plan.number, self._dealing
+        number, dispatching = batch.plan.number, self._dispatching
         place = batch.sequence - self._first
-        self._wait(lambda: place == self._entered and place < self._written + dealing.window)  # one after the other
+        self._wait(lambda: place == self._entered and place < self._written + dispatching.window)  # one after the other
         self._send(COORDINATOR, Message(Kind.ENTER, number, step=batch.plan.examples))
         self._wait(lambda: number in self._tokens)
         with self._changed:
             self._entered += 1
             self._changed.notify_all()
-        self._values[number] = np.empty(dealing.bounds[-1], np.float32)
-        self._pull(number, Pending(batch, set(range(len(self._source.lines))), set()))
+        self._values[number] = np.empty(dispatching.bounds[-1], np.float32)
+        self._pull(number, Pending(batch, set(range(len(self._source.connections))), set()))
 
     def validate(self, batch: Batch, safe_to_evict: int) -> None:
         values = self._values.pop(batch.plan.number)
         if values.size:
-            self._dealing.dense.lay(values)
+            self._dispatching.dense.lay(values)
 
     def computed(self, batch: Batch) -> None:
-        handed = self._dealing.dense.handed()
+        handed = self._dispatching.dense.handed()
         if handed is not None:
             self._handed[batch.plan.number] = handed
 
     def write(self, batch: Batch) -> None:
-        number, plan, dealing = batch.plan.number, batch.plan, self._dealing
+        number, plan, dispatching = batch.plan.number, batch.plan, self._dispatching
         share, handed = float(plan.arrays["share"].item()), self._handed.pop(number, None)
         token = self._tokens.pop(number)
         about = {"step": token, "share": share, "factor": self._source.factor(plan)}
@@ -132,14 +132,14 @@ class DealtRows(NodeRows):
             self._taken[number] = {}
         for node, parts in enumerate(self._gradients(batch)):
             if handed is not None:
-                first, end = dealing.bounds[node], dealing.bounds[node + 1]
+                first, end = dispatching.bounds[node], dispatching.bounds[node + 1]
                 parts.append(np.concatenate([handed[first:end], handed[-1:]]))
             self._send(node, Message(Kind.PUSH, number, self._weighted(parts, share, handed is not None), **about))
         with self._changed:
             self._written += 1
             self._changed.notify_all()
         taken = self._taken[number]
-        self._wait(lambda: len(taken) == len(self._source.lines))
+        self._wait(lambda: len(taken) == len(self._source.connections))
         del self._taken[number]
         steps = np.array([taken[node] for node in range(len(taken))], np.int64)
         self._send(COORDINATOR, Message(Kind.DONE, number, [steps, np.array([batch.loss], np.float64)]))
@@ -152,14 +152,14 @@ class DealtRows(NodeRows):
     def take(self, node: int, message: Message, frames: Sequence) -> None:
         """See `NodeRows.take`."""
         if message.kind == Kind.ROWS:
-            *rows, dense = frames if self._dealing.bounds[-1] else [*frames, None]
+            *rows, dense = frames if self._dispatching.bounds[-1] else [*frames, None]
             if dense is not None:
-                first, end = self._dealing.bounds[node], self._dealing.bounds[node + 1]
+                first, end = self._dispatching.bounds[node], self._dispatching.bounds[node + 1]
                 self._values[self._known(message).batch.plan.number][first:end] = array(dense, np.float32, end - first)
             self._take_rows(node, message, rows)
         with self._changed:
-            if message.kind == Kind.DEAL:
-                self._dealt.append(None if message.final else message.sequence)
+            if message.kind == Kind.DISPATCH:
+                self._dispatched.append(None if message.final else message.sequence)
             elif message.kind == Kind.TOKEN:
                 self._tokens[message.sequence] = message.step
             elif message.kind == Kind.APPLIED and message.sequence in self._taken:
@@ -172,7 +172,7 @@ class DealtRows(NodeRows):
 
     def _weighted(self, parts: list[np.ndarray], share: float, dense: bool) -> list[np.ndarray]:
         """Gradients of a part whose examples are more or fewer than the others' weigh as many of theirs."""
-        weight = np.float32(share * self._dealing.parts)
+        weight = np.float32(share * self._dispatching.parts)
         if weight == 1:
             return parts
         factor = parts[-1][-1:].copy() if dense else None

@@ -22,10 +22,10 @@ import numpy as np
 from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
 from marius_oac.nodes.gba.coordinator import Coordinator
 from marius_oac.nodes.gba.counts import add_counts
-from marius_oac.nodes.gba.dispatch_server import KINDS, DealingDesk
-from marius_oac.nodes.gba.dispatcher import Dealer
+from marius_oac.nodes.gba.dispatch_server import KINDS, DispatchServer
+from marius_oac.nodes.gba.dispatcher import Dispatcher
 from marius_oac.nodes.gba.modes import Clock, Mode
-from marius_oac.nodes.shards.dispatched_rows import COORDINATOR, Dealing
+from marius_oac.nodes.shards.dispatched_rows import COORDINATOR, Dispatching
 from marius_oac.nodes.shards.shard import Out, Shard
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array, parse
@@ -35,7 +35,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Stretch:
+class BatchRange:
     """Global batches [first, last), which are dealt in one mode.
 
     Attributes:
@@ -52,23 +52,30 @@ class Stretch:
         return Clock(self.mode, self.parts, self.first)
 
 
-def make_dealt_shard(
-    tables: Sequence[ShardTable], trainers: int, ahead: int, dealing: Dealing, stretch: tuple[int, int], place: int
-) -> DealtShard:
+def make_dispatched_shard(
+    tables: Sequence[ShardTable],
+    trainers: int,
+    ahead: int,
+    dispatching: Dispatching,
+    batch_range: tuple[int, int],
+    place: int,
+) -> DispatchedShard:
     """The shard of the node number `place` of those that have rows, for global batches [first, last)."""
-    shards, bounds = len(dealing.bounds) - 1, dealing.bounds
-    found = Stretch(dealing.mode, dealing.parts, *stretch)
+    shards, bounds = len(dispatching.bounds) - 1, dispatching.bounds
+    found = BatchRange(dispatching.mode, dispatching.parts, *batch_range)
     desk = None
     if place == COORDINATOR:
-        dealer = Dealer(found.mode, found.first * found.parts, found.last * found.parts, found.first)
+        dispatcher = Dispatcher(found.mode, found.first * found.parts, found.last * found.parts, found.first)
         for rank in range(trainers):  # who is not there yet is waited for as any other
-            dealer.joined(rank)
-        desk = DealingDesk(Coordinator(dealer, shards), dealing.carriers, found.parts, trainers, dealing.own)
-    own = dealing.served.slice(bounds[place], bounds[place + 1]) if dealing.served else None
-    return DealtShard(tables, trainers, ahead, found, own, desk)
+            dispatcher.joined(rank)
+        desk = DispatchServer(
+            Coordinator(dispatcher, shards), dispatching.carriers, found.parts, trainers, dispatching.own
+        )
+    own = dispatching.served.slice(bounds[place], bounds[place + 1]) if dispatching.served else None
+    return DispatchedShard(tables, trainers, ahead, found, own, desk)
 
 
-class DealtShard(Shard):
+class DispatchedShard(Shard):
     """Args:
     tables: rows of each table.
     trainers: how many pull and push.
@@ -83,13 +90,16 @@ class DealtShard(Shard):
         tables: Sequence[ShardTable],
         trainers: int,
         ahead: int,
-        stretch: Stretch,
+        batch_range: BatchRange,
         dense: DenseSlice | None = None,
-        desk: DealingDesk | None = None,
+        desk: DispatchServer | None = None,
     ):
         super().__init__(tables, trainers, False, None, ahead)
-        self._mode, self._clock, self._slice, self.desk = stretch.mode, stretch.clock, dense, desk
-        size, begin = 0 if dense is None else dense.values().size, (stretch.first, stretch.first * stretch.parts)
+        self._mode, self._clock, self._slice, self.desk = batch_range.mode, batch_range.clock, dense, desk
+        size, begin = (
+            0 if dense is None else dense.values().size,
+            (batch_range.first, batch_range.first * batch_range.parts),
+        )
         self._dense = DenseAggregator(self._mode, size, *begin)
         self._rows = [RowAggregator(self._mode, table.dimension, self._tags(table), *begin) for table in tables]
         self._factors = 1.0, 1.0
@@ -171,7 +181,7 @@ class DealtShard(Shard):
         self._factors = message.factor, dense_factor
         for aggregator, mine, picks, part in zip(self._rows, pull.rows, pull.picks, gradients, strict=True):
             found = np.ascontiguousarray(picks.by_row(part, mine.size))
-            # An example of another trainer's, which counts for nothing (see `Share`), takes a place all the same.
+            # An example of another trainer's, which counts for nothing (see `RankSlice`), takes a place all the same.
             taken = (mine, found) if message.share else (_NO_ROWS, found[:0])
             rows.append(aggregator.add(*about, *taken))
         self._finish(average, rows)

@@ -22,11 +22,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from marius_oac.nodes.shards.dispatched_rows import Dealing, DealtRows
+from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.no_rows import NoRows
 from marius_oac.nodes.shards.node_rows import NodeRows
+from marius_oac.nodes.shards.pending_requests import PendingRequests, SyncConnections
 from marius_oac.nodes.shards.placement import Route
-from marius_oac.nodes.shards.questions import Questions, SyncLines
 from marius_oac.nodes.transport.messages import Kind, Message, array, parse
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.rows import RowExchange, RowSource
@@ -61,7 +61,7 @@ class NodeSource(RowSource):
 
     def __init__(
         self,
-        lines: Sequence[Line],
+        connections: Sequence[Line],
         dimensions: Sequence[int],
         lockstep: bool,
         ahead: int,
@@ -71,13 +71,13 @@ class NodeSource(RowSource):
         finish: Callable[[], None] = lambda: None,
         bind: Callable[[str], object] = lambda role: None,
     ):
-        self.lines, self.lockstep, self.ahead, self.factor = lines, lockstep, ahead, factor
+        self.connections, self.lockstep, self.ahead, self.factor = connections, lockstep, ahead, factor
         self._prepare, self._abort, self.finish, self._bind = prepare, abort, finish, bind
         self.layouts = [RowLayout(dimension, 0) for dimension in dimensions]
         self.caching = False
         self.trains = True
         """Whether this process has batches of its own; else it only serves rows."""
-        self.dealing: Dealing | None = None
+        self.dispatching: Dispatching | None = None
         """How batches are dealt from the next `begin` on; None: they are not."""
         self.exchange: NodeRows | NoRows | None = None
         self.bytes_sent = self.bytes_received = 0
@@ -87,30 +87,30 @@ class NodeSource(RowSource):
         """What this process's own shard has counted (`ShardServer.counts`)."""
         self.announce: Callable[[Mapping[str, Any]], None] = lambda run: None
         """Tells guests what run this is, in plain values."""
-        self.miss: Callable[[Message, Sequence], None] | None = None
+        self.reconcile: Callable[[Message, Sequence], None] | None = None
         """Does what the coordinator says of guests that are gone, at this process's own shard, and answers."""
         self.error: BaseException | None = None
         self._errors: list[BaseException] = []  # of each line that is over
         self.stopped = threading.Event()
         """Set when this trainer can't go on."""
-        self._questions, self._asked = Questions(), threading.Lock()
-        self.sync = SyncLines(self)
+        self._pending_requests, self._asked = PendingRequests(), threading.Lock()
+        self.sync = SyncConnections(self)
         self._threads = [
-            threading.Thread(target=self._listen, args=(node,), name=f"node {node}") for node in range(len(lines))
+            threading.Thread(target=self._listen, args=(node,), name=f"node {node}") for node in range(len(connections))
         ]
 
     @property
     def validates(self) -> bool:
-        return self.lockstep or self.dealing is not None
+        return self.lockstep or self.dispatching is not None
 
     def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
         self._prepare(first, last)
         if not self.trains:
             self.exchange = NoRows(self, first)
-        elif self.dealing is None:
+        elif self.dispatching is None:
             self.exchange = NodeRows(self, first, stop_requested)
         else:
-            self.exchange = DealtRows(self, first, stop_requested, self.dealing)
+            self.exchange = DispatchedRows(self, first, stop_requested, self.dispatching)
         if self.error is not None:
             self.exchange.fail(self.error)
         return self.exchange
@@ -124,8 +124,8 @@ class NodeSource(RowSource):
         """Every call that waits, now or later, raises this."""
         self.error = self.error or error
         self.stopped.set()
-        self._questions.fail(error)
-        self.sync.questions.fail(error)
+        self._pending_requests.fail(error)
+        self.sync.pending_requests.fail(error)
         if self.exchange is not None:
             self.exchange.fail(error)
 
@@ -136,10 +136,10 @@ class NodeSource(RowSource):
         """
         values = np.empty((route.order.size, self.layouts[table].dimension), np.float32)
         known = np.empty(route.order.size, np.bool_)
-        with self._asked, self._questions.asking(len(self.lines)) as number:
-            for node, line in enumerate(self.lines):
+        with self._asked, self._pending_requests.asking(len(self.connections)) as number:
+            for node, line in enumerate(self.connections):
                 line.send(Message(Kind.LOOK_UP, number, route.asked_of(node), table=table).frames())
-            for node, frames in self._questions.answers():
+            for node, frames in self._pending_requests.answers():
                 places = route.places(node)
                 values[places] = array(frames[0], np.float32, places.size, values.shape[1])
                 known[places] = array(frames[1], np.bool_, places.size)
@@ -150,11 +150,11 @@ class NodeSource(RowSource):
 
         Called by one thread at a time.
         """
-        found = [np.zeros(0, np.float32)] * len(self.lines)
-        with self._asked, self._questions.asking(len(self.lines)) as number:
-            for line in self.lines:
+        found = [np.zeros(0, np.float32)] * len(self.connections)
+        with self._asked, self._pending_requests.asking(len(self.connections)) as number:
+            for line in self.connections:
                 line.send(Message(Kind.DENSE, number).frames())
-            for node, frames in self._questions.answers():
+            for node, frames in self._pending_requests.answers():
                 found[node] = array(frames[0], np.float32, -1)
         return found
 
@@ -162,15 +162,15 @@ class NodeSource(RowSource):
         try:
             self._bind("receive")
             while True:
-                frames = self.lines[node].receive()
+                frames = self.connections[node].receive()
                 self.bytes_received += sum(memoryview(frame).nbytes for frame in frames)
                 message, rest = parse(frames)
                 if message.kind == Kind.FOUND:
-                    self._questions.answer(message.sequence, node, rest)
+                    self._pending_requests.answer(message.sequence, node, rest)
                 elif message.kind == Kind.SYNCED:
-                    self.sync.questions.answer(message.sequence, node, rest)
-                elif message.kind in (Kind.REFUSE, Kind.FILL) and self.miss is not None:
-                    self.miss(message, rest)
+                    self.sync.pending_requests.answer(message.sequence, node, rest)
+                elif message.kind in (Kind.REFUSE, Kind.FILL) and self.reconcile is not None:
+                    self.reconcile(message, rest)
                 elif self.exchange is not None:
                     self.exchange.take(node, message, rest)
         except BaseException as error:  # whatever it is: those who wait must know
@@ -189,7 +189,7 @@ class NodeSource(RowSource):
         return self
 
     def __exit__(self, *_: object) -> None:
-        for line in self.lines:
+        for line in self.connections:
             line.close()
         for thread in self._threads:
             thread.join()

@@ -32,7 +32,7 @@ class NoRows(RowExchange):
     def end(self, timestamp: int) -> None:
         if self._error is not None:
             raise self._error
-        if self._source.dealing:
+        if self._source.dispatching:
             self._source.finish()
         self._source.exchange = None
 

@@ -26,7 +26,7 @@ from marius_oac.types import Plan
 class Source(Protocol):
     """What is needed of `NodeSource`."""
 
-    lines: Sequence[Any]
+    connections: Sequence[Any]
     layouts: Sequence[RowLayout]
     lockstep: bool
     ahead: int
@@ -55,7 +55,7 @@ class NodeRows(RowExchange):
         self._source, self._stop_requested = source, stop_requested
         self._changed = threading.Condition()
         self._pending: dict[int, Pending] = {}
-        self._applied = [first - 1] * len(source.lines)
+        self._applied = [first - 1] * len(source.connections)
         self._unapplied = 0  # pushes, where trainers go freely
         self._error: BaseException | None = None
         self.stop_at = NEVER_STOP
@@ -64,13 +64,13 @@ class NodeRows(RowExchange):
         return sequence >= self.stop_at
 
     def read(self, batch: Batch) -> None:
-        nodes = set(range(len(self._source.lines)))
+        nodes = set(range(len(self._source.connections)))
         self._pull(batch.sequence, Pending(batch, set(nodes), nodes if self._source.lockstep else set()))
 
     def _pull(self, number: int, pending: Pending) -> None:
         with self._changed:
             self._pending[number] = pending
-        for node in range(len(self._source.lines)):
+        for node in range(len(self._source.connections)):
             asked = [part for route in pending.batch.plan.routes for part in route.asked_of(node)]
             self._send(node, Message(Kind.PULL, number, asked))
         self._wait(lambda: not pending.rows)
@@ -95,7 +95,7 @@ class NodeRows(RowExchange):
         plan, source = batch.plan, self._source
         with self._changed:
             del self._pending[batch.sequence]
-            self._unapplied += len(source.lines)
+            self._unapplied += len(source.connections)
         stop_at = batch.sequence + source.ahead if self._stop_requested() else NEVER_STOP
         about = {"share": float(plan.arrays["share"].item()), "factor": source.factor(plan)}
         for node, parts in enumerate(self._gradients(batch)):
@@ -106,7 +106,7 @@ class NodeRows(RowExchange):
     def _gradients(self, batch: Batch) -> Iterator[list[np.ndarray]]:
         """Of each node: those of its rows of each table."""
         every = [np.asarray(batch.rows_in(batch.staging, table)[2]) for table in range(len(batch.plan.rows))]
-        for node in range(len(self._source.lines)):
+        for node in range(len(self._source.connections)):
             pairs = zip(every, batch.plan.routes, strict=True)
             yield [kernels.spread(each, route.places(node)) for each, route in pairs]
 
@@ -184,7 +184,7 @@ class NodeRows(RowExchange):
             raise self._error
         frames = message.frames()
         try:
-            self._source.lines[node].send(frames)
+            self._source.connections[node].send(frames)
         except ValueError as error:  # larger than a message may be
             raise InputError(
                 f"batch {message.sequence}: {error}; make batches smaller", "training.batch_size"

@@ -21,10 +21,10 @@ from marius_oac.runtime.channel import Closed
 class Lines(Protocol):
     """What is needed of `NodeSource`."""
 
-    lines: Any
+    connections: Any
 
 
-class SyncLines:
+class SyncConnections:
     """`sync_server.SyncServers` on other nodes. The parameters of a server are float32.
 
     Args:
@@ -32,7 +32,7 @@ class SyncLines:
     """
 
     def __init__(self, source: Lines):
-        self._source, self.questions, self._lock = source, Questions(), threading.Lock()
+        self._source, self.pending_requests, self._lock = source, PendingRequests(), threading.Lock()
 
     def write(self, server: int, values: torch.Tensor) -> None:
         """See `SyncServers`."""
@@ -48,18 +48,18 @@ class SyncLines:
 
     def abort(self) -> None:
         """See `SyncServers`."""
-        self.questions.fail(Closed("sync servers"))
+        self.pending_requests.fail(Closed("sync servers"))
 
     def _ask(self, server: int, what: Sync, *values: torch.Tensor) -> torch.Tensor:
-        with self._lock, self.questions.asking(1) as number:
+        with self._lock, self.pending_requests.asking(1) as number:
             arrays = [each.detach().cpu().numpy() for each in values]
-            self._source.lines[server].send(Message(Kind.SYNC, number, arrays, table=what).frames())
-            ((_, frames),) = self.questions.answers()
+            self._source.connections[server].send(Message(Kind.SYNC, number, arrays, table=what).frames())
+            ((_, frames),) = self.pending_requests.answers()
         found = torch.tensor(array(frames[0], np.float32, -1))
         return found.to(values[0].device) if values else found
 
 
-class Questions:
+class PendingRequests:
     """Answers to what one thread at a time asks of some nodes."""
 
     def __init__(self) -> None:

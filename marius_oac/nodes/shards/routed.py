@@ -30,7 +30,7 @@ class RoutedPlan(Plan):
 
 
 @dataclass(frozen=True)
-class DealtPlan(RoutedPlan):
+class DispatchedPlan(RoutedPlan):
     """A plan of a batch of the data list: its number there."""
 
     number: int = field(kw_only=True)
@@ -40,7 +40,7 @@ class RoutedPlanner:
     """Another planner's batches, routed.
 
     Args:
-        planner: its `settle` is not called: what depends on the batches before is the shards' affair.
+        planner: its `assign_rows` is not called: what depends on the batches before is the shards' affair.
         routed: a plan with its routes.
     """
 
@@ -49,7 +49,7 @@ class RoutedPlanner:
         self._parts: Sequence[Planner] = ()
         self._reserve: Callable[[], int | None] = lambda: None
 
-    def deal(self, parts: Sequence[Planner] = (), reserve: Callable[[], int | None] = lambda: None) -> None:
+    def dispatch(self, parts: Sequence[Planner] = (), reserve: Callable[[], int | None] = lambda: None) -> None:
         """From now on batches are dealt; or not any more.
 
         Args:
@@ -61,7 +61,7 @@ class RoutedPlanner:
     def plan(self, sequence: int) -> Plan:
         return Plan(sequence, (), {}, 0) if self._parts else self._routed(self._planner.plan(sequence))
 
-    def settle(self, plan: Plan) -> Plan | None:
+    def assign_rows(self, plan: Plan) -> Plan | None:
         if not self._parts:
             return plan
         number = self._reserve()
@@ -71,4 +71,4 @@ class RoutedPlanner:
         made = self._routed(self._parts[part].plan(batch))
         arrays = {**made.arrays, "part": np.array([batch, part])}
         routed = {"routes": made.routes, "rows": made.rows, "arrays": arrays}
-        return DealtPlan(plan.sequence, examples=made.examples, number=number, **routed)
+        return DispatchedPlan(plan.sequence, examples=made.examples, number=number, **routed)

@@ -41,7 +41,7 @@ class ShardServer:
     def __init__(
         self,
         shard: Shard,
-        doors: Sequence[tuple[Server, Sequence[int]]],
+        endpoints: Sequence[tuple[Server, Sequence[int]]],
         on_failure: Callable[[BaseException], None],
         trainers: int | None = None,
         on_lost: Callable[[int], object] = lambda rank: None,
@@ -51,28 +51,28 @@ class ShardServer:
         self._trainers, self._on_lost = trainers, on_lost
         self._welcome: np.ndarray | None = None
         self._joining: list[int] = []  # guests that want to know the run, before anybody does
-        self._lobby: list[int] = []  # guests that want batches, while none are dealt
-        self._doors, self._door_of = [door for door, _ in doors], {}
-        for door, ranks in doors:
-            self._door_of |= dict.fromkeys(ranks, door)
+        self._waiting_workers: list[int] = []  # guests that want batches, while none are dealt
+        self._endpoints, self._endpoint_of = [endpoint for endpoint, _ in endpoints], {}
+        for endpoint, ranks in endpoints:
+            self._endpoint_of |= dict.fromkeys(ranks, endpoint)
         self._lock = threading.Lock()
         self.counts: dict[str, float] = {}
-        """What the shards that were served have counted, up to the last `finish`: `DealtShard.metrics`."""
+        """What the shards that were served have counted, up to the last `finish`: `DispatchedShard.metrics`."""
         self._failed = False
         self._threads = [
-            threading.Thread(target=self._serve, args=(door,), name=f"shard, door {number}")
-            for number, door in enumerate(self._doors)
+            threading.Thread(target=self._serve, args=(endpoint,), name=f"shard, door {number}")
+            for number, endpoint in enumerate(self._endpoints)
         ]
 
     def begin(self, first: int, shard: Shard) -> None:
         """Batches from `first` on follow; nothing is on its way. From now on it is `shard` that is served."""
         with self._lock:
-            waiting = self._lobby + (self.shard.desk.lobby if self.shard.desk else [])
+            waiting = self._waiting_workers + (self.shard.desk.waiting_workers if self.shard.desk else [])
             self.shard = shard
             shard.begin(first)
             if shard.desk:
-                shard.desk.lobby, waiting = waiting, []
-            self._lobby = waiting
+                shard.desk.waiting_workers, waiting = waiting, []
+            self._waiting_workers = waiting
 
     def finish(self) -> None:
         """No push is on its way any more: what waits for others is applied."""
@@ -88,7 +88,7 @@ class ShardServer:
                 self._send(peer, Message(Kind.WELCOME, 0, [self._welcome]))
             self._joining.clear()
 
-    def miss(self, message: Message, frames: Sequence) -> Message:
+    def reconcile(self, message: Message, frames: Sequence) -> Message:
         """Takes the batches of who is gone no more, or fills places, as the coordinator says; what to answer."""
         values = array(frames[0], np.int64, -1).tolist()
         with self._lock:
@@ -100,14 +100,14 @@ class ShardServer:
     def fail(self, error: BaseException) -> None:
         """Every trainer's connection is lost to it, because of this error."""
         why = str(error) if isinstance(error, MariusOacError) else f"{type(error).__name__}: {error}"
-        for door in self._doors:
-            door.fail(why)
+        for endpoint in self._endpoints:
+            endpoint.fail(why)
 
-    def _serve(self, door: Server) -> None:
+    def _serve(self, endpoint: Server) -> None:
         try:
             self._bind("serve")
             while True:
-                request = door.receive()
+                request = endpoint.receive()
                 self._handle(request.peer, request.frames)
         except Closed:
             return
@@ -122,7 +122,7 @@ class ShardServer:
             try:
                 out = self._gone(peer) if frames is None else self._answers(peer, frames)
             except Malformed as error:
-                raise NodeLost(self._door_of[peer].names[peer], nonsense(error)) from error
+                raise NodeLost(self._endpoint_of[peer].names[peer], nonsense(error)) from error
             # Within the lock, lest a patch overtake the rows that it belongs to.
             for to, message in out:
                 self._send(to, message)
@@ -136,12 +136,12 @@ class ShardServer:
                 self._joining.append(peer)
                 return []
             if kind == Kind.RESERVE and self.shard.desk is None:
-                self._lobby.append(peer)
+                self._waiting_workers.append(peer)
                 return []
         return self.shard.handle(peer, frames)
 
     def _gone(self, peer: int) -> list[Out]:
-        for waiting in (self._joining, self._lobby):
+        for waiting in (self._joining, self._waiting_workers):
             if peer in waiting:
                 waiting.remove(peer)
         self._on_lost(peer)
@@ -152,7 +152,7 @@ class ShardServer:
 
     def _send(self, to: int, message: Message) -> None:
         try:
-            self._door_of[to].send(to, message.frames())
+            self._endpoint_of[to].send(to, message.frames())
         except ValueError as error:  # larger than a message may be
             if message.kind not in (Kind.ROWS, Kind.PATCH):
                 raise
@@ -169,8 +169,8 @@ class ShardServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for door in self._doors:
+        for endpoint in self._endpoints:
             with suppress(NodeLost):
-                door.close()
+                endpoint.close()
         for thread in self._threads:
             thread.join()

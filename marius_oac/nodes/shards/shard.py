@@ -33,7 +33,7 @@ import torch
 from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.nodes.dense.sync_server import SyncServer
-from marius_oac.nodes.gba.dispatch_server import DealingDesk
+from marius_oac.nodes.gba.dispatch_server import DispatchServer
 from marius_oac.nodes.shards.bags import Picks
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.transport.messages import NEVER_STOP, Kind, Malformed, Message, Sync, array, parse
@@ -71,7 +71,7 @@ class Shard:
     ahead: a trainer has pushed all but so many of the batches that it pulled.
     """
 
-    desk: DealingDesk | None = None
+    desk: DispatchServer | None = None
     """The coordinator's, where batches are dealt and it is this node."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Shard:
         if not self._lockstep:
             if message.share:
                 self._apply([place], message.sequence, [1.0])
-            else:  # an example of another trainer's, see `Share`
+            else:  # an example of another trainer's, see `RankSlice`
                 del self._pulls[place], self._pushes[place]
             if message.stop_at < NEVER_STOP:  # nobody has gone further than that much ahead of the last one pulled
                 self._stop_at = min(self._stop_at, self._last_pulled + message.stop_at - message.sequence)

@@ -34,7 +34,7 @@ class Way(Enum):
 
 
 @dataclass
-class _Lane:
+class _Direction:
     """One direction of one connection."""
 
     window: SendWindow
@@ -47,7 +47,7 @@ class _Line:
 
     def __init__(self, rank: int, name: str, limits: Limits):
         self.rank, self.name = rank, name
-        self.lanes = {way: _Lane(SendWindow(limits)) for way in Way}
+        self.directions = {way: _Direction(SendWindow(limits)) for way in Way}
         self.replies: deque[list[memoryview]] = deque()
         self.client_over: str | None = None
         self.server_over: str | None = None
@@ -59,7 +59,7 @@ class _Hub:
     def __init__(self, name: str, names: Mapping[int, str], limits: Limits, delay: Callable[[Way, int], None]):
         self.name, self.names, self.limits, self.delay = name, dict(names), limits, delay
         self.changed = threading.Condition()
-        self.lines: dict[int, _Line] = {}
+        self.connections: dict[int, _Line] = {}
         self.inbox: deque[tuple[_Line, list[memoryview]]] = deque()
         self.over: str | None = None
 
@@ -68,45 +68,45 @@ class _Hub:
             why = self.over
             if rank not in self.names:
                 raise NodeRefused(self.name, "refused: unknown rank")
-            if rank in self.lines and self.lines[rank].client_over != _LEFT:
+            if rank in self.connections and self.connections[rank].client_over != _LEFT:
                 why = f"refused: {TAKEN}"
             if why is not None:
                 raise NodeLost(self.name, why)
-            line = self.lines[rank] = _Line(rank, self.names[rank], self.limits)
-            return line
+            connection = self.connections[rank] = _Line(rank, self.names[rank], self.limits)
+            return connection
 
-    def send(self, line: _Line, way: Way, frames: Sequence[Buffer], check: Callable[[], None]) -> None:
+    def send(self, connection: _Line, way: Way, frames: Sequence[Buffer], check: Callable[[], None]) -> None:
         """`check` raises where the sender must not wait any longer."""
         flat, size = views(frames, self.limits)
         message = [_handed_over(view) for view in flat]
         check()
-        self.delay(way, line.rank)
-        lane = line.lanes[way]
+        self.delay(way, connection.rank)
+        direction = connection.directions[way]
         with self.changed:
-            self.changed.wait_for(lambda: check() or lane.window.has_room(size))
-            lane.window.add(size)
-            lane.flying.append(message)
-            if not lane.held:
-                self.land(line, way)
+            self.changed.wait_for(lambda: check() or direction.window.has_room(size))
+            direction.window.add(size)
+            direction.flying.append(message)
+            if not direction.held:
+                self.land(connection, way)
 
-    def land(self, line: _Line, way: Way) -> None:
+    def land(self, connection: _Line, way: Way) -> None:
         """The oldest message of that lane arrives."""
-        message = line.lanes[way].flying.popleft()
+        message = connection.directions[way].flying.popleft()
         if way is Way.REPLY:
-            line.replies.append(message)
+            connection.replies.append(message)
         else:
-            self.inbox.append((line, message))
+            self.inbox.append((connection, message))
         self.changed.notify_all()
 
-    def took(self, line: _Line, way: Way) -> None:
-        line.lanes[way].window.took_one()
+    def took(self, connection: _Line, way: Way) -> None:
+        connection.directions[way].window.took_one()
         self.changed.notify_all()
 
     def end(self, why: str) -> None:
         """The server is gone."""
         self.over = self.over or why
-        for line in self.lines.values():
-            line.server_over = line.server_over or why
+        for connection in self.connections.values():
+            connection.server_over = connection.server_over or why
         self.changed.notify_all()
 
 
@@ -121,15 +121,15 @@ class InProcessServer(Server):
         hub = self._hub
         with hub.changed:
             hub.changed.wait_for(self._has_request)
-            line, frames = hub.inbox.popleft()
-            hub.took(line, Way.REQUEST)
-            return Request(line.rank, frames)
+            connection, frames = hub.inbox.popleft()
+            hub.took(connection, Way.REQUEST)
+            return Request(connection.rank, frames)
 
     def send(self, peer: int, frames: Sequence[Buffer]) -> None:
-        line = self._hub.lines.get(peer)
-        if line is None:
+        connection = self._hub.connections.get(peer)
+        if connection is None:
             raise NodeLost(self._hub.names.get(peer, f"of rank {peer}"), "it is not connected")
-        self._hub.send(line, Way.REPLY, frames, lambda: self._check(line))
+        self._hub.send(connection, Way.REPLY, frames, lambda: self._check(connection))
 
     def fail(self, why: str) -> None:
         self.abort()
@@ -146,36 +146,36 @@ class InProcessServer(Server):
         with self._hub.changed:
             self._hub.end("it has closed the connection")
 
-    def _check(self, line: _Line) -> None:
+    def _check(self, connection: _Line) -> None:
         if self._stopped:
             raise Closed(self._hub.name)
-        if line.client_over is not None:
-            raise NodeLost(line.name, line.client_over)
+        if connection.client_over is not None:
+            raise NodeLost(connection.name, connection.client_over)
 
     def _has_request(self) -> bool:
         if self._stopped:
             raise Closed(self._hub.name)
         if not self._hub.inbox:
-            for line in self._hub.lines.values():
-                if line.client_over != _LEFT:
-                    self._check(line)
+            for connection in self._hub.connections.values():
+                if connection.client_over != _LEFT:
+                    self._check(connection)
         return bool(self._hub.inbox)
 
 
 class InProcessClient(Client):
     """Made by `Network.client`."""
 
-    def __init__(self, hub: _Hub, line: _Line):
-        self._hub, self._line, self._stopped = hub, line, False
+    def __init__(self, hub: _Hub, connection: _Line):
+        self._hub, self._connection, self._stopped = hub, connection, False
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        self._hub.send(self._line, Way.REQUEST, frames, self._check)
+        self._hub.send(self._connection, Way.REQUEST, frames, self._check)
 
     def receive(self) -> list[memoryview]:
         with self._hub.changed:
             self._hub.changed.wait_for(self._has_reply)
-            self._hub.took(self._line, Way.REPLY)
-            return self._line.replies.popleft()
+            self._hub.took(self._connection, Way.REPLY)
+            return self._connection.replies.popleft()
 
     def abort(self) -> None:
         self._stopped = True
@@ -186,19 +186,19 @@ class InProcessClient(Client):
         aborted, self._stopped = self._stopped, True
         with self._hub.changed:
             why = "its connection is lost" if aborted else _LEFT
-            self._line.client_over = self._line.client_over or why
+            self._connection.client_over = self._connection.client_over or why
             self._hub.changed.notify_all()
 
     def _check(self) -> None:
         if self._stopped:
             raise Closed(self._hub.name)
-        if self._line.server_over is not None:
-            raise NodeLost(self._hub.name, self._line.server_over)
+        if self._connection.server_over is not None:
+            raise NodeLost(self._hub.name, self._connection.server_over)
 
     def _has_reply(self) -> bool:
-        if self._stopped or not self._line.replies:
+        if self._stopped or not self._connection.replies:
             self._check()
-        return bool(self._line.replies)
+        return bool(self._connection.replies)
 
 
 class Network:
@@ -241,17 +241,17 @@ class Network:
         """From now on messages between that server and rank stay on their way."""
         hub = self._hubs[name]
         with hub.changed:
-            hub.lines[rank].lanes[way].held = True
+            hub.connections[rank].directions[way].held = True
 
     def release(self, name: str, rank: int, way: Way, count: int | None = None) -> None:
         """Lets the oldest `count` arrive and goes on holding; without a count lets all arrive and holds no longer."""
         hub = self._hubs[name]
         with hub.changed:
-            line = hub.lines[rank]
-            lane = line.lanes[way]
-            lane.held = count is not None
-            for _ in range(len(lane.flying) if count is None else count):
-                hub.land(line, way)
+            connection = hub.connections[rank]
+            direction = connection.directions[way]
+            direction.held = count is not None
+            for _ in range(len(direction.flying) if count is None else count):
+                hub.land(connection, way)
 
     def kill(self, name: str, rank: int | None = None) -> None:
         """That server, or its client of that rank, ends as if by `kill -9`: its own calls raise `Closed`."""

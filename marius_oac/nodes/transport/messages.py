@@ -55,7 +55,7 @@ class Malformed(ValueError):
 
 class Kind(IntEnum):
     PULL, ROWS, PUSH, PATCH, APPLIED, LOOK_UP, FOUND, SYNC, SYNCED = range(9)
-    DENSE, RESERVE, DEAL, ENTER, TOKEN, DONE, FINISHED = range(9, 16)
+    DENSE, RESERVE, DISPATCH, ENTER, TOKEN, DONE, FINISHED = range(9, 16)
     JOIN, WELCOME, REFUSE, ANSWER, FILL, FILLED = range(16, 22)
 
 

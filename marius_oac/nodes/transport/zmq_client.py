@@ -21,7 +21,7 @@ from marius_oac.errors import NodeLost, NodeRefused
 from marius_oac.nodes.transport.contract import Buffer, Client, Limits, Security, failed, nonsense, passes
 from marius_oac.nodes.transport.handshake import ClientSide, Keys
 from marius_oac.nodes.transport.wire import Kind, Malformed, parse
-from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLOUT, Line, ZmqEndpoint
+from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLOUT, Connection, ZmqEndpoint
 
 _PAUSE = 50  # milliseconds between attempts while nobody listens
 _TRIES = 6  # attempts that may be broken off, before another program or secret is what is there; 1.5 s in all
@@ -59,7 +59,7 @@ class ZmqClient(ZmqEndpoint, Client):
         self._address, self._rank, self._security = address, rank, security
         self._patience = timeout if patience is None else patience
         self._keys = Keys(security, name)
-        self._line = Line(name, [], limits)
+        self._connection = Connection(name, [], limits)
         self._socket: zmq.Socket | None = None
         self._broken_off = 0
         deadline = time.monotonic() + self._patience
@@ -73,11 +73,11 @@ class ZmqClient(ZmqEndpoint, Client):
         self._keeper.start()
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        self._send(self._line, frames)
+        self._send(self._connection, frames)
 
     def receive(self) -> list[memoryview]:
         with self._changed:
-            self._wait_until(lambda: bool(self._inbox or self._line.check()))
+            self._wait_until(lambda: bool(self._inbox or self._connection.check()))
             return self._received()[1]
 
     # --- connecting --------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class ZmqClient(ZmqEndpoint, Client):
 
     def _shake_hands(self, events: zmq.Socket, deadline: float) -> bool:
         side = ClientSide(self._keys, self._rank, self.limits)
-        self._put(self._line, Kind.HELLO, [side.hello])
+        self._put(self._connection, Kind.HELLO, [side.hello])
         poller = zmq.Poller()
         for socket in (self._socket, events):
             poller.register(socket, zmq.POLLIN)
@@ -152,7 +152,7 @@ class ZmqClient(ZmqEndpoint, Client):
         proof = side.answer(message[-1]) if kind is Kind.CHALLENGE else None
         if proof is None:
             raise NodeRefused(self.name, f"whoever answers at {self._address} doesn't have the run's secret")
-        self._put(self._line, Kind.PROOF, [proof])
+        self._put(self._connection, Kind.PROOF, [proof])
         return False
 
     # --- what arrives, with the lock ---------------------------------------------------------------------------------
@@ -163,20 +163,20 @@ class ZmqClient(ZmqEndpoint, Client):
             if what.kind is Kind.FAILED:
                 self._server_failed(frames[1:])
             else:
-                self._arrived(self._line, what, frames[1:])
+                self._arrived(self._connection, what, frames[1:])
         except Malformed as reason:
-            self._line.over = self._line.over or nonsense(reason)
+            self._connection.over = self._connection.over or nonsense(reason)
 
     def _server_failed(self, frames: Sequence[zmq.Frame]) -> None:
         """A farewell with a reason, which is answered as one."""
         if len(frames) != 1:
             raise Malformed("malformed message")
-        self._say_bye(self._line)
-        self._line.over = self._line.over or failed(frames[0].bytes.decode("utf-8", "replace"))
+        self._say_bye(self._connection)
+        self._connection.over = self._connection.over or failed(frames[0].bytes.decode("utf-8", "replace"))
 
     def _look(self) -> None:
         if not self._socket.getsockopt(EVENTS) & POLLOUT:  # nothing bounds sending but the connection
-            self._gone([self._line])
+            self._gone([self._connection])
 
-    def _lines(self) -> Sequence[Line]:
-        return [self._line]
+    def _connections(self) -> Sequence[Connection]:
+        return [self._connection]

@@ -44,7 +44,7 @@ POLLIN, POLLOUT, NOBLOCK, MORE, EVENTS = map(int, (zmq.POLLIN, zmq.POLLOUT, zmq.
 LEFT = "it has left"
 
 
-class Line:
+class Connection:
     """One connection: what is on its way, and why it is over if it is.
 
     Args:
@@ -84,7 +84,7 @@ class ZmqEndpoint(Endpoint):
         self._tick = min(timeout / _TICKS, _LONGEST_TICK)
         self._context = zmq.Context()
         self._kind = kind
-        self._inbox: deque[tuple[Line, list[memoryview], int]] = deque()
+        self._inbox: deque[tuple[Connection, list[memoryview], int]] = deque()
         self._next_look = 0.0
         self._error: BaseException | None = None
         self._ending = threading.Event()
@@ -122,9 +122,11 @@ class ZmqEndpoint(Endpoint):
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def _put(self, line: Line, kind: Kind, parts: Sequence[bytes | zmq.Frame] = (), number: int = 0) -> bool:
+    def _put(
+        self, connection: Connection, kind: Kind, parts: Sequence[bytes | zmq.Frame] = (), number: int = 0
+    ) -> bool:
         """Hands a message to ZeroMQ, which never waits here; returns whether there still is a connection."""
-        *first, last = [*line.route, head(kind, number, line.incoming.tell()), *parts]
+        *first, last = [*connection.route, head(kind, number, connection.incoming.tell()), *parts]
         try:
             for part in first:
                 self._socket.send(part, MORE | NOBLOCK)
@@ -135,26 +137,26 @@ class ZmqEndpoint(Endpoint):
             return False
         return True
 
-    def _send(self, line: Line, frames: Sequence[Buffer]) -> None:
+    def _send(self, connection: Connection, frames: Sequence[Buffer]) -> None:
         """`send` of both ends; with the lock, except while it waits."""
         flat, size = views(frames, self.limits)
         parts = [bytes(view) if len(view) < SMALL_BYTES else zmq.Frame(view, copy=False) for view in flat]
         with self._changed:
-            self._wait_until(lambda: line.check() or line.outgoing.has_room(size))
-            if not self._put(line, Kind.DATA, parts, line.outgoing.add(size)):
-                self._gone([line])
-                line.check()
+            self._wait_until(lambda: connection.check() or connection.outgoing.has_room(size))
+            if not self._put(connection, Kind.DATA, parts, connection.outgoing.add(size)):
+                self._gone([connection])
+                connection.check()
             self._after_sending()
 
-    def _received(self) -> tuple[Line, list[memoryview]]:
+    def _received(self) -> tuple[Connection, list[memoryview]]:
         """The oldest message of the inbox; with the lock."""
-        line, frames, size = self._inbox.popleft()
-        if line.incoming.take(size) and line.over is None:
-            self._put(line, Kind.TAKEN)
+        connection, frames, size = self._inbox.popleft()
+        if connection.incoming.take(size) and connection.over is None:
+            self._put(connection, Kind.TAKEN)
             self._after_sending()
-        return line, frames
+        return connection, frames
 
-    def _arrived(self, line: Line, what: Head, frames: Sequence[zmq.Frame]) -> None:
+    def _arrived(self, connection: Connection, what: Head, frames: Sequence[zmq.Frame]) -> None:
         """A message of an authenticated peer.
 
         Raises:
@@ -166,22 +168,22 @@ class ZmqEndpoint(Endpoint):
             size = sum(map(len, frames))
             if size > self.limits.max_bytes:
                 raise Malformed("oversized message")
-            line.outgoing.taken(what.taken)
-            line.incoming.arrived(what.number, size)
-            self._inbox.append((line, [frame_view(frame) for frame in frames], size))
+            connection.outgoing.taken(what.taken)
+            connection.incoming.arrived(what.number, size)
+            self._inbox.append((connection, [frame_view(frame) for frame in frames], size))
         elif what.kind in (Kind.TAKEN, Kind.PROBE):  # the other end takes the count for told, whatever it said it with
-            line.outgoing.taken(what.taken)
+            connection.outgoing.taken(what.taken)
         elif what.kind is Kind.BYE:
-            self._say_bye(line)
-            line.over = line.over or LEFT
+            self._say_bye(connection)
+            connection.over = connection.over or LEFT
         else:
             raise Malformed("unexpected message")
 
-    def _gone(self, lines: Sequence[Line]) -> None:
+    def _gone(self, connections: Sequence[Connection]) -> None:
         """These have no connection any more: what arrived before, a farewell perhaps, is taken in first."""
         self._take_in_all()
-        for line in lines:
-            line.over = line.over or (
+        for connection in connections:
+            connection.over = connection.over or (
                 f"the connection is lost: its process has ended, or nothing was heard of it for {self.timeout:g} s"
             )
         self._wake()
@@ -289,20 +291,24 @@ class ZmqEndpoint(Endpoint):
         A TCP connection that is closed while the other end still sends is reset, and may lose what was sent before.
         """
         deadline = time.monotonic() + self.timeout
-        for line in self._lines():
-            self._say_bye(line)
-        while any(line.over is None for line in self._lines()) and time.monotonic() < deadline and not self._aborted:
+        for connection in self._connections():
+            self._say_bye(connection)
+        while (
+            any(connection.over is None for connection in self._connections())
+            and time.monotonic() < deadline
+            and not self._aborted
+        ):
             if not self._take_in_all():
                 self._pump()
 
-    def _say_bye(self, line: Line) -> None:
-        if line.over is None and not line.said_bye and not self._aborted:
-            line.said_bye = True
-            if not self._put(line, Kind.BYE):
-                self._gone([line])
+    def _say_bye(self, connection: Connection) -> None:
+        if connection.over is None and not connection.said_bye and not self._aborted:
+            connection.said_bye = True
+            if not self._put(connection, Kind.BYE):
+                self._gone([connection])
 
     @abstractmethod
-    def _lines(self) -> Sequence[Line]:
+    def _connections(self) -> Sequence[Connection]:
         """All connections there were."""
 
     def _sockets(self) -> Sequence[zmq.Socket]:

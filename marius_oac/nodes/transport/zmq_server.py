@@ -26,7 +26,7 @@ from marius_oac.nodes.transport.contract import TAKEN, Buffer, Limits, Request, 
 from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES, Hello, Keys, ServerSide, Tokens
 from marius_oac.nodes.transport.refusals import Refusals
 from marius_oac.nodes.transport.wire import Head, Kind, Malformed, parse
-from marius_oac.nodes.transport.zmq_endpoint import LEFT, Line, ZmqEndpoint
+from marius_oac.nodes.transport.zmq_endpoint import LEFT, Connection, ZmqEndpoint
 from marius_oac.nodes.transport.zmq_gate import PROVING, ZAP_DOMAIN, Gate, Visitor, Visitors, most_unproved
 
 _BACKLOG = 1024  # connections that wait to be accepted; those beyond are only tried again after seconds
@@ -56,7 +56,7 @@ class ZmqServer(ZmqEndpoint, Server):
         security: Security,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         timeout: float = 30.0,
-        log: Callable[[str], None] = lambda line: None,
+        log: Callable[[str], None] = lambda connection: None,
         guests: Container[int] = (),
     ):
         endpoint = _endpoint(address, name)
@@ -64,8 +64,8 @@ class ZmqServer(ZmqEndpoint, Server):
         self.names, self._why, self._guests = dict(peers), "", guests
         self._keys = Keys(security, name)
         self._refusals = Refusals(log)
-        self._by_rank: dict[int, Line] = {}
-        self._by_route: dict[bytes, tuple[int, Line]] = {}
+        self._by_rank: dict[int, Connection] = {}
+        self._by_route: dict[bytes, tuple[int, Connection]] = {}
         self._pending: dict[bytes, tuple[Visitor, ServerSide]] = {}
         self._suspicions, self._next_probe = 0, 0.0
         self._gate = None if security.encrypted else Gate(self._context, Tokens(self._keys), self._refusals)
@@ -106,40 +106,40 @@ class ZmqServer(ZmqEndpoint, Server):
             self._wait_until(self._has_request)
             if not self._inbox:
                 return Request(self._departed(), None)
-            line, frames = self._received()
-            rank, _ = self._by_route[line.route[0]]
+            connection, frames = self._received()
+            rank, _ = self._by_route[connection.route[0]]
         return Request(rank, frames)
 
     def send(self, peer: int, frames: Sequence[Buffer]) -> None:
-        line = self._by_rank.get(peer)
-        if line is None:
+        connection = self._by_rank.get(peer)
+        if connection is None:
             raise NodeLost(self.names.get(peer, f"of rank {peer}"), "it is not connected")
-        self._send(line, frames)
+        self._send(connection, frames)
 
     def fail(self, why: str) -> None:
         with self._changed:
             if self._failed or self._closed:
                 return
             self._failed, self._why = True, why[:_LONGEST_REASON]
-            for line in self._lines():
-                if line.over != LEFT:
-                    self._put(line, Kind.FAILED, [self._why.encode()])
+            for connection in self._connections():
+                if connection.over != LEFT:
+                    self._put(connection, Kind.FAILED, [self._why.encode()])
             self._after_sending()
             self._wake()
 
     def _has_request(self) -> bool:
         if not self._inbox:
-            for rank, line in self._by_rank.items():
-                if line.over != LEFT and rank not in self._guests:
-                    line.check()
+            for rank, connection in self._by_rank.items():
+                if connection.over != LEFT and rank not in self._guests:
+                    connection.check()
         return bool(self._inbox) or self._departed(forget=False) is not None
 
     def _departed(self, forget: bool = True) -> int | None:
         """A guest that is gone, from now on forgotten."""
-        for rank, line in self._by_rank.items():
-            if rank in self._guests and line.over is not None:
+        for rank, connection in self._by_rank.items():
+            if rank in self._guests and connection.over is not None:
                 if forget:
-                    del self._by_rank[rank], self._by_route[line.route[0]]
+                    del self._by_rank[rank], self._by_route[connection.route[0]]
                 return rank
         return None
 
@@ -147,23 +147,23 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _take_in(self, frames: list[zmq.Frame]) -> None:
         route = frames[0].bytes
-        rank, line = self._by_route.get(route, (None, None))
-        visitor = self._visitors.whose(frames[-1]) if line is None else None
+        rank, connection = self._by_route.get(route, (None, None))
+        visitor = self._visitors.whose(frames[-1]) if connection is None else None
         try:
             if len(frames) < 2:
                 raise Malformed("malformed message")
             what, rest = parse(frames[1].buffer), frames[2:]
-            if line is None:
+            if connection is None:
                 self._from_stranger(route, visitor, what, rest)
-            elif line.over is None:
-                self._arrived(line, what, rest)
+            elif connection.over is None:
+                self._arrived(connection, what, rest)
         except Malformed as reason:
-            whom = "a connection" if line is None else f"a message of node {line.name} (rank {rank})"
+            whom = "a connection" if connection is None else f"a message of node {connection.name} (rank {rank})"
             self._refusals.count(str(reason), whom)
-            if line is None:
+            if connection is None:
                 visitor.counted = True
             else:
-                line.over = line.over or nonsense(reason)
+                connection.over = connection.over or nonsense(reason)
 
     def _from_stranger(self, route: bytes, visitor: Visitor, what: Head, frames: Sequence[zmq.Frame]) -> None:
         sizes = [len(frame) for frame in frames]
@@ -191,9 +191,9 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _welcome(self, route: bytes, hello: Hello) -> None:
         self._check_rank(route, hello.rank)
-        line = Line(self.names[hello.rank], [route], self.limits)
-        self._by_rank[hello.rank] = line
-        self._by_route[route] = hello.rank, line
+        connection = Connection(self.names[hello.rank], [route], self.limits)
+        self._by_rank[hello.rank] = connection
+        self._by_route[route] = hello.rank, connection
         self._say(route, Kind.WELCOME)
 
     def _check_rank(self, route: bytes, rank: int) -> None:
@@ -209,7 +209,7 @@ class ZmqServer(ZmqEndpoint, Server):
         raise Malformed(reason)
 
     def _say(self, route: bytes, kind: Kind, *parts: bytes) -> None:
-        self._put(Line("", [route], self.limits), kind, parts)
+        self._put(Connection("", [route], self.limits), kind, parts)
 
     # --- what happens besides ----------------------------------------------------------------------------------------
 
@@ -227,12 +227,12 @@ class ZmqServer(ZmqEndpoint, Server):
         if self._suspicions or now >= self._next_probe:  # on a busy machine it may be so only after these looks
             self._suspicions = max(0, self._suspicions - 1)
             self._next_probe = now + self._tick
-            present = [line for line in self._by_rank.values() if line.over is None]
-            gone = [line for line in present if not self._put(line, Kind.PROBE)]
+            present = [connection for connection in self._by_rank.values() if connection.over is None]
+            gone = [connection for connection in present if not self._put(connection, Kind.PROBE)]
             if gone:
                 self._gone(gone)
 
-    def _lines(self) -> Sequence[Line]:
+    def _connections(self) -> Sequence[Connection]:
         return list(self._by_rank.values())
 
     def _after_pumping(self) -> None:

@@ -1,9 +1,9 @@
-"""Which files of a click log a run trains on: legs of its road, in the order in which they were given.
+"""Which files of a click log a run trains on: its segments, in the order in which they were given.
 
 `log.json` in the run's folder, sealed by a checksum of its own:
 
     files    path, format, rows and fingerprint of each, in order, and the digests of the pieces of it that are known;
-             the files of one leg stand together
+             the files of one segment stand together
     legs     how many files each has, how often they are passed over, whether each file ends an epoch
 
 Files that have been passed over are needed no more: yesterday's may be gone when today's is trained on.
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.data.logs.batches import Leg, LogRoad
+from marius_oac.data.logs.batches import LogSchedule, LogSegment
 from marius_oac.data.logs.files import LogFile, LogFiles, natural_order
 from marius_oac.data.logs.pieces import contradict
 from marius_oac.errors import CheckpointError, InputError
@@ -32,18 +32,18 @@ LOG = "log.json"
 
 @dataclass(frozen=True)
 class RunLog:
-    """Files and legs of one run."""
+    """Files and segments of one run."""
 
     files: tuple[LogFile, ...] = ()
-    legs: tuple[Leg, ...] = ()
+    segments: tuple[LogSegment, ...] = ()
 
     @classmethod
     def start(cls, config: CtrConfig) -> RunLog:
-        """The road of a new run. Raises InputError where a file is missing or can't be trained on."""
+        """The files of a new run. Raises InputError where a file is missing or can't be trained on."""
         return cls().extended(config, config.data.train)
 
     def extended(self, config: CtrConfig, patterns: Sequence[str]) -> RunLog:
-        """One leg more, over the files of `patterns`.
+        """One segment more, over the files of `patterns`.
 
         Raises:
             InputError: a file is missing, can't be trained on, or has been trained on already; or in a progressive run
@@ -58,16 +58,16 @@ class RunLog:
             _check_order((*self.files[-1:], *found))
         first, training = len(self.files), config.training
         by_file = training.progressive or config.keys.drop_after > 0
-        leg = Leg(first, first + len(found), training.epochs, by_file)
-        return RunLog((*self.files, *found), (*self.legs, leg))
+        segment = LogSegment(first, first + len(found), training.epochs, by_file)
+        return RunLog((*self.files, *found), (*self.segments, segment))
 
     def with_pieces(self, pieces: Sequence[Sequence[str | None]]) -> RunLog:
         """The same, with what is known of each file's pieces."""
         return replace(self, files=tuple(map(_with_pieces, self.files, pieces)))
 
     def with_epochs(self, epochs: int) -> RunLog:
-        """The same with another number of passes over the last leg."""
-        return replace(self, legs=(*self.legs[:-1], replace(self.legs[-1], passes=epochs)))
+        """The same with another number of passes over the last segment."""
+        return replace(self, segments=(*self.segments[:-1], replace(self.segments[-1], passes=epochs)))
 
     @classmethod
     def read(cls, folder: Path, checked: bool = True) -> RunLog:
@@ -83,26 +83,28 @@ class RunLog:
         """What `dump` gave. Raises CheckpointError where it is damaged."""
         plain = not checked and parse_json(text, path, dict[str, Any], CheckpointError).keys() == {"files", "legs"}
         content = (parse_json if plain else parse_sealed)(text, path, _Content, CheckpointError)
-        if not all(leg.first < leg.last <= len(content.files) for leg in content.legs):
-            raise CheckpointError("is damaged: a leg has files that are not there", path)
+        if not all(segment.first < segment.last <= len(content.files) for segment in content.legs):
+            raise CheckpointError("is damaged: a segment has files that are not there", path)
         files = (
             LogFile(**{**each.model_dump(), "path": Path(each.path), "pieces": tuple(each.pieces)})
             for each in content.files
         )
-        return cls(tuple(files), tuple(Leg(**each.model_dump()) for each in content.legs))
+        return cls(tuple(files), tuple(LogSegment(**each.model_dump()) for each in content.legs))
 
     def dump(self) -> str:
         """The text of `log.json`."""
         files = [{**asdict(file), "path": str(file.path)} for file in self.files]
-        return sealed({"files": files, "legs": [asdict(leg) for leg in self.legs]}).decode()
+        return sealed({"files": files, "legs": [asdict(segment) for segment in self.segments]}).decode()
 
-    def road(self, batch_size: int) -> LogRoad:
-        return LogRoad(self.files, self.legs, batch_size)
+    def schedule(self, batch_size: int) -> LogSchedule:
+        return LogSchedule(self.files, self.segments, batch_size)
 
     def check_files(self, config: CtrConfig, sequence: int) -> None:
         """Raises CheckpointError where a file that batches from `sequence` on need is missing or has changed."""
-        road = self.road(config.training.batch_size)
-        needed = {file for _, file in road.visits[road.visit(sequence) :]} if sequence < road.ends[-1] else set()
+        schedule = self.schedule(config.training.batch_size)
+        needed = (
+            {file for _, file in schedule.visits[schedule.visit(sequence) :]} if sequence < schedule.ends[-1] else set()
+        )
         for number in sorted(needed):
             file = self.files[number]
             (found,) = LogFiles.scan([str(file.path)], config.data).files
@@ -121,8 +123,8 @@ class _File(Described):
     pieces: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None] = []
 
 
-class _Leg(Described):
-    """Of `Leg`."""
+class _Segment(Described):
+    """Of `LogSegment`."""
 
     first: Count
     last: Count
@@ -134,7 +136,7 @@ class _Content(Described):
     """Of `log.json`."""
 
     files: list[_File]
-    legs: list[_Leg]
+    legs: list[_Segment]
 
 
 def _with_pieces(file: LogFile, pieces: Sequence[str | None]) -> LogFile:

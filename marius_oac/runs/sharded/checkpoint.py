@@ -26,7 +26,7 @@ from marius_oac.nodes.shards.placement import IdPlaces, Placement
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved
-from marius_oac.runs.sharded.peers import NodeCrew
+from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runtime.files.atomic import check_no_link, disk_errors, sync, unfinished
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 
@@ -183,7 +183,7 @@ def drop_after(run: Path, sequence: int, besides: Path) -> None:
         shutil.rmtree(unfinished(path), ignore_errors=True)
 
 
-def check_saved(crew: NodeCrew, run: Path, part: Path, chosen: str) -> None:
+def check_saved(peers: ClusterPeers, run: Path, part: Path, chosen: str) -> None:
     """Raises InputError, the same on all processes, where some lack a checkpoint that all had saved, and the run would
     go on from an older one, `chosen`, or if that is "" from the beginning. No crash while saving leaves such a state.
 
@@ -191,7 +191,7 @@ def check_saved(crew: NodeCrew, run: Path, part: Path, chosen: str) -> None:
         run: its folder, where the first process noted it as well.
         part: this process's, of the layout that the run goes on with.
     """
-    every = crew.each(([read_saved(run), read_saved(part)], Checkpoints(part / "checkpoints").names()))
+    every = peers.each(([read_saved(run), read_saved(part)], Checkpoints(part / "checkpoints").names()))
     known = [saved for _, (noted, _) in every for saved in noted if saved is not None]
     # Of a run of before nothing says what all had; if they have none in common now, any may have been that.
     needed = (

@@ -23,14 +23,14 @@ from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.sharded.checkpoint import DENSE
-from marius_oac.runs.task import Crew
+from marius_oac.runs.task import Peers
 from marius_oac.runtime.console import say
 from marius_oac.types import Step
 
 State = Mapping[str, torch.Tensor]
 
 
-def load_dense(config: Any, crew: Crew, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
+def load_dense(config: Any, peers: Peers, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
     """Takes back the dense parameters of a checkpoint; collective.
 
     Raises:
@@ -41,14 +41,14 @@ def load_dense(config: Any, crew: Crew, dense: DenseAgreement, step: Step, check
     same = {key: each.numel() for key, each in own.items()} == {key: each.size for key, each in kept.items()}
     if step.dense_state():
         same = same and is_kstep(state) == by_kstep(config)
-    if crew.any(not same):
-        _begin_anew(config, crew, dense, step, checkpoint)
+    if peers.any(not same):
+        _begin_anew(config, peers, dense, step, checkpoint)
         return
     dense.load({key: torch.tensor(kept[key]).reshape(each.shape) for key, each in own.items()})
     step.load_dense_state(state)
 
 
-def _begin_anew(config: Any, crew: Crew, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
+def _begin_anew(config: Any, peers: Peers, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
     state = checkpoint.dense()
     step.load_dense_state(adapted(config, state, checkpoint.sequence))
     replicas = is_kstep(state) or any(name.startswith(f"{DENSE}.") for name in checkpoint.arrays())
@@ -57,7 +57,7 @@ def _begin_anew(config: Any, crew: Crew, dense: DenseAgreement, step: Step, chec
         dense.average([found[name] for name in sorted(found) if found[name].is_floating_point()])
         step.load_dense_state(found)
     dense.begin_anew()
-    if crew.leads:
+    if peers.leads:
         mean = ", from the mean of the trainers' replicas" if replicas else ""
         say(f"note: dense parameters go on with '{config.nodes.dense.kind}'{mean}")
 
@@ -82,17 +82,17 @@ def by_kstep(config: Any) -> bool:
     return config.nodes.dense.kind == "kstep"
 
 
-def share_dense(crew: Crew, group: Group, step: Step) -> None:
+def share_dense(peers: Peers, group: Group, step: Step) -> None:
     """All processes get the dense parameters of the first one, with the optimizer's state; collective."""
     mine = step.dense_state()
-    (about, *_) = crew.gather({name: [list(each.shape), str(each.dtype)] for name, each in mine.items()})
+    (about, *_) = peers.gather({name: [list(each.shape), str(each.dtype)] for name, each in mine.items()})
     found = {}
     for name, (shape, dtype) in sorted(about.items()):
         found[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
-        if crew.leads:
+        if peers.leads:
             found[name].copy_(mine[name])
         group.broadcast(found[name])
-    if not crew.leads:
+    if not peers.leads:
         step.load_dense_state(found)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.runs.task import Crew
+from marius_oac.runs.task import Peers
 from marius_oac.runtime.signals import StopSignal, signal_heard, stopped_at_once
 
 
-class NodeCrew(Crew):
+class ClusterPeers(Peers):
     """The processes of a group."""
 
     def __init__(self, group: Group):

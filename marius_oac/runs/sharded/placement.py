@@ -52,21 +52,21 @@ def agreed_packing(
         saved = _saved(task, run, checkpoint)
         if saved is not None:
             return saved
-        first = min(_position(task, run, checkpoint), task.road.last)
-        task.crew.agreed(lambda: task.check_data_from(first))
+        first = min(_position(task, run, checkpoint), task.schedule.last)
+        task.peers.agreed(lambda: task.check_data_from(first))
     budgets = _Budgets.of(task, config, cluster)
     unmeasured = _packed(task, budgets, None)
     if config.nodes.packing == "even" or unmeasured.num_nodes == 1:
         return Packed(unmeasured)
     count = max(1, min(MOST_BATCHES, MOST_EXAMPLES // config.training.batch_size))
-    batches = range(first, min(first + count, task.road.last))
-    measured = task.crew.agreed(lambda: task.measure(batches).tolist())
-    costs = np.sum(task.crew.gather(measured), axis=0, dtype=np.float64)
+    batches = range(first, min(first + count, task.schedule.last))
+    measured = task.peers.agreed(lambda: task.measure(batches).tolist())
+    costs = np.sum(task.peers.gather(measured), axis=0, dtype=np.float64)
     if not costs.any():  # nothing is left to be trained
         return Packed(unmeasured)
     placement, weights = _packed(task, budgets, costs), task.carried
     by_hash, packed = (heaviest(costs, each.nodes, weights) for each in (unmeasured, placement))
-    if task.crew.leads:
+    if task.peers.leads:
         say(
             f"rows over nodes: by the look-ups of {len(batches)} batches the heaviest node has {packed:.2f} of the "
             f"mean (by the hash alone {by_hash:.2f})"
@@ -81,7 +81,7 @@ def _packed(task: NodeTask, budgets: _Budgets, costs: np.ndarray | None) -> Plac
         return budgets.packed(costs)
     except InputError:
         with suppress(NodeLost):  # whatever became of the others, there is no room
-            task.crew.wait()
+            task.peers.wait()
         raise
 
 
@@ -89,7 +89,7 @@ def _saved(task: NodeTask, run: Path, checkpoint: str | None) -> Packed | None:
     """What these processes had when they last trained this run, in the layout whose checkpoints are newest; any of
     them may have lost its own part."""
     own = saved_packings(run, task.group.names, task.weights, task.group.names[task.group.rank])
-    found = [each for every in task.crew.gather(own) for each in every]
+    found = [each for every in task.peers.gather(own) for each in every]
     named = [each for each in found if checkpoint in each["checkpoints"]] or found
     if not named or checkpoint == START:
         return None
@@ -103,7 +103,7 @@ def _position(task: NodeTask, run: Path, checkpoint: str | None) -> int:
     if checkpoint == START:
         return 0
     here = [name for layout in Layout.all(run) for name in layout.names()]
-    every = [name for each in task.crew.gather(here) for name in each]
+    every = [name for each in task.peers.gather(here) for name in each]
     return max((int(name) for name in every if name == checkpoint), default=max(map(int, every), default=0))
 
 

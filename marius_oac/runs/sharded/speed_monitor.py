@@ -18,7 +18,7 @@ from marius_oac.config.modes import LoadConfig, NodesConfig
 from marius_oac.errors import ConfigError
 from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
 from marius_oac.nodes.gba.policy import Measured, Policy
-from marius_oac.runs.task import Crew
+from marius_oac.runs.task import Peers
 from marius_oac.runtime.console import say
 from marius_oac.types import Step
 
@@ -26,7 +26,7 @@ _HURRY = 4  # that part of a stretch follows where the next decision should come
 _TOLD = 256  # times of a trainer's batches at most; of more, some that are as far apart from each other
 
 
-class Pace:
+class SpeedMonitor:
     """Of one of the trainers.
 
     Args:
@@ -66,11 +66,11 @@ class Pace:
                         f"there is no trainer {rank}: there are {self._trainers}, from 0", f"nodes.load.{number}"
                     )
 
-    def watch(self, step: Step, waited: Callable[[], float], stopped: Event, crew: Crew) -> Step:
+    def watch(self, step: Step, waited: Callable[[], float], stopped: Event, peers: Peers) -> Step:
         """The step that is to be used in the place of this one; for `waited` and `stopped` see `TimedStep`."""
         if not self._config.load and not self._policy:
             return step
-        if crew.leads:
+        if peers.leads:
             for entry in self._config.load:
                 say(f"note: emulated load: {told(entry)}")
         self._step = TimedStep(step, waited, stopped, profile_of(self._config, self._rank))
@@ -88,13 +88,13 @@ class Pace:
         """Said before batches from `first` on are trained."""
         self._first, self._began = first, self._clock()
 
-    def end(self, reached: int, crew: Crew) -> list[dict[str, Any]]:
+    def end(self, reached: int, peers: Peers) -> list[dict[str, Any]]:
         """Said when all batches up to `reached` have been; what has been decided, if a decision is due; collective."""
         self._batches += reached - self._first
         self._seconds += self._clock() - self._began
         if self._policy is None or reached < self._rests:
             return []
-        told = crew.gather([self._seconds, self._times()])
+        told = peers.gather([self._seconds, self._times()])
         rate = self._batches * self._batch_size / max(seconds for seconds, _ in told)
         before, decision = self._policy.mode, self._policy.decide(Measured(rate, [np.array(each) for _, each in told]))
         every, parts = self._config.auto.every, self._config.modes.parts or self._trainers
@@ -108,11 +108,11 @@ class Pace:
         found = [seconds / (share * self._batch_size) for share, seconds in self._step.take()]
         return [found[number * len(found) // _TOLD] for number in range(_TOLD)] if len(found) > _TOLD else found
 
-    def summary(self, crew: Crew) -> dict[str, Any]:
+    def summary(self, peers: Peers) -> dict[str, Any]:
         """What was emulated, if anything was, over all trainers; collective."""
         if not self._config.load:
             return {}
-        counts = crew.gather([self._step.slowed, self._step.added])
+        counts = peers.gather([self._step.slowed, self._step.added])
         slowed, added = (sum(each) for each in zip(*counts, strict=True))
         return {"load.emulated_batches": slowed, "load.emulated_seconds": added}
 

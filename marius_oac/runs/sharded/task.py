@@ -19,15 +19,15 @@ import numpy as np
 import torch
 
 from marius_oac import __version__
-from marius_oac.data.batches.rank_slice import Share
+from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.errors import ConfigError
 from marius_oac.nodes.dense.served import Served, bounds_of
 from marius_oac.nodes.dense.sync_server import SyncServers
-from marius_oac.nodes.gba.counts import dealt_metrics
+from marius_oac.nodes.gba.counts import dispatch_metrics
 from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.trainers import Crowd
-from marius_oac.nodes.shards.dispatched_rows import Dealing
+from marius_oac.nodes.shards.dispatched_rows import Dispatching
 from marius_oac.nodes.shards.exchange import NodeSource
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
@@ -37,9 +37,9 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, NodesCheckpoint, layout_name
 from marius_oac.runs.sharded.dense import adapted, load_dense, share_dense
-from marius_oac.runs.sharded.peers import NodeCrew
-from marius_oac.runs.sharded.speed_monitor import Pace
-from marius_oac.runs.task import Parts, Road, Task
+from marius_oac.runs.sharded.peers import ClusterPeers
+from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
+from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import ParameterStore, RowLayout
@@ -80,11 +80,11 @@ class NodeTask(Task):
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
         self.place = sum(each > 0 for each in weights[: group.rank]) if weights[group.rank] else None
         self.packed = Packed(even(self.carried))
-        self.pace = Pace(task.config.nodes, group.rank, self.trainers, task.config.training.batch_size)
+        self.speed_monitor = SpeedMonitor(task.config.nodes, group.rank, self.trainers, task.config.training.batch_size)
         self.dense: DenseSync | None = None
         self._source: NodeSource | None = None
         self._outside = 0, 0.0
-        self.crew = NodeCrew(group)
+        self.peers = ClusterPeers(group)
         self.decisive_metric = task.decisive_metric
 
     over_nodes = True
@@ -94,9 +94,9 @@ class NodeTask(Task):
         return self.crowd.trains[self.group.rank]
 
     @property
-    def share(self) -> Share:
+    def share(self) -> RankSlice:
         """Of each batch, this process's part in lockstep."""
-        return Share(self.crowd.peer(self.group.rank) if self.trains else 0, self.crowd.within)
+        return RankSlice(self.crowd.peer(self.group.rank) if self.trains else 0, self.crowd.within)
 
     @property
     def serves(self) -> bool:
@@ -107,8 +107,8 @@ class NodeTask(Task):
         return self.task.fingerprint
 
     @property
-    def road(self) -> Road:
-        return self.task.road
+    def schedule(self) -> Schedule:
+        return self.task.schedule
 
     @property
     def carried(self) -> list[float]:
@@ -128,7 +128,7 @@ class NodeTask(Task):
     def check(self) -> None:
         self.task.check()
         check_config(self.config, self.trainers)
-        self.pace.check()
+        self.speed_monitor.check()
         self._check()
 
     def use_folder(self, folder: Path) -> None:
@@ -151,10 +151,10 @@ class NodeTask(Task):
     def validates_on_a_sample(self) -> bool:
         return self.task.validates_on_a_sample
 
-    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
-        return self.crew.from_lead(lambda: self._evaluate(parts, split, whole))
+    def evaluate(self, parts: Components, split: str, whole: bool = True) -> dict[str, float]:
+        return self.peers.from_lead(lambda: self._evaluate(parts, split, whole))
 
-    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         tables = self._tables(stack, binding) if self.place is not None else []
         planner = self._planner(stack)
         planner.share = self.share
@@ -165,13 +165,13 @@ class NodeTask(Task):
         stack.callback(self.dense.stop)
         step = self._whole_step = self._step(device, threads)
         stack.callback(step.close)
-        step = self.pace.watch(step, self.dense.waited, source.stopped, self.crew)
+        step = self.speed_monitor.watch(step, self.dense.waited, source.stopped, self.peers)
         routed = self._planned = RoutedPlanner(planner, self._routed)
         self._served = step.served
         self._parts = [with_share(planner, each, self._num_parts) for each in range(self._num_parts)]
         stores = [table.store for table in tables]
         tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
-        return Parts(routed, stores, step, device, tier, source)
+        return Components(routed, stores, step, device, tier, source)
 
     def _told(self) -> dict[str, Any]:
         """What a guest must know of the run, in plain values."""
@@ -187,7 +187,7 @@ class NodeTask(Task):
         dimensions = self._dimensions()
         costs = [LookupCost() for _ in dimensions]
         with ExitStack() as stack:
-            progress = Progress("measuring look-ups", "batches", len(batches)) if self.crew.leads else None
+            progress = Progress("measuring look-ups", "batches", len(batches)) if self.peers.leads else None
             if progress:
                 stack.enter_context(progress)
             planner = self._planner(stack)
@@ -208,35 +208,35 @@ class NodeTask(Task):
             kept[SERVES] = place
         return kept | {PLACEMENT: self.placement.nodes, PLACE: place, PACKING: figures}
 
-    def load_dense(self, parts: Parts, checkpoint: Checkpoint) -> None:
+    def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
         """See `Task.load_dense`; collective."""
         if not self.trains:
-            self.crew.any(False)  # the others ask whether all go on as they were
+            self.peers.any(False)  # the others ask whether all go on as they were
             return
-        load_dense(self.config, self.crew, self.dense, parts.step, checkpoint)
+        load_dense(self.config, self.peers, self.dense, parts.step, checkpoint)
 
     @property
     def failure(self) -> BaseException | None:
         """Why rows can't be had any more, if that is so."""
         return self._source.error if self._source else None
 
-    def stands_still(self, batch: int) -> int | None:
-        ends = [self.config.nodes.mode_ends(batch), self.pace.rests(batch)]
+    def next_pause(self, batch: int) -> int | None:
+        ends = [self.config.nodes.mode_ends(batch), self.speed_monitor.rests(batch)]
         return min((each for each in ends if each is not None), default=None)
 
     def before_batches(self, first: int) -> None:
-        self.pace.begin(first)
-        self.deal(self.pace.mode or self.config.nodes.mode_at(first))
-        if self._source.dealing and self.crowd.serving and self._whole_step.dense_state():
-            share_dense(self.crew, self.group, self._whole_step)
+        self.speed_monitor.begin(first)
+        self.dispatch(self.speed_monitor.mode or self.config.nodes.mode_at(first))
+        if self._source.dispatching and self.crowd.serving and self._whole_step.dense_state():
+            share_dense(self.peers, self.group, self._whole_step)
 
-    def decided(self, reached: int) -> list[dict[str, Any]]:
-        return self.pace.end(reached, self.crew)
+    def mode_changes(self, reached: int) -> list[dict[str, Any]]:
+        return self.speed_monitor.end(reached, self.peers)
 
     def deal_outside(self, guest: bool) -> None:
         """This is none of the group: batches are dealt to it whenever there are any. A guest may leave meanwhile."""
-        self.deal("gba")
-        self._source.dealing = replace(self._source.dealing, guest=guest)
+        self.dispatch("gba")
+        self._source.dispatching = replace(self._source.dispatching, guest=guest)
 
     @property
     def stop_requested(self) -> bool:
@@ -249,13 +249,13 @@ class NodeTask(Task):
         (examples, loss), self._outside = self._outside, now
         return now[0] - examples, now[1] - loss
 
-    def deal(self, mode: str) -> None:
+    def dispatch(self, mode: str) -> None:
         """What follows is trained in this mode."""
         source = self._source
-        source.dealing = self._dealing(mode) if mode != "sync" else None
-        self._planned.deal(*((self._parts, lambda: source.exchange.reserve()) if source.dealing else ()))
+        source.dispatching = self._dispatching(mode) if mode != "sync" else None
+        self._planned.dispatch(*((self._parts, lambda: source.exchange.reserve()) if source.dispatching else ()))
         if isinstance(self.dense, Served):
-            self.dense.dealt = source.dealing is not None
+            self.dense.dispatched = source.dispatching is not None
         self.dense.start()
 
     @property
@@ -263,23 +263,23 @@ class NodeTask(Task):
         """M, batches that a global batch is cut into where they are dealt."""
         return self.config.nodes.modes.parts or self.trainers
 
-    def _dealing(self, kind: str) -> Dealing:
+    def _dispatching(self, kind: str) -> Dispatching:
         modes, parts = self.config.nodes.modes, self._num_parts
         mode = make_mode(kind, self.trainers, parts, 1, **modes.rules())
         bounds = bounds_of(self._served, len(self.carried))
         carriers = [self.crowd.peer(rank) for rank, weight in enumerate(self.weights) if weight]
         own = self.crowd.own
-        return Dealing(mode, parts, bounds, carriers, self.dense, self._served, modes.window, own)
+        return Dispatching(mode, parts, bounds, carriers, self.dense, self._served, modes.window, own)
 
     def reached(self, planned: int) -> int:
         """See `Task.reached`; collective where some processes only serve."""
         if not self.crowd.serving:
             return planned
-        return max(self.crew.gather(planned if self.trains else 0))
+        return max(self.peers.gather(planned if self.trains else 0))
 
     def after_batches(self, ended: bool) -> None:
-        if self._source.dealing and self._served:
-            self._served.take(self._source.dense_states(), self._source.dealing.bounds)
+        if self._source.dispatching and self._served:
+            self._served.take(self._source.dense_states(), self._source.dispatching.bounds)
         if ended:
             self.dense.finish()
         else:
@@ -287,14 +287,14 @@ class NodeTask(Task):
 
     def summary(self) -> dict[str, Any]:
         source = self._source
-        counts = self.crew.gather([source.bytes_sent, source.bytes_received, source.refused()])
+        counts = self.peers.gather([source.bytes_sent, source.bytes_received, source.refused()])
         names = ("rows.bytes_pushed_and_asked", "rows.bytes_pulled", "nodes.refused")
         dense = self.packed.summary() | {f"dense.{name}": value for name, value in self.dense.metrics().items()}
         sums = {name: sum(each) for name, each in zip(names, zip(*counts, strict=True), strict=True)}
-        dealt = dealt_metrics(self.crew.gather(dict(source.counts())))
-        return dense | sums | dealt | self.pace.summary(self.crew)
+        dispatched = dispatch_metrics(self.peers.gather(dict(source.counts())))
+        return dense | sums | dispatched | self.speed_monitor.summary(self.peers)
 
-    def take_over(self, whole: NodesCheckpoint, parts: Parts) -> None:
+    def take_over(self, whole: NodesCheckpoint, parts: Components) -> None:
         """Loads this process's rows from a checkpoint of other processes."""
         if self.place is not None:
             self._take_rows(whole, parts)
@@ -315,7 +315,7 @@ class NodeTask(Task):
     def _fingerprint(self, name: str, store: ParameterStore | None) -> str:
         mine = self._shard_digests(store) if store is not None else {}
         every: dict[int, str] = {}
-        for digests in self.crew.gather({str(shard): digest for shard, digest in mine.items()}):
+        for digests in self.peers.gather({str(shard): digest for shard, digest in mine.items()}):
             every |= {int(shard): digest for shard, digest in digests.items()}
         whole = hashlib.sha256(name.encode())
         for shard in sorted(every):
@@ -355,14 +355,14 @@ class NodeTask(Task):
     def _step(self, device: torch.device, threads: int) -> Step: ...
 
     @abstractmethod
-    def _evaluate(self, parts: Parts, split: str, whole: bool) -> dict[str, float]: ...
+    def _evaluate(self, parts: Components, split: str, whole: bool) -> dict[str, float]: ...
 
     @abstractmethod
     def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
         """SHA-256 of each shard that lies here."""
 
     @abstractmethod
-    def _take_rows(self, whole: NodesCheckpoint, parts: Parts) -> None:
+    def _take_rows(self, whole: NodesCheckpoint, parts: Components) -> None:
         """Loads the rows that belong here."""
 
     @abstractmethod
@@ -372,7 +372,7 @@ class NodeTask(Task):
 def with_share(planner: Planner, rank: int, count: int) -> Planner:
     """A planner like this one, of other parts of the same batches, of which it is dealt some."""
     other = copy.copy(planner)
-    other.share = Share(rank, count, dealt=True)
+    other.share = RankSlice(rank, count, dispatched=True)
     return other
 
 
@@ -383,12 +383,12 @@ def check_config(config: Any, trainers: int) -> None:
     if config.pipeline.order != "plan":
         raise ConfigError("over several nodes batches are computed in plan order", "pipeline.order")
     nodes, dense = config.nodes, config.nodes.dense
-    if config.pipeline.mode == "async" and nodes.deals:
+    if config.pipeline.mode == "async" and nodes.dispatches:
         raise ConfigError("'async' is for nodes.mode sync; where batches are dealt use oac or sync", "pipeline.mode")
     if config.pipeline.mode == "async" and dense.lockstep:
         what = f"'{dense.kind}' needs trainers in lockstep, and the mode is 'async'; use easgd, ma or bmuf"
         raise ConfigError(what, "nodes.dense.kind")
-    if nodes.deals and (nodes.modes.parts or 1) > config.training.batch_size:
+    if nodes.dispatches and (nodes.modes.parts or 1) > config.training.batch_size:
         what = f"{nodes.modes.parts} parts of a batch of {config.training.batch_size} examples"
         raise ConfigError(what, "nodes.modes.parts")
     if "hop-bw" in nodes.used and nodes.modes.backups >= trainers:

@@ -25,7 +25,7 @@ from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import NodesCheckpoint, digest_rows, load_rows
 from marius_oac.runs.sharded.task import NodeTask
 from marius_oac.runs.stores import Tables
-from marius_oac.runs.task import Parts
+from marius_oac.runs.task import Components
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.tasks.ctr.build import (
@@ -117,9 +117,9 @@ class CtrNodes(NodeTask):
             raise ConfigError("the row that rare keys share can't lie on several nodes", "keys.admit_after")
 
     def check_new_data(self, first: int) -> None:
-        crew = self.crew
+        peers = self.peers
         share = self.share
-        crew.agreed(lambda: self.task.check_rows(first, share.rank, share.count) if self.trains else None)
+        peers.agreed(lambda: self.task.check_rows(first, share.rank, share.count) if self.trains else None)
 
     def _tables(self, stack: ExitStack, binding: Binding) -> list[KeyedTable]:
         config, training = self.config, self.config.training
@@ -137,9 +137,11 @@ class CtrNodes(NodeTask):
         return [row_layout(self.config, table, self._network).dimension for table in self._feature_tables]
 
     def _planner(self, stack: ExitStack) -> Planner:
-        road = self.task.log.road(self.config.training.batch_size)
+        schedule = self.task.log.schedule(self.config.training.batch_size)
         numbers = [BatchKeys(self.config.training.batch_size * table.max_ids) for table in self._feature_tables]
-        planner = LogPlanner(self.config, self.task.log.files, road, self._feature_tables, numbers, self.task.pieces)
+        planner = LogPlanner(
+            self.config, self.task.log.files, schedule, self._feature_tables, numbers, self.task.pieces
+        )
         stack.callback(planner.close)
         return planner
 
@@ -177,21 +179,21 @@ class CtrNodes(NodeTask):
             self.config, self._feature_tables, self._network, device, threads, self.dense, self.group.rank
         )
 
-    def _evaluate(self, parts: Parts, split: str, whole: bool) -> dict[str, float]:
+    def _evaluate(self, parts: Components, split: str, whole: bool) -> dict[str, float]:
         return evaluate_files(self._predictor(parts), self.task.files_of(split))
 
-    def _predictor(self, parts: Parts) -> ClickPredictor:
+    def _predictor(self, parts: Components) -> ClickPredictor:
         keys = [NodeKeys(parts.source, number, self.placement) for number in range(len(self._feature_tables))]
         return ClickPredictor(self.config, self._feature_tables, keys, parts.step, parts.device)
 
-    def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
+    def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
         """In a progressive run predicts the file that comes next."""
         if not self.config.training.progressive:
             return None
         file = self.task.first_file(epoch)
-        return self.crew.from_lead(lambda: self.task.metrics_of(file, self._predictor(parts)))
+        return self.peers.from_lead(lambda: self.task.metrics_of(file, self._predictor(parts)))
 
-    def _take_rows(self, whole: NodesCheckpoint, parts: Parts) -> None:
+    def _take_rows(self, whole: NodesCheckpoint, parts: Components) -> None:
         arrays = whole.arrays()
         for keys in self._keys:
             prefix = f"{keys.store.name}."

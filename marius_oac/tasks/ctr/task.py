@@ -24,7 +24,7 @@ from marius_oac.models.compute.user_code import own_files
 from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.stores import Tables
-from marius_oac.runs.task import Parts, Road, Task
+from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.keys.table import KeyTable
@@ -65,7 +65,7 @@ class CtrTask(Task):
         if not config.data.settled:
             raise ConfigError("nothing says how it is transformed: a run has that from its beginning", "data.numeric")
         self.config, self.log, self._writable = config, log, writable
-        self._road = log.road(config.training.batch_size)
+        self._schedule = log.schedule(config.training.batch_size)
         self.pieces = [Pieces(file.path, file.pieces) for file in log.files]
         self._splits: dict[str, tuple[LogFile, ...]] = {}
         self._tables: list[KeyTable] = []
@@ -77,8 +77,8 @@ class CtrTask(Task):
         return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
 
     @property
-    def road(self) -> Road:
-        return Road(self._road.ends)
+    def schedule(self) -> Schedule:
+        return Schedule(self._schedule.ends)
 
     def run_files(self) -> Mapping[str, str]:
         return {**self.learned_files(), **own_files([self.config.model.network], "model.network")}
@@ -111,31 +111,31 @@ class CtrTask(Task):
     def plan_memory(self, folder: Path) -> MemoryPlan:
         return plan_ctr_memory(self.config, folder)
 
-    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         network = make_ctr_network(self.config)
         tables = tables_of(self.config, network)
         layouts = {table.name: row_layout(self.config, table, network) for table in tables}
         capacities = {name: capacity_of(self.config, layout) for name, layout in layouts.items()}
         place = Tables(self.config.storage, self.folder, layouts, capacities, stack, binding, self._writable)
         self._tables = [make_key_table(self.config, place, table.name) for table in tables]
-        planner = LogPlanner(self.config, self.log.files, self._road, tables, self._tables, self.pieces)
+        planner = LogPlanner(self.config, self.log.files, self._schedule, tables, self._tables, self.pieces)
         stack.callback(planner.close)
         step = make_ctr_step(self.config, tables, network, device, threads)
         stack.callback(step.close)
-        return Parts(planner, [table.store for table in self._tables], step, device, place.tier)
+        return Components(planner, [table.store for table in self._tables], step, device, place.tier)
 
     def has(self, split: str) -> bool:
         return bool(self.files_of(split))
 
-    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+    def evaluate(self, parts: Components, split: str, whole: bool = True) -> dict[str, float]:
         """AUC, log loss, normalised entropy and calibration of the predictions for a split."""
         return evaluate_files(self.predictor(parts), self.files_of(split))
 
-    def predictor(self, parts: Parts) -> ClickPredictor:
+    def predictor(self, parts: Components) -> ClickPredictor:
         network = make_ctr_network(self.config)
         return ClickPredictor(self.config, tables_of(self.config, network), self._tables, parts.step, parts.device)
 
-    def before_epoch(self, parts: Parts, epoch: int) -> dict[str, float] | None:
+    def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
         """Drops what has not been seen for long; in a progressive run predicts the file that comes next."""
         file = self.first_file(epoch)
         for table in self._tables:
@@ -146,7 +146,7 @@ class CtrTask(Task):
 
     def first_file(self, epoch: int) -> int:
         """The number of the file that an epoch begins with."""
-        return self._road.visits[self._road.visit(self.road.begin(epoch))][1]
+        return self._schedule.visits[self._schedule.visit(self.schedule.begin(epoch))][1]
 
     def metrics_of(self, file: int, predictor: ClickPredictor) -> dict[str, Any]:
         """What is said of the predictions for a file before it is trained on."""

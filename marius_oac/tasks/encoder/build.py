@@ -28,12 +28,12 @@ from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
 from marius_oac.evaluation.scores import EntityReader
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.compute.user_code import blaming_frames, own_file, own_files
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
 from marius_oac.models.gnn.step import NETWORK, EncodedStep
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.task import Parts
+from marius_oac.runs.task import Components
 from marius_oac.runtime.console import say
 from marius_oac.runtime.files.atomic import check_no_link, made_of
 from marius_oac.storage.disk.saved_pages import PagedArray
@@ -122,7 +122,7 @@ class GraphEncoder:
         return make_encoder(self.config, self.inputs, self._seed)
 
     def encode(
-        self, encoder: Encoder, rows: Read | None, out: Path, lanes: Lanes, device: torch.device, memory: int
+        self, encoder: Encoder, rows: Read | None, out: Path, thread_pool: ThreadPool, device: torch.device, memory: int
     ) -> np.ndarray:
         """All nodes, layer by layer with all their neighbours, into the file `out`: float32 [N, W], mapped read-only.
 
@@ -135,15 +135,15 @@ class GraphEncoder:
         """
         read = self._inputs_of(rows)
         with blaming_frames(self.own, "encoder.layers"):
-            return encode_nodes(encoder, read, self.inputs, self.neighbors, out, lanes, device, memory)
+            return encode_nodes(encoder, read, self.inputs, self.neighbors, out, thread_pool, device, memory)
 
     @contextmanager
-    def encoded(self, parts: Parts, folder: Path | None, memory: int) -> Iterator[np.ndarray]:
+    def encoded(self, parts: Components, folder: Path | None, memory: int) -> Iterator[np.ndarray]:
         """What the present parameters make of all nodes, as `encode`, while the block lasts; it lies in `folder`."""
         rows = EntityReader.of_store(parts.stores[0]).read if parts.stores else None
         step: EncodedStep = parts.step
         with tempfile.TemporaryDirectory(dir=folder, prefix=".encoded-", suffix=".unfinished") as place:
-            yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.lanes, parts.device, memory)
+            yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.thread_pool, parts.device, memory)
 
     def encoded_at(
         self,
@@ -164,8 +164,8 @@ class GraphEncoder:
             encoder = self.make().to(device)
             load_encoder(encoder, checkpoint)
             read = None if rows is None else rows.__getitem__
-            with closing(Lanes(threads if device.type == "cpu" else 1)) as lanes:
-                self.encode(encoder, read, folder / ENCODED, lanes, device, memory)
+            with closing(ThreadPool(threads if device.type == "cpu" else 1)) as thread_pool:
+                self.encode(encoder, read, folder / ENCODED, thread_pool, device, memory)
 
         if not os.access(run, os.W_OK):
             say(f"note: {run} can't be written: the nodes are encoded anew each time")

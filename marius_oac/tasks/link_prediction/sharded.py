@@ -20,7 +20,7 @@ from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import NodesCheckpoint, digest_rows, load_rows
 from marius_oac.runs.sharded.task import NodeTask
 from marius_oac.runs.stores import Tables
-from marius_oac.runs.task import Parts
+from marius_oac.runs.task import Components
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
@@ -93,7 +93,7 @@ class GraphNodes(NodeTask):
     def _step(self, device: torch.device, threads: int) -> LinkPredictionStep:
         return make_step(self.config, self.task.graph, device, threads, self.dense)
 
-    def _evaluate(self, parts: Parts, split: str, whole: bool) -> dict[str, float]:
+    def _evaluate(self, parts: Components, split: str, whole: bool) -> dict[str, float]:
         def read(rows: np.ndarray) -> np.ndarray:
             return parts.source.look_up(0, self.places.route(rows))[0]
 
@@ -106,7 +106,7 @@ class GraphNodes(NodeTask):
             for shard in self.placement.shards_of(self.place)
         }
 
-    def _take_rows(self, whole: NodesCheckpoint, parts: Parts) -> None:
+    def _take_rows(self, whole: NodesCheckpoint, parts: Components) -> None:
         (store,) = parts.stores
         rows = np.arange(store.num_rows)
         load_rows(store, whole, self.places.ids_on(self.place, rows))

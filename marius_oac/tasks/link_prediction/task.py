@@ -24,7 +24,7 @@ from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.models.link_prediction.step import RELATIONS, relation_width
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.stores import Tables
-from marius_oac.runs.task import Parts, Road, Task
+from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.tasks.encoder.build import GraphEncoder, own_layers
 from marius_oac.tasks.link_prediction.build import (
@@ -84,12 +84,12 @@ class GraphTask(Task):
         return shuffled if self.config.training.ordering.kind == "shuffle" else make_schedule(self.config, self.graph)
 
     @cached_property
-    def road(self) -> Road:
-        return Road(self._schedule.epoch_ends(self.config.training.epochs))
+    def schedule(self) -> Schedule:
+        return Schedule(self._schedule.epoch_ends(self.config.training.epochs))
 
     def check(self) -> None:
         check_evaluation(self.config, self.graph)
-        needed, order = self.road.last, self.config.pipeline.order
+        needed, order = self.schedule.last, self.config.pipeline.order
         if order not in ("plan", "arrival") and (recorded := len(read_order(order))) < needed:
             raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", order)
 
@@ -102,7 +102,7 @@ class GraphTask(Task):
     def _all_row_bytes(self) -> int:
         return sum(table.num_rows * entity_layout(self.config).row_bytes for table in self._shuffled.tables)
 
-    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         planner = self._shuffled
         if isinstance(self._schedule, BucketSchedule):
             # Without a run, as in a measurement, the sorted edges go when the session ends.
@@ -118,7 +118,7 @@ class GraphTask(Task):
             else make_step(self.config, self.graph, device, threads)
         )
         stack.callback(step.close)
-        return Parts(in_order(self.config, planner), stores, step, device, place.tier)
+        return Components(in_order(self.config, planner), stores, step, device, place.tier)
 
     def has(self, split: str) -> bool:
         return self.graph.num_edges[split] > 0
@@ -127,14 +127,16 @@ class GraphTask(Task):
     def validates_on_a_sample(self) -> bool:
         return is_sampled(self.config, self.graph)
 
-    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+    def evaluate(self, parts: Components, split: str, whole: bool = True) -> dict[str, float]:
         """Ranks the edges of a split, or, between epochs, `evaluation.max_edges` of those to validate on."""
         if self.encoder is None:
             return self.evaluate_rows(EntityReader.of_store(parts.stores[0]), parts, split, whole)
         with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as entities:
             return self.evaluate_rows(EntityReader.of_array(entities), parts, split, whole)
 
-    def evaluate_rows(self, entities: EntityReader, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+    def evaluate_rows(
+        self, entities: EntityReader, parts: Components, split: str, whole: bool = True
+    ) -> dict[str, float]:
         """The same, with the entities' rows from anywhere."""
         if self._evaluator is None:
             self._evaluator = Evaluator(self.config, self.graph)

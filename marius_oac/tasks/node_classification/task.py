@@ -20,7 +20,7 @@ from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.heads.classes import ClassesHead, class_metrics
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.stores import Tables
-from marius_oac.runs.task import Parts, Road, Task
+from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.tasks.encoder.build import GraphEncoder, own_layers
 from marius_oac.tasks.link_prediction.build import (
@@ -75,13 +75,13 @@ class ClassesTask(Task):
         return NodePlanner(nodes, classes, self.graph.num_nodes, batch_size, seed, self.encoder.neighborhoods)
 
     @cached_property
-    def road(self) -> Road:
-        return Road(self.planner.epoch_ends(self.config.training.epochs))
+    def schedule(self) -> Schedule:
+        return Schedule(self.planner.epoch_ends(self.config.training.epochs))
 
     def check(self) -> None:
         if self.config.training.early_stopping and not self.has("valid"):
             raise InputError("needs nodes to validate on, and there are none", "training.early_stopping")
-        needed, order = self.road.last, self.config.pipeline.order
+        needed, order = self.schedule.last, self.config.pipeline.order
         if order not in ("plan", "arrival") and (recorded := len(read_order(order))) < needed:
             raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", order)
 
@@ -91,14 +91,14 @@ class ClassesTask(Task):
     def _all_row_bytes(self) -> int:
         return sum(table.num_rows * entity_layout(self.config).row_bytes for table in self.planner.tables)
 
-    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Parts:
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         rows = {table.name: table.num_rows for table in self.planner.tables}
         layouts = {name: entity_layout(self.config) for name in rows}
         place = Tables(self.config.storage, self.folder, layouts, rows, stack, binding)
         stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
         step = self.make_step(device, threads)
         stack.callback(step.close)
-        return Parts(in_order(self.config, self.planner), stores, step, device, place.tier)
+        return Components(in_order(self.config, self.planner), stores, step, device, place.tier)
 
     def make_step(self, device: torch.device, threads: int) -> EncodedStep:
         """The step, with the encoder at its initial values."""
@@ -111,7 +111,7 @@ class ClassesTask(Task):
     def has(self, split: str) -> bool:
         return len(self.labels.nodes[split]) > 0
 
-    def evaluate(self, parts: Parts, split: str, whole: bool = True) -> dict[str, float]:
+    def evaluate(self, parts: Components, split: str, whole: bool = True) -> dict[str, float]:
         """Metrics over a split's nodes; all nodes are encoded."""
         with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as scores:
             return class_metrics(scores[self.labels.nodes[split]], self.labels.classes[split])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from marius_oac.models.compute.products import LaneProducts, linear, relu
+from marius_oac.models.compute.products import PooledProducts, linear, relu
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.runtime import blas
 
 
@@ -20,7 +20,7 @@ def numbers(*shape, seed=0):
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
 
 
-def run(function, tensors, lanes=None, scratch=None):
+def run(function, tensors, thread_pool=None, scratch=None):
     """The result and the gradients by the tensors of its sum weighted with sines."""
     leaves = [None if each is None else each.detach().requires_grad_() for each in tensors]
 
@@ -29,11 +29,11 @@ def run(function, tensors, lanes=None, scratch=None):
         (result * torch.arange(result.numel()).sin().view_as(result)).sum().backward()
         return [result.detach().clone(), *(None if each is None else each.grad.clone() for each in leaves)]
 
-    if lanes is None:
+    if thread_pool is None:
         return differentiated()
-    pool = Lanes(lanes)
+    pool = ThreadPool(thread_pool)
     try:
-        with blas.one_thread_per_product(), LaneProducts(pool, scratch):
+        with blas.one_thread_per_product(), PooledProducts(pool, scratch):
             return differentiated()
     finally:
         pool.close()
@@ -111,30 +111,30 @@ def test_same_bits_for_any_lanes_and_places():
     away.copy_(x)
     assert away.data_ptr() % 64 == 4
     first, scratch = run(network, [x], 1), Scratch()
-    for tensor, lanes, used in ((x, 1, scratch), (away, 2, None), (away, 4, scratch), (x, 2, scratch)):
-        assert same(run(network, [tensor], lanes, used), first)
+    for tensor, thread_pool, used in ((x, 1, scratch), (away, 2, None), (away, 4, scratch), (x, 2, scratch)):
+        assert same(run(network, [tensor], thread_pool, used), first)
     other = x.clone()
     other[0, 0] *= 1.001
     assert not same(run(network, [other], 1), first)
 
 
 def test_a_scratch_lends_the_same_memory_again():
-    lanes, scratch, x = Lanes(1), Scratch(), numbers(5, 4)
+    thread_pool, scratch, x = ThreadPool(1), Scratch(), numbers(5, 4)
     places = []
     for _ in range(2):
-        with LaneProducts(lanes, scratch):
+        with PooledProducts(thread_pool, scratch):
             first, second = torch.relu(x), torch.relu(x)
         places.append((first.data_ptr(), second.data_ptr()))
     assert len(set(places[0])) == 2
-    with (mode := LaneProducts(lanes, scratch)):
+    with (mode := PooledProducts(thread_pool, scratch)):
         torch.relu(x)
     with mode:
         assert torch.relu(x).data_ptr() == places[1][0] == places[0][0]
 
 
 def test_only_what_needs_a_gradient_gets_one():
-    lanes = Lanes(1)
-    with LaneProducts(lanes, None):
+    thread_pool = ThreadPool(1)
+    with PooledProducts(thread_pool, None):
         x, weight, bias = numbers(3, 4), numbers(2, 4), numbers(2).requires_grad_()
         functional.linear(x, weight, bias).sum().backward()
     assert bias.grad.tolist() == [3, 3] and weight.grad is None and x.grad is None
@@ -158,7 +158,7 @@ def test_wrong_shapes_are_errors_as_ever():
             run(functional.linear, tensors, 1)
 
 
-class Counting(Lanes):
+class Counting(ThreadPool):
     runs = 0
 
     def run(self, tasks):
@@ -167,20 +167,20 @@ class Counting(Lanes):
 
 
 def test_what_knows_of_lanes_need_not_enter():
-    lanes, scratch, x, weight, bias = Counting(1), Scratch(), numbers(5, 4), numbers(3, 4), numbers(3)
-    products = LaneProducts(lanes, scratch)
+    thread_pool, scratch, x, weight, bias = Counting(1), Scratch(), numbers(5, 4), numbers(3, 4), numbers(3)
+    products = PooledProducts(thread_pool, scratch)
     places = []
     for _ in range(2):
         products.start()
         found = linear(bias, products, x, weight), relu(x, products)
         places.append([each.data_ptr() for each in found])
-    assert lanes.runs == 4 and places[0] == places[1] and len(set(places[0])) == 2
+    assert thread_pool.runs == 4 and places[0] == places[1] and len(set(places[0])) == 2
     for mine, wanted in zip(found, (functional.linear(x, weight, bias), torch.relu(x)), strict=True):
         torch.testing.assert_close(mine, wanted)
-    for other in (None, lanes):
+    for other in (None, thread_pool):
         assert torch.equal(linear(bias, other, x, weight), functional.linear(x, weight, bias))
         assert torch.equal(relu(x, other), torch.relu(x))
-    assert torch.equal(relu(x.double(), products), torch.relu(x.double())) and lanes.runs == 4
+    assert torch.equal(relu(x.double(), products), torch.relu(x.double())) and thread_pool.runs == 4
 
 
 @settings(deadline=None, max_examples=30)
@@ -191,8 +191,8 @@ def test_sums_of_linear_layers_as_torch(rows, inputs, outputs, biased):
     for seed, width in enumerate(inputs):
         tensors += [numbers(rows, width, seed=seed), numbers(outputs, width, seed=seed)]
 
-    def together(lanes):
-        return lambda bias, *pairs: linear(bias, lanes, *pairs)
+    def together(thread_pool):
+        return lambda bias, *pairs: linear(bias, thread_pool, *pairs)
 
     def one_by_one(bias, *pairs):
         found = functional.linear(*pairs[:2], bias)
@@ -200,8 +200,8 @@ def test_sums_of_linear_layers_as_torch(rows, inputs, outputs, biased):
             found = found + functional.linear(x, weight)
         return found
 
-    with closing(Lanes(2)) as lanes, blas.one_thread_per_product():
-        ours = run(together(LaneProducts(lanes, Scratch())), tensors)
+    with closing(ThreadPool(2)) as thread_pool, blas.one_thread_per_product():
+        ours = run(together(PooledProducts(thread_pool, Scratch())), tensors)
     assert same(ours, run(one_by_one, tensors, 2))
     wanted = run(together(None), [None if each is None else each.double() for each in tensors])
     for mine, exact in zip(ours, wanted, strict=True):
@@ -211,15 +211,15 @@ def test_sums_of_linear_layers_as_torch(rows, inputs, outputs, biased):
 
 
 def test_layers_do_run_on_the_lanes():
-    lanes = Counting(1)
+    thread_pool = Counting(1)
     layer, x = nn.Linear(4, 3), numbers(5, 4)
     cases = [(layer, (x,)), (nn.ReLU(), (x,)), *((product, (x[None], x.t()[None])) for product in BATCHED)]
     for function, arguments in cases:
-        before = lanes.runs
-        with (mode := LaneProducts(lanes, Scratch())):
+        before = thread_pool.runs
+        with (mode := PooledProducts(thread_pool, Scratch())):
             found = function(*arguments)
-        assert lanes.runs == before + 1
+        assert thread_pool.runs == before + 1
         mode.start()
         assert found.data_ptr() == mode.empty(*found.shape).data_ptr(), "what they computed is the result"
         function(*arguments)
-        assert lanes.runs == before + 1, "only while entered"
+        assert thread_pool.runs == before + 1, "only while entered"

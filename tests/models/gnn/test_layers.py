@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config.encoder import EncoderConfig
-from marius_oac.models.compute.products import LaneProducts
-from marius_oac.models.compute.thread_pool import Lanes
+from marius_oac.models.compute.products import PooledProducts
+from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn import segments
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
@@ -124,11 +124,11 @@ def test_gradients_are_those_of_finite_differences(layer):
         assert torch.autograd.gradcheck(f, leaves)
 
 
-def differentiated(encoder, values, blocks, lanes=None):
+def differentiated(encoder, values, blocks, thread_pool=None):
     """The result and the gradients by values and parameters of its sum weighted with sines."""
     leaf = values.detach().requires_grad_()
     encoder.zero_grad()
-    result = encoder(leaf, blocks, lanes)
+    result = encoder(leaf, blocks, thread_pool)
     (result * torch.arange(result.numel()).sin().to(result.dtype).view_as(result)).sum().backward()
     return [result.detach(), leaf.grad, *(parameter.grad.clone() for parameter in encoder.parameters())]
 
@@ -189,9 +189,9 @@ def test_same_bits_for_any_number_of_threads(stack):
     seen = []
     with blas.one_thread_per_product():
         for count, given in ((1, None), (1, "lanes"), (2, "lanes"), (3, "lanes"), (1, "products"), (2, "products")):
-            with closing(Lanes(count)) as lanes:
-                products = LaneProducts(lanes, None)
-                shared = {"lanes": lanes, "products": products}.get(given)
+            with closing(ThreadPool(count)) as thread_pool:
+                products = PooledProducts(thread_pool, None)
+                shared = {"lanes": thread_pool, "products": products}.get(given)
                 with nullcontext() if given == "products" else products:
                     fresh = [Block(block.offsets, block.sources, block.num_inputs) for block in blocks]
                     seen.append(differentiated(encoder, values, fresh, shared))
@@ -205,7 +205,7 @@ def test_same_bits_for_any_number_of_threads(stack):
 def test_kernels_do_run_on_the_lanes(stack, runs):
     """GraphSAGE: sums and their gradient; GAT: attention and weighted sums, and their gradients by two things each."""
 
-    class Counting(Lanes):
+    class Counting(ThreadPool):
         runs = tasks = 0
 
         def run(self, tasks):
@@ -213,12 +213,12 @@ def test_kernels_do_run_on_the_lanes(stack, runs):
             self.tasks += len(tasks)
             super().run(tasks)
 
-    blocks, lanes = large_blocks(), Counting(1)
+    blocks, thread_pool = large_blocks(), Counting(1)
     encoder, values = make(*stack).float(), draw_values(blocks[0].num_inputs).float()
-    differentiated(encoder, values, blocks, lanes)
-    assert lanes.runs == runs
+    differentiated(encoder, values, blocks, thread_pool)
+    assert thread_pool.runs == runs
     edges = sum(block.num_edges for block in blocks)
-    assert lanes.tasks >= 2 * edges / segments._BAG_WORK
+    assert thread_pool.tasks >= 2 * edges / segments._BAG_WORK
 
 
 def test_parameters_are_a_function_of_the_seed_and_leave_no_trace():
@@ -324,7 +324,7 @@ def test_any_module_of_the_contract_is_a_layer():
         width = INPUTS
         activation = staticmethod(torch.sigmoid)
 
-        def forward(self, values, block, lanes):
+        def forward(self, values, block, thread_pool):
             return values[: block.num_outputs]
 
     blocks = [tensors(naive.draw_block(seed, *shape, 2)) for seed, shape in ((0, (4, 2)), (1, (1, 3)))]
