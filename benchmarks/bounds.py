@@ -52,8 +52,8 @@ def cache_bounds(graph: Graph, order: str, in_flight: int, batches: int) -> tupl
     """The greatest age in batches and the most rows of the device cache, with writers that stall."""
     never, rows = threading.Event(), []
 
-    def stall(stage: str, sequence: int) -> None:
-        if (stage, sequence % 20) in (("write", 10), ("upload", 15)):
+    def stall(stage: str, batch_index: int) -> None:
+        if (stage, batch_index % 20) in (("write", 10), ("upload", 15)):
             never.wait(0.3)
 
     runner.Cache, NotingCache.oldest_age = NotingCache, 0

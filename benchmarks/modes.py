@@ -70,7 +70,7 @@ def trained(options: argparse.Namespace, mode: str, load: Sequence[dict[str, Any
         "metrics": {"every_batches": 5},
         "nodes": {
             "mode": mode, "packing": "even", "load": [everybody, *load],
-            "modes": {"gradients": slow or 1, "backups": slow},
+            "mode_options": {"gradients": slow or 1, "backups": slow},
             **({"auto": {"every": options.every}} if mode == "auto" else {}),
         },
     }  # fmt: skip

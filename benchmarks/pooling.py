@@ -107,25 +107,25 @@ def moved(case: Case, batches: list[list[TableKeys]], pooled: bool) -> Moved:
         answers = every[node].handle(rank, frames)
         seconds = time.thread_time() - start
         for each, sent in ((message, frames), *((answer, answer.frames()) for _, answer in answers)):
-            if each.sequence >= first:
+            if each.batch_index >= first:
                 found.count(each, sent)
         return seconds
 
-    for sequence in range(case.batches + case.in_flight - 1):
+    for batch_index in range(case.batches + case.in_flight - 1):
         spent = dict.fromkeys(range(case.nodes), 0.0)
-        for rank in range(case.nodes if sequence < case.batches else 0):
+        for rank in range(case.nodes if batch_index < case.batches else 0):
             start = time.thread_time()
-            route = routes[sequence, rank] = planned(case, batches[sequence][rank], placement, pooled)
+            route = routes[batch_index, rank] = planned(case, batches[batch_index][rank], placement, pooled)
             found.seconds["plan"].append(time.thread_time() - start)
             for node in range(case.nodes):
-                spent[node] += send(rank, node, Message(Kind.PULL, sequence, route.asked_of(node)))
-        done = sequence - case.in_flight + 1
+                spent[node] += send(rank, node, Message(Kind.PULL, batch_index, route.asked_of(node)))
+        done = batch_index - case.in_flight + 1
         for rank in range(case.nodes if done >= 0 else 0):
             route = routes.pop((done, rank))
             for node in range(case.nodes):
                 gradients = ones[: route.places(node).size]
                 spent[node] += send(rank, node, Message(Kind.PUSH, done, [gradients], share=1 / case.nodes))
-        if first <= sequence < case.batches:
+        if first <= batch_index < case.batches:
             found.seconds["shard"] += spent.values()
     return found
 

@@ -54,8 +54,8 @@ SETTINGS = {
     "easgd, background": DenseConfig(kind="easgd"),
     "ma, background": DenseConfig(kind="ma"),
     "bmuf, background": DenseConfig(kind="bmuf"),
-    "easgd, foreground, gap 30": DenseConfig(kind="easgd", background=False, gap=30),
-    "easgd, foreground, gap 5": DenseConfig(kind="easgd", background=False, gap=5),
+    "easgd, foreground, gap 30": DenseConfig(kind="easgd", background=False, sync_every=30),
+    "easgd, foreground, gap 5": DenseConfig(kind="easgd", background=False, sync_every=5),
 }
 STYLES = dict(zip(SETTINGS, ("k:", "C0o-", "C2s-", "C4^-", "C1v--", "C3x--"), strict=True))
 SERVER, SERVER_PORT, ADDRESS = "sync server", 7000, "SHADOW_SYNC_SERVER"
@@ -118,7 +118,7 @@ class Turn:
     def gap(self) -> int:
         """Iterations that belong together."""
         config = SETTINGS[self.setting]
-        return 1 if config is None or config.background else config.gap
+        return 1 if config is None or config.background else config.sync_every
 
     def say(self, word: str, group: Group) -> None:
         """To whom watches the links."""
@@ -141,11 +141,11 @@ def window(
             turn.say("begin", group)
         elif begin and now > begin["seconds"] + options.seconds:
             break
-        for sequence in range(turn.gap):
+        for batch_index in range(turn.gap):
             time.sleep(options.iteration / 1e3)  # emulated compute
             for parameter in parameters:
                 parameter.data.mul_(1 - 1e-4 * (group.rank + 1))  # in the place of an optimizer's step
-            dense.updated(sequence)
+            dense.updated(batch_index)
     end = counts(dense)
     turn.say("end", group)
     rate = (end["iterations"] - begin["iterations"]) / (end["seconds"] - begin["seconds"])
@@ -196,12 +196,12 @@ def pair(dense: DenseAgreement, train_once: Callable[[], None], block: int, firs
     for at_work in (first, not first):
         if at_work:
             dense.start()
-        for sequence in range(WARM_UP_STEPS + block):
-            if sequence == WARM_UP_STEPS:
+        for batch_index in range(WARM_UP_STEPS + block):
+            if batch_index == WARM_UP_STEPS:
                 begun, busy = time.perf_counter(), time.thread_time()
             train_once()
             if at_work:
-                dense.updated(sequence)
+                dense.updated(batch_index)
         way = "with" if at_work else "without"
         seconds[way] = (time.perf_counter() - begun) / block
         seconds[f"cpu {way}"] = (time.thread_time() - busy) / block

@@ -38,9 +38,9 @@ AGAIN = "easgd, foreground, gap 5, run again"
 
 def settings() -> dict[str, dict]:
     """`nodes.dense` by name."""
-    found = {SUMMED: {"kind": "allreduce"}, ALONE: {"kind": "ma", "background": False, "gap": 1 << 40}}
+    found = {SUMMED: {"kind": "allreduce"}, ALONE: {"kind": "ma", "background": False, "sync_every": 1 << 40}}
     for kind in KINDS:
-        found |= {foreground(kind, gap): {"kind": kind, "background": False, "gap": gap} for gap in GAPS}
+        found |= {foreground(kind, gap): {"kind": kind, "background": False, "sync_every": gap} for gap in GAPS}
         found[background(kind)] = {"kind": kind}
     for name in (foreground("ma", GAPS[0]), background("ma")):
         found[slightly(name)] = found[name] | {"alpha": SLIGHTLY}

@@ -55,13 +55,13 @@ class DivergedError(MariusOacError):
 
     exit_code = 2
 
-    def __init__(self, sequence: int, found: float | str, kept: object = None):
-        self.sequence, self.found, self.kept = sequence, found, kept
+    def __init__(self, batch_index: int, found: float | str, kept: object = None):
+        self.batch_index, self.found, self.kept = batch_index, found, kept
         what = found if isinstance(found, str) else f"the loss is {found}{_OR}"
         left = f"; the last good checkpoint is {kept}" if kept else ""
         super().__init__(
-            f"diverged: {what} at batch {sequence}: training stopped, nothing of that batch was kept{left}; a smaller "
-            "learning_rate may help"
+            f"diverged: {what} at batch {batch_index}: training stopped, nothing of that batch was kept{left}; "
+            "a smaller learning_rate may help"
         )
 
 

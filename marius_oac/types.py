@@ -48,7 +48,7 @@ class Plan:
         examples: training examples in the batch, for throughput.
     """
 
-    sequence: int
+    batch_index: int
     rows: Sequence[np.ndarray]
     arrays: Arrays
     examples: int
@@ -70,7 +70,7 @@ class Planner(Protocol):
 
     tables: Sequence[TableSpec]
 
-    def plan(self, sequence: int) -> Plan: ...
+    def plan(self, batch_index: int) -> Plan: ...
 
     def assign_rows(self, plan: Plan) -> Plan | None: ...
 
@@ -165,8 +165,8 @@ class DenseSync(Protocol):
         another trainer's. An optimizer of the agreement's own is called for every batch, and knows that by itself.
         """
 
-    def updated(self, sequence: int) -> None:
-        """After the update of batch `sequence`: counts it, and synchronises in the foreground when it is due."""
+    def updated(self, batch_index: int) -> None:
+        """After the update of batch `batch_index`: counts it, and synchronises in the foreground when it is due."""
 
     def pause(self) -> None:
         """Ends background threads, after an exchange that all trainers agree on; all call it. Replicas may differ."""

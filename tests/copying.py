@@ -35,7 +35,7 @@ class Dying(TorchDevice):
 
     def download(self, batch):
         number, file = os.environ["MARIUS_OAC_TEST_KILL"].split(":")
-        if batch.sequence == int(number) and not os.path.exists(file):
+        if batch.batch_index == int(number) and not os.path.exists(file):
             open(file, "x").close()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().download(batch)

@@ -36,8 +36,8 @@ def inject(number: int, stage: str, count: int):
     """Sends this process a signal at the moment; returns the probe for the pipeline."""
     if stage in STAGES:
 
-        def probe(at: str, sequence: int) -> None:
-            if (at, sequence) == (stage, count):
+        def probe(at: str, batch_index: int) -> None:
+            if (at, batch_index) == (stage, count):
                 os.kill(os.getpid(), number)
 
         return probe

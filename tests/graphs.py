@@ -64,8 +64,8 @@ def jitter(seed: int):
     """A probe that holds each stage of each batch for a random while (a wait on an event that nobody sets)."""
     never = threading.Event()
 
-    def probe(stage: str, sequence: int) -> None:
-        delay = random.Random(f"{seed}/{stage}/{sequence}").choice((0, 0, 0, 0.0004, 0.0015))
+    def probe(stage: str, batch_index: int) -> None:
+        delay = random.Random(f"{seed}/{stage}/{batch_index}").choice((0, 0, 0, 0.0004, 0.0015))
         if delay:
             never.wait(delay)
 
@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def order(self) -> np.ndarray:
-        return np.array([result.sequence for result in self.results], np.int64)
+        return np.array([result.batch_index for result in self.results], np.int64)
 
     @property
     def lost(self) -> int:

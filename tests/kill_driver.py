@@ -68,7 +68,7 @@ def live(path: Path, config: Config) -> None:
                 folder.checkpoints.keep_pages()
             checkpoint = folder.checkpoints.open()
             checkpoint.restore([store])
-            folder.note_saved(checkpoint.sequence)
+            folder.note_saved(checkpoint.batch_index)
             dense, first, records = checkpoint.dense()["dense"], checkpoint.extra["sequence"], checkpoint.extra
         folder.rewind(first, records)
         folder.write_config(config)

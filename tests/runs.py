@@ -70,11 +70,11 @@ def as_version_1(run: Path) -> None:
             manifest.write_bytes(sealed(content | {"extra": extra}))
 
 
-def stop_at(stage: str, sequence: int, error: BaseException):
+def stop_at(stage: str, batch_index: int, error: BaseException):
     """A probe that raises `error` before a stage of a batch."""
 
     def probe(at: str, number: int) -> None:
-        if (at, number) == (stage, sequence):
+        if (at, number) == (stage, batch_index):
             raise error
 
     return probe

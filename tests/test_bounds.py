@@ -52,14 +52,14 @@ class StalledWriter:
         self.others_done, self.beyond = threading.Event(), threading.Event()
         self.overrun = None
 
-    def __call__(self, stage, sequence):
+    def __call__(self, stage, batch_index):
         if stage == "compute":
-            self.order.append(sequence)
+            self.order.append(batch_index)
             if len(self.order) == self.last + 1:
                 self.others_done.set()
-        if stage == "read" and sequence > self.last:
+        if stage == "read" and batch_index > self.last:
             self.beyond.set()
-        if stage == "write" and self.order.index(sequence) == STALLED:
+        if stage == "write" and self.order.index(batch_index) == STALLED:
             assert self.others_done.wait(30)
             self.overrun = self.beyond.wait(0.1)
 

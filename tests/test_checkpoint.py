@@ -43,16 +43,20 @@ def held(store):
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5), st.integers(0, 4)), min_size=1, max_size=3),
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    sequence=st.integers(0, 10**10 - 1),
+    batch_index=st.integers(0, 10**10 - 1),
 )
-def test_what_is_saved_comes_back(tmp_path_factory, shapes, dtype, sequence):
+def test_what_is_saved_comes_back(tmp_path_factory, shapes, dtype, batch_index):
     folder = tmp_path_factory.mktemp("checkpoints")
     stores = [table(f"t{i}", *shape, dtype, seed=i) for i, shape in enumerate(shapes)]
     extra = {"seconds": 0.1, "nested": {"a": [1, None]}}
-    Checkpoints(folder).save(sequence, stores, DENSE, extra, keep=1)
+    Checkpoints(folder).save(batch_index, stores, DENSE, extra, keep=1)
     found = Checkpoints(folder).open()
     found.verify()
-    assert (found.sequence, found.extra, found.tables()) == (sequence, extra, sorted(store.name for store in stores))
+    assert (found.batch_index, found.extra, found.tables()) == (
+        batch_index,
+        extra,
+        sorted(store.name for store in stores),
+    )
     assert found.dense().keys() == DENSE.keys() and torch.equal(found.dense()["relations"], DENSE["relations"])
     fresh = [table(f"t{i}", *shape, dtype, seed=99) for i, shape in enumerate(shapes)]
     found.restore(fresh)
@@ -78,14 +82,14 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(CheckpointError, match="there is no checkpoint yet"):
         checkpoints.open()
-    for sequence in range(10, 60, 10):
-        checkpoints.save(sequence, [table()], DENSE, {}, keep=2)
-        if sequence == 20:
+    for batch_index in range(10, 60, 10):
+        checkpoints.save(batch_index, [table()], DENSE, {}, keep=2)
+        if batch_index == 20:
             with pytest.raises(CheckpointError, match="nothing has been evaluated"):
                 checkpoints.open("best")
             checkpoints.mark_best("0000000020")
     assert checkpoints.names() == ["0000000020", "0000000040", "0000000050"]
-    assert checkpoints.open("best").sequence == 20 and checkpoints.open().sequence == 50
+    assert checkpoints.open("best").batch_index == 20 and checkpoints.open().batch_index == 50
     checkpoints.mark_best("0000000050")
     checkpoints.save(60, [table()], DENSE, {}, keep=2)
     assert checkpoints.names() == ["0000000050", "0000000060"]
@@ -103,8 +107,8 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 )
 def test_damage_is_named_and_the_one_before_offered(tmp_path, file):
     checkpoints = Checkpoints(tmp_path)
-    for sequence in (10, 20):
-        checkpoints.save(sequence, [table()], DENSE, {"number": 1234567}, keep=2)
+    for batch_index in (10, 20):
+        checkpoints.save(batch_index, [table()], DENSE, {"number": 1234567}, keep=2)
     flip_a_byte(tmp_path / "0000000020" / file)
     with pytest.raises(
         CheckpointError, match=rf"0000000020/{file}: is damaged.*; the one before it: --checkpoint 0000000010"
@@ -124,7 +128,7 @@ def test_no_byte_of_the_manifest_changes_unseen(tmp_path):
     checkpoints.save(10, [table()], DENSE, {"seconds": 0.1 + 0.2}, keep=1)
     manifest = tmp_path / "0000000010" / "manifest.json"
     content = manifest.read_bytes()
-    assert b"0.30000000000000004" in content and checkpoints.open(verify=False).sequence == 10
+    assert b"0.30000000000000004" in content and checkpoints.open(verify=False).batch_index == 10
     for place in range(len(content)):
         manifest.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(CheckpointError):
@@ -186,8 +190,8 @@ def count_calls(patch, fault_at=None, error=None):
 def test_a_fault_at_any_call_leaves_every_named_checkpoint_complete(tmp_path, monkeypatch):
     def prepared(name):
         checkpoints = Checkpoints(tmp_path / name)
-        for sequence in (10, 20):
-            checkpoints.save(sequence, [table(seed=sequence)], DENSE, {}, keep=2)
+        for batch_index in (10, 20):
+            checkpoints.save(batch_index, [table(seed=batch_index)], DENSE, {}, keep=2)
         checkpoints.mark_best("0000000010")
         return checkpoints
 

@@ -70,7 +70,7 @@ def run_batches(config, folder, probe=None):
     """Fingerprints and losses after some batches."""
     losses = {}
     with Session(ClassesTask(config, Graph.open(folder / "graph")), probe=probe) as session:
-        session.report_to(lambda result: losses.update({result.sequence: result.loss}))
+        session.report_to(lambda result: losses.update({result.batch_index: result.loss}))
         session.pipeline.run(0, BATCHES)
         return [store.fingerprint() for store in session.stores], session.dense_fingerprint(), losses
 

@@ -94,8 +94,8 @@ def test_options_keep_the_bits_and_a_resumed_run_has_them(log, later, tmp_path, 
     train(config("sync"), tmp_path / "sync")
     stop = tmp_path / "stopped"
 
-    def probe(stage, sequence):
-        if (stage, sequence) == ("write", 12):
+    def probe(stage, batch_index):
+        if (stage, batch_index) == ("write", 12):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):

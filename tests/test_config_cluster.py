@@ -100,9 +100,9 @@ def test_nodes_on_this_machine():
         ("nodes: [{address: a, name: 'a b'}]",
          "nodes.yaml:1: node a b: name: must be a name of letters, digits and . _ : - , not 'a b'"),
         ("nodes: [{address: a, shards: false}]", "nodes.yaml: no node has shards: nobody would keep the rows"),
-        ("guests: 1\nnodes:\n- {address: 127.0.0.1, shards: false}\n- {address: localhost}\n",
-         "nodes.yaml:4: node localhost: port: not given, so it takes any that is free, where guests would not find it; "
-         "give one"),
+        ("elastic_workers: 1\nnodes:\n- {address: 127.0.0.1, shards: false}\n- {address: localhost}\n",
+         "nodes.yaml:4: node localhost: port: not given, so it takes any that is free, where elastic "
+         "workers would not find it; give one"),
         ("nodes: [{address: a, trainers: 0}]", "nodes.yaml: no node has trainers: nobody would train"),
         ("nodes: [{address: a, shards: some}]", "nodes.yaml:1: node a: shards: must be a number, not 'some'"),
         ("nodes: [{address: a, shards: -1}]",

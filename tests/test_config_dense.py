@@ -37,7 +37,7 @@ def test_what_is_dumped_can_be_loaded():
         ({"kind": "easgd", "eta": 0.5}, "eta: is for kind bmuf, and the kind is 'easgd'"),
         ({"kind": "bmuf", "nesterov": True}, "nesterov: needs a momentum above 0"),
         ({"kind": "ma", "alpha": 0}, "greater than 0"),
-        ({"kind": "ma", "gap": 0}, "greater than 0"),
+        ({"kind": "ma", "sync_every": 0}, "greater than 0"),
         ({"kind": "kstep", "beta2": 1.0}, "less than 1"),
         ({"kind": "adamw"}, "'allreduce', 'kstep', 'easgd', 'ma' or 'bmuf'"),
     ],

@@ -76,8 +76,8 @@ def test_a_copy_is_refused_and_the_original_goes_on(run, command, expected):
 def test_a_copy_beside_a_run_that_is_being_trained_is_refused(config, command, tmp_path):
     run, said = tmp_path / "runs" / "a", []
 
-    def probe(stage, sequence):
-        if (stage, sequence) == ("compute", 15):
+    def probe(stage, batch_index):
+        if (stage, batch_index) == ("compute", 15):
             said.append(command("resume", copied(run), "--set", *MORE))
 
     train(config, run, probe=probe)

@@ -52,7 +52,7 @@ def run(task, prepare=None):
     with Session(task, probe=jitter(3)) as session:
         if prepare:
             prepare(session.pipeline)
-        session.report_to(lambda result: losses.update({result.sequence: result.loss}))
+        session.report_to(lambda result: losses.update({result.batch_index: result.loss}))
         assert session.pipeline.run(0, BATCHES) == BATCHES
         bits = (*(store.fingerprint() for store in session.stores), session.dense_fingerprint())
         return Found(bits, [values_of(store) for store in session.stores], [losses[n] for n in range(BATCHES)])
@@ -150,8 +150,8 @@ def test_a_run_goes_on_to_the_same_bits_after_an_error(monkeypatch, graph, tmp_p
     monkeypatch.setattr(Pipeline, "_make_device", copying)
     config = tiny_config(graph, "checkpoint.every_batches=7", *disk, ON_DEVICE)
 
-    def probe(stage, sequence):
-        if (stage, sequence) == ("download", 30):
+    def probe(stage, batch_index):
+        if (stage, batch_index) == ("download", 30):
             raise OSError("injected")
 
     whole = training.train(config, tmp_path / "whole").summary

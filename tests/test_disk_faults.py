@@ -243,8 +243,8 @@ def test_numbers_that_are_none_are_found_at_the_checkpoint(config, expected, tmp
     """Whether their page has left the memory before or not."""
     run, real = tmp_path / "run", PageFiles.submit
 
-    def probe(stage, sequence):
-        if (stage, sequence) == ("write", 34):  # the last before it
+    def probe(stage, batch_index):
+        if (stage, batch_index) == ("write", 34):  # the last before it
             monkeypatch.setattr("marius_oac.kernels.cpu.rows.commit", spoiled)
 
     from marius_oac.kernels.cpu import rows as kernels
@@ -270,8 +270,8 @@ def test_another_capacity_changes_nothing(tmp_path):
     config = clicks_config(log, *EVERY, budget(30), TWO_TABLES, "model.dimension=100", "model.network=dcnv2")
     whole = bits(train(config.replace("keys.capacity=300"), tmp_path / "whole").summary)
 
-    def stop(stage, sequence):
-        if (stage, sequence) == ("compute", 30):
+    def stop(stage, batch_index):
+        if (stage, batch_index) == ("compute", 30):
             raise OSError("stopped here")
 
     with pytest.raises(OSError, match="stopped here"):

@@ -211,8 +211,8 @@ def test_early_stopping_ends_with_the_best(graph, tmp_path):
 def test_ctrl_c_and_errors_in_every_stage_lose_no_bits(make, in_memory, tmp_path, task):
     path = tmp_path / "run"
 
-    def interrupt(stage, sequence):
-        if (stage, sequence) == ("read", 5):
+    def interrupt(stage, batch_index):
+        if (stage, batch_index) == ("read", 5):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):

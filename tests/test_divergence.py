@@ -100,15 +100,15 @@ def test_numbers_are_blamed_on_the_batch_that_made_them(graph, tmp_path, monkeyp
             rows[0][:, 0] = np.nan
         return loss
 
-    def probe(stage, sequence):
+    def probe(stage, batch_index):
         if stage == "compute":
-            begun.append(sequence)
+            begun.append(batch_index)
 
     monkeypatch.setattr(LinkPredictionStep, "compute", spoil)
     config = tiny_config(graph, *mode, *workers(3), "checkpoint.every_batches=7")
     with pytest.raises(DivergedError, match="'entities' hold numbers that are NaN, ") as raised:
         train(config, tmp_path / "run", probe=probe)
-    assert [raised.value.sequence] == spoilt
+    assert [raised.value.batch_index] == spoilt
     assert Checkpoints(tmp_path / "run" / "checkpoints").names()[-1] == "0000000028"
 
 

@@ -65,8 +65,8 @@ def resumed(path, **options):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_error_in_a_stage_surfaces_and_the_run_goes_on_to_the_same_bits(config, uninterrupted, tmp_path, stage):
-    def probe(at, sequence):
-        if (at, sequence) == (stage, 30):
+    def probe(at, batch_index):
+        if (at, batch_index) == (stage, 30):
             raise OSError(f"injected in {stage}")
 
     before = threading.active_count()
@@ -84,10 +84,10 @@ def test_full_channels_at_shutdown(config, uninterrupted, tmp_path, what):
     config = config.replace("checkpoint.every_batches=0")
     full = threading.Event()
 
-    def probe(stage, sequence):
-        if stage == "plan" and sequence == 10 + 4 + 5:  # in flight, and planned beyond: `planned` is full
+    def probe(stage, batch_index):
+        if stage == "plan" and batch_index == 10 + 4 + 5:  # in flight, and planned beyond: `planned` is full
             full.set()
-        if (stage, sequence) == ("write", 10):
+        if (stage, batch_index) == ("write", 10):
             assert full.wait(30)
             if what == "error":
                 raise OSError("injected before full channels")
@@ -103,8 +103,8 @@ def test_full_channels_at_shutdown(config, uninterrupted, tmp_path, what):
 def test_a_second_ctrl_c_stops_at_once(config, uninterrupted, tmp_path):
     """Of another kind, since the same one at once would be the same request."""
 
-    def probe(stage, sequence):
-        if (stage, sequence) == ("write", 17):
+    def probe(stage, batch_index):
+        if (stage, batch_index) == ("write", 17):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -170,13 +170,13 @@ def test_resuming_with_other_workers_keeps_the_promise_of_oac_alone(config, unin
     """The scripts above would not notice a resume that starts again from the first batch; batches are counted here."""
     seen = []
 
-    def stop(stage, sequence):
-        if (stage, sequence) == ("compute", 30):
+    def stop(stage, batch_index):
+        if (stage, batch_index) == ("compute", 30):
             raise OSError
 
-    def watch(stage, sequence):
+    def watch(stage, batch_index):
         if stage == "compute":
-            seen.append(sequence)
+            seen.append(batch_index)
 
     with pytest.raises(OSError):
         training.train(config.replace(f"pipeline.mode={mode}"), tmp_path / "run", probe=stop)
@@ -286,8 +286,8 @@ def test_ctrl_c_before_the_run_has_its_folder(outcomes, uninterrupted):
 
 
 def test_a_signal_in_the_last_batch_leaves_the_evaluation_to_the_next_start(config, uninterrupted, tmp_path):
-    def probe(stage, sequence):
-        if (stage, sequence) == ("write", BATCHES - 1):
+    def probe(stage, batch_index):
+        if (stage, batch_index) == ("write", BATCHES - 1):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted, match=f"stopped at batch {BATCHES}; go on with") as caught:

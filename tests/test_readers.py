@@ -113,7 +113,7 @@ def look(path):
     checkpoint = RunFolder.open(path).checkpoint()
     checkpoint.verify()
     (number,) = checkpoint.dense()["number"].tolist()
-    assert number == checkpoint.sequence
+    assert number == checkpoint.batch_index
     return number
 
 
@@ -153,7 +153,7 @@ def test_whenever_a_reader_comes_the_run_offers_a_whole_checkpoint(graph, tmp_pa
             checkpoint = RunFolder.open(path).checkpoint()
             checkpoint.verify()
             assert np.isfinite(checkpoint.array("entities", "values")[:]).all()
-            seen.append(checkpoint.sequence)
+            seen.append(checkpoint.batch_index)
         except CheckpointError as error:
             failed.append(error)
             assert not seen and "there is no checkpoint yet" in str(error)
@@ -172,8 +172,8 @@ def test_what_is_read_stays_and_goes_when_it_has_been_read(graph, tmp_path, rows
         "checkpoint.keep=1", "training.epochs=1", "evaluation.every=0", "checkpoint.every_batches=10"
     )
 
-    def probe(stage, sequence):
-        if (stage, sequence) == ("compute", 12):
+    def probe(stage, batch_index):
+        if (stage, batch_index) == ("compute", 12):
             held["checkpoint"] = RunFolder.open(run).checkpoint()
             held["rows"] = held["checkpoint"].array("entities", "values")
             held["was"] = np.array(held["rows"][:])

@@ -17,7 +17,7 @@ from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress
 def results(first, count, seed=0):
     draw = random.Random(seed)
     return [
-        BatchResult(sequence=n, timestamp=n, loss=draw.random() * 10 ** draw.randrange(-9, 9),
+        BatchResult(batch_index=n, timestamp=n, loss=draw.random() * 10 ** draw.randrange(-9, 9),
                     examples=draw.randrange(1, 9), replaced=draw.randrange(3), refused=draw.randrange(3),
                     lost=draw.randrange(3), cached_rows=draw.randrange(99))
         for n in range(first, first + count)
@@ -53,11 +53,11 @@ def test_intervals_do_not_depend_on_the_order_in_which_batches_end(first, count,
     ends = [line["batch"] for line in expected]
     assert ends == [n for n in range(first, first + count) if (n + 1) % every == 0 or n == first + count - 1]
     for line, start in zip(expected, [first, *(end + 1 for end in ends)], strict=False):
-        part = [batch for batch in batches if start <= batch.sequence <= line["batch"]]
+        part = [batch for batch in batches if start <= batch.batch_index <= line["batch"]]
         examples = sum(batch.examples for batch in part)
         assert line["loss"] == math.fsum(batch.loss * batch.examples for batch in part) / examples
         assert line["replaced_rows"] == sum(batch.replaced for batch in part)
-    assert report.computation_order() == [batch.sequence for batch in batches]
+    assert report.computation_order() == [batch.batch_index for batch in batches]
     assert report.totals.examples == whole.totals.examples == sum(batch.examples for batch in batches)
     assert report.totals.batches == count and math.isclose(report.totals.stage_seconds["read"], 0.25 * len(lines))
 
@@ -109,7 +109,9 @@ def test_progress(monkeypatch, terminal):
 
 def test_an_interval_without_examples_has_no_loss(capsys):
     """As a trainer has one that had no example of a batch."""
-    nothing = BatchResult(sequence=0, timestamp=0, loss=0.7, examples=0, replaced=0, refused=0, lost=0, cached_rows=0)
+    nothing = BatchResult(
+        batch_index=0, timestamp=0, loss=0.7, examples=0, replaced=0, refused=0, lost=0, cached_rows=0
+    )
     lines, _ = reported([nothing], 1)
     assert lines[0]["loss"] is None and lines[0]["examples_per_second"] == 0
     totals = Totals.of([nothing])

@@ -95,8 +95,8 @@ def test_a_damaged_order_is_named_and_nothing_is_dropped(folder, order, message)
 
 
 def assert_nothing_is_dropped(folder, message):
-    for sequence in (10, 20):
-        folder.checkpoints.save(sequence, [], {}, {}, keep=3)
+    for batch_index in (10, 20):
+        folder.checkpoints.save(batch_index, [], {}, {}, keep=3)
     folder.write_summary({"a": 1})
     before = contents(folder.path)
     with pytest.raises(CheckpointError, match=message):
@@ -113,11 +113,11 @@ def test_a_damaged_file_is_named(folder, file, content):
 
 
 def test_the_result_is_what_the_summary_is_about(folder):
-    for sequence in (10, 20):
-        folder.checkpoints.save(sequence, [], {}, {}, keep=3)
-    assert folder.checkpoint().sequence == 20
+    for batch_index in (10, 20):
+        folder.checkpoints.save(batch_index, [], {}, {}, keep=3)
+    assert folder.checkpoint().batch_index == 20
     folder.write_summary({"checkpoint": "0000000010"})
-    assert folder.checkpoint().sequence == 10 and folder.checkpoint("0000000020").sequence == 20
+    assert folder.checkpoint().batch_index == 10 and folder.checkpoint("0000000020").batch_index == 20
 
 
 def test_entering_cleans_and_locks(folder):

@@ -92,7 +92,7 @@ def test_a_model_without_relations(tmp_path):
 
 
 def test_a_named_checkpoint(finished):
-    assert TrainedModel.open(finished, "0000000025").checkpoint.sequence == 25
+    assert TrainedModel.open(finished, "0000000025").checkpoint.batch_index == 25
     assert TrainedModel.open(finished, "best").checkpoint.name in ("0000000025", "0000000050")
     with pytest.raises(CheckpointError, match="there is no checkpoint 'newest'"):
         TrainedModel.open(finished, "newest")

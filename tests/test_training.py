@@ -91,10 +91,10 @@ def test_going_on_from_an_older_checkpoint(graph, tmp_path, name):
     checkpoints.mark_best("0000000050")  # as if that had been so, whatever the numbers say
     seen = []
 
-    def watch(stage, sequence):
+    def watch(stage, batch_index):
         if stage == "compute":
-            seen.append(sequence)
-            assert checkpoints.names()[-1] < f"{sequence + 1:010d}"  # the later ones have gone
+            seen.append(batch_index)
+            assert checkpoints.names()[-1] < f"{batch_index + 1:010d}"  # the later ones have gone
 
     lines = story(tmp_path / "run")
     resume(tmp_path / "run", checkpoint=name, probe=watch)
@@ -207,7 +207,7 @@ def test_a_loss_that_is_none_stops_the_run_and_keeps_the_last_good_checkpoint(gr
     assert bool(checkpoints.names()) == bool(caught.value.kept)
     for name in checkpoints.names():
         kept = checkpoints.open(name)
-        assert int(name) <= caught.value.sequence and np.isfinite(kept.array("entities", "values")).all()
+        assert int(name) <= caught.value.batch_index and np.isfinite(kept.array("entities", "values")).all()
     assert caught.value.kept is None or caught.value.kept.name == checkpoints.names()[-1]
 
 

@@ -26,7 +26,7 @@ from marius_oac.nodes.groups.threads import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.user_code import code_to_resume
 from marius_oac.training import cluster as node_training
-from marius_oac.training.elastic import _Guest
+from marius_oac.training.elastic import _ElasticWorker
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.runs import contents, outcome, says, stop_at, write_config
@@ -238,17 +238,17 @@ def test_a_guest_runs_no_file_because_a_run_names_it(made, tmp_path):
     config = Config.load(made / "ctr" / "config.yaml", [f"model.network={script}:Net"])
     log = (made / "ctr" / "log.json").read_text()
     fingerprint = RunFolder.open(made / "ctr").about.data
-    guest = object.__new__(_Guest)
-    guest._overrides, guest._trust = (), False
+    elastic_worker = object.__new__(_ElasticWorker)
+    elastic_worker._overrides, elastic_worker._trust = (), False
     told = {"config": config.dump(), "files": {"log.json": log, "my_net.py": NETWORK}, "fingerprint": fingerprint}
     with pytest.raises(InputError, match=f"{script}: is code that you have not trained with here"):
-        guest._task(told)
-    guest._trust = True
+        elastic_worker._task(told)
+    elastic_worker._trust = True
     with pytest.raises(InputError, match="my_net.py: is not the text that the run trains with"):
-        guest._task(told)
+        elastic_worker._task(told)
     assert not (tmp_path / "marker").exists()
     script.write_text(NETWORK)
-    assert guest._task(told).fingerprint == fingerprint
+    assert elastic_worker._task(told).fingerprint == fingerprint
 
 
 @pytest.mark.parametrize("where", ["a file in the way", "others may write", "a link", "no home"])

@@ -187,6 +187,6 @@ def _trained(part: Part, task: Task, batches: int, held: bool) -> Mapping[str, A
     results.sort(key=lambda result: result.timestamp)
     return {
         "bits": bits,
-        "order": [result.sequence for result in results],
+        "order": [result.batch_index for result in results],
         "replaced": sum(result.replaced for result in results),
     }

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from marius_oac import __version__
 from marius_oac.cli.data_arguments import add_init, add_prepare
+from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.runtime.command import check_present_folder, check_system, run_command
 from marius_oac.runtime.console import answer, report
@@ -140,11 +141,11 @@ def _resume_on_nodes(args: argparse.Namespace) -> int:
     return on_nodes(_request(args), resume)
 
 
-def _join(args: argparse.Namespace) -> None:
+def _attach(args: argparse.Namespace) -> None:
     from marius_oac.config.cluster import ClusterConfig
-    from marius_oac.training.elastic import join
+    from marius_oac.training.elastic import attach
 
-    report(f"trained {join(ClusterConfig.load(args.nodes), args.set, trust=args.trust):,} batches")
+    report(f"trained {attach(ClusterConfig.load(args.nodes), args.set, trust=args.trust):,} batches")
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -261,9 +262,9 @@ def _parser() -> Parser:
         _add_set(added)
         added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
         _add_nodes(added)
-    joining = command("join", _join, "Train in a run over nodes while it deals batches; leave with Ctrl-C.")
-    joining.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `guests`")
-    _add_set(joining)
+    attaching = command("attach", _attach, "Train in a run over nodes that dispatches batches; detach with Ctrl-C.")
+    attaching.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `elastic_workers`")
+    _add_set(attaching)
     evaluating = command("eval", _eval, "Evaluate a run: MRR, mean rank, Hits@k; AUC, log loss.")
     evaluating.add_argument("run", type=Path, help="folder of the run")
     _add_data(evaluating, "evaluate these files of a click log instead")
@@ -279,7 +280,7 @@ def _parser() -> Parser:
     comparing.add_argument("second", type=Path, help="folder of the other")
     verifying = command("verify", _verify, "Read every byte of a run; is it as it was written? Exit code 2 if not.")
     verifying.add_argument("run", type=Path, help="folder of the run")
-    for added in (resuming, joining, evaluating, commands.choices["predict"], exporting):
+    for added in (resuming, attaching, evaluating, commands.choices["predict"], exporting):
         added.add_argument(
             "--trust", action="store_true", help="run the run's own code, FILE.py, though you have not trained with it"
         )
@@ -361,8 +362,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int | None:
         check_system()
-        args = _parser().parse_args(argv)
-        args.argv = sys.argv[1:] if argv is None else list(argv)
+        words = sys.argv[1:] if argv is None else list(argv)
+        if words[:1] and (new := COMMANDS.get(words[0])):
+            tell(words[0], new)
+            words[0] = new
+        args = _parser().parse_args(words)
+        args.argv = words
         check_present_folder()
         return args.function(args)
 

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from marius_oac.config.errors import described, explain, first_error, flat, parse, read_mapping, shown, where
 from marius_oac.config.modes import NodesConfig
+from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
     CheckpointConfig,
     MetricsConfig,
@@ -74,9 +75,12 @@ class BaseConfig(Section):
     ) -> Self:
         """Validates a tree of plain values; `lines` maps key paths to line numbers of `source`."""
         overrides = list(overrides)
-        merged = _apply(tree, overrides)
+        from_set = {tuple(item.partition("=")[0].split(".")): 0 for item in overrides}
+        merged = with_new_names(
+            _apply(tree, overrides), CONFIG_KEYS, lambda path: where(path, source, lines or {}, set(from_set))
+        )
         cls = cls.of_task(merged.get("task"))
-        from_set = {tuple(item.partition("=")[0].split(".")) for item in overrides}
+        lines, from_set = (lines_by_new_names(each, CONFIG_KEYS) for each in (lines or {}, from_set))
         try:
             return cls.model_validate(merged)
         except ValidationError as error:
@@ -86,7 +90,7 @@ class BaseConfig(Section):
             if first["type"] == "value_error":  # of a validator: "key: what is wrong", the key relative to the section
                 key, _, message = message.partition(": ")
                 path = (*path, *key.split("."))
-            raise ConfigError(message, where(path, source, lines or {}, from_set)) from None
+            raise ConfigError(message, where(path, source, lines, set(from_set))) from None
 
     def dump(self) -> str:
         """The resolved configuration as YAML: what `load` reads back to an equal Config."""

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticKnownError
 
 from marius_oac.config.errors import described, explain, first_error, read_mapping, reason
+from marius_oac.config.renamed import CLUSTER_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
     Bool,
     Bytes,
@@ -148,8 +149,10 @@ class ClusterConfig(Section):
         description="How often all trainers are started again, from the last checkpoint, after one was lost; after no "
         "other end.",
     )
-    guests: Annotated[NonNegativeInt, Field(le=1024)] = Field(
-        0, description="So many processes may join a run in its dealt modes with `marius-oac join`, and leave it."
+    elastic_workers: Annotated[NonNegativeInt, Field(le=1024)] = Field(
+        0,
+        description="So many processes may attach to a run with `marius-oac attach`, and detach, while batches are "
+        "dispatched to whoever has time (all modes but sync).",
     )
     nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1)] = Field(description="One entry for each node.")
 
@@ -199,6 +202,8 @@ class ClusterConfig(Section):
         path = Path(path)
         tree, lines = read_mapping(path, "nodes: [{address: a}, {address: b}]")
         tree = {str(key): value for key, value in tree.items()}
+        tree = with_new_names(tree, CLUSTER_KEYS, lambda key: f"{path}:{lines[key]}")
+        lines = lines_by_new_names(lines, CLUSTER_KEYS)
         try:
             cluster = cls.model_validate(tree)
         except ValidationError as error:
@@ -296,9 +301,11 @@ def _check_together(cluster: ClusterConfig, path: Path, lines: Mapping[tuple, in
         raise wrong(0, "trainers", "0, but the first node evaluates and decides, and must train; list it further down")
     if not any(node.shards for node in cluster.nodes):
         raise ConfigError("no node has shards: nobody would keep the rows", path)
-    if cluster.guests and cluster.free_ports:
+    if cluster.elastic_workers and cluster.free_ports:
         first = next(index for index, node in enumerate(cluster.nodes) if node.shards)
-        raise wrong(first, "port", "not given, so it takes any that is free, where guests would not find it; give one")
+        raise wrong(
+            first, "port", "not given, so it takes any that is free, where elastic workers would not find it; give one"
+        )
     mixed = [node.loopback for node in cluster.nodes]
     if any(mixed) and not all(mixed):
         raise wrong(mixed.index(True), "address", "means each machine itself; other nodes can't reach it there")

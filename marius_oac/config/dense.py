@@ -17,7 +17,7 @@ _USED_BY = {
     "beta2": ("kstep",),
     "epsilon": ("kstep",),
     "alpha": _SHADOW,
-    "gap": _SHADOW,
+    "sync_every": _SHADOW,
     "background": _SHADOW,
     "eta": ("bmuf",),
     "momentum": ("bmuf",),
@@ -46,7 +46,7 @@ class DenseConfig(Section):
     alpha: Annotated[Number, Field(gt=0, le=1)] = Field(
         0.5, description="easgd, ma, bmuf: how far a replica is drawn to what the others have."
     )
-    gap: PositiveInt | None = Field(
+    sync_every: PositiveInt | None = Field(
         None,
         description="easgd, ma, bmuf: iterations between synchronisations, in the background the fewest; default: 5, "
         "in the background 1.",
@@ -58,8 +58,8 @@ class DenseConfig(Section):
 
     @property
     def iterations_between(self) -> int:
-        """`gap`, or its default."""
-        return self.gap or (1 if self.background else 5)
+        """`sync_every`, or its default."""
+        return self.sync_every or (1 if self.background else 5)
 
     @property
     def lockstep(self) -> bool:

@@ -103,7 +103,7 @@ class NodesConfig(Section):
     )
     auto: AutoConfig = AutoConfig()
     switch: tuple[SwitchConfig, ...] = Field((), description="Modes that follow: `at` which global batch, `mode`.")
-    modes: ModesConfig = ModesConfig()
+    mode_options: ModesConfig = ModesConfig()
     load: tuple[LoadConfig, ...] = Field(
         (), description="Emulated slow trainers, for tests and measurements; the summary says that they were."
     )

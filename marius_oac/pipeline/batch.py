@@ -51,8 +51,8 @@ class Batch:
     cached_rows: int = 0
 
     @property
-    def sequence(self) -> int:
-        return self.plan.sequence
+    def batch_index(self) -> int:
+        return self.plan.batch_index
 
     def rows_in(self, buffers: Buffers, table: int) -> tuple[Any, Any, Any]:
         """The table's row ids, timestamps and values in `buffers`, cut to the batch's n rows."""

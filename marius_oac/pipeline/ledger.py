@@ -37,20 +37,20 @@ class Ledger:
     def maximum_finished(self) -> int:
         return self._mft
 
-    def enter(self, sequence: int) -> int:
-        """Waits until batch `sequence` is within the window; returns the MFT that it must take along."""
+    def enter(self, batch_index: int) -> int:
+        """Waits until batch `batch_index` is within the window; returns the MFT that it must take along."""
         with self._changed:
-            self._changed.wait_for(lambda: self._aborted or self._mft >= sequence - self._in_flight)
+            self._changed.wait_for(lambda: self._aborted or self._mft >= batch_index - self._in_flight)
             if self._aborted:
                 raise Closed("ledger")
-            self._noted[sequence] = self._mft
+            self._noted[batch_index] = self._mft
             return self._mft
 
-    def validating(self, sequence: int) -> int:
-        """The STE as batch `sequence` is about to be validated; the batch counts as validated from now on."""
+    def validating(self, batch_index: int) -> int:
+        """The STE as batch `batch_index` is about to be validated; the batch counts as validated from now on."""
         with self._changed:
             safe_to_evict = min(self._noted.values())
-            del self._noted[sequence]
+            del self._noted[batch_index]
             return safe_to_evict
 
     def finish(self, timestamp: int) -> None:

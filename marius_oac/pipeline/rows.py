@@ -40,7 +40,7 @@ class RowExchange(ABC):
         return planned
 
     @abstractmethod
-    def stops_before(self, sequence: int) -> bool:
+    def stops_before(self, batch_index: int) -> bool:
         """Whether the run ends before this batch, although it was asked for: the user wants to stop."""
 
     @abstractmethod
@@ -120,7 +120,7 @@ class LocalRows(RowExchange):
         write: dict[str, Callable] = {"async": self._overwrite, "async-delta": self._add}
         self._write_rows = write.get(source.mode, self._commit)
 
-    def stops_before(self, sequence: int) -> bool:
+    def stops_before(self, batch_index: int) -> bool:
         return self._stop_requested()
 
     def read(self, batch: Batch) -> None:

@@ -52,7 +52,7 @@ Probe = Callable[[str, int], None]
 class BatchResult:
     """What is known of a batch when it has been written."""
 
-    sequence: int
+    batch_index: int
     timestamp: int
     loss: float
     examples: int
@@ -210,10 +210,10 @@ class _Run:
         for channel in self.channels:
             channel.abort()
 
-    def _begin(self, stage: str, sequence: int):
+    def _begin(self, stage: str, batch_index: int):
         if self.pipeline.probe:
-            self.pipeline.probe(stage, sequence)
-        return self.pipeline.telemetry.stage(stage, sequence)
+            self.pipeline.probe(stage, batch_index)
+        return self.pipeline.telemetry.stage(stage, batch_index)
 
     def _stage(self, take: Callable[[], Batch], work: Callable[[Batch], None], target: Channel[Batch] | None):
         def loop() -> None:
@@ -228,12 +228,12 @@ class _Run:
     def _plan(self) -> None:
         while True:
             with self.plan_lock:
-                sequence = self.next_planned
-                if sequence >= self.last or self.rows.stops_before(sequence):
+                batch_index = self.next_planned
+                if batch_index >= self.last or self.rows.stops_before(batch_index):
                     return
                 self.next_planned += 1
-            with self._begin("plan", sequence):
-                batch = Batch(self.pipeline.planner.plan(sequence))
+            with self._begin("plan", batch_index):
+                batch = Batch(self.pipeline.planner.plan(batch_index))
             self.planned.put(batch)
 
     def _assigned(self) -> Batch:
@@ -241,40 +241,40 @@ class _Run:
         with self.settle_lock:
             while True:
                 batch = self.planned.get()
-                with self._begin("settle", batch.sequence):
+                with self._begin("settle", batch.batch_index):
                     plan = self.pipeline.planner.assign_rows(batch.plan)
                 if plan is not None:
                     batch.plan = plan
                     return batch
 
     def _announce(self, batch: Batch) -> None:
-        batch.claim = self.pipeline.tier.announce(batch.sequence, batch.plan.rows)
+        batch.claim = self.pipeline.tier.announce(batch.batch_index, batch.plan.rows)
 
     def _fetch(self, batch: Batch) -> None:
-        with self._begin("fetch", batch.sequence):
+        with self._begin("fetch", batch.batch_index):
             self.pipeline.tier.fetch(batch.claim)
 
     def _read(self, batch: Batch) -> None:
         if batch.claim:
-            with self._begin("wait", batch.sequence):
+            with self._begin("wait", batch.batch_index):
                 self.pipeline.tier.wait(batch.claim)
-        batch.mft_at_read = self.ledger.enter(batch.sequence)
+        batch.mft_at_read = self.ledger.enter(batch.batch_index)
         self.pipeline.device.borrow(batch)
-        with self._begin("read", batch.sequence):
+        with self._begin("read", batch.batch_index):
             self.rows.read(batch)
 
     def _upload(self, batch: Batch) -> None:
-        with self._begin("upload", batch.sequence):
+        with self._begin("upload", batch.batch_index):
             self.pipeline.device.upload(batch)
 
     def _compute(self, batch: Batch) -> None:
         device, step = self.pipeline.device, self.pipeline.step
-        safe_to_evict = self.ledger.validating(batch.sequence)
+        safe_to_evict = self.ledger.validating(batch.batch_index)
         with device.computing(batch):
             if self.pipeline.source.validates:
-                with self._begin("validate", batch.sequence):
+                with self._begin("validate", batch.batch_index):
                     self.rows.validate(batch, safe_to_evict)
-            with self._begin("compute", batch.sequence):
+            with self._begin("compute", batch.batch_index):
                 values = [batch.rows_in(batch.resident, table)[2] for table in range(len(batch.plan.rows))]
                 before = self._copies(values) if self.pipeline.config.mode == "async-delta" else None
                 batch.timestamp, self.next_timestamp = self.next_timestamp, self.next_timestamp + 1
@@ -303,29 +303,29 @@ class _Run:
     def _check_sound(self, batch: Batch) -> None:
         """Raises DivergedError where the loss is NaN or infinite, or rows are not sound."""
         if not math.isfinite(batch.loss):
-            raise DivergedError(self.rows.position(batch.sequence), batch.loss)
+            raise DivergedError(self.rows.position(batch.batch_index), batch.loss)
         for table, sound in zip(self.pipeline.planner.tables, batch.sound, strict=True):
             if not sound:
                 what = (
                     f"rows of table {table.name!r} hold numbers that are NaN, infinite or beyond {LARGEST_VALUE:,.0f}"
                 )
-                raise DivergedError(self.rows.position(batch.sequence), what)
+                raise DivergedError(self.rows.position(batch.batch_index), what)
 
     @staticmethod
     def _copies(values: Sequence) -> list:
         return [value.copy() if isinstance(value, np.ndarray) else value.clone() for value in values]
 
     def _download(self, batch: Batch) -> None:
-        with self._begin("download", batch.sequence) as stage:
+        with self._begin("download", batch.batch_index) as stage:
             spans, now = self.pipeline.device.download(batch), time.perf_counter()
             if spans:  # before, the thread waited for the device to compute
                 stage.began(now - spans["download"][0])
         for name, (began, ended) in spans.items():
             record = self.pipeline.telemetry.record
-            record(f"device.{name}", batch.sequence, now - began, now - ended, track=f"device {name}")
+            record(f"device.{name}", batch.batch_index, now - began, now - ended, track=f"device {name}")
 
     def _write(self, batch: Batch) -> None:
-        with self._begin("write", batch.sequence):
+        with self._begin("write", batch.batch_index):
             if not isinstance(batch.loss, float):
                 self._check_downloaded(batch)
             self.rows.write(batch)
@@ -339,7 +339,7 @@ class _Run:
     @staticmethod
     def _result(batch: Batch) -> BatchResult:
         return BatchResult(
-            sequence=batch.sequence,
+            batch_index=batch.batch_index,
             timestamp=batch.timestamp,
             loss=batch.loss,
             examples=batch.plan.examples,

@@ -70,8 +70,8 @@ class TrainingLoop:
         self._load(checkpoint)
         self.position = position
         if saved < checkpoint.name:  # a crash came between
-            self.folder.note_saved(position.sequence)
-        self.folder.rewind(self.position.sequence, checkpoint.extra, self.peers.wait)
+            self.folder.note_saved(position.batch_index)
+        self.folder.rewind(self.position.batch_index, checkpoint.extra, self.peers.wait)
         self._restore_best()
         self._evaluation_is_due = self._at_epoch()
 
@@ -82,20 +82,20 @@ class TrainingLoop:
             self.folder.checkpoints.keep_pages()
         self.session.task.take_over(before, self.session.parts)
         self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
-        self.folder.rewind(self.position.sequence, wait=self.peers.wait)
+        self.folder.rewind(self.position.batch_index, wait=self.peers.wait)
         self._evaluation_is_due = self._at_epoch()
 
     def _position_of(self, checkpoint: Checkpoint) -> Position:
         """Where a checkpoint stands. Raises InputError where this run can't go on from there."""
         position = Position.load(checkpoint)
-        if position.sequence > self.schedule.last:
+        if position.batch_index > self.schedule.last:
             raise ConfigError(
                 f"{self.config.training.epochs} epochs are less than this run has trained already; start again with "
                 "--checkpoint and an earlier one, or ask for more",
                 "training.epochs",
             )
         here = self.session.check_device(position.device)
-        self.session.task.check_data_from(position.sequence)
+        self.session.task.check_data_from(position.batch_index)
         return replace(position, device=here)
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -128,11 +128,11 @@ class TrainingLoop:
         self.peers.wait()  # nobody looks at rows that another one is still loading
         with (
             stop_on_interrupt(self.session.pipeline.request_stop) as self._stops,
-            TrainingProgress(self.position.sequence, self.schedule.last, self.peers.leads) as progress,
+            TrainingProgress(self.position.batch_index, self.schedule.last, self.peers.leads) as progress,
         ):
             if self._evaluation_is_due:
                 self._evaluate(progress)
-            while self.position.sequence < self.schedule.last and not self._out_of_patience():
+            while self.position.batch_index < self.schedule.last and not self._out_of_patience():
                 self._stop_if_asked()
                 self._before_epoch(progress)
                 self._segment(progress)
@@ -155,25 +155,25 @@ class TrainingLoop:
             raise
         if metrics is None:
             return
-        line = {"kind": "evaluation", "split": "progressive", "epoch": epoch, "batch": self.position.sequence - 1}
+        line = {"kind": "evaluation", "split": "progressive", "epoch": epoch, "batch": self.position.batch_index - 1}
         self.folder.log(line | metrics)
         metric = self.session.task.decisive_metric
         progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
 
     def _stop_if_asked(self) -> None:
         stop = self.peers.any(self.session.pipeline.stop_requested or self.session.task.stop_requested)
-        if stop and self.position.sequence < self.schedule.last:
+        if stop and self.position.batch_index < self.schedule.last:
             self._save_where_it_stands()
             raise self._interrupted()
 
     def _save_where_it_stands(self) -> None:
         """A segment may have reached its end where no checkpoint is due."""
-        if self.position.sequence and name_of(self.position.sequence) not in self.folder.checkpoints.names():
+        if self.position.batch_index and name_of(self.position.batch_index) not in self.folder.checkpoints.names():
             self._save()
 
     def _interrupted(self, number: int | None = None) -> Interrupted:
         return Interrupted(
-            f"stopped at batch {self.position.sequence:,}; go on with: marius-oac resume {self.folder.path}",
+            f"stopped at batch {self.position.batch_index:,}; go on with: marius-oac resume {self.folder.path}",
             number or self._stops.first,
         )
 
@@ -194,10 +194,10 @@ class TrainingLoop:
             raise
 
     def _at_epoch(self) -> bool:
-        return self.schedule.is_end(self.position.sequence)
+        return self.schedule.is_end(self.position.batch_index)
 
     def _epochs_done(self) -> int:
-        return self.schedule.epochs_done(self.position.sequence)
+        return self.schedule.epochs_done(self.position.batch_index)
 
     def _out_of_patience(self) -> bool:
         stopping = self.config.training.early_stopping
@@ -205,7 +205,7 @@ class TrainingLoop:
 
     def _segment(self, progress: TrainingProgress) -> None:
         """Runs up to the next epoch's end or checkpoint; saves where one is due."""
-        first, every = self.position.sequence, self.config.checkpoint.every_batches
+        first, every = self.position.batch_index, self.config.checkpoint.every_batches
         epoch = self._epochs_done()
         last = self.schedule.ends[epoch]
         if every:
@@ -256,33 +256,35 @@ class TrainingLoop:
     def _diverged(self, error: DivergedError) -> DivergedError:
         """The error, with the checkpoint that is left."""
         names = self.folder.checkpoints.names()
-        return DivergedError(error.sequence, error.found, self.folder.checkpoints.folder / names[-1] if names else None)
+        return DivergedError(
+            error.batch_index, error.found, self.folder.checkpoints.folder / names[-1] if names else None
+        )
 
     def _advance(self, reached: int, totals: Totals) -> None:
         position = self.position
         begins = self._at_epoch()
         self.position = replace(
             position,
-            sequence=reached,
+            batch_index=reached,
             total=position.total + totals,
             epoch=totals if begins else position.epoch + totals,
         )
 
     def _checkpoint_is_due(self, stopped: bool) -> bool:
-        sequence, config = self.position.sequence, self.config.checkpoint
-        at_batches = config.every_batches and sequence % config.every_batches == 0
+        batch_index, config = self.position.batch_index, self.config.checkpoint
+        at_batches = config.every_batches and batch_index % config.every_batches == 0
         at_epochs = self._at_epoch() and self._epochs_done() % config.every_epochs == 0
         before_evaluation = self._at_epoch() and self._evaluation_follows()
-        return bool(stopped or at_batches or at_epochs or before_evaluation or sequence == self.schedule.last)
+        return bool(stopped or at_batches or at_epochs or before_evaluation or batch_index == self.schedule.last)
 
     def _save(self) -> None:
         self.folder.write_learned(self.session.task.learned_files())
         try:
             self.folder.checkpoints.save(
-                self.position.sequence,
+                self.position.batch_index,
                 self.session.stores,
                 self.session.step.dense_state(),
-                asdict(self.position) | self.folder.flushed_records(self.position.sequence),
+                self.position.dump() | self.folder.flushed_records(self.position.batch_index),
                 self.config.checkpoint.keep,
                 self.session.task.state_arrays(),
                 self._all_have_saved,
@@ -292,12 +294,12 @@ class TrainingLoop:
 
     def _all_have_saved(self) -> None:
         self.peers.wait()  # else a crash could leave some with the old one alone, some with the new
-        self.folder.note_saved(self.position.sequence)
+        self.folder.note_saved(self.position.batch_index)
 
     def _end_epoch(self, epoch: int, progress: TrainingProgress) -> None:
         """Tells of the epoch; before its checkpoint is saved, so that no resumed run lacks the line."""
         totals = self._of_all(self.position.epoch)
-        line = {"kind": "epoch", "epoch": epoch, "batch": self.position.sequence - 1}
+        line = {"kind": "epoch", "epoch": epoch, "batch": self.position.batch_index - 1}
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
         self.folder.log(line | totals.metrics() | run | self._disk_metrics() | self.session.task.summary())
         loss, rate = totals.mean_loss(), totals.rate()
@@ -314,7 +316,7 @@ class TrainingLoop:
 
     def _evaluation_follows(self) -> bool:
         every, epochs = self.config.evaluation.every, self._epochs_done()
-        due = every > 0 and (epochs % every == 0 or self.position.sequence == self.schedule.last)
+        due = every > 0 and (epochs % every == 0 or self.position.batch_index == self.schedule.last)
         return due and self.session.task.has("valid")
 
     def _evaluate(self, progress: TrainingProgress) -> None:
@@ -326,27 +328,27 @@ class TrainingLoop:
             metrics = self.session.evaluate("valid", whole=False)
         value, stopping = metrics[metric], self.config.training.early_stopping
         better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
-        line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.sequence - 1}
+        line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.batch_index - 1}
         self.folder.log(line | {"training.seconds": self.position.total.seconds} | metrics)
         progress.say(f"  valid {metric} {value:.4f}" + (" (best so far)" if better else ""))
         if better:
             self.position = replace(self.position, best=value, best_epoch=epochs, worse=0)
-            self.folder.checkpoints.mark_best(name_of(self.position.sequence))
+            self.folder.checkpoints.mark_best(name_of(self.position.batch_index))
         else:
             self.position = replace(self.position, worse=self.position.worse + 1)
 
     def _finish(self, progress: TrainingProgress) -> None:
         """The final numbers; with early stopping those of the best checkpoint."""
         position, total, checkpoints = self.position, self._of_all(self.position.total), self.folder.checkpoints
-        chosen = name_of(position.sequence)
+        chosen = name_of(position.batch_index)
         if self.config.training.early_stopping and checkpoints.best():
             chosen = checkpoints.best()
             self._load(checkpoints.open(chosen))
         summary: dict[str, Any] = {
             "checkpoint": chosen,
             "training.epochs": self._epochs_done(),
-            "training.batches": position.sequence,
-            "training.stopped_early": position.sequence < self.schedule.last,
+            "training.batches": position.batch_index,
+            "training.stopped_early": position.batch_index < self.schedule.last,
             "training.seconds": total.seconds,
             "training.examples_per_second": total.rate(),
             "training.lost_updates": total.lost,

@@ -131,7 +131,7 @@ class SegmentReport:
 
     def add(self, result: BatchResult) -> None:
         self._intervals.setdefault(result.timestamp // self._every, []).append(result)
-        self._order.append((result.timestamp, result.sequence, result.loss))
+        self._order.append((result.timestamp, result.batch_index, result.loss))
         self._fill = _added(self._fill, self._channel_fill())
         self._filled += 1
         while len(self._intervals.get(self._next // self._every, ())) == self._every - self._next % self._every:
@@ -162,7 +162,7 @@ class SegmentReport:
 
     def computation_order(self) -> list[int]:
         """The batches' numbers in the order in which they were computed."""
-        return [sequence for _, sequence, _ in sorted(self._order)]
+        return [batch_index for _, batch_index, _ in sorted(self._order)]
 
     def first_loss(self) -> float | None:
         """The median of the first few batches computed, of those that there are; None without any."""

@@ -34,14 +34,14 @@ class Schedule:
         """Batches in all."""
         return self.ends[-1] if self.ends else 0
 
-    def epochs_done(self, sequence: int) -> int:
-        """Epochs that have ended when `sequence` batches are done."""
-        return bisect_right(self.ends, sequence)
+    def epochs_done(self, batch_index: int) -> int:
+        """Epochs that have ended when `batch_index` batches are done."""
+        return bisect_right(self.ends, batch_index)
 
-    def is_end(self, sequence: int) -> bool:
+    def is_end(self, batch_index: int) -> bool:
         """Whether an epoch begins or ends here."""
-        done = self.epochs_done(sequence)
-        return sequence == (self.ends[done - 1] if done else 0)
+        done = self.epochs_done(batch_index)
+        return batch_index == (self.ends[done - 1] if done else 0)
 
     def begin(self, epoch: int) -> int:
         """The first batch of an epoch."""
@@ -186,8 +186,8 @@ class Task(ABC):
         """Metrics that must be known before an epoch is trained, if any."""
         return None
 
-    def check_data_from(self, sequence: int) -> None:
-        """Raises where data that batches from `sequence` on need have changed since the run began, or are gone."""
+    def check_data_from(self, batch_index: int) -> None:
+        """Raises where data that batches from `batch_index` on need have changed since the run began, or are gone."""
         return
 
     def check_new_data(self, first: int) -> None:

@@ -170,7 +170,7 @@ class _Run:
             for table in checkpoint.pages:
                 if {f"{table}.{part}.npy" for part in PAGED_PARTS} <= sound:
                     self._pages(checkpoint, table, before)
-            yield checkpoint.sequence, checkpoint.extra
+            yield checkpoint.batch_index, checkpoint.extra
 
     def _file(self, path: Path, entry: Mapping[str, Any]) -> bool:
         listed, read = DescribedFile(**entry), self.found.read
@@ -200,7 +200,7 @@ class _Run:
                 else:
                     yield from self._rows(part)
 
-    def _records(self, folder: RunFolder | None, sequence: int, records: Mapping[str, Any]) -> None:
+    def _records(self, folder: RunFolder | None, batch_index: int, records: Mapping[str, Any]) -> None:
         """Checks the files that grow, by what the newest checkpoint, or the end of the run, knows of them."""
         path, found = self.path, self.found
         ended = folder is not None and folder.about.result is not None and (path / SUMMARY).exists()
@@ -209,7 +209,7 @@ class _Run:
             prefix = None if known is None else typed(dict(known), path / METRICS, Prefix)
             found.small(path / METRICS, lambda: MetricsFile(path).check(prefix))
         if folder and folder.config.pipeline.order == "arrival":
-            found.small(path / ORDER, lambda: OrderFile(path).checked(sequence, records))
+            found.small(path / ORDER, lambda: OrderFile(path).checked(batch_index, records))
 
     def _derived(self) -> None:
         folders = [self.path / "buckets", *sorted((self.path / "encoded").glob("[0-9]*"))]

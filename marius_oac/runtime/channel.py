@@ -4,7 +4,7 @@ Guarantees:
 - At most `capacity` items wait in a channel; `put` waits for room, `get` for an item. Nobody polls.
 - `close` means "no more items": waiting ones are still handed out, then `get` raises `Closed`.
 - `abort` means "everything stops": every present and future `put` and `get` raises `Closed` at once.
-- An `OrderedChannel` hands items out in the order of their `sequence`, whatever the order of arrival, and cannot
+- An `OrderedChannel` hands items out in the order of their `batch_index`, whatever the order of arrival, and cannot
   deadlock: the item that is due always has room, because capacity counts from the number that is due.
 - An `ArrivalChannel` hands them out as they arrive, except that none is overtaken more than `limit` times.
 """
@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Sequenced(Protocol):
-    sequence: int
+    batch_index: int
 
 
 Item = TypeVar("Item", bound=Sequenced)
@@ -82,7 +82,7 @@ class Channel(Generic[Item]):
 
 
 class OrderedChannel(Channel[Item]):
-    """Hands out items `first`, `first + 1`, ... by their `sequence`; each number must be put once."""
+    """Hands out items `first`, `first + 1`, ... by their `batch_index`; each number must be put once."""
 
     def __init__(self, name: str, capacity: int, first: int):
         super().__init__(name, capacity)
@@ -93,12 +93,12 @@ class OrderedChannel(Channel[Item]):
         return len(self._early)
 
     def _has_room(self, item: Item) -> bool:
-        return item.sequence < self._due + self.capacity
+        return item.batch_index < self._due + self.capacity
 
     def _add(self, item: Item) -> None:
-        if item.sequence < self._due or item.sequence in self._early:
-            raise ValueError(f"channel {self.name}: item {item.sequence} was put twice")
-        self._early[item.sequence] = item
+        if item.batch_index < self._due or item.batch_index in self._early:
+            raise ValueError(f"channel {self.name}: item {item.batch_index} was put twice")
+        self._early[item.batch_index] = item
 
     def _ready(self) -> bool:
         return self._due in self._early
@@ -127,16 +127,16 @@ class ArrivalChannel(Channel[Item]):
 
     def _ready(self) -> bool:
         if self._starved() and not self._closed:
-            return any(item.sequence == self._oldest for item in self._waiting)
+            return any(item.batch_index == self._oldest for item in self._waiting)
         return bool(self._waiting)
 
     def _take(self) -> Item:
         item = self._waiting[0]
         if self._starved():
-            item = min(self._waiting, key=lambda waiting: waiting.sequence)
+            item = min(self._waiting, key=lambda waiting: waiting.batch_index)
         self._waiting.remove(item)
         self._handed_out += 1
-        self._gone.add(item.sequence)
+        self._gone.add(item.batch_index)
         while self._oldest in self._gone:
             self._gone.remove(self._oldest)
             self._oldest += 1

@@ -40,9 +40,9 @@ class Telemetry:
                 named = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "marius-oac"}}
                 self._file.write(json.dumps(named))
 
-    def stage(self, name: str, sequence: int) -> _Stage:
-        """A context that times stage `name` of batch `sequence`."""
-        return _Stage(self, name, sequence)
+    def stage(self, name: str, batch_index: int) -> _Stage:
+        """A context that times stage `name` of batch `batch_index`."""
+        return _Stage(self, name, batch_index)
 
     def take(self) -> dict[str, float]:
         """Busy seconds per stage, over all its workers, since the last call."""
@@ -55,14 +55,14 @@ class Telemetry:
         with self._lock:
             return dict(self._total)
 
-    def record(self, name: str, sequence: int, begin: float, end: float, track: str | None = None) -> None:
+    def record(self, name: str, batch_index: int, begin: float, end: float, track: str | None = None) -> None:
         """Counts the time between two of `time.perf_counter`; `track` of the trace: None: the calling thread's."""
         with self._lock:
             self._seconds[name] += end - begin
             self._total[name] += end - begin
             if self._file:
                 with self._disk_errors():
-                    self._write(name, sequence, begin, end, track or threading.current_thread().name)
+                    self._write(name, batch_index, begin, end, track or threading.current_thread().name)
 
     def close(self) -> None:
         """Ends the trace. Raises InputError where the disk is full."""
@@ -79,7 +79,7 @@ class Telemetry:
         except OSError as error:
             raise InputError(f"can't be written: {error.strerror or error}", self._trace) from error
 
-    def _write(self, name: str, sequence: int, begin: float, end: float, of: str) -> None:
+    def _write(self, name: str, batch_index: int, begin: float, end: float, of: str) -> None:
         track = self._tracks.get(of)
         if track is None:
             track = self._tracks[of] = len(self._tracks) + 1
@@ -88,7 +88,7 @@ class Telemetry:
         self._file.write(
             f',\n{{"ph": "X", "pid": 1, "tid": {track}, "name": {json.dumps(name)}, '
             f'"ts": {(begin - self._start) * 1e6:.3f}, "dur": {(end - begin) * 1e6:.3f}, '
-            f'"args": {{"batch": {sequence}}}}}'
+            f'"args": {{"batch": {batch_index}}}}}'
         )
 
     def __enter__(self) -> Telemetry:
@@ -101,10 +101,10 @@ class Telemetry:
 
 
 class _Stage:
-    __slots__ = ("_telemetry", "_name", "_sequence", "_begin")
+    __slots__ = ("_telemetry", "_name", "_batch_index", "_begin")
 
-    def __init__(self, telemetry: Telemetry, name: str, sequence: int):
-        self._telemetry, self._name, self._sequence = telemetry, name, sequence
+    def __init__(self, telemetry: Telemetry, name: str, batch_index: int):
+        self._telemetry, self._name, self._batch_index = telemetry, name, batch_index
 
     def __enter__(self) -> _Stage:
         self._begin = time.perf_counter()
@@ -115,4 +115,4 @@ class _Stage:
         self._begin = max(self._begin, at)
 
     def __exit__(self, *_: object) -> None:
-        self._telemetry.record(self._name, self._sequence, self._begin, time.perf_counter())
+        self._telemetry.record(self._name, self._batch_index, self._begin, time.perf_counter())

@@ -187,7 +187,7 @@ def _resumed(
                 loop.take_over(before)
             else:
                 loop.restore(checkpoint)
-            drop_after(path, loop.position.sequence, part.parent)
+            drop_after(path, loop.position.batch_index, part.parent)
 
         _train(task, folder, trace, load)
     return open_run(folder.path)

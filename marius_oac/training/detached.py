@@ -1,6 +1,6 @@
 """A trainer that is not in the group of the run's processes: it has no rows and no checkpoint, and is dealt batches.
 
-Guests are such (`node_guest`), and trainers of the run's own that may die (`node_rowless`).
+Elastic workers are such (`node_guest`), and trainers of the run's own that may die (`node_rowless`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from marius_oac.tasks.link_prediction.sharded import GraphNodes
 
 @contextmanager
 def outside(
-    task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], speed_monitor: SpeedMonitor, guest: bool
+    task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], speed_monitor: SpeedMonitor, elastic_worker: bool
 ) -> Iterator[tuple[Session, NodeSource]]:
     """What trains the batches that this process is dealt, and where it has its rows from.
 
@@ -37,7 +37,7 @@ def outside(
         lines: to all servers of the run.
         run: what it has told of itself (`NodeTask`).
         pace: this trainer's.
-        guest: see `Dispatching`.
+        elastic worker: see `Dispatching`.
     """
     weights, (group,) = run["weights"], ThreadGroup.members(1)
     crowd = Crowd(run["trains"], run["trainers"] - sum(run["trains"]))
@@ -57,5 +57,5 @@ def outside(
     trainer.place, trainer.speed_monitor = None, speed_monitor
     trainer.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
     with Session(trainer) as session:
-        trainer.deal_outside(guest)
+        trainer.deal_outside(elastic_worker)
         yield session, sources[0]

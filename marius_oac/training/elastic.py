@@ -1,7 +1,8 @@
-"""A guest: a process that joins a run over nodes, trains batches that it is dealt, and leaves, or dies, without harm.
+"""An elastic worker: a process that joins a run over nodes, trains batches that it is dealt, and leaves, or dies,
+without harm.
 
 It has no rows and no part in what the run's own processes decide together. In lockstep, while the run is evaluated and
-while it is started again from a checkpoint, a guest waits.
+while it is started again from a checkpoint, an elastic worker waits.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _OWN = ("threads", "device", "binding", "data.path", "pipeline.workers")
 """Keys of the configuration that are this machine's; all others are the run's."""
 
 
-def join(cluster: ClusterConfig, overrides: Iterable[str] = (), *, trust: bool = False) -> int:
+def attach(cluster: ClusterConfig, overrides: Iterable[str] = (), *, trust: bool = False) -> int:
     """Trains in the run of these nodes until it ends, or the user stops; returns how many batches.
 
     Args:
@@ -55,30 +56,30 @@ def join(cluster: ClusterConfig, overrides: Iterable[str] = (), *, trust: bool =
         NodeLost: the run can't be reached, or has ended otherwise than in peace.
         NodeRefused: it lets nobody in who has this secret and this nodes.yaml.
     """
-    if not cluster.guests:
-        raise InputError("nobody may join: `guests` is 0", "nodes.yaml")
+    if not cluster.elastic_workers:
+        raise InputError("nobody may join: `elastic_workers` is 0", "nodes.yaml")
     read_secret(cluster)
-    guest = _Guest(cluster, _own(overrides), trust)
+    elastic_worker = _ElasticWorker(cluster, _own(overrides), trust)
     deadline, said = time.monotonic() + PATIENCE, set[str]()
     say(f"waiting for the run of {cluster.nodes[0].name}, {PATIENCE:g} s at most")
     while True:
         try:
-            with guest.connected() as (lines, rank, run):
-                guest.train(lines, rank, run)
-            return guest.batches
+            with elastic_worker.connected() as (lines, rank, run):
+                elastic_worker.train(lines, rank, run)
+            return elastic_worker.batches
         except NodeLost as error:
-            if error.why == LEFT and guest.joined:
-                return guest.batches
-            if isinstance(error, NodeRefused) and not guest.known:
+            if error.why == LEFT and elastic_worker.joined:
+                return elastic_worker.batches
+            if isinstance(error, NodeRefused) and not elastic_worker.known:
                 raise
-            if guest.joined:
-                deadline, guest.joined, said = time.monotonic() + PATIENCE, False, set()
-            if guest.stopped or time.monotonic() > deadline:
+            if elastic_worker.joined:
+                deadline, elastic_worker.joined, said = time.monotonic() + PATIENCE, False, set()
+            if elastic_worker.stopped or time.monotonic() > deadline:
                 raise
             if str(error) not in said:
                 said.add(str(error))
-                say(f"{error}; waiting for the run{' to go on' if guest.known else ''}")
-            guest.pause()
+                say(f"{error}; waiting for the run{' to go on' if elastic_worker.known else ''}")
+            elastic_worker.pause()
 
 
 def _own(overrides: Iterable[str]) -> tuple[str, ...]:
@@ -87,12 +88,12 @@ def _own(overrides: Iterable[str]) -> tuple[str, ...]:
     for item in found:
         key = item.partition("=")[0]
         if not any(key == own or key.startswith(f"{own}.") for own in _OWN):
-            raise InputError(f"the run decides it; a guest may set {', '.join(_OWN)}", f"--set {key}")
+            raise InputError(f"the run decides it; an elastic worker may set {', '.join(_OWN)}", f"--set {key}")
     BaseConfig.build({}, [item for item in found if not item.startswith("data.path=")])
     return found
 
 
-class _Guest:
+class _ElasticWorker:
     """Attributes:
     batches: trained so far.
     joined: whether it has been told of the run since it was last connected; `known`: whether it ever was.
@@ -110,7 +111,7 @@ class _Guest:
 
     @contextmanager
     def connected(self) -> Iterator[tuple[list[ZmqClient], int, dict[str, Any]]]:
-        """Lines to all servers of the run, the rank that this guest has, and what it is told.
+        """Lines to all servers of the run, the rank that this elastic worker has, and what it is told.
 
         Raises:
             NodeLost: not now.
@@ -132,14 +133,14 @@ class _Guest:
             yield lines, rank, run
 
     def _enter(self, stack: ExitStack) -> tuple[ZmqClient, int]:
-        """The line to the coordinator, by the first rank of a guest that is free."""
+        """The line to the coordinator, by the first rank of an elastic worker that is free."""
         node = next(each for each in self._cluster.nodes if each.shards)
         size = self._cluster.size
         try:
             address = listening_at(node.address, self._cluster.node_port(node))
         except OSError as error:
             raise NodeLost(node.name, f"its address {node.address} is not known: {error.strerror}") from None
-        for rank in range(size, size + self._cluster.guests):
+        for rank in range(size, size + self._cluster.elastic_workers):
             try:
                 line = self._client(address, names(self._cluster)[self._cluster.first_rank(node)], rank)
             except NodeLost as error:
@@ -147,7 +148,7 @@ class _Guest:
                     raise
                 continue
             return stack.enter_context(closing(line)), rank
-        raise NodeLost(node.name, f"it has {self._cluster.guests} guests already")
+        raise NodeLost(node.name, f"it has {self._cluster.elastic_workers} elastic workers already")
 
     def _client(self, address: str, name: str, rank: int) -> ZmqClient:
         return ZmqClient(address, name, rank, self._security, Limits(), self._cluster.timeout)

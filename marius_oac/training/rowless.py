@@ -2,7 +2,7 @@
 
 They are started with the others, agree with them on what is trained, and then leave the group of the processes: what is
 decided together, evaluated and saved is done by those that carry rows, and by the first one. From then on they are to
-the servers what guests are. A trainer that is ended by a signal is not missed by its agent either (`SPARE`).
+the servers what elastic workers are. A trainer that is ended by a signal is not missed by its agent either (`SPARE`).
 """
 
 from __future__ import annotations

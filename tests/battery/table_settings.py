@@ -191,6 +191,6 @@ CASES = [
     setting("nodes-load-without-trainers", "nodes.load=[{factor: 2}]",
          "this key is required", "--set nodes.load.0.trainers"),
     setting("nodes-auto-margin", "nodes.auto.margin=-1", "must be greater than or equal to 0, not -1"),
-    setting("nodes-decay", "nodes.modes.decay=linear",
+    setting("nodes-decay", "nodes.mode_options.decay=linear",
          "must be 'threshold', 'polynomial' or 'exponential', not 'linear'"),
 ]  # fmt: skip

@@ -121,9 +121,9 @@ def _watched(folder: Path, noted: str | None):
         watch.note(NOTHING)
         return run
 
-    def note_saved(run: RunFolder, sequence: int) -> None:
-        saved(run, sequence)
-        watch.note(name_of(sequence))
+    def note_saved(run: RunFolder, batch_index: int) -> None:
+        saved(run, batch_index)
+        watch.note(name_of(batch_index))
 
     RunFolder.create, RunFolder.note_saved = staticmethod(create), note_saved
     os.fsync = os.fdatasync = watch.flush

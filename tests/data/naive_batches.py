@@ -47,11 +47,11 @@ def examples(edges: list[list[int]], num_relations: int, reciprocal: bool) -> li
     return forward + [(t, r + num_relations, h) for h, r, t in forward] if reciprocal else forward
 
 
-def batch(edges, num_nodes, num_relations, config, sequence) -> tuple[list[tuple], list[list[list[int]]]]:
+def batch(edges, num_nodes, num_relations, config, batch_index) -> tuple[list[tuple], list[list[list[int]]]]:
     """The examples of a batch in order, and its negatives [side][chunk][k], all as original ids."""
     every = examples(edges, num_relations, config.model.reciprocal)
     size = config.training.batch_size
-    epoch, index = divmod(sequence, -(-len(every) // size))
+    epoch, index = divmod(batch_index, -(-len(every) // size))
     shuffle = stream_key(config.seed, "shuffle", epoch)
     places = range(index * size, min((index + 1) * size, len(every)))
     drawn = [every[permuted(place, len(every), shuffle)] for place in places]

@@ -5,18 +5,18 @@ from tests.data import naive_batches as naive
 
 def beta(partitions: int, buffer: int) -> list[set[int]]:
     """Buffer states: `buffer` - 1 partitions stay until they have met all that are not done, then they are done."""
-    stay, guest = list(range(buffer - 1)), buffer - 1
+    stay, elastic_worker = list(range(buffer - 1)), buffer - 1
     away = list(range(buffer, partitions))
-    states = [{*stay, guest}]
+    states = [{*stay, elastic_worker}]
     while away:
         passed = []
         for visitor in away:
-            passed.append(guest)
-            guest = visitor
-            states.append({*stay, guest})
+            passed.append(elastic_worker)
+            elastic_worker = visitor
+            states.append({*stay, elastic_worker})
         for place in range(min(len(stay), len(passed))):
             stay[place] = passed.pop(0)
-            states.append({*stay, guest})
+            states.append({*stay, elastic_worker})
         away = passed
     return states
 

@@ -45,7 +45,7 @@ def epoch(planner, number=0) -> list[tuple]:
 
 
 def assert_same(one, two):
-    assert (one.sequence, one.examples, list(one.arrays)) == (two.sequence, two.examples, list(two.arrays))
+    assert (one.batch_index, one.examples, list(one.arrays)) == (two.batch_index, two.examples, list(two.arrays))
     pairs = [*zip(one.rows, two.rows, strict=True), *((one.arrays[key], two.arrays[key]) for key in one.arrays)]
     for a, b in pairs:
         assert a.dtype == b.dtype and np.array_equal(a, b)
@@ -74,12 +74,12 @@ def cases(draw):
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(cases())
 def test_a_plan_is_the_naive_batch(case):
-    edges, num_nodes, num_relations, settings, sequence = case
+    edges, num_nodes, num_relations, settings, batch_index = case
     planner = EdgePlanner(edges, num_nodes, num_relations, settings)
-    plan = planner.plan(sequence)
-    examples, negatives = naive.batch(edges.tolist(), num_nodes, num_relations, settings, sequence)
+    plan = planner.plan(batch_index)
+    examples, negatives = naive.batch(edges.tolist(), num_nodes, num_relations, settings, batch_index)
     (rows,), arrays = plan.rows, plan.arrays
-    assert (plan.sequence, plan.examples) == (sequence, len(examples))
+    assert (plan.batch_index, plan.examples) == (batch_index, len(examples))
     assert original(plan) == examples
     assert rows[arrays["negatives"]].tolist() == negatives
     assert arrays["sides"].tolist() == ([Side.TAIL] if settings.model.reciprocal else [Side.HEAD, Side.TAIL])
@@ -149,7 +149,7 @@ def test_plans_are_the_same_from_any_thread_in_any_order():
         thread.join()
     assert len(seen) == 4 * len(sequences)
     for plan in seen:
-        assert_same(plan, expected[plan.sequence])
+        assert_same(plan, expected[plan.batch_index])
 
 
 def test_all_nodes_as_negatives():
@@ -175,7 +175,7 @@ def test_one_node_one_edge_and_more_negatives_than_nodes():
     planner = EdgePlanner(np.array([[0, 0]]), 1, 0, config("model.decoder=dot", "training.negatives.count=7"))
     assert planner.batches_per_epoch == 1
     plan = planner.plan(12)
-    assert (plan.sequence, plan.examples, plan.rows[0].tolist()) == (12, 1, [0])
+    assert (plan.batch_index, plan.examples, plan.rows[0].tolist()) == (12, 1, [0])
     assert plan.arrays["negatives"].tolist() == [[[0] * 7]] * 2
     assert planner.tables[0].max_batch_rows == 1
 
@@ -261,7 +261,7 @@ def test_a_reordered_planner_replays_the_same_batches():
     order[:] = 0  # the planner keeps what it was given
     assert replay.tables == planner.tables and list(replay.epoch_ends(3)) == list(planner.epoch_ends(3)) == [7, 14, 21]
     for i, n in enumerate([3, 0, 9, 1]):
-        assert_same(replay.plan(i), dataclasses.replace(planner.plan(n), sequence=i))
+        assert_same(replay.plan(i), dataclasses.replace(planner.plan(n), batch_index=i))
     with pytest.raises(InputError, match="pipeline.order: has 4 batches, none with number 4"):
         replay.plan(4)
 
@@ -285,12 +285,12 @@ def test_an_order_that_is_none_is_refused(order, message):
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(cases(), st.integers(1, 5))
 def test_the_shares_of_several_trainers_are_the_batch(case, count):
-    edges, num_nodes, num_relations, settings, sequence = case
+    edges, num_nodes, num_relations, settings, batch_index = case
     planner = EdgePlanner(edges, num_nodes, num_relations, settings)
-    whole, plans = planner.plan(sequence), []
+    whole, plans = planner.plan(batch_index), []
     for rank in range(count):
         planner.share = RankSlice(rank, count)
-        plans.append(planner.plan(sequence))
+        plans.append(planner.plan(batch_index))
     counted = [plan for plan in plans if plan.arrays["share"][0] > 0]
     assert [example for plan in counted for example in original(plan)] == original(whole)
     assert sum(plan.arrays["share"][0] for plan in plans) == pytest.approx(1)
@@ -311,12 +311,12 @@ def test_a_trainer_reads_the_edges_and_draws_the_negatives_of_its_share_alone(mo
         planners = [EdgePlanner(each, 1500, 3, config(*overrides)) for each in (edges, poisoned)]
         for planner in planners:
             planner.share = RankSlice(rank, 4)
-        plans = [planners[0].plan(sequence) for sequence in range(planners[0].batches_per_epoch)]
+        plans = [planners[0].plan(batch_index) for batch_index in range(planners[0].batches_per_epoch)]
         heads = np.concatenate([plan.rows[0][plan.arrays["heads"]] for plan in plans])
         assert heads.size == 500 // 4 and sum(drawn) == 2 * 5 * (8 // 4) * len(plans)
         poisoned[np.isin(poisoned[:, 0], heads, invert=True)] = 1 << 40
         for plan in plans:
-            assert_same(planners[1].plan(plan.sequence), plan)
+            assert_same(planners[1].plan(plan.batch_index), plan)
 
 
 def negatives_by_edge(plan):

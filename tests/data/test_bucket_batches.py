@@ -65,7 +65,7 @@ def test_plans_are_the_naive_batches(case):
         for number, (state, examples, negatives) in enumerate(expected):
             plan = planner.plan(begin + number)
             (rows,), arrays = plan.rows, plan.arrays
-            assert (plan.sequence, plan.examples) == (begin + number, len(examples))
+            assert (plan.batch_index, plan.examples) == (begin + number, len(examples))
             assert original(plan) == examples and rows[arrays["negatives"]].tolist() == negatives
             assert arrays["epoch"].tolist() == [epoch]
             assert 1 <= plan.examples <= settings.training.batch_size and len(rows) <= table.max_batch_rows
@@ -100,7 +100,7 @@ def test_plans_are_the_same_from_any_thread_in_any_order():
         thread.join()
     assert len(seen) == 4 * len(sequences)
     for plan in seen:
-        assert_same(plan, expected[plan.sequence])
+        assert_same(plan, expected[plan.batch_index])
 
 
 def test_edges_are_spread_evenly_over_the_batches_of_a_state():

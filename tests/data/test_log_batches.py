@@ -92,10 +92,10 @@ def example(name, user):
     return (user % 2, [user], (2, user, 0), text, [(0, each, 0) for each in bag(user)])
 
 
-def expected(name, shuffle, sequence):
+def expected(name, shuffle, batch_index):
     """The examples of a batch, by what a shuffle means."""
     batches = [-(-rows // BATCH) for rows in ROWS]
-    number, left = divmod(sequence, sum(batches))
+    number, left = divmod(batch_index, sum(batches))
     file = int(left >= batches[0])
     first = (left - file * batches[0]) * BATCH
     order = list(range(ROWS[file]))
@@ -132,8 +132,8 @@ def small_blocks(monkeypatch):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_batch_has_consecutive_examples_of_a_shuffled_stretch(logs, name, shuffle):
     planner, last = planner_of(name, logs[name], shuffle)
-    for sequence in range(last):
-        assert content(planner.plan(sequence)) == expected(name, shuffle, sequence)
+    for batch_index in range(last):
+        assert content(planner.plan(batch_index)) == expected(name, shuffle, batch_index)
     planner.close()
 
 
@@ -147,10 +147,10 @@ def test_shares_are_parts_of_the_batches_in_whatever_order_they_are_asked_for(
     shared = [copy.copy(planner) for _ in ranks]
     for rank, each in zip(ranks, shared, strict=True):
         each.share = RankSlice(rank, count, dispatched)
-    for sequence in data.draw(st.lists(st.integers(0, last - 1), max_size=12)):
-        whole = expected(name, shuffle, sequence)
+    for batch_index in data.draw(st.lists(st.integers(0, last - 1), max_size=12)):
+        whole = expected(name, shuffle, batch_index)
         for rank, each in zip(ranks, shared, strict=True):
-            plan = each.plan(sequence)
+            plan = each.plan(batch_index)
             first, end, part = RankSlice(rank, count).of_batch(len(whole))
             assert content(plan) == whole[first:end] and plan.arrays["share"].tolist() == [part]
     planner.close()
@@ -183,7 +183,7 @@ def counts(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("dealt", [False, True])
+@pytest.mark.parametrize("dispatched", [False, True])
 @pytest.mark.parametrize("shuffle", [0, 90, 1000])
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_more_is_parsed_and_converted_than_the_share(logs, name, shuffle, dispatched, counts):
@@ -191,7 +191,7 @@ def test_no_more_is_parsed_and_converted_than_the_share(logs, name, shuffle, dis
         counts.clear()
         planner, last = planner_of(name, logs[name], shuffle)
         planner.share = share
-        examples = sum(planner.plan(sequence).examples for sequence in range(last // PASSES))
+        examples = sum(planner.plan(batch_index).examples for batch_index in range(last // PASSES))
         planner.close()
         assert counts["rows"] == examples
         return counts["bytes"]
@@ -206,9 +206,9 @@ def test_no_more_is_parsed_and_converted_than_the_share(logs, name, shuffle, dis
 def test_of_batches_that_a_trainer_is_dealt_no_other_is_parsed(logs, counts):
     planner, last = planner_of("log.csv", logs["log.csv"], 0)
     examples = 0
-    for sequence in range(0, last // PASSES, 3):
-        planner.share = RankSlice(sequence % 4, 4, dispatched=True)
-        examples += planner.plan(sequence).examples
+    for batch_index in range(0, last // PASSES, 3):
+        planner.share = RankSlice(batch_index % 4, 4, dispatched=True)
+        examples += planner.plan(batch_index).examples
     planner.close()
     assert counts["rows"] == examples < sum(ROWS) / 10
 

@@ -194,9 +194,9 @@ def test_labels_are_0_or_1(value, said):
 
 
 def test_types_that_are_no_keys_are_refused():
-    bag, sequence = BagConfig(name="c", kind="hex"), SequenceConfig(name="c")
-    assert key_type(pa.string(), bag) == "integer" and key_type(pa.int8(), sequence) == "integer"
-    for kind, feature in ((pa.float32(), sequence), (pa.binary(), sequence), (pa.int64(), bag)):
+    bag, batch_index = BagConfig(name="c", kind="hex"), SequenceConfig(name="c")
+    assert key_type(pa.string(), bag) == "integer" and key_type(pa.int8(), batch_index) == "integer"
+    for kind, feature in ((pa.float32(), batch_index), (pa.binary(), batch_index), (pa.int64(), bag)):
         with pytest.raises(InputError, match="column 'c' holds"):
             key_type(kind, feature)
 

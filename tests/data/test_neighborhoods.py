@@ -48,10 +48,10 @@ def test_the_edges_of_a_batch_are_hidden_from_it(world, reciprocal):
     planner = EdgePlanner(
         edges, NODES, RELATIONS, config(f"model.reciprocal={reciprocal}".lower()), None, Neighborhoods(spy, True)
     )
-    for sequence in range(2 * planner.batches_per_epoch):
-        plan = planner.plan(sequence)
+    for batch_index in range(2 * planner.batches_per_epoch):
+        plan = planner.plan(batch_index)
         seeds, epoch, batch, hidden, blocks = spy.seen.pop()
-        assert (epoch, batch) == divmod(sequence, planner.batches_per_epoch)
+        assert (epoch, batch) == divmod(batch_index, planner.batches_per_epoch)
         found = np.stack([seeds[plan.arrays["heads"]], seeds[plan.arrays["tails"]]], 1)
         wanted = edges[hidden][:, [0, 2]]
         backward = plan.arrays["relation_rows"][plan.arrays["relations"]] >= RELATIONS
@@ -135,8 +135,8 @@ def test_an_epoch_has_every_labelled_node_once(tmp_path_factory, count, batch_si
     planner = NodePlanner(nodes, classes, NODES, batch_size, 0, Neighborhoods(spy, True))
     assert list(planner.epoch_ends(2)) == [planner.batches_per_epoch, 2 * planner.batches_per_epoch]
     begin, seen = epoch * planner.batches_per_epoch, []
-    for sequence in range(begin, begin + planner.batches_per_epoch):
-        plan = planner.plan(sequence)
+    for batch_index in range(begin, begin + planner.batches_per_epoch):
+        plan = planner.plan(batch_index)
         seeds = spy.seen[-1][0]
         assert np.array_equal(plan.arrays["labels"], (seeds - 7) % 4) and plan.examples == len(seeds) <= batch_size
         assert plan.arrays["epoch"].tolist() == [epoch] and len(plan.rows[0]) <= planner.tables[0].max_batch_rows

@@ -41,11 +41,11 @@ def planner(edges, most):
 
 def test_batches_of_a_large_file_take_little_memory_and_are_the_same(edges):
     free = planner(edges, None)
-    expected = [free.plan(sequence) for sequence in range(20)]
+    expected = [free.plan(batch_index) for batch_index in range(20)]
     assert resident_bytes(edges.filename) > 40 * MIB
     bound = planner(edges, 8 * MIB)
     for plan in expected:
-        found = bound.plan(plan.sequence)
+        found = bound.plan(plan.batch_index)
         np.testing.assert_array_equal(found.rows[0], plan.rows[0])
         np.testing.assert_array_equal(found.arrays["negatives"], plan.arrays["negatives"])
         assert resident_bytes(edges.filename) <= 16 * MIB

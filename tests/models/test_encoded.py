@@ -119,9 +119,7 @@ def test_a_batch_with_the_means_of_its_features_takes_the_same_step(layers):
 
 def test_a_step_works_on_its_lanes_and_in_the_same_memory(monkeypatch):
     real, runs = ThreadPool.run, []
-    monkeypatch.setattr(
-        ThreadPool, "run", lambda pool, tasks: runs.append(len(tasks)) or real(pool, tasks)
-    )
+    monkeypatch.setattr(ThreadPool, "run", lambda pool, tasks: runs.append(len(tasks)) or real(pool, tasks))
     config = configure(LAYERS["gcn, two layers"], INPUTS["rows"])
     step, (rows, arrays) = make(config), draw(config)
     step.head.compute([np.zeros((NODES, WIDTH), np.float32)], arrays, 0)
@@ -227,7 +225,7 @@ def test_classes_are_told_by_cross_entropy():
     head.close()
 
 
-@pytest.mark.parametrize("device, lanes", [("cpu", 3), ("cuda", 1)])
+@pytest.mark.parametrize("device, thread_pool", [("cpu", 3), ("cuda", 1)])
 def test_heads_have_lanes_on_a_cpu_alone(device, thread_pool):
     config, before = configure(LAYERS["sage"], INPUTS["rows"], "model.decoder=dot"), threading.active_count()
     mine = threading.get_ident()

@@ -133,38 +133,38 @@ class Trainer:
         assert node == 0 and self.asking and not self.through
         self.asking, self.through = False, message.final
         if not message.final:
-            self.reserved.append(message.sequence)
-            self.dispatched.append(message.sequence)
+            self.reserved.append(message.batch_index)
+            self.dispatched.append(message.batch_index)
 
     def take_token(self, node, message, rest):
-        assert node == 0 and self.entering == message.sequence
-        self.entering, self.inside[message.sequence] = None, Inside(message.step)
+        assert node == 0 and self.entering == message.batch_index
+        self.entering, self.inside[message.batch_index] = None, Inside(message.step)
         self.tokens.append(message.step)
         for each in range(self.world.shards):
-            self.world.send(self.rank, each, self.world.pull(message.sequence, each))
+            self.world.send(self.rank, each, self.world.pull(message.batch_index, each))
 
     def take_rows(self, node, message, rest):
         found, world = [], self.world
         for table in range(world.tables):
-            count = world.rows_of(message.sequence, node, table).size
+            count = world.rows_of(message.batch_index, node, table).size
             found.append(array(rest[table], np.float32, count, DIMENSION).copy())
         if world.dense:
             found.append(array(rest[-1], np.float32, -1).copy())
         assert len(rest) == len(found)
-        self.inside[message.sequence].values[node] = found
+        self.inside[message.batch_index].values[node] = found
 
     def take_applied(self, node, message, rest):
-        acks = self.acks[message.sequence]
+        acks = self.acks[message.batch_index]
         assert node not in acks
         acks[node] = message.step
         if len(acks) == self.world.shards:
-            del self.acks[message.sequence]
+            del self.acks[message.batch_index]
             steps = np.array([acks[each] for each in range(len(acks))])
-            self.world.send(self.rank, 0, Message(Kind.DONE, message.sequence, [steps, np.zeros(1)]))
+            self.world.send(self.rank, 0, Message(Kind.DONE, message.batch_index, [steps, np.zeros(1)]))
 
     def take_finished(self, node, message, rest):
         assert node == 0 and self.through and not (self.reserved or self.entering or self.inside or self.acks)
-        self.finished.append(message.sequence)
+        self.finished.append(message.batch_index)
 
 
 class World:
@@ -259,19 +259,26 @@ class World:
 
     def pushed(self, node, message, rest, out):
         oracle = self.oracles[node]
-        counts = [self.rows_of(message.sequence, node, table).size for table in range(self.tables)]
+        counts = [self.rows_of(message.batch_index, node, table).size for table in range(self.tables)]
         parts = [
             array(frame, np.float32, count, DIMENSION) for frame, count in zip(rest[: self.tables], counts, strict=True)
         ]
         dense = array(rest[-1], np.float32, -1)[:-1] if self.dense else np.zeros(0, np.float32)
-        oracle.push(message.sequence, message.step, message.share, parts, dense)
+        oracle.push(message.batch_index, message.step, message.share, parts, dense)
         ((_, applied),) = out
-        assert (applied.kind, applied.sequence, applied.step) == (Kind.APPLIED, message.sequence, oracle.buffer.step)
+        assert (applied.kind, applied.batch_index, applied.step) == (
+            Kind.APPLIED,
+            message.batch_index,
+            oracle.buffer.step,
+        )
         self.compare(node)
 
     def pulled(self, node, message, out):
         ((_, found),) = out
-        oracle, rows = self.oracles[node], [self.rows_of(message.sequence, node, each) for each in range(self.tables)]
+        oracle, rows = (
+            self.oracles[node],
+            [self.rows_of(message.batch_index, node, each) for each in range(self.tables)],
+        )
         expected = [values[mine] for values, mine in zip(oracle.rows, rows, strict=True)]
         expected += [oracle.dense] * self.dense
         assert found.final and len(found.arrays) == len(expected)
@@ -304,5 +311,5 @@ class World:
 
     def state_of(self, node):
         ((_, message),) = self.nodes[node].handle(0, Message(Kind.DENSE, 5).frames())
-        assert (message.kind, message.sequence) == (Kind.FOUND, 5)
+        assert (message.kind, message.batch_index) == (Kind.FOUND, 5)
         return message.arrays[0]

@@ -28,15 +28,15 @@ class Delays:
         self._seed, self._rank, self._size = seed, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._never = threading.Event()
 
-    def __call__(self, sequence, *what):
-        slow = random.Random(f"{self._seed}/{sequence // 10}").randrange(self._size) == self._rank
-        chance = random.Random(f"{self._seed}/{self._rank}/{sequence}/{what}")
+    def __call__(self, batch_index, *what):
+        slow = random.Random(f"{self._seed}/{batch_index // 10}").randrange(self._size) == self._rank
+        chance = random.Random(f"{self._seed}/{self._rank}/{batch_index}/{what}")
         if chance.random() < (0.6 if slow else 0.1):
             self._never.wait(chance.choice(PAUSES))
 
     def of(self, frames, *what):
         message, _ = parse(frames)
-        self(message.sequence, message.kind, *what)
+        self(message.batch_index, message.kind, *what)
 
 
 def delay(delays):
@@ -64,7 +64,7 @@ def delay(delays):
 
     def make(real, pipeline, *arguments):
         real(pipeline, *arguments)
-        pipeline.probe = lambda stage, sequence: delays(sequence, stage)
+        pipeline.probe = lambda stage, batch_index: delays(batch_index, stage)
 
     for kind in (InProcessClient, ZmqClient):
         slowly(kind, "send", send)
@@ -93,7 +93,7 @@ def pull_again(rank, batch):
     def send(line, frames):
         real(line, frames)
         message, _ = parse(frames)
-        if (message.kind, message.sequence) == (Kind.PULL, batch) and int(os.environ["RANK"]) == rank:
+        if (message.kind, message.batch_index) == (Kind.PULL, batch) and int(os.environ["RANK"]) == rank:
             real(line, frames)
 
     ZmqClient.send = send

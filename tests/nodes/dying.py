@@ -36,7 +36,7 @@ class Dying:
         if self.left < 0 and message.kind in (Kind.PUSH, Kind.DONE):
             if message.kind == Kind.PUSH and not node:
                 send(rows, node, message)
-            rows._wait(lambda: message.kind == Kind.DONE or rows._taken[message.sequence])
+            rows._wait(lambda: message.kind == Kind.DONE or rows._taken[message.batch_index])
             if self.moment == (1 if message.kind == Kind.PUSH else 2):
                 os.kill(os.getpid(), signal.SIGKILL)
             if not node and message.kind == Kind.PUSH:

@@ -54,9 +54,9 @@ def test_bytes_and_synchronisations_are_counted():
     def work(group):
         sync = AllReduce(group)
         sync.attach([torch.zeros(30)])
-        for sequence in range(4):
+        for batch_index in range(4):
             sync.reduce([torch.ones(30)], 1 / 3)
-            sync.updated(sequence)
+            sync.updated(batch_index)
         mine = sync.metrics()
         sync.finish()
         return mine, sync.metrics()

@@ -75,7 +75,7 @@ def test_one_node_that_has_all_parts_of_every_batch_is_lockstep(configs, tmp_pat
     """Served slices of relations among them, and negatives of the whole batch. Nothing is stale, and nothing by chance:
     from a checkpoint it goes on to the same bits."""
     run("train", configs / f"{task}.yaml", "--local-nodes", 2, "--out", tmp_path / "two", "--set", SMOOTH)
-    dispatched = trained(task, 1, "nodes.modes.parts=2")
+    dispatched = trained(task, 1, "nodes.mode_options.parts=2")
     assert RunFolder.open(dispatched).summary()["dealt.rows_staleness_max"] == 0
     assert furthest(tmp_path / "two", dispatched) < 1e-5
     path = tmp_path / "again"
@@ -87,7 +87,7 @@ def test_one_node_that_has_all_parts_of_every_batch_is_lockstep(configs, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_three_nodes_train_in_every_mode(configs, tmp_path, mode):
-    path, modes = tmp_path / "run", "nodes.modes={window: 2, parts: 2, gradients: 3, ahead: 1}"
+    path, modes = tmp_path / "run", "nodes.mode_options={window: 2, parts: 2, gradients: 3, ahead: 1}"
     workers = "pipeline.workers={read: 2, write: 2}"
     run("train", configs / "clicks.yaml", "--local-nodes", 3, "--out", path, *in_mode(mode, modes, workers))
     summary, loss = check_lines(path)
@@ -140,9 +140,12 @@ def test_other_agreements_are_for_lockstep(configs, tmp_path, command, kind):
 
 
 BAD = {
-    "nobody is waited for": ({"mode": "hop-bw", "modes": {"backups": 2}}, "nodes.modes.backups"),
-    "nobody is waited for later": ({"switch": [{"at": 9, "mode": "hop-bw"}], "modes": {"backups": 2}}, "backups"),
-    "more parts than examples": ({"mode": "gba", "modes": {"parts": 65}}, "nodes.modes.parts"),
+    "nobody is waited for": ({"mode": "hop-bw", "mode_options": {"backups": 2}}, "nodes.mode_options.backups"),
+    "nobody is waited for later": (
+        {"switch": [{"at": 9, "mode": "hop-bw"}], "mode_options": {"backups": 2}},
+        "backups",
+    ),
+    "more parts than examples": ({"mode": "gba", "mode_options": {"parts": 65}}, "nodes.mode_options.parts"),
 }
 
 
@@ -164,7 +167,7 @@ def test_batches_that_are_dealt_are_computed_in_order(configs):
 
 @pytest.mark.slow
 def test_what_is_refused_leaves_nothing_behind(configs, tmp_path):
-    settings = in_mode("hop-bw", "nodes.modes.backups=2")
+    settings = in_mode("hop-bw", "nodes.mode_options.backups=2")
     text = run("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", tmp_path / "run", *settings, code=2)
-    assert "nodes.modes.backups" in text and "Traceback" not in text
+    assert "nodes.mode_options.backups" in text and "Traceback" not in text
     assert not (tmp_path / "run").exists()

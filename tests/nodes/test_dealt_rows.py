@@ -28,7 +28,7 @@ class Line:
 
     def said(self):
         message, _ = self._sent.get(timeout=PATIENCE)
-        return message.kind, message.sequence
+        return message.kind, message.batch_index
 
     def silent(self):
         return self._sent.empty()
@@ -94,10 +94,10 @@ def test_no_more_batches_than_the_window_has_are_between_pull_and_push(make_rows
     (first, _), (second_said, _) = sorted(
         (line._sent.get(timeout=PATIENCE) for _ in range(2)), key=lambda one: one[0].kind
     )
-    assert (first.kind, first.sequence, first.step) == (Kind.PUSH, 23, 4), "with the token that it was given"
-    assert (second_said.kind, second_said.sequence) == (Kind.ENTER, 27), "it waits for no acknowledgement"
+    assert (first.kind, first.batch_index, first.step) == (Kind.PUSH, 23, 4), "with the token that it was given"
+    assert (second_said.kind, second_said.batch_index) == (Kind.ENTER, 27), "it waits for no acknowledgement"
     pushed, _ = other._sent.get(timeout=PATIENCE)
-    assert (pushed.kind, pushed.sequence, pushed.step, pushed.share) == (Kind.PUSH, 23, 4, 0.5)
+    assert (pushed.kind, pushed.batch_index, pushed.step, pushed.share) == (Kind.PUSH, 23, 4, 0.5)
     rows.take(0, Message(Kind.APPLIED, 23, step=3), [])
     rows.take(1, Message(Kind.APPLIED, 23, step=4), [])
     assert line.said() == (Kind.DONE, 23) and joined(*writing) is None
@@ -149,6 +149,6 @@ def test_each_node_is_pushed_its_slice_of_the_dense_gradient_and_the_factor(make
     for node, line in enumerate(lines):
         message, (part,) = line._sent.get(timeout=PATIENCE)
         found.append(np.frombuffer(part, np.float32).tolist())
-        rows.take(node, Message(Kind.APPLIED, message.sequence, step=4), [])
+        rows.take(node, Message(Kind.APPLIED, message.batch_index, step=4), [])
     assert joined(*writing) is None
     assert found == [[8, 16, 0.25], [24, 0.25]]

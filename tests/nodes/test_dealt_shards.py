@@ -120,15 +120,15 @@ class Said:
         message, _ = parse(frames)
         kinds = {Kind.PULL: self.pulled, Kind.PUSH: self.pushed}
         if message.kind in kinds:
-            kinds[message.kind].add((rank, node, message.sequence))
+            kinds[message.kind].add((rank, node, message.batch_index))
         if message.kind == Kind.ENTER:
-            self.entered.add((rank, message.sequence))
+            self.entered.add((rank, message.batch_index))
         if message.kind == Kind.DONE:
-            del self.out[message.sequence]
+            del self.out[message.batch_index]
         for peer, reply in replies:
             if reply.kind == Kind.TOKEN:
-                self.entered.discard((peer, reply.sequence))
-                self.out[reply.sequence] = peer
+                self.entered.discard((peer, reply.batch_index))
+                self.out[reply.batch_index] = peer
             if reply.kind == Kind.DISPATCH and reply.final:
                 self.through.add(peer)
 
@@ -248,7 +248,7 @@ def test_who_waits_for_others_hears_that_nothing_more_is_dealt(kind):
         World(mode, 2, 0, 20, 1, 1, 3, seed, stops_after=20 + 10 * seed, window=2).run()
 
 
-def desk_with_guest(batches):
+def desk_with_elastic_worker(batches):
     """A desk of one trainer, rank 0, whose process has the shard; rank 1 is a guest."""
     return DispatchServer(Coordinator(Dispatcher(make_mode("gba", 1, 1, 1), 0, batches), 1), [0], 1, 1)
 
@@ -257,16 +257,16 @@ def ask(desk, rank):
     """A trainer asks, pulls and pushes one batch; what was said then."""
     (_, dispatch), *rest = desk.handle(rank, Message(Kind.RESERVE, 0), [])
     if not dispatch.final:
-        desk.handle(rank, Message(Kind.ENTER, dispatch.sequence, step=7), [])
-        desk.handle(rank, Message(Kind.DONE, dispatch.sequence), [np.zeros(1, np.int64), np.zeros(1)])
+        desk.handle(rank, Message(Kind.ENTER, dispatch.batch_index, step=7), [])
+        desk.handle(rank, Message(Kind.DONE, dispatch.batch_index), [np.zeros(1, np.int64), np.zeros(1)])
     return [(dispatch.kind, dispatch.final), *((to, message.kind) for to, message in rest)]
 
 
 def test_guests_wait_until_a_trainer_asks_and_after_the_last_batch():
-    desk = desk_with_guest(2)
+    desk = desk_with_elastic_worker(2)
     assert desk.handle(1, Message(Kind.RESERVE, 0), []) == [] and desk.waiting_workers == [1]
     told = desk.handle(0, Message(Kind.RESERVE, 0), [])
-    assert [(to, message.kind, message.sequence) for to, message in told] == [
+    assert [(to, message.kind, message.batch_index) for to, message in told] == [
         (0, Kind.DISPATCH, 0),
         (1, Kind.DISPATCH, 1),
     ]
@@ -276,7 +276,7 @@ def test_guests_wait_until_a_trainer_asks_and_after_the_last_batch():
 
 def test_a_guest_that_leaves_when_all_is_done_troubles_nobody():
     """Its roll call would reach the desk of the next stretch, and all would be told again that this one is finished."""
-    desk = desk_with_guest(2)
+    desk = desk_with_elastic_worker(2)
     assert ask(desk, 0) == ask(desk, 1) == [(Kind.DISPATCH, False)]
     assert ask(desk, 1) == [(Kind.DISPATCH, True), (1, Kind.FINISHED)]
     assert ask(desk, 0) == [(Kind.DISPATCH, True), (0, Kind.FINISHED)]
@@ -284,11 +284,11 @@ def test_a_guest_that_leaves_when_all_is_done_troubles_nobody():
 
 
 def test_a_guest_that_leaves_before_is_missed_once_and_all_finish_then():
-    desk = desk_with_guest(2)
+    desk = desk_with_elastic_worker(2)
     ask(desk, 0), desk.handle(1, Message(Kind.RESERVE, 0), [])
     assert ask(desk, 0) == [(Kind.DISPATCH, True)]
     ((to, call),) = desk.gone(1)
-    assert (to, call.kind, call.sequence) == (0, Kind.REFUSE, 1) and not call.arrays[0].size
+    assert (to, call.kind, call.batch_index) == (0, Kind.REFUSE, 1) and not call.arrays[0].size
     with pytest.raises(Malformed, match="for whom nobody asked"):
         desk.handle(0, Message(Kind.ANSWER, 5), [])
     with pytest.raises(Malformed, match="which it does not have"):
@@ -298,13 +298,13 @@ def test_a_guest_that_leaves_before_is_missed_once_and_all_finish_then():
 
 
 def test_of_the_dead_a_batch_that_every_shard_has_is_counted_and_no_other_is():
-    desk = desk_with_guest(4)
+    desk = desk_with_elastic_worker(4)
     ask(desk, 0)
     for settled, reserved in ((True, 1), (False, 2)):
         dispatches = [desk.handle(1, Message(Kind.RESERVE, 0), [])[0][1] for _ in range(reserved)]
-        desk.handle(1, Message(Kind.ENTER, dispatches[0].sequence, step=5), [])
+        desk.handle(1, Message(Kind.ENTER, dispatches[0].batch_index, step=5), [])
         ((_, call),) = desk.gone(1)
-        desk.handle(0, Message(Kind.ANSWER, call.sequence), [np.array([settled])])
+        desk.handle(0, Message(Kind.ANSWER, call.batch_index), [np.array([settled])])
         assert desk.metrics()["examples"] == 7 + 5
     assert desk.metrics()["batches_lost"] == 2 and not desk._out
 
@@ -314,9 +314,9 @@ def test_nothing_is_finished_before_every_shard_has_filled_its_places():
     desk = DispatchServer(Coordinator(Dispatcher(make_mode("gba", 2, 2, 1), 0, 2), 2), [0, 1], 2, 2)
     for rank, steps in ((0, [0, 0]), (2, None)):
         (_, dispatch), *_ = desk.handle(rank, Message(Kind.RESERVE, 0), [])
-        desk.handle(rank, Message(Kind.ENTER, dispatch.sequence), [])
+        desk.handle(rank, Message(Kind.ENTER, dispatch.batch_index), [])
         if steps:
-            desk.handle(rank, Message(Kind.DONE, dispatch.sequence), [np.array(steps), np.zeros(1)])
+            desk.handle(rank, Message(Kind.DONE, dispatch.batch_index), [np.array(steps), np.zeros(1)])
     for rank in (0, 1):
         assert [message.kind for _, message in desk.handle(rank, Message(Kind.RESERVE, 0), [])] == [Kind.DISPATCH]
     assert [(to, message.kind) for to, message in desk.gone(2)] == [(0, Kind.REFUSE), (1, Kind.REFUSE)]

@@ -154,7 +154,7 @@ def test_one_trainer_that_has_all_parts_of_every_batch_is_lockstep(train, tree, 
     training = tree["training"] | {"epochs": 2}
     training |= {name: training[name] | {"decay": 0.5} for name in ("optimizer", "dense_optimizer")}
     lockstep = train(parts, training=training)
-    dispatched = train(1, training=training, nodes={"mode": "gba", "modes": {"parts": parts}})
+    dispatched = train(1, training=training, nodes={"mode": "gba", "mode_options": {"parts": parts}})
     assert dispatched.reached == [2 * BATCHES] == [200]
     assert (
         dispatched.counts["tokens"] == dispatched.counts["dense.gradients"] == len(dispatched.results[0]) == parts * 200
@@ -177,7 +177,7 @@ THREADS = {"mode": "oac", "workers": {"read": 3, "write": 2}}
 )
 def test_every_batch_is_trained_in_every_mode(train, mode, window, pipeline):
     modes = {"window": window, "parts": 3, "gradients": 5, "ahead": 1}
-    outcome = train(2, pipeline=pipeline, nodes={"mode": mode, "modes": modes})
+    outcome = train(2, pipeline=pipeline, nodes={"mode": mode, "mode_options": modes})
     check(outcome)
     assert outcome.reached == [BATCHES] and outcome.counts["tokens"] == 3 * BATCHES
     (rows,) = outcome.rows.values()
@@ -188,11 +188,11 @@ def test_every_batch_is_trained_in_every_mode(train, mode, window, pipeline):
 def test_modes_follow_each_other_at_global_batches(train, tree):
     """gba, sync, gba with one trainer that has both parts: where it switches changes nothing."""
     switch = [{"at": 30, "mode": "sync"}, {"at": 61, "mode": "gba"}, {"at": 90, "mode": "async"}]
-    outcome = train(2, nodes={"mode": "gba", "switch": switch, "modes": {"parts": 3}})
+    outcome = train(2, nodes={"mode": "gba", "switch": switch, "mode_options": {"parts": 3}})
     check(outcome)
     assert outcome.reached == [30, 61, 90, BATCHES]
     assert outcome.counts["tokens"] == 3 * (30 + 29 + 10)
-    mixed = train(1, nodes={"mode": "gba", "switch": switch[:2], "modes": {"parts": 1}})
+    mixed = train(1, nodes={"mode": "gba", "switch": switch[:2], "mode_options": {"parts": 1}})
     whole = train(1)
     assert mixed.reached == [30, 61, BATCHES] and apart(mixed, whole) < 1e-5
 
@@ -203,13 +203,13 @@ def test_an_error_of_a_trainer_ends_all_whatever_they_wait_for(train, stage, mod
     """Tokens, rows, acknowledgements, the end: nobody waits for ever for one who is gone."""
     seen = []
 
-    def probe(who, where, sequence):
+    def probe(who, where, batch_index):
         seen.append(who)
-        if (who, where) == (rank, stage) and sequence >= 7:
+        if (who, where) == (rank, stage) and batch_index >= 7:
             raise ZeroDivisionError("a defect")
 
     with pytest.raises(ZeroDivisionError, match="a defect"):
-        train(3, probe=probe, nodes={"mode": mode, "modes": {"ahead": 0, "backups": 0}})
+        train(3, probe=probe, nodes={"mode": mode, "mode_options": {"ahead": 0, "backups": 0}})
     assert set(seen) == {0, 1, 2}
 
 
@@ -238,10 +238,10 @@ def test_who_wants_to_stop_stops_all_at_one_global_batch(train, mode):
     """The second trainer alone is asked, and must say so where it waits for others, too."""
 
     def at_batch(rank, session, result):
-        if rank == 1 and result.sequence == 10:
+        if rank == 1 and result.batch_index == 10:
             session.pipeline.request_stop()
 
-    outcome = train(3, at_batch=at_batch, nodes={"mode": mode, "modes": {"ahead": 0}})
+    outcome = train(3, at_batch=at_batch, nodes={"mode": mode, "mode_options": {"ahead": 0}})
     (reached,) = outcome.reached
     assert 3 < reached < BATCHES
     assert outcome.examples() == reached * BATCH and outcome.counts["tokens"] == 3 * reached
@@ -257,5 +257,5 @@ def test_a_loss_that_is_no_number_is_told_with_its_global_batch(train, monkeypat
 
     monkeypatch.setattr(step.CtrStep, "compute", diverging)
     with pytest.raises(DivergedError) as raised:
-        train(1, nodes={"mode": "gba", "modes": {"parts": 3}})
-    assert raised.value.sequence in (40, 41)  # as far as batches were dealt
+        train(1, nodes={"mode": "gba", "mode_options": {"parts": 3}})
+    assert raised.value.batch_index in (40, 41)  # as far as batches were dealt

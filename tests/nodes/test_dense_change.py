@@ -33,9 +33,9 @@ from tests.nodes.worlds import together
 KINDS = {
     "allreduce": {},
     "kstep": {"k": 4, "warm_up": 0},
-    "easgd": {"background": False, "gap": 3},
-    "ma": {"background": False, "gap": 3},
-    "bmuf": {"background": False, "gap": 3},
+    "easgd": {"background": False, "sync_every": 3},
+    "ma": {"background": False, "sync_every": 3},
+    "bmuf": {"background": False, "sync_every": 3},
 }
 BETAS = (0.9, 0.99)
 
@@ -161,7 +161,7 @@ class World:
                 node.after_batches(ended=False)
                 node.peers.wait()
                 state, arrays = session.step.dense_state(), node.state_arrays()
-                checkpoint = SimpleNamespace(dense=lambda: state, arrays=lambda: arrays, sequence=last)
+                checkpoint = SimpleNamespace(dense=lambda: state, arrays=lambda: arrays, batch_index=last)
                 found = begun, checkpoint, node.dense.metrics()
                 node.peers.wait()
             return found

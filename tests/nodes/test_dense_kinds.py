@@ -43,7 +43,7 @@ def test_k_step_has_its_numbers():
 def test_bmuf_has_its_numbers():
     """One trainer in the foreground moves from 0 by 1 before each synchronisation."""
     parameter = torch.zeros(1)
-    sync = make(kind="bmuf", alpha=1.0, gap=1, background=False, eta=0.5, momentum=0.5, nesterov=True)
+    sync = make(kind="bmuf", alpha=1.0, sync_every=1, background=False, eta=0.5, momentum=0.5, nesterov=True)
     sync.attach([parameter])
     sync.start()
     parameter += 1

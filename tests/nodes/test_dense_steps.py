@@ -48,8 +48,8 @@ class Told:
         self.calls.append(("reduce", share, sum(float(each.abs().sum()) for each in gradients) > 0))
         return self.moves
 
-    def updated(self, sequence):
-        self.calls.append(("updated", sequence))
+    def updated(self, batch_index):
+        self.calls.append(("updated", batch_index))
 
 
 class Own(torch.optim.SGD):

@@ -26,7 +26,7 @@ from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.tasks.link_prediction.sharded import GraphNodes
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training.detached import outside
-from marius_oac.training.elastic import _Guest, join
+from marius_oac.training.elastic import _ElasticWorker, attach
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 from tests.ports import free_ports
 
@@ -80,32 +80,32 @@ def run_of_two(tmp_path):
     meeting, *ports = free_ports(3)
     nodes = [{"name": n, "address": "127.0.0.1", "port": p, "cores": 1} for n, p in zip("ab", ports, strict=True)]
     path = tmp_path / "nodes.yaml"
-    path.write_text(yaml.safe_dump({"guests": 3, "port": meeting, "timeout": 20, "nodes": nodes}))
+    path.write_text(yaml.safe_dump({"elastic_workers": 3, "port": meeting, "timeout": 20, "nodes": nodes}))
     with ExitStack() as stack:
 
         def start(*command):
             return [Command(stack, secret, *command, "--nodes", path, "--node", node) for node in "ab"]
 
-        yield tmp_path, start, lambda: Command(stack, secret, "join", path, "--set", "threads=1")
+        yield tmp_path, start, lambda: Command(stack, secret, "attach", path, "--set", "threads=1")
 
 
 @pytest.mark.slow
 def test_guests_come_and_die_and_come_back_and_the_run_never_stops(run_of_two):
     folder, start, join = run_of_two
-    guests = [join(), join()]
+    elastic_workers = [join(), join()]
     nodes = start("train", folder / "config.yaml", "--out", folder / "run")
-    for guest in guests:
-        guest.wait_for("batches")
-    guests[0].process.kill()
-    guests += [join(), join()]
-    for guest in guests[2:]:
-        guest.wait_for("joined the run")
-    guests[1].process.send_signal(signal.SIGINT)
-    assert "trained" in guests[1].end()
+    for elastic_worker in elastic_workers:
+        elastic_worker.wait_for("batches")
+    elastic_workers[0].process.kill()
+    elastic_workers += [join(), join()]
+    for elastic_worker in elastic_workers[2:]:
+        elastic_worker.wait_for("joined the run")
+    elastic_workers[1].process.send_signal(signal.SIGINT)
+    assert "trained" in elastic_workers[1].end()
     for node in nodes:
         node.end()
-    for guest in guests[2:]:
-        assert "trained" in guest.end()
+    for elastic_worker in elastic_workers[2:]:
+        assert "trained" in elastic_worker.end()
     summary = RunFolder.open(folder / "run").summary()
     parts = 2 * summary["training.batches"]
     assert summary["training.batches"] == 3 * EXAMPLES // BATCH
@@ -118,31 +118,31 @@ def test_guests_come_and_die_and_come_back_and_the_run_never_stops(run_of_two):
 @pytest.mark.slow
 def test_guests_wait_for_a_run_that_lost_a_shard_and_go_on(run_of_two):
     folder, start, join = run_of_two
-    guest, nodes = join(), start("train", folder / "config.yaml", "--out", folder / "run")
-    guest.wait_for("batches")
+    elastic_worker, nodes = attach(), start("train", folder / "config.yaml", "--out", folder / "run")
+    elastic_worker.wait_for("batches")
     nodes[0].wait_for("epoch 1, batch")
     nodes[1].process.kill()
     assert "node b" in nodes[0].end(code=1)
-    guest.wait_for("waiting for the run to go on")
+    elastic_worker.wait_for("waiting for the run to go on")
     nodes = start("resume", folder / "run")
-    guest.wait_for("joined the run")
+    elastic_worker.wait_for("joined the run")
     for node in nodes:
         node.end()
-    assert "trained" in guest.end()
+    assert "trained" in elastic_worker.end()
     assert RunFolder.open(folder / "run").summary()["training.batches"] == 3 * EXAMPLES // BATCH
 
 
 def test_nobody_joins_where_none_may(tmp_path):
     path = tmp_path / "nodes.yaml"
     path.write_text("nodes: [{address: 127.0.0.1}]")
-    found = subprocess.run([sys.executable, "-m", "marius_oac", "join", path], capture_output=True, text=True)
-    assert found.returncode == 2 and found.stderr == "marius-oac: nodes.yaml: nobody may join: `guests` is 0\n"
+    found = subprocess.run([sys.executable, "-m", "marius_oac", "attach", path], capture_output=True, text=True)
+    assert found.returncode == 2 and found.stderr == "marius-oac: nodes.yaml: nobody may join: `elastic_workers` is 0\n"
 
 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("nodes.mode=sync", "--set nodes.mode: the run decides it; a guest may set threads, device, "),
+        ("nodes.mode=sync", "--set nodes.mode: the run decides it; an elastic worker may set threads, device, "),
         ("pipeline.in_flight=1", "--set pipeline.in_flight: the run decides it; "),
         ("pipeline={workers: {plan: 2}}", "--set pipeline: the run decides it; "),
         ("threadsx=1", "--set threadsx: the run decides it; "),
@@ -166,14 +166,14 @@ def told(graph):
 
 def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, told, one_node):
     cluster, path = one_node(told), str(graph.path)
-    with _Guest(cluster, ()).connected() as (_, _, run):
+    with _ElasticWorker(cluster, ()).connected() as (_, _, run):
         assert told.items() <= run.items()
-    config = _Guest(cluster, [f"data.path={path}"])._task(run).config
+    config = _ElasticWorker(cluster, [f"data.path={path}"])._task(run).config
     assert (config.threads, config.device, config.seed, config.data.path) == (0, "auto", 5, path)
-    config = _Guest(cluster, [f"data.path={path}", "threads=2", "device=cpu"])._task(run).config
+    config = _ElasticWorker(cluster, [f"data.path={path}", "threads=2", "device=cpu"])._task(run).config
     assert (config.threads, config.device) == (2, "cpu")
     with pytest.raises(InputError, match="the data here are not those of the run"):
-        _Guest(cluster, [f"data.path={path}"])._task(run | {"fingerprint": "another"})
+        _ElasticWorker(cluster, [f"data.path={path}"])._task(run | {"fingerprint": "another"})
 
 
 def test_a_guest_cuts_batches_as_the_runs_own_trainers_do(graph, told):
@@ -186,7 +186,7 @@ def test_a_guest_cuts_batches_as_the_runs_own_trainers_do(graph, told):
         speed_monitor,
         True,
     ) as (session, source):
-        assert source.dispatching.parts == 5 and source.dispatching.guest and session.task.trains
+        assert source.dispatching.parts == 5 and source.dispatching.elastic_worker and session.task.trains
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def one_node(monkeypatch):
         def start(told=None, address="127.0.0.1", **keys):
             (port,) = free_ports(1, address)
             node = {"name": "a", "address": address, "port": port}
-            cluster = ClusterConfig.model_validate({"guests": 2, "timeout": 5, "nodes": [node]} | keys)
+            cluster = ClusterConfig.model_validate({"elastic_workers": 2, "timeout": 5, "nodes": [node]} | keys)
             place = SimpleNamespace(cluster=cluster, rank=0, node=cluster.nodes[0], port=port)
             (group,) = ThreadGroup.members(1)
             tables = [NumberedTable(store(0), OPTIMIZER)]
@@ -217,9 +217,9 @@ def test_who_is_refused_does_not_wait(one_node, monkeypatch, encryption, other):
         monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
     else:
         cluster = cluster.model_copy(update={"restarts": 1})
-    monkeypatch.setattr(_Guest, "pause", lambda self: pytest.fail("it waits"))
+    monkeypatch.setattr(_ElasticWorker, "pause", lambda self: pytest.fail("it waits"))
     with pytest.raises(NodeRefused, match="node a: .* secret") as refused:
-        join(cluster)
+        attach(cluster)
     assert refused.value.exit_code == 2 and "\n" not in str(refused.value)
 
 
@@ -230,17 +230,17 @@ def joining(monkeypatch):
     def start(*attempts, overrides=()):
         left = iter(attempts)
 
-        def connected(guest):
-            error, guest.joined = next(left)
-            guest.known = guest.known or guest.joined
-            guest.batches += guest.joined
+        def connected(elastic_worker):
+            error, elastic_worker.joined = next(left)
+            elastic_worker.known = elastic_worker.known or elastic_worker.joined
+            elastic_worker.batches += elastic_worker.joined
             raise error
 
-        monkeypatch.setattr(_Guest, "connected", connected)
-        monkeypatch.setattr(_Guest, "pause", lambda self: None)
+        monkeypatch.setattr(_ElasticWorker, "connected", connected)
+        monkeypatch.setattr(_ElasticWorker, "pause", lambda self: None)
         monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
-        cluster = {"guests": 1, "nodes": [{"address": "127.0.0.1", "name": "a"}]}
-        return join(ClusterConfig.model_validate(cluster), overrides)
+        cluster = {"elastic_workers": 1, "nodes": [{"address": "127.0.0.1", "name": "a"}]}
+        return attach(ClusterConfig.model_validate(cluster), overrides)
 
     return start
 
@@ -248,7 +248,7 @@ def joining(monkeypatch):
 @pytest.mark.parametrize(("told", "said"), [({"version": "0.0.1"}, "0.0.1"), ({}, "older")])
 def test_a_guest_of_another_version_is_told_so(one_node, told, said):
     with pytest.raises(InputError) as refused:
-        join(one_node(told))
+        attach(one_node(told))
     assert str(refused.value) == f"node a: its marius_oac is {said}, this one is {__version__}"
 
 
@@ -273,14 +273,17 @@ def test_why_a_guest_waits_is_said_once(joining, capsys):
 
 def test_a_guest_takes_the_next_place_and_waits_where_there_is_none(one_node):
     cluster = one_node()
-    with _Guest(cluster, ()).connected() as first, _Guest(cluster, ()).connected() as second:
+    with _ElasticWorker(cluster, ()).connected() as first, _ElasticWorker(cluster, ()).connected() as second:
         assert (first[1], second[1]) == (1, 2)
-        with pytest.raises(NodeLost, match="node a: it has 2 guests already") as full, _Guest(cluster, ()).connected():
+        with (
+            pytest.raises(NodeLost, match="node a: it has 2 elastic workers already") as full,
+            _ElasticWorker(cluster, ()).connected(),
+        ):
             pass
         assert type(full.value) is NodeLost
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_guest_reaches_a_run_at_an_address_of_either_kind(one_node, address):
-    with _Guest(one_node(address=address), ()).connected() as (lines, rank, run):
+    with _ElasticWorker(one_node(address=address), ()).connected() as (lines, rank, run):
         assert (len(lines), rank, run["version"]) == (1, 1, __version__)

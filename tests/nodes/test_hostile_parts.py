@@ -34,7 +34,12 @@ def opened(tmp_path, monkeypatch):
             held = arrays[int(self.folder.parent.name[1:])]
             named = {key: value for key, value in held.items() if key.startswith("nodes.")}
             return SimpleNamespace(
-                path=held["path"], sequence=1, extra={}, files={}, arrays=lambda: named, array=lambda *_: held["rows"]
+                path=held["path"],
+                batch_index=1,
+                extra={},
+                files={},
+                arrays=lambda: named,
+                array=lambda *_: held["rows"],
             )
 
         monkeypatch.setattr(Checkpoints, "open", part_of)

@@ -10,7 +10,7 @@ from marius_oac.config.modes import LoadConfig, NodesConfig
 from marius_oac.errors import ConfigError
 from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor, profile_of, told
-from marius_oac.runs.task import Crew
+from marius_oac.runs.task import Peers
 
 
 class World:
@@ -144,11 +144,11 @@ def test_an_emulated_load_is_told(capsys):
         World(),
         SpeedMonitor(config({"trainers": [0], "factor": 2, "begin": 1, "end": 3, "period": 8}), 0, 1, 64),
     )
-    step = speed_monitor.watch(world, lambda: 0.0, world, Crew())
+    step = speed_monitor.watch(world, lambda: 0.0, world, Peers())
     said = "note: emulated load: trainer 0 takes 2 times as long, from 1 s to 3 s, again every 8 s\n"
     assert capsys.readouterr().err == said
     assert isinstance(step, TimedStep)
-    assert speed_monitor.summary(Crew()) == {"load.emulated_batches": 0, "load.emulated_seconds": 0.0}
+    assert speed_monitor.summary(Peers()) == {"load.emulated_batches": 0, "load.emulated_seconds": 0.0}
     told_of = told(LoadConfig(trainers=(0,), seconds=0.5))
     assert told_of == "trainer 0 takes 1 times as long (of 0.5 s at least), from 0 s on"
     assert told(LoadConfig(trainers=(0, 1), factor=1.5)) == "trainers 0, 1 take 1.5 times as long, from 0 s on"
@@ -156,5 +156,5 @@ def test_an_emulated_load_is_told(capsys):
 
 def test_without_a_load_the_step_is_left_alone(capsys):
     world, speed_monitor = World(), SpeedMonitor(config(), 0, 1, 64)
-    assert speed_monitor.watch(world, lambda: 0.0, world, Crew()) is world
-    assert speed_monitor.summary(Crew()) == {} and capsys.readouterr().err == ""
+    assert speed_monitor.watch(world, lambda: 0.0, world, Peers()) is world
+    assert speed_monitor.summary(Peers()) == {} and capsys.readouterr().err == ""

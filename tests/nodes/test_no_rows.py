@@ -27,7 +27,7 @@ def test_it_plans_nothing_and_stops_before_every_batch():
         rows.take(0, Message(Kind.PUSH, 7), [])
 
 
-@pytest.mark.parametrize("dealing", [False, True])
+@pytest.mark.parametrize("dispatching", [False, True])
 def test_its_end_is_that_of_what_was_dealt(dispatching):
     rows, source, called = make(dispatching)
     rows.end(7)

@@ -225,9 +225,9 @@ def save(run, names, weights, nodes, sequences, figures=(10, 1.5, 1.01)):
     for name in names:
         part = Checkpoints(run / "nodes" / layout_name(names, weights, nodes) / part_name(name) / "checkpoints")
         part.folder.mkdir(parents=True)
-        for sequence in sequences:
+        for batch_index in sequences:
             arrays = {PLACEMENT: nodes, PACKING: np.array(figures)}
-            part.save(sequence, [], {}, {}, len(sequences), arrays)
+            part.save(batch_index, [], {}, {}, len(sequences), arrays)
     return part.folder
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -258,7 +258,7 @@ def test_other_nodes_take_over_no_more_than_is_asked_for():
     loop = object.__new__(TrainingLoop)
     loop.schedule, loop.config = Schedule([10]), SimpleNamespace(training=SimpleNamespace(epochs=1))
     with pytest.raises(ConfigError, match="epochs"):
-        loop.take_over(SimpleNamespace(extra=asdict(Position(sequence=20)), sequence=20, path="checkpoint"))
+        loop.take_over(SimpleNamespace(extra=Position(batch_index=20).dump(), batch_index=20, path="checkpoint"))
 
 
 def test_rows_of_several_parts_are_compared_as_one():

@@ -156,7 +156,7 @@ def test_replicas_of_the_network_go_on_as_they_were(configs, tmp_path, dense):
     """A run that is resumed between two merges has the bits of one that was not interrupted."""
     how = {
         "kstep": "{kind: kstep, k: 7, warm_up: 20}",
-        "bmuf": "{kind: bmuf, background: false, gap: 7, momentum: 0.5}",
+        "bmuf": "{kind: bmuf, background: false, sync_every: 7, momentum: 0.5}",
     }
     path, often = tmp_path / "run", ["--set", "checkpoint.every_batches=75", "--set", "checkpoint.keep=9"]
     nodes = ["--local-nodes", 2]

@@ -9,12 +9,12 @@ from marius_oac.runs.checkpoints import retention as checkpoints
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.session import Session
-from marius_oac.runs.task import Crew
+from marius_oac.runs.task import Peers
 from tests.graphs import tiny_config
 
 TOLD = {
     "batches": (Pipeline, "run"),
-    "wait": (Crew, "wait"),
+    "wait": (Peers, "wait"),
     "write": (checkpoints, "write_checkpoint"),
     "load": (TrainingLoop, "_load"),
     "evaluate": (Session, "evaluate"),
@@ -61,7 +61,7 @@ def test_a_checkpoint_goes_when_all_have_the_next(graph, tmp_path, monkeypatch):
         if len(folder.names()) == 2:
             raise NodeLost("node1", "has ended")
 
-    monkeypatch.setattr(Crew, "wait", wait)
+    monkeypatch.setattr(Peers, "wait", wait)
     with pytest.raises(NodeLost):
         train(tiny_config(graph, "training.epochs=2", "checkpoint.keep=1", "evaluation.every=0"), tmp_path / "run")
     assert folder.names() == ["0000000025", "0000000050"]
@@ -69,8 +69,8 @@ def test_a_checkpoint_goes_when_all_have_the_next(graph, tmp_path, monkeypatch):
 
 def test_the_best_checkpoint_is_forgotten_by_all_where_one_has_it_no_more(graph, tmp_path, monkeypatch):
     train(tiny_config(graph, "training.epochs=2"), tmp_path / "run")
-    real, found = Crew.common, []
-    monkeypatch.setattr(Crew, "common", lambda self, names: found.append(names) or real(self, names[1:]))
+    real, found = Peers.common, []
+    monkeypatch.setattr(Peers, "common", lambda self, names: found.append(names) or real(self, names[1:]))
     loops = []
     monkeypatch.setattr(TrainingLoop, "run", lambda self: loops.append(self))
     resume(tmp_path / "run", checkpoint="0000000050")  # whose best is 25, which another one lacks

@@ -74,14 +74,14 @@ class Trainer:
         message, rest = parse(frames)
         self.stops.append(message.stop_at)
         if message.kind == Kind.ROWS:
-            count = self.size(self.batches[message.sequence][shard])
-            self.values[message.sequence][shard] = array(rest[0], np.float32, count, DIMENSION).copy()
+            count = self.size(self.batches[message.batch_index][shard])
+            self.values[message.batch_index][shard] = array(rest[0], np.float32, count, DIMENSION).copy()
             if message.final:
-                self.missing[message.sequence].remove(shard)
+                self.missing[message.batch_index].remove(shard)
         elif message.kind == Kind.PATCH:
             places = array(rest[0], np.int64, -1)
-            self.values[message.sequence][shard][places] = array(rest[1], np.float32, places.size, DIMENSION)
-            self.missing[message.sequence].remove(shard)
+            self.values[message.batch_index][shard][places] = array(rest[1], np.float32, places.size, DIMENSION)
+            self.missing[message.batch_index].remove(shard)
 
 
 def simulate(batches, shards, shares, ahead, choose, make_trainer=Trainer, tables=None):
@@ -160,11 +160,11 @@ def test_any_interleaving_has_the_rows_of_one_batch_after_the_other(data):
 def test_the_simulation_would_find_rows_that_were_not_patched(monkeypatch):
     real = Shard._news
 
-    def forgetful(self, trainer, sequence):
-        message = real(self, trainer, sequence)
+    def forgetful(self, trainer, batch_index):
+        message = real(self, trainer, batch_index)
         if message.kind == Kind.PATCH:
             empty = [np.zeros(0, np.int64), np.zeros((0, DIMENSION), np.float32)]
-            return Message(Kind.PATCH, message.sequence, empty)
+            return Message(Kind.PATCH, message.batch_index, empty)
         return message
 
     monkeypatch.setattr(Shard, "_news", forgetful)

@@ -15,7 +15,7 @@ import yaml
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.nodes.gba.modes import make_mode
-from marius_oac.nodes.launch.agent import Crew, _spared
+from marius_oac.nodes.launch.agent import LocalProcesses, _spared
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.transport.messages import Kind, Message
 from marius_oac.runs.folder.folder import RunFolder
@@ -44,7 +44,7 @@ class Two:
     def dispatch(self, peer):
         """The next batch and its token; None: there is none left."""
         dispatched = self.says(peer, Kind.RESERVE)[peer, Kind.DISPATCH]
-        return None if dispatched.final else (dispatched.sequence, self.enter(peer, dispatched.sequence))
+        return None if dispatched.final else (dispatched.batch_index, self.enter(peer, dispatched.batch_index))
 
     def enter(self, peer, number):
         token = self.says(peer, Kind.ENTER, number, step=5)[peer, Kind.TOKEN]
@@ -65,7 +65,7 @@ class Two:
     def dies(self, peer, late=lambda: None):
         """It is gone for the first shard, which holds the roll call; `late`: what the second one hears meanwhile."""
         for _, message in self.shards[0].gone(peer):
-            worker, (batches,) = message.sequence, message.arrays
+            worker, (batches,) = message.batch_index, message.arrays
         answers = [shard.refuse(batches.tolist()) for shard in self.shards]
         late()
         assert self.shards[1].gone(peer) == []
@@ -117,7 +117,7 @@ def test_who_stays_in_the_group():
 
 def test_an_agent_loses_a_process_in_peace_only_if_it_may_and_a_signal_ended_it(tmp_path, capsys):
     (tmp_path / "7").touch()
-    peers = Crew([], ["c"], "secret", nodes=["a", "c"], index=1)
+    peers = LocalProcesses([], ["c"], "secret", nodes=["a", "c"], index=1)
     ends = [(7, -signal.SIGKILL), (7, -signal.SIGTERM), (7, 1), (7, 0), (8, -signal.SIGKILL)]
     assert [_spared(peers, tmp_path, *each) for each in ends] == [True, False, False, False, False]
     said = "note: node c: process 7 was ended by SIGKILL; the run goes on without it\n"

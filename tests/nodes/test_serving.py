@@ -112,8 +112,8 @@ def test_a_guest_is_told_of_the_run_once():
     door = network.server("a", {0: "a", 1: "guest 1", 2: "guest 2"})
     early, late = network.client("a", 1), network.client("a", 2)
 
-    def hears(guest):
-        message, frames = parse(guest.receive())
+    def hears(elastic_worker):
+        message, frames = parse(elastic_worker.receive())
         return message.kind, bytes(frames[0]) if message.kind == Kind.WELCOME else None
 
     def fail(error):
@@ -128,6 +128,6 @@ def test_a_guest_is_told_of_the_run_once():
         late.send(Message(Kind.JOIN, 0).frames())
         assert hears(late) == (Kind.WELCOME, b"a run")
         server.welcome(b"the run, again")
-        for guest in (early, late):
-            guest.send(LOOK_UP)
-            assert hears(guest) == (Kind.FOUND, None)
+        for elastic_worker in (early, late):
+            elastic_worker.send(LOOK_UP)
+            assert hears(elastic_worker) == (Kind.FOUND, None)

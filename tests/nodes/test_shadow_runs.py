@@ -94,7 +94,7 @@ def test_what_a_checkpoint_keeps_is_enough(kind):
     """Stopped between two synchronisations and taken up by other objects: the bits of a run that went on."""
 
     def run(group, servers, steps, kept=None):
-        trainer = Trainer(make(kind, group, servers, gap=4), 8, group.rank)
+        trainer = Trainer(make(kind, group, servers, sync_every=4), 8, group.rank)
         if kept is not None:
             values, state, trainer.steps = kept
             for tensor, value in zip(trainer.parameters, values, strict=True):

@@ -44,7 +44,7 @@ def test_the_first_error_is_raised_and_nobody_waits_for_who_had_it(tree, monkeyp
     routed = CtrNodes._routed
 
     def failing(self, plan):
-        if self.group.rank and plan.sequence == 5:
+        if self.group.rank and plan.batch_index == 5:
             raise ZeroDivisionError("a defect")
         return routed(self, plan)
 

@@ -48,7 +48,7 @@ def test_threads_never_hold_the_same_buffer():
 def test_a_batch_sees_its_own_rows_of_a_longer_buffer():
     buffers = Buffers(([7, 8, 9], [4, 5]), ([1, 2, 3], [0, 0]), (["a", "b", "c"], ["x", "y"]))
     batch = Batch(Plan(3, ([7, 8], []), {}, 1))
-    assert batch.sequence == 3
+    assert batch.batch_index == 3
     assert batch.rows_in(buffers, 0) == ([7, 8], [1, 2], ["a", "b"])
     assert batch.rows_in(buffers, 1) == ([], [], [])
     assert batch.rows_in(Buffers((), ([1],) * 2, (["a"],) * 2), 0)[0] is None

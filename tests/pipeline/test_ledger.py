@@ -58,8 +58,8 @@ def test_a_batch_beyond_the_window_waits_for_the_mft():
 def test_abort_ends_every_wait_and_every_later_one():
     ledger = watched(Ledger(first=0, in_flight=1))
     waiting = []
-    for sequence in (1, 2, 3):
-        waiting.append(in_thread(lambda sequence=sequence: ledger.enter(sequence)))
+    for batch_index in (1, 2, 3):
+        waiting.append(in_thread(lambda batch_index=batch_index: ledger.enter(batch_index)))
         ledger._changed.parked()
     ledger.abort()
     assert all(isinstance(joined(*pair), Closed) for pair in waiting)

@@ -96,9 +96,9 @@ class World:
         self.store.read(rows, values, timestamps)
         batch.arrays["read"] += 1
         if self.note_late and at == 1:  # some other event may lie between it and the first row
-            batch.mft_at_read = self.ledger._noted[batch.sequence] = self.ledger.maximum_finished
+            batch.mft_at_read = self.ledger._noted[batch.batch_index] = self.ledger.maximum_finished
         if at == PER_BATCH - 1:
-            self.arriving.append(self.reading.pop(batch.sequence))
+            self.arriving.append(self.reading.pop(batch.batch_index))
 
     def arrive(self, batch):
         self.channel.put(batch)
@@ -107,15 +107,15 @@ class World:
     def compute(self):
         batch = self.channel.get()
         batch.timestamp = len(self.order)
-        self.rows.validate(batch, self.ledger.validating(batch.sequence))
+        self.rows.validate(batch, self.ledger.validating(batch.batch_index))
         if self.rows._cache.oldest is not None:
             self.ages.append(batch.timestamp - self.rows._cache.oldest)
         self.peak = max(self.peak, len(self.rows._cache._batches))
         values = batch.rows_in(batch.resident, 0)[2]
-        values[:] = updated(values, batch.sequence)
+        values[:] = updated(values, batch.batch_index)
         self.rows.computed(batch)
-        self.order.append(batch.sequence)
-        self.writing[batch.sequence] = batch.timestamp, values.copy(), batch
+        self.order.append(batch.batch_index)
+        self.writing[batch.batch_index] = batch.timestamp, values.copy(), batch
 
     def write_any(self):
         stalled = self.stalled in self.writing and len(self.writing) > 1 and self.rng.random() < 0.98

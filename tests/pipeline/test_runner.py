@@ -22,8 +22,8 @@ def jitter(seed):
     """A probe that holds each stage of each batch for a random while (a wait on an event nobody sets)."""
     never = threading.Event()
 
-    def probe(stage, sequence):
-        never.wait(random.Random(f"{seed}{stage}{sequence}").choice([0, 0, 0.0005, 0.002]))
+    def probe(stage, batch_index):
+        never.wait(random.Random(f"{seed}{stage}{batch_index}").choice([0, 0, 0.0005, 0.002]))
 
     return probe
 
@@ -53,7 +53,7 @@ def test_oac_in_plan_order_has_the_bits_of_sync(synchronous, device, in_flight, 
         mode="oac", in_flight=in_flight, workers=workers(count), dtype=dtype, probe=jitter(in_flight), device=device
     )
     assert tuple(tables) == expected
-    assert [result.sequence for result in results] == list(range(60))
+    assert [result.batch_index for result in results] == list(range(60))
     assert in_flight == 1 or sum(result.replaced for result in results) > 0
 
 
@@ -62,14 +62,14 @@ def test_arrival_has_the_bits_of_the_replay_of_its_order(in_flight):
     *tables, results, _ = run_toy(
         mode="oac", order="arrival", in_flight=in_flight, workers=workers(4), probe=jitter(in_flight)
     )
-    order = [result.sequence for result in results]
+    order = [result.batch_index for result in results]
     assert sorted(order) == list(range(60)) and order != list(range(60))
-    assert all(place - sequence < in_flight for place, sequence in enumerate(order))
+    assert all(place - batch_index < in_flight for place, batch_index in enumerate(order))
 
     class Replay(ToyPlanner):
-        def plan(self, sequence):
-            plan = super().plan(order[sequence])
-            return type(plan)(sequence, plan.rows, plan.arrays, plan.examples)
+        def plan(self, batch_index):
+            plan = super().plan(order[batch_index])
+            return type(plan)(batch_index, plan.rows, plan.arrays, plan.examples)
 
     assert run_toy(Replay(), mode="sync")[:2] == tuple(tables)
 
@@ -108,7 +108,7 @@ def test_async_delta_adds_what_each_batch_has_changed_once(device, in_flight):
     for table, store in enumerate(stores):
         expected = np.zeros(store.num_rows)
         for result in results:
-            expected[planner.plan(result.sequence).rows[table]] += 2.0**result.timestamp
+            expected[planner.plan(result.batch_index).rows[table]] += 2.0**result.timestamp
         found = np.empty((store.num_rows, store.layout.width), np.float32)
         store.read(np.arange(store.num_rows), found, np.empty(store.num_rows, np.int64))
         assert (found == expected[:, None]).all()
@@ -127,10 +127,10 @@ def test_a_stalled_writer_cannot_grow_the_cache(order, in_flight):
     planner = ToyPlanner(batches=40)
     gate, far = threading.Event(), threading.Event()
 
-    def probe(stage, sequence):
-        if stage == "plan" and sequence >= 10 + in_flight:
+    def probe(stage, batch_index):
+        if stage == "plan" and batch_index >= 10 + in_flight:
             far.set()
-        if stage == "write" and sequence == 10:
+        if stage == "write" and batch_index == 10:
             assert far.wait(30)
             gate.wait(0.05)
 
@@ -151,8 +151,8 @@ def test_the_first_error_of_any_stage_stops_everything(mode, stage):
     if stage == "validate" and mode != "oac":
         pytest.skip("only oac validates")
 
-    def probe(at, sequence):
-        if at == stage and sequence == 17:
+    def probe(at, batch_index):
+        if at == stage and batch_index == 17:
             raise OSError(f"injected in {stage}")
 
     before = threading.active_count()
@@ -166,8 +166,8 @@ def test_a_stop_ends_after_whole_batches_and_goes_on_to_the_same_bits(synchronou
     dtype, expected = synchronous
     held = {}
 
-    def probe(stage, sequence):
-        if stage == "compute" and sequence == 20:
+    def probe(stage, batch_index):
+        if stage == "compute" and batch_index == 20:
             held["pipeline"].request_stop()
 
     planner, step = ToyPlanner(), ToyStep()
@@ -209,8 +209,8 @@ def test_of_two_diverged_batches_that_are_downloaded_the_first_is_named():
         held["pipeline"] = pipeline
         return copying(pipeline)
 
-    def probe(stage, sequence):
-        if (stage, sequence) == ("write", 30):
+    def probe(stage, batch_index):
+        if (stage, batch_index) == ("write", 30):
             held["pipeline"]._stopped.wait(0.3)
 
     with pytest.raises(DivergedError, match="nan .* at batch 30"):

@@ -76,8 +76,8 @@ def test_the_device_of_the_test_has_the_bits_of_sync(monkeypatch):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_error_leaves_no_pair_without_an_order(monkeypatch, stage):
-    def probe(at, sequence):
-        if (at, sequence) == (stage, 20):
+    def probe(at, batch_index):
+        if (at, batch_index) == (stage, 20):
             raise OSError(f"injected in {stage}")
 
     assert trained(monkeypatch, "oac", probe=probe)[0].found == {}
@@ -91,11 +91,11 @@ def late_reader():
     awaited = {("write", 0): ("read", 3), ("plan", 5): ("compute", 4)}
     awaited |= dict.fromkeys((("download", 3), ("download", 4)), ("compute", 5))
 
-    def probe(stage, sequence):
-        if (stage, sequence) in reached:
-            reached[stage, sequence].set()
-        if (stage, sequence) in awaited:
-            assert reached[awaited[stage, sequence]].wait(PATIENCE)
+    def probe(stage, batch_index):
+        if (stage, batch_index) in reached:
+            reached[stage, batch_index].set()
+        if (stage, batch_index) in awaited:
+            assert reached[awaited[stage, batch_index]].wait(PATIENCE)
 
     return probe
 

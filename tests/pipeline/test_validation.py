@@ -61,7 +61,7 @@ def batch_of(rows, timestamp, mft_at_read, values, timestamps=None):
 @settings(deadline=None, max_examples=60)
 @given(st.lists(ids, min_size=1, max_size=6), ids, st.integers(-1, 5), st.integers(0, 99))
 def test_a_batch_gets_the_newest_version_of_each_row(writers, rows, mft_at_read, seed):
-    """Batches 0, 1, ... wrote; what the batch has read holds those up to `mft_at_read`, of the others some by chance."""
+    """Batches 0, 1, ... wrote; the batch has read those up to `mft_at_read`, and of the others some by chance."""
     rng = np.random.default_rng(seed)
     newest, stored = {}, {}
     cache = Cache(replace_older, lambda batch: None)

@@ -19,10 +19,10 @@ class ToyPlanner:
         self.tables = (TableSpec("a", num_rows, per_batch), TableSpec("b", num_rows // 2, per_batch // 2))
         self.batches_per_epoch, self.seed = batches, seed
 
-    def plan(self, sequence):
-        rng = np.random.default_rng([self.seed, sequence])
+    def plan(self, batch_index):
+        rng = np.random.default_rng([self.seed, batch_index])
         rows = [np.sort(rng.choice(t.num_rows, t.max_batch_rows, replace=False)) for t in self.tables]
-        return Plan(sequence, rows, {"x": rng.random(4)}, examples=4)
+        return Plan(batch_index, rows, {"x": rng.random(4)}, examples=4)
 
     def assign_rows(self, plan):
         return plan

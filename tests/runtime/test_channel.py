@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from marius_oac.runtime.channel import ArrivalChannel, Channel, Closed, OrderedChannel
 
 
-def item(sequence):
-    return SimpleNamespace(sequence=sequence)
+def item(batch_index):
+    return SimpleNamespace(batch_index=batch_index)
 
 
 def in_thread(work):
@@ -54,7 +54,7 @@ def test_a_full_channel_makes_put_wait_for_a_get(kind):
     channel.put(item(1))
     thread, outcome = in_thread(lambda: channel.put(item(2)))
     assert len(channel) == 2 and not outcome
-    assert channel.get().sequence == 0
+    assert channel.get().batch_index == 0
     assert joined(thread, outcome) is None and len(channel) == 2
 
 
@@ -63,7 +63,7 @@ def test_close_hands_out_what_waits_and_then_ends(kind):
     channel = make(kind)
     channel.put(item(0))
     channel.close()
-    assert channel.get().sequence == 0
+    assert channel.get().batch_index == 0
     with pytest.raises(Closed):
         channel.get()
     with pytest.raises(Closed):
@@ -99,7 +99,7 @@ def test_an_ordered_channel_hands_out_in_order_whoever_puts(count, capacity, pro
     # Each producer brings its numbers in ascending order, as workers do that draw them from one counter.
     shares = [sorted(order[n::producers]) for n in range(producers)]
     threads = [in_thread(lambda share=share: [channel.put(item(n)) for n in share]) for share in shares]
-    assert [channel.get().sequence for _ in range(count)] == list(range(7, 7 + count))
+    assert [channel.get().batch_index for _ in range(count)] == list(range(7, 7 + count))
     for thread, outcome in threads:
         joined(thread, outcome)
 
@@ -119,19 +119,19 @@ def test_nobody_is_overtaken_more_often_than_the_limit(arrivals, limit):
     taken, waiting = [], list(arrivals)
     while len(taken) < len(arrivals):
         if channel._ready():
-            taken.append(channel.get().sequence)
+            taken.append(channel.get().batch_index)
         else:
             channel.put(item(waiting.pop(0)))
     assert sorted(taken) == list(range(12))
-    for place, sequence in enumerate(taken):
-        assert sum(other > sequence for other in taken[:place]) <= limit
+    for place, batch_index in enumerate(taken):
+        assert sum(other > batch_index for other in taken[:place]) <= limit
 
 
 def test_without_starvation_the_first_to_come_is_the_first_served():
     channel = ArrivalChannel("c", 4, first=0, limit=3)
     for n in (2, 0, 1):
         channel.put(item(n))
-    assert [channel.get().sequence for _ in range(3)] == [2, 0, 1]
+    assert [channel.get().batch_index for _ in range(3)] == [2, 0, 1]
 
 
 def test_a_channel_holds_at_least_one():

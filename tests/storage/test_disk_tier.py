@@ -74,8 +74,8 @@ def test_who_announces_too_much_waits_for_who_fetches(tiers):
     claims = Queue()
 
     def announce():
-        for sequence in range(20):
-            claims.put(tier.announce(sequence, [ids(sequence % ROWS)]))
+        for batch_index in range(20):
+            claims.put(tier.announce(batch_index, [ids(batch_index % ROWS)]))
 
     thread, outcome = in_thread(announce)
     parked(tier)

@@ -38,15 +38,15 @@ class NaiveDirectory:
         entries = sum(len(known) for _, known in self.pending)
         return len(self.pending) <= BATCHES and entries + len(pages) <= ENTRIES
 
-    def announce(self, pages, sequence):
+    def announce(self, pages, batch_index):
         for page in pages:
             known = any(page in batch for _, batch in self.pending)
             held = self.resident.get(page)
             if held and not known:
-                held.next_use = sequence
+                held.next_use = batch_index
                 if page in self.idle:
                     self.idle.remove(page)
-        self.pending.append((sequence, pages))
+        self.pending.append((batch_index, pages))
 
     def shortage(self, pages):
         missing = [page for page in pages if page not in self.resident]
@@ -82,7 +82,7 @@ class NaiveDirectory:
             self.resident[page] = Resident(pins=1)
         if announced:
             for page in pages:
-                later = [sequence for sequence, batch in self.pending if page in batch]
+                later = [batch_index for batch_index, batch in self.pending if page in batch]
                 self.resident[page].next_use = later[0] if later else None
 
     def release(self, pages, oldest):
@@ -103,18 +103,18 @@ class Both:
     def __init__(self):
         self.slot_of = np.zeros(PAGES, np.int64)
         self.directory = Directory(PAGES, FRAMES, ENTRIES, BATCHES, self.slot_of)
-        self.naive, self.held, self.sequence = NaiveDirectory(FRAMES), [], 0
+        self.naive, self.held, self.batch_index = NaiveDirectory(FRAMES), [], 0
 
     def announce(self, pages):
         can = self.naive.can_announce(pages)
         assert self.directory.can_announce(array(pages)) == can
         if can:
-            self.directory.announce(array(pages), self.sequence)
-            self.naive.announce(pages, self.sequence)
-            self.sequence += 1
+            self.directory.announce(array(pages), self.batch_index)
+            self.naive.announce(pages, self.batch_index)
+            self.batch_index += 1
 
-    def hold(self, pages, sequence=-1):
-        announced, before = sequence >= 0, set(self.naive.resident)
+    def hold(self, pages, batch_index=-1):
+        announced, before = batch_index >= 0, set(self.naive.resident)
         shortage = self.naive.shortage(pages)
         assert self.directory.shortage(array(pages)) == shortage
         if shortage:
@@ -123,7 +123,7 @@ class Both:
         uses = {page: self.naive.resident[page].next_use for page in before}
         frame_of = dict(zip(before, self.directory.frames_of(np.array([*before], np.int64)).tolist(), strict=True))
         missing, idle, next_uses = self.naive.hold(pages, announced)
-        said, victims = self.directory.hold(array(pages), sequence)
+        said, victims = self.directory.hold(array(pages), batch_index)
         gone = {page for page in before if self.directory.arrays.frame_of[page] == 0}
         assert said.tolist() == missing
         assert set(idle) <= gone and sorted((uses[page] for page in gone - set(idle)), reverse=True) == next_uses
@@ -139,8 +139,8 @@ class Both:
 
     def fetch(self):
         if self.naive.pending:
-            sequence, pages = self.naive.pending[0]
-            self.hold(pages, sequence)
+            batch_index, pages = self.naive.pending[0]
+            self.hold(pages, batch_index)
 
     def release(self, which, oldest):
         if self.held:
@@ -260,7 +260,7 @@ def test_a_window_of_many_batches_wraps_round():
             both.written()
             both.release(0, False)
         both.check()
-    assert both.sequence > 40
+    assert both.batch_index > 40
 
 
 @pytest.mark.parametrize("fetched", [False, True])

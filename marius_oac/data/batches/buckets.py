@@ -132,11 +132,11 @@ class BucketPlanner(GraphPlanner):
         return self._schedule.epoch_ends(epochs)
 
     @wrapping
-    def _place(self, sequence: int) -> Place:
-        if sequence >= self._ends[-1]:
-            raise ValueError(f"sequence must be below the {self._ends[-1]} batches of all epochs, not {sequence}")
-        epoch = bisect_right(self._ends, sequence)
-        batch = sequence - (self._ends[epoch - 1] if epoch else 0)
+    def _place(self, batch_index: int) -> Place:
+        if batch_index >= self._ends[-1]:
+            raise ValueError(f"sequence must be below the {self._ends[-1]} batches of all epochs, not {batch_index}")
+        epoch = bisect_right(self._ends, batch_index)
+        batch = batch_index - (self._ends[epoch - 1] if epoch else 0)
         plan = self._schedule.epoch(epoch)
         state = int(np.searchsorted(plan.batch_ends, batch, side="right")) - 1
         begin, end = plan.batch_ends[state], plan.batch_ends[state + 1]

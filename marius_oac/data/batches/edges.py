@@ -119,15 +119,15 @@ class GraphPlanner(ABC):
         """Batches up to the end of each of the first so many epochs."""
 
     @abstractmethod
-    def _place(self, sequence: int) -> Place:
-        """What batch number `sequence` is made of."""
+    def _place(self, batch_index: int) -> Place:
+        """What batch number `batch_index` is made of."""
 
     @wrapping
-    def plan(self, sequence: int) -> Plan:
-        """Batch number `sequence`, counted from 0 over all epochs."""
-        if sequence < 0:
-            raise ValueError(f"sequence must be at least 0, not {sequence}")
-        at = self._place(sequence)
+    def plan(self, batch_index: int) -> Plan:
+        """Batch number `batch_index`, counted from 0 over all epochs."""
+        if batch_index < 0:
+            raise ValueError(f"sequence must be at least 0, not {batch_index}")
+        at = self._place(batch_index)
         first, end, part = self.share.of_batch(at.size)
         size = end - first
         # A share may begin and end within a chunk; it then has the chunk's negatives.
@@ -151,8 +151,8 @@ class GraphPlanner(ABC):
             rows = relabel(ids, self._num_nodes)
             arrays["negatives"] = negatives
         if self._around:
-            return self._around.plan(sequence, (at.epoch, at.batch), rows, arrays, size, numbers)
-        return Plan(sequence, (rows,), arrays, size if part else 0)
+            return self._around.plan(batch_index, (at.epoch, at.batch), rows, arrays, size, numbers)
+        return Plan(batch_index, (rows,), arrays, size if part else 0)
 
     def _gather(
         self,
@@ -214,8 +214,8 @@ class EdgePlanner(GraphPlanner):
         return range(self.batches_per_epoch, epochs * self.batches_per_epoch + 1, self.batches_per_epoch)
 
     @wrapping
-    def _place(self, sequence: int) -> Place:
-        epoch, batch = divmod(sequence, self.batches_per_epoch)
+    def _place(self, batch_index: int) -> Place:
+        epoch, batch = divmod(batch_index, self.batches_per_epoch)
         start = batch * self._batch_size
         size = min(self._batch_size, self._num_examples - start)
         key = np.uint64(fold(self._shuffle_key, epoch))
@@ -244,12 +244,12 @@ class ReorderedPlanner:
         self._planner, self._order = planner, order.copy()
         self.tables = planner.tables
 
-    def plan(self, sequence: int) -> Plan:
-        """The other planner's batch `order[sequence]`, numbered `sequence`."""
-        if not 0 <= sequence < len(self._order):
-            raise InputError(f"has {len(self._order)} batches, none with number {sequence}", "pipeline.order")
-        original = self._planner.plan(int(self._order[sequence]))
-        return Plan(sequence, original.rows, original.arrays, original.examples)
+    def plan(self, batch_index: int) -> Plan:
+        """The other planner's batch `order[sequence]`, numbered `batch_index`."""
+        if not 0 <= batch_index < len(self._order):
+            raise InputError(f"has {len(self._order)} batches, none with number {batch_index}", "pipeline.order")
+        original = self._planner.plan(int(self._order[batch_index]))
+        return Plan(batch_index, original.rows, original.arrays, original.examples)
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
         """Those of the other planner: an epoch has as many batches, whatever their order."""

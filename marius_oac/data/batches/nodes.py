@@ -60,16 +60,16 @@ class NodePlanner:
         return range(self.batches_per_epoch, epochs * self.batches_per_epoch + 1, self.batches_per_epoch)
 
     @wrapping
-    def plan(self, sequence: int) -> Plan:
-        """Batch number `sequence`, counted from 0 over all epochs."""
-        if sequence < 0:
-            raise ValueError(f"sequence must be at least 0, not {sequence}")
-        epoch, batch = divmod(sequence, self.batches_per_epoch)
+    def plan(self, batch_index: int) -> Plan:
+        """Batch number `batch_index`, counted from 0 over all epochs."""
+        if batch_index < 0:
+            raise ValueError(f"sequence must be at least 0, not {batch_index}")
+        epoch, batch = divmod(batch_index, self.batches_per_epoch)
         start = batch * self._batch_size
         places = np.empty(min(self._batch_size, len(self._nodes) - start), dtype=np.int64)
         _shuffled(np.uint64(fold(self._key, epoch)), len(self._nodes), start, places)
         arrays = {"labels": self._classes[places], "epoch": np.array([epoch])}
-        return self._around.plan(sequence, (epoch, batch), self._nodes[places], arrays, len(places), _NO_EDGES)
+        return self._around.plan(batch_index, (epoch, batch), self._nodes[places], arrays, len(places), _NO_EDGES)
 
     def assign_rows(self, plan: Plan) -> Plan:
         """A graph's rows are known beforehand: the plan as it is."""

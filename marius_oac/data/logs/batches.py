@@ -72,15 +72,15 @@ class LogSchedule:
                         self.ends.append(batches)
         self._array = np.array(self._starts, np.int64)
 
-    def visit(self, sequence: int) -> int:
+    def visit(self, batch_index: int) -> int:
         """The number of the visit that a batch belongs to."""
-        return int(np.searchsorted(self._array, sequence, side="right")) - 1
+        return int(np.searchsorted(self._array, batch_index, side="right")) - 1
 
-    def place(self, sequence: int) -> tuple[int, int, int, int]:
+    def place(self, batch_index: int) -> tuple[int, int, int, int]:
         """(pass, file, first example, end) of a batch."""
-        visit = self.visit(sequence)
+        visit = self.visit(batch_index)
         number, file = self.visits[visit]
-        first = (sequence - self._starts[visit]) * self._size
+        first = (batch_index - self._starts[visit]) * self._size
         return number, file, first, min(first + self._size, self._files[file].rows)
 
 
@@ -120,14 +120,14 @@ class LogPlanner:
             for table, keys in zip(tables, key_tables, strict=True)
         ]
 
-    def plan(self, sequence: int) -> LogPlan:
-        number, file, first, end = self._schedule.place(sequence)
+    def plan(self, batch_index: int) -> LogPlan:
+        number, file, first, end = self._schedule.place(batch_index)
         skip, stop, part = self.share.of_batch(end - first)
         examples = self._examples(number, file, first + skip, first + stop)
         keys = [table_keys(table, examples) for table in self._feature_tables]
         ids = [table.find(*each.asked) for table, each in zip(self._key_tables, keys, strict=True)]
         arrays = _arrays(examples, number) | {"share": np.array([part])}
-        plan = LogPlan(sequence, (), arrays, stop - skip if part else 0, keys, ids, file)
+        plan = LogPlan(batch_index, (), arrays, stop - skip if part else 0, keys, ids, file)
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 
     def assign_rows(self, plan: LogPlan) -> Plan:
@@ -136,7 +136,7 @@ class LogPlanner:
             table.admit(*keys.asked, ids, plan.file)
         settled = plan if plan.rows else self._relabelled(plan)
         # Without the keys: where rows come from disk, many plans wait.
-        return Plan(settled.sequence, settled.rows, settled.arrays, settled.examples)
+        return Plan(settled.batch_index, settled.rows, settled.arrays, settled.examples)
 
     def close(self) -> None:
         """Closes the files."""
@@ -174,7 +174,7 @@ class LogPlanner:
             local = ids.copy()
             rows.append(relabel(local, spec.num_rows).copy())
             arrays |= local_arrays(table, keys, local)
-        return LogPlan(plan.sequence, rows, arrays, plan.examples, plan.keys, plan.ids, plan.file)
+        return LogPlan(plan.batch_index, rows, arrays, plan.examples, plan.keys, plan.ids, plan.file)
 
 
 def _arrays(examples: LogBlock, epoch: int) -> dict[str, np.ndarray]:

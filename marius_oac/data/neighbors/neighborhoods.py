@@ -67,7 +67,7 @@ class Neighborhoods:
 
     def plan(
         self,
-        sequence: int,
+        batch_index: int,
         place: tuple[int, int],
         nodes: np.ndarray,
         arrays: Mapping[str, np.ndarray],
@@ -86,7 +86,7 @@ class Neighborhoods:
         for number, block in enumerate(blocks.layers):
             if number or self.means is None:
                 arrays[f"blocks.{number}.offsets"], arrays[f"blocks.{number}.sources"] = block.offsets, block.sources
-        return Plan(sequence, (blocks.rows,) if self.embedded else (), arrays, examples)
+        return Plan(batch_index, (blocks.rows,) if self.embedded else (), arrays, examples)
 
     def _inputs(self, blocks: Blocks) -> dict[str, np.ndarray]:
         arrays = {"inputs": blocks.inputs}

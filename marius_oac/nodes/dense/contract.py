@@ -86,7 +86,7 @@ class DenseAgreement:
         """See `DenseSync.hand_over`; of those that can be `dispatched`."""
         raise TypeError(f"{type(self).__name__} hands nothing over")
 
-    def updated(self, sequence: int) -> None:
+    def updated(self, batch_index: int) -> None:
         """See `DenseSync.updated`; raises the error that has ended the background thread."""
         self._iterations += 1
         self._quiet, self._total = False, None

@@ -10,8 +10,8 @@ it is by then, to what came back: w_i = (1 - alpha) w_i + alpha w. A plain copy 
 | BMUF (Algorithm 4) | d = mean of c_i - w_global; w_global = w_global + eta d |
 
 BMUF's momentum: u = momentum u + d takes the place of d, with Nesterov d + momentum u does; with the latter it is the
-outer step of DiLoCo. In the background a thread synchronises over and over, at most once per `gap` iterations of its
-trainer; in the foreground training does after every `gap` iterations.
+outer step of DiLoCo. In the background a thread synchronises over and over, at most once per `sync_every` iterations
+of its trainer; in the foreground training does after every `sync_every` iterations.
 
 Guarantees:
 - In the background training never waits: it tells the thread that an iteration is done and takes a lock for no longer.
@@ -57,9 +57,9 @@ class Shadow(DenseAgreement):
         gate: see `Gate`.
     """
 
-    def __init__(self, group: Group, alpha: float, gap: int, background: bool, gate: Gate | None = None) -> None:
+    def __init__(self, group: Group, alpha: float, sync_every: int, background: bool, gate: Gate | None = None) -> None:
         super().__init__(group)
-        self._alpha, self._gap, self._background = alpha, gap, background
+        self._alpha, self._sync_every, self._background = alpha, sync_every, background
         self._gate = gate or (lambda point: None)
         self._changed = threading.Condition()
         self._since = torch.zeros(1, dtype=torch.int64)  # iterations; a tensor, since checkpoints keep it
@@ -75,15 +75,15 @@ class Shadow(DenseAgreement):
             self._workers = Workers(lambda: None)
             self._workers.start("dense", 1, self._work, lambda: None)
 
-    def updated(self, sequence: int) -> None:
+    def updated(self, batch_index: int) -> None:
         """See `DenseAgreement.updated`."""
-        super().updated(sequence)
+        super().updated(batch_index)
         with self._changed:
             self._since += 1
             self._changed.notify_all()
         if self._error is not None:
             raise self._error
-        if not self._background and self._since >= self._gap:
+        if not self._background and self._since >= self._sync_every:
             self._since.zero_()
             self._synchronise()
 
@@ -126,7 +126,7 @@ class Shadow(DenseAgreement):
     def _due(self) -> bool:
         """Waits for iterations; False: it is time to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ending or self._since >= self._gap)
+            self._changed.wait_for(lambda: self._ending or self._since >= self._sync_every)
             self._since.zero_()
             return not self._ending
 
@@ -205,7 +205,7 @@ class Bmuf(Averaging):
         self,
         group: Group,
         alpha: float,
-        gap: int,
+        sync_every: int,
         background: bool,
         gate: Gate | None = None,
         *,
@@ -213,7 +213,7 @@ class Bmuf(Averaging):
         momentum: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        super().__init__(group, alpha, gap, background, gate)
+        super().__init__(group, alpha, sync_every, background, gate)
         self._eta, self._momentum, self._nesterov = eta, momentum, nesterov
 
     def _prepare(self, together: Flat) -> None:
@@ -248,14 +248,14 @@ class Easgd(Shadow):
         self,
         group: Group,
         alpha: float,
-        gap: int,
+        sync_every: int,
         background: bool,
         gate: Gate | None = None,
         *,
         servers: SyncServers,
         assign: Assign,
     ) -> None:
-        super().__init__(group, alpha, gap, background, gate)
+        super().__init__(group, alpha, sync_every, background, gate)
         self._servers, self._assign = servers, assign
         self._uploaded = 0
 

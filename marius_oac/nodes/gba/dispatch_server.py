@@ -5,11 +5,11 @@
     ENTER     it is about to pull: TOKEN, as soon as the mode lets it go on
     DONE      all shards have its gradients: who waited for that gets a TOKEN
     FINISHED  to all, once no batch is left, none is out, and every place is filled
-    REFUSE    a guest is gone: every shard takes its batches no more, and its trainer says what it has of them (ANSWER)
+    REFUSE    an elastic worker is gone: no shard takes its batches any more, and each says what it has of them (ANSWER)
     FILL      where others have a batch that a shard lacks, it fills the place (FILLED)
 
-Guests wait in the lobby until the first trainer of the run asks: then all shards are ready. Who asks when all is
-through waits there for the next desk.
+Elastic workers wait until the first trainer of the run asks: then all shards are ready. Who asks when all
+is through waits there for the next desk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DispatchServer:
     coordinator: has dealt nothing yet.
     carriers: ranks of the trainers whose processes have the shards, in the shards' order.
     parts: see `BatchRange`.
-    trainers: of the run's group; ranks from there on belong to guests, or to who is treated as such.
+    trainers: of the run's group; ranks from there on belong to elastic workers, or to who is treated as such.
     own: ranks below it are the run's own.
     """
 
@@ -42,13 +42,13 @@ class DispatchServer:
         self.coordinator, self._carriers, self._parts, self._trainers = coordinator, carriers, parts, trainers
         self._entering: dict[int, int] = {}  # of each worker that waits for a token: the batch
         self._through: list[int] = []  # peers that have been told that there is none left
-        self.waiting_workers: list[int] = []  # guests that wait
+        self.waiting_workers: list[int] = []  # elastic workers that wait
         self._open, self._examples, self._stopped_outside = False, 0, False
-        self._outside = 0, 0.0  # examples of batches that guests have computed, and the sum of their losses
+        self._outside = 0, 0.0  # examples of batches that elastic workers have computed, and the sum of their losses
         self._out: dict[int, int] = {}  # of each batch that is dealt and neither done nor lost: its examples
         self._filling: list[int] = []  # shards that have not said yet that they have filled their places
-        self._lives = trainers  # workers that there were: a guest that comes again is another one
-        self._guests = 0  # of them those that are not the run's own
+        self._lives = trainers  # workers that there were: an elastic worker that comes again is another one
+        self._elastic_workers = 0  # of them those that are not the run's own
         self._workers: dict[int, int] = {}
         self._peers: dict[int, int] = {}
 
@@ -69,7 +69,7 @@ class DispatchServer:
         return self._answered(message, array(frames[0] if frames else b"", np.bool_, -1))
 
     def gone(self, peer: int) -> list[Out]:
-        """A guest is gone, and nothing more comes from it."""
+        """An elastic worker is gone, and nothing more comes from it."""
         for waiting in (self.waiting_workers, self._through):
             if peer in waiting:
                 waiting.remove(peer)
@@ -82,13 +82,13 @@ class DispatchServer:
         return [(rank, Message(Kind.REFUSE, worker, [batches])) for rank in self._carriers]
 
     def metrics(self) -> dict[str, float]:
-        """Tokens dealt, examples of the batches that are done, and of those of guests with the sum of their losses,
-        batches that were lost with guests, guests, and whether one of the run's own wants to stop."""
+        """Counts of tokens, of examples of the batches that are done, of lost batches and of elastic workers; examples
+        and the sum of losses of those outside of the group, and whether one of the run's own wants to stop."""
         dispatcher = self.coordinator.dispatcher
         counts = {"tokens": dispatcher.tokens, "examples": self._examples, "batches_lost": dispatcher.batches_lost}
         outside = {"outside_examples": self._outside[0], "outside_loss": self._outside[1]}
         outside["stopped_max"] = int(self._stopped_outside)
-        return counts | outside | {"guests": self._guests}
+        return counts | outside | {"guests": self._elastic_workers}
 
     def _asked(self, peer: int, message: Message) -> list[Out]:
         if peer in self._through and peer < self._trainers:
@@ -99,8 +99,8 @@ class DispatchServer:
         out = self._reserve(peer, message.final)
         if not self._open:
             self._open, waiting, self.waiting_workers = True, self.waiting_workers, []
-            for guest in waiting:
-                out += self._reserve(guest, False)
+            for elastic_worker in waiting:
+                out += self._reserve(elastic_worker, False)
         return out
 
     def _reserve(self, peer: int, stop: bool) -> list[Out]:
@@ -120,35 +120,35 @@ class DispatchServer:
             worker = peer
             if peer >= self._trainers:
                 worker, self._lives = self._lives, self._lives + 1
-                self._guests += peer >= self._own
+                self._elastic_workers += peer >= self._own
             self._workers[peer], self._peers[worker] = worker, peer
         return self._workers[peer]
 
     def _enter(self, peer: int, message: Message) -> list[Out]:
         worker = self._workers.get(peer, -1)
-        if worker in self._entering or self.coordinator.dispatcher.reserved(worker)[:1] != [message.sequence]:
-            raise Malformed(f"batch {message.sequence} is not the next one of that trainer")
-        self._entering[worker] = message.sequence
-        self._out[message.sequence] = message.step
+        if worker in self._entering or self.coordinator.dispatcher.reserved(worker)[:1] != [message.batch_index]:
+            raise Malformed(f"batch {message.batch_index} is not the next one of that trainer")
+        self._entering[worker] = message.batch_index
+        self._out[message.batch_index] = message.step
         return self._tokens([worker])
 
     def _done(self, peer: int, message: Message, steps: np.ndarray, loss: np.ndarray) -> list[Out]:
         if not np.isfinite(loss).all():
             raise Malformed("a loss that is no number")
         try:
-            woken = self.coordinator.done(self._workers.get(peer, -1), message.sequence, steps.tolist())
+            woken = self.coordinator.done(self._workers.get(peer, -1), message.batch_index, steps.tolist())
         except ValueError as error:
             raise Malformed(str(error)) from None
-        examples = self._out.pop(message.sequence)
+        examples = self._out.pop(message.batch_index)
         self._examples += examples
         if peer >= self._trainers:
             self._outside = self._outside[0] + examples, self._outside[1] + examples * float(loss[0])
         return self._tokens(woken) + self._maybe_finished()
 
     def _answered(self, message: Message, settled: np.ndarray) -> list[Out]:
-        if not self.coordinator.expects(message.sequence):
-            raise Malformed(f"an answer about {message.sequence}, for whom nobody asked")
-        verdict = self.coordinator.answered(message.table, message.sequence, settled.tolist(), message.step)
+        if not self.coordinator.expects(message.batch_index):
+            raise Malformed(f"an answer about {message.batch_index}, for whom nobody asked")
+        verdict = self.coordinator.answered(message.table, message.batch_index, settled.tolist(), message.step)
         self._examples += sum(self._out.pop(batch) for batch in verdict.done)
         for batch in verdict.lost:
             self._out.pop(batch, None)  # it may have been reserved only
@@ -156,7 +156,7 @@ class DispatchServer:
         for shard, tokens in enumerate(verdict.fills):
             if tokens:
                 self._filling.append(shard)
-                fill = Message(Kind.FILL, message.sequence, [np.array(tokens, np.int64)])
+                fill = Message(Kind.FILL, message.batch_index, [np.array(tokens, np.int64)])
                 out.append((self._carriers[shard], fill))
         return out + self._tokens(verdict.woken) + self._maybe_finished()
 

@@ -50,7 +50,7 @@ class Heartbeat:
         self._left: list[int] = []
         self.excused: set[int] = set()
         """Members that nobody here waits for any more: no call of this member fails because they have left."""
-        self._thread = threading.Thread(target=self._run, name="pulse")
+        self._thread = threading.Thread(target=self._run, name="heartbeat")
         self._thread.start()
 
     def await_verdict(self, slot: int) -> tuple[str, str] | None:

@@ -33,7 +33,7 @@ class Crowd:
 
     @property
     def own(self) -> int:
-        """The run's own processes; peers from that number on are guests."""
+        """The run's own processes; peers from that number on are elastic workers."""
         return len(self.trains) + self.outside
 
     @property

@@ -141,9 +141,9 @@ def listening_at(host: str, port: int) -> str:
     return endpoint(str(found[0][4][0]), port)
 
 
-def guest_name(number: int) -> str:
-    """What guest number `number` is called."""
-    return f"guest {number + 1}"
+def elastic_worker_name(number: int) -> str:
+    """What elastic worker number `number` is called."""
+    return f"elastic worker {number + 1}"
 
 
 def this_machine() -> Machine:

@@ -223,7 +223,9 @@ class StoreGate(_Tunnel):
         log: Callable[[str], None],
     ):  # fmt: skip
         others = dict(enumerate(names[1:], 1))
-        self._server = ZmqServer(where, names[0], others, _encrypted(security), _LIMITS, timeout, log, guests=others)
+        self._server = ZmqServer(
+            where, names[0], others, _encrypted(security), _LIMITS, timeout, log, elastic_workers=others
+        )
         self._store, self._log = store, log
         self.address = self._server.address
         super().__init__(self._server)

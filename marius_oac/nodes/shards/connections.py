@@ -15,7 +15,7 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.trainers import Crowd
-from marius_oac.nodes.launch.cluster import Place, guest_name, listening_at, names
+from marius_oac.nodes.launch.cluster import Place, elastic_worker_name, listening_at, names
 from marius_oac.nodes.shards.dispatched_rows import COORDINATOR
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.shards.exchange import NodeSource
@@ -41,7 +41,7 @@ class Connections:
         lockstep: whether all trainers compute the same batches.
         group: of the processes that serve, and of those that train with them.
         rowless: names of the run's trainers that are not in the group (`node_rowless`).
-        tell: tells the latter of the run, as guests are told; called by every process of the group, once.
+        tell: tells the latter of the run, as elastic workers are told; called by every process of the group, once.
         alpha: of EASGD's sync servers; None: there are none.
         crowd: which of the group train; None: all.
         ahead: no trainer plans further than that many batches ahead of the one it computes.
@@ -164,8 +164,8 @@ class Connections:
         inside = Network()
         endpoint, own = inside.server(mine, {number: mine}, _LIMITS), inside.client(mine, number)
         first = len(every) + 1
-        every |= {first + number: guest_name(number) for number in range(cluster.guests)}
-        outside = range(group.size, first + cluster.guests)
+        every |= {first + number: elastic_worker_name(number) for number in range(cluster.elastic_workers)}
+        outside = range(group.size, first + cluster.elastic_workers)
         here = listening_at(self._place.node.address, self._place.port)
         outer = ZmqServer(here, mine, every, self._security(), _LIMITS, cluster.timeout, _log, outside)
         sync = None if self._alpha is None else SyncServer(self._alpha)

@@ -29,7 +29,7 @@ from marius_oac.types import ServedDense
 COORDINATOR = 0
 """The node that deals: the first that has rows."""
 _ENDLESS = 2**62
-_A_LOOK = 0.2  # seconds after which a guest that has nothing to do looks whether the user wants to stop
+_A_LOOK = 0.2  # seconds after which an elastic worker that has nothing to do looks whether the user wants to stop
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Dispatching:
         dense: where this trainer's dense parameters are laid, and its gradients are had from.
         served: what nodes take their slices from; None: there are no dense parameters.
         window: batches of a trainer between pull and push.
-        own: the run's own processes; peers from that number on are guests.
-        guest: it may leave when it likes, and nobody waits for it.
+        own: the run's own processes; peers from that number on are elastic workers.
+        elastic worker: it may leave when it likes, and nobody waits for it.
     """
 
     mode: Mode
@@ -56,7 +56,7 @@ class Dispatching:
     served: ServedDense | None
     window: int = 1
     own: int = 0
-    guest: bool = False
+    elastic_worker: bool = False
 
 
 class DispatchedRows(NodeRows):
@@ -83,15 +83,17 @@ class DispatchedRows(NodeRows):
     def reached(self, planned: int) -> int:
         return self._next // self._dispatching.parts
 
-    def stops_before(self, sequence: int) -> bool:
+    def stops_before(self, batch_index: int) -> bool:
         return self._through
 
     def reserve(self) -> int | None:
         """The next batch of the data list for this trainer; None: there is none left. For one thread at a time."""
         if self._through:
             return None
-        self._send(COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested() and not self._dispatching.guest))
-        while not self._wait(lambda: self._dispatched, _A_LOOK if self._dispatching.guest else None):
+        self._send(
+            COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested() and not self._dispatching.elastic_worker)
+        )
+        while not self._wait(lambda: self._dispatched, _A_LOOK if self._dispatching.elastic_worker else None):
             if self._stop_requested():
                 self._through, self._next = True, 0
                 return None
@@ -102,7 +104,7 @@ class DispatchedRows(NodeRows):
 
     def read(self, batch: Batch) -> None:
         number, dispatching = batch.plan.number, self._dispatching
-        place = batch.sequence - self._first
+        place = batch.batch_index - self._first
         self._wait(lambda: place == self._entered and place < self._written + dispatching.window)  # one after the other
         self._send(COORDINATOR, Message(Kind.ENTER, number, step=batch.plan.examples))
         self._wait(lambda: number in self._tokens)
@@ -159,13 +161,13 @@ class DispatchedRows(NodeRows):
             self._take_rows(node, message, rows)
         with self._changed:
             if message.kind == Kind.DISPATCH:
-                self._dispatched.append(None if message.final else message.sequence)
+                self._dispatched.append(None if message.final else message.batch_index)
             elif message.kind == Kind.TOKEN:
-                self._tokens[message.sequence] = message.step
-            elif message.kind == Kind.APPLIED and message.sequence in self._taken:
-                self._taken[message.sequence][node] = message.step
+                self._tokens[message.batch_index] = message.step
+            elif message.kind == Kind.APPLIED and message.batch_index in self._taken:
+                self._taken[message.batch_index][node] = message.step
             elif message.kind == Kind.FINISHED:
-                self._next = message.sequence
+                self._next = message.batch_index
             elif message.kind != Kind.ROWS:
                 raise Malformed(f"nobody sends a {message.kind.name} to who is dealt batches")
             self._changed.notify_all()

@@ -110,7 +110,7 @@ class DispatchedShard(Shard):
         if message.kind in KINDS and self.desk is not None:
             return self.desk.handle(peer, message, rest)
         if message.kind == Kind.DENSE and self._slice is not None:
-            return [(peer, Message(Kind.FOUND, message.sequence, [self._slice.state()]))]
+            return [(peer, Message(Kind.FOUND, message.batch_index, [self._slice.state()]))]
         return super().handle(peer, frames)
 
     def flush(self) -> None:
@@ -152,19 +152,19 @@ class DispatchedShard(Shard):
         return lambda rows: self._clock.steps(table.timestamps(rows))
 
     def _pull(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
-        if (peer, message.sequence) in self._pulls:
-            raise Malformed(f"batch {message.sequence} is pulled again")
+        if (peer, message.batch_index) in self._pulls:
+            raise Malformed(f"batch {message.batch_index} is pulled again")
         if sum(each == peer for each, _ in self._pulls) >= self._ahead:
             raise Malformed("a batch that is too far ahead is pulled")
-        to, rows = self._served(peer, message.sequence, self._asked(frames))
+        to, rows = self._served(peer, message.batch_index, self._asked(frames))
         if self._slice is not None:
             rows.arrays.append(self._slice.values().copy())
         return [(to, rows)]
 
     def _push(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
-        pull = self._pulls.get((peer, message.sequence))
+        pull = self._pulls.get((peer, message.batch_index))
         if pull is None:
-            raise Malformed(f"batch {message.sequence} is pushed without a pull, or again")
+            raise Malformed(f"batch {message.batch_index} is pushed without a pull, or again")
         dense, dense_factor = np.zeros(0, np.float32), 1.0
         if self._slice is not None:
             *frames, last = frames or [b""]
@@ -173,10 +173,10 @@ class DispatchedShard(Shard):
             if not 0 <= dense_factor <= 1:
                 raise Malformed("a factor outside of 0 to 1")
         gradients = self._gradients(pull, frames)
-        del self._pulls[peer, message.sequence]
-        if peer >= self._trainers and self._dense.settled(message.sequence):
+        del self._pulls[peer, message.batch_index]
+        if peer >= self._trainers and self._dense.settled(message.batch_index):
             return []  # it is missed already, and its batches are refused: it will hear of that
-        about = message.sequence, message.step
+        about = message.batch_index, message.step
         average, rows = self._dense.add(*about, dense), []
         self._factors = message.factor, dense_factor
         for aggregator, mine, picks, part in zip(self._rows, pull.rows, pull.picks, gradients, strict=True):
@@ -185,7 +185,7 @@ class DispatchedShard(Shard):
             taken = (mine, found) if message.share else (_NO_ROWS, found[:0])
             rows.append(aggregator.add(*about, *taken))
         self._finish(average, rows)
-        return [(peer, Message(Kind.APPLIED, message.sequence, step=self._dense.step))]
+        return [(peer, Message(Kind.APPLIED, message.batch_index, step=self._dense.step))]
 
     def _finish(self, average: np.ndarray | None, rows: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> None:
         if average is None:

@@ -86,9 +86,9 @@ class NodeSource(RowSource):
         self.counts: Callable[[], Mapping[str, float]] = dict
         """What this process's own shard has counted (`ShardServer.counts`)."""
         self.announce: Callable[[Mapping[str, Any]], None] = lambda run: None
-        """Tells guests what run this is, in plain values."""
+        """Tells elastic workers what run this is, in plain values."""
         self.reconcile: Callable[[Message, Sequence], None] | None = None
-        """Does what the coordinator says of guests that are gone, at this process's own shard, and answers."""
+        """Does what the coordinator says of elastic workers that are gone, at this process's own shard, and answers."""
         self.error: BaseException | None = None
         self._errors: list[BaseException] = []  # of each line that is over
         self.stopped = threading.Event()
@@ -166,9 +166,9 @@ class NodeSource(RowSource):
                 self.bytes_received += sum(memoryview(frame).nbytes for frame in frames)
                 message, rest = parse(frames)
                 if message.kind == Kind.FOUND:
-                    self._pending_requests.answer(message.sequence, node, rest)
+                    self._pending_requests.answer(message.batch_index, node, rest)
                 elif message.kind == Kind.SYNCED:
-                    self.sync.pending_requests.answer(message.sequence, node, rest)
+                    self.sync.pending_requests.answer(message.batch_index, node, rest)
                 elif message.kind in (Kind.REFUSE, Kind.FILL) and self.reconcile is not None:
                     self.reconcile(message, rest)
                 elif self.exchange is not None:

@@ -21,7 +21,7 @@ class NoRows(RowExchange):
     def planned_until(self, last: int) -> int:
         return self._first
 
-    def stops_before(self, sequence: int) -> bool:
+    def stops_before(self, batch_index: int) -> bool:
         return True
 
     def read(self, batch: Batch) -> None:

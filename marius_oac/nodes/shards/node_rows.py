@@ -60,12 +60,12 @@ class NodeRows(RowExchange):
         self._error: BaseException | None = None
         self.stop_at = NEVER_STOP
 
-    def stops_before(self, sequence: int) -> bool:
-        return sequence >= self.stop_at
+    def stops_before(self, batch_index: int) -> bool:
+        return batch_index >= self.stop_at
 
     def read(self, batch: Batch) -> None:
         nodes = set(range(len(self._source.connections)))
-        self._pull(batch.sequence, Pending(batch, set(nodes), nodes if self._source.lockstep else set()))
+        self._pull(batch.batch_index, Pending(batch, set(nodes), nodes if self._source.lockstep else set()))
 
     def _pull(self, number: int, pending: Pending) -> None:
         with self._changed:
@@ -76,7 +76,7 @@ class NodeRows(RowExchange):
         self._wait(lambda: not pending.rows)
 
     def validate(self, batch: Batch, safe_to_evict: int) -> None:
-        pending = self._pending[batch.sequence]
+        pending = self._pending[batch.batch_index]
         self._wait(lambda: not pending.patches)
         for table in range(len(batch.plan.rows)):
             values = batch.rows_in(batch.resident, table)[2]
@@ -94,14 +94,14 @@ class NodeRows(RowExchange):
     def write(self, batch: Batch) -> None:
         plan, source = batch.plan, self._source
         with self._changed:
-            del self._pending[batch.sequence]
+            del self._pending[batch.batch_index]
             self._unapplied += len(source.connections)
-        stop_at = batch.sequence + source.ahead if self._stop_requested() else NEVER_STOP
+        stop_at = batch.batch_index + source.ahead if self._stop_requested() else NEVER_STOP
         about = {"share": float(plan.arrays["share"].item()), "factor": source.factor(plan)}
         for node, parts in enumerate(self._gradients(batch)):
             # In lockstep all nodes say when; else the first one does, for trainers are anywhere.
             asked = stop_at if source.lockstep or node == 0 else NEVER_STOP
-            self._send(node, Message(Kind.PUSH, batch.sequence, parts, stop_at=asked, **about))
+            self._send(node, Message(Kind.PUSH, batch.batch_index, parts, stop_at=asked, **about))
 
     def _gradients(self, batch: Batch) -> Iterator[list[np.ndarray]]:
         """Of each node: those of its rows of each table."""
@@ -139,7 +139,7 @@ class NodeRows(RowExchange):
             if message.kind == Kind.APPLIED:
                 self._unapplied -= 1
             if message.kind != Kind.ROWS:
-                reached = message.sequence - (message.kind == Kind.PATCH)
+                reached = message.batch_index - (message.kind == Kind.PATCH)
                 self._applied[node] = max(self._applied[node], reached)
             self._changed.notify_all()
 
@@ -147,7 +147,7 @@ class NodeRows(RowExchange):
         pending = self._known(message)
         batch = pending.batch
         if node not in pending.rows or len(frames) != len(batch.plan.rows):
-            raise Malformed(f"rows of batch {message.sequence} that nobody asked for")
+            raise Malformed(f"rows of batch {message.batch_index} that nobody asked for")
         for table, (frame, route) in enumerate(zip(frames, batch.plan.routes, strict=True)):
             values, places = np.asarray(batch.rows_in(batch.staging, table)[2]), route.places(node)
             kernels.scatter(array(frame, np.float32, places.size, values.shape[1]), places, values)
@@ -159,14 +159,14 @@ class NodeRows(RowExchange):
     def _take_patch(self, node: int, message: Message, frames: Sequence) -> None:
         pending = self._known(message)
         if node in pending.rows or node not in pending.patches or len(frames) != 2 * len(pending.batch.plan.rows):
-            raise Malformed(f"a patch of batch {message.sequence} that nobody waits for")
+            raise Malformed(f"a patch of batch {message.batch_index} that nobody waits for")
         patch = []
         for table, route in enumerate(pending.batch.plan.routes):
             places = array(frames[2 * table], np.int64, -1)
             values = array(frames[2 * table + 1], np.float32, places.size, self._source.layouts[table].dimension)
             mine = route.places(node)
             if places.size and not 0 <= places.min() <= places.max() < mine.size:
-                raise Malformed(f"a patch of rows that batch {message.sequence} does not have")
+                raise Malformed(f"a patch of rows that batch {message.batch_index} does not have")
             patch.append((mine[places], values))
         with self._changed:
             pending.patch.append(patch)
@@ -174,9 +174,9 @@ class NodeRows(RowExchange):
 
     def _known(self, message: Message) -> Pending:
         with self._changed:
-            pending = self._pending.get(message.sequence)
+            pending = self._pending.get(message.batch_index)
         if pending is None:
-            raise Malformed(f"{message.kind.name} of batch {message.sequence}, which is not on its way")
+            raise Malformed(f"{message.kind.name} of batch {message.batch_index}, which is not on its way")
         return pending
 
     def _send(self, node: int, message: Message) -> None:
@@ -187,7 +187,7 @@ class NodeRows(RowExchange):
             self._source.connections[node].send(frames)
         except ValueError as error:  # larger than a message may be
             raise InputError(
-                f"batch {message.sequence}: {error}; make batches smaller", "training.batch_size"
+                f"batch {message.batch_index}: {error}; make batches smaller", "training.batch_size"
             ) from None
         with self._changed:
             self._source.bytes_sent += sum(memoryview(frame).nbytes for frame in frames)

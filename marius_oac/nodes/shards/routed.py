@@ -58,8 +58,8 @@ class RoutedPlanner:
         """
         self._parts, self._reserve = parts, reserve
 
-    def plan(self, sequence: int) -> Plan:
-        return Plan(sequence, (), {}, 0) if self._parts else self._routed(self._planner.plan(sequence))
+    def plan(self, batch_index: int) -> Plan:
+        return Plan(batch_index, (), {}, 0) if self._parts else self._routed(self._planner.plan(batch_index))
 
     def assign_rows(self, plan: Plan) -> Plan | None:
         if not self._parts:
@@ -71,4 +71,4 @@ class RoutedPlanner:
         made = self._routed(self._parts[part].plan(batch))
         arrays = {**made.arrays, "part": np.array([batch, part])}
         routed = {"routes": made.routes, "rows": made.rows, "arrays": arrays}
-        return DispatchedPlan(plan.sequence, examples=made.examples, number=number, **routed)
+        return DispatchedPlan(plan.batch_index, examples=made.examples, number=number, **routed)

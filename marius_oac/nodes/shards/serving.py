@@ -5,8 +5,8 @@ Guarantees:
   at a time, whichever door it came through.
 - The first error ends the threads and goes to `on_failure`; `fail` tells the trainers of it, so that none of them waits
   for an answer that will not come.
-- A guest (`guests`) that is gone, or that can't be sent anything any more, ends nothing; nor does a trainer of
-  the run's own that is not in its group (`node_rowless`).
+- An elastic worker (`elastic_workers`) that is gone, or that can't be sent anything any more, ends nothing; nor does a
+  trainer of the run's own that is not in its group (`node_rowless`).
 - A message that does not fit (`Malformed`) comes from a trainer of this run, for nobody else gets through a door: it is
   a defect, and an error as any other, which names the trainer.
 """
@@ -33,7 +33,7 @@ class ShardServer:
     doors: where messages come from, with the ranks that each of them has: an in-process one for this process, one
         on the network for the others. Closed by their owner.
     on_failure: called once, by the thread that failed, which holds no lock.
-    trainers: ranks below it are members of the run's group; others are guests, or are treated as such.
+    trainers: ranks below it are members of the run's group; others are elastic workers, or are treated as such.
     on_lost: called where one of these is gone, with its rank, by the thread that found it, which holds the lock.
     bind: called by each thread with "serve" before its first message (`runtime/machine/binding.py`).
     """
@@ -50,8 +50,8 @@ class ShardServer:
         self.shard, self._on_failure, self._bind = shard, on_failure, bind
         self._trainers, self._on_lost = trainers, on_lost
         self._welcome: np.ndarray | None = None
-        self._joining: list[int] = []  # guests that want to know the run, before anybody does
-        self._waiting_workers: list[int] = []  # guests that want batches, while none are dealt
+        self._joining: list[int] = []  # elastic workers that want to know the run, before anybody does
+        self._waiting_workers: list[int] = []  # elastic workers that want batches, while none are dealt
         self._endpoints, self._endpoint_of = [endpoint for endpoint, _ in endpoints], {}
         for endpoint, ranks in endpoints:
             self._endpoint_of |= dict.fromkeys(ranks, endpoint)
@@ -81,7 +81,7 @@ class ShardServer:
             self.counts = add_counts(self.counts, self.shard.metrics())
 
     def welcome(self, run: bytes) -> None:
-        """What guests are told of the run."""
+        """What elastic workers are told of the run."""
         with self._lock:
             self._welcome = np.frombuffer(run, np.uint8)
             for peer in self._joining:
@@ -94,8 +94,8 @@ class ShardServer:
         with self._lock:
             if message.kind == Kind.REFUSE:
                 settled, step = self.shard.refuse(values)
-                return Message(Kind.ANSWER, message.sequence, [np.array(settled, np.bool_)], step=step)
-            return Message(Kind.FILLED, message.sequence, step=self.shard.fill(values))
+                return Message(Kind.ANSWER, message.batch_index, [np.array(settled, np.bool_)], step=step)
+            return Message(Kind.FILLED, message.batch_index, step=self.shard.fill(values))
 
     def fail(self, error: BaseException) -> None:
         """Every trainer's connection is lost to it, because of this error."""
@@ -128,7 +128,7 @@ class ShardServer:
                 self._send(to, message)
 
     def _answers(self, peer: int, frames: Sequence) -> list[Out]:
-        if self._is_guest(peer):
+        if self._is_elastic(peer):
             kind = parse(frames)[0].kind
             if kind == Kind.JOIN:
                 if self._welcome is not None:
@@ -147,7 +147,7 @@ class ShardServer:
         self._on_lost(peer)
         return self.shard.gone(peer)
 
-    def _is_guest(self, peer: int) -> bool:
+    def _is_elastic(self, peer: int) -> bool:
         return self._trainers is not None and peer >= self._trainers
 
     def _send(self, to: int, message: Message) -> None:
@@ -157,10 +157,10 @@ class ShardServer:
             if message.kind not in (Kind.ROWS, Kind.PATCH):
                 raise
             raise InputError(
-                f"batch {message.sequence}: {error}; make batches smaller", "training.batch_size"
+                f"batch {message.batch_index}: {error}; make batches smaller", "training.batch_size"
             ) from None
         except NodeLost:
-            if not self._is_guest(to):
+            if not self._is_elastic(to):
                 raise
 
     def __enter__(self) -> ShardServer:

@@ -95,7 +95,7 @@ class Shard:
         self._pushes: dict[tuple[int, int], _Push] = {}
 
     def gone(self, peer: int) -> list[Out]:
-        """What follows from a guest's end; nothing more comes from it."""
+        """What follows from an elastic worker's end; nothing more comes from it."""
         return []
 
     def flush(self) -> None:
@@ -119,22 +119,22 @@ class Shard:
         raise Malformed(f"a trainer sends no {message.kind.name} here")
 
     def _pull(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
-        number = message.sequence * self._trainers + peer
-        known = (peer, message.sequence) in self._pulls or number in self._waiting
+        number = message.batch_index * self._trainers + peer
+        known = (peer, message.batch_index) in self._pulls or number in self._waiting
         if known or (self._lockstep and number < self._settled):
-            raise Malformed(f"batch {message.sequence} is pulled again")
+            raise Malformed(f"batch {message.batch_index} is pulled again")
         begun = [each for each, _ in self._pulls] + [each % self._trainers for each in self._waiting]
-        if begun.count(peer) >= self._ahead or message.sequence > MAX_TIMESTAMP:
+        if begun.count(peer) >= self._ahead or message.batch_index > MAX_TIMESTAMP:
             raise Malformed("a batch that is too far ahead is pulled")
         asked = self._asked(frames)
-        self._last_pulled = max(self._last_pulled, message.sequence)
+        self._last_pulled = max(self._last_pulled, message.batch_index)
         if not self._lockstep:
-            return [self._served(peer, message.sequence, asked)]
+            return [self._served(peer, message.batch_index, asked)]
         self._waiting[number] = asked
         out = []
         while self._settled in self._waiting:
-            sequence, trainer = divmod(self._settled, self._trainers)
-            out.append(self._served(trainer, sequence, self._waiting.pop(self._settled)))
+            batch_index, trainer = divmod(self._settled, self._trainers)
+            out.append(self._served(trainer, batch_index, self._waiting.pop(self._settled)))
             self._settled += 1
         return out
 
@@ -148,7 +148,7 @@ class Shard:
             raise Malformed(f"{len(frames)} frames, not {at}")
         return asked
 
-    def _served(self, peer: int, sequence: int, asked: list) -> Out:
+    def _served(self, peer: int, batch_index: int, asked: list) -> Out:
         pull, values = _Pull([], [], self.applied), []
         for table, (each, bags) in zip(self.tables, asked, strict=True):
             index = table.rows_of(each)
@@ -157,23 +157,23 @@ class Shard:
             values.append(picks.values(table.read(rows)))
             pull.rows.append(rows)
             pull.picks.append(picks)
-        self._pulls[peer, sequence] = pull
-        final = not self._lockstep or self.applied == sequence - 1
-        return peer, Message(Kind.ROWS, sequence, values, final=final, stop_at=self._stop_at)
+        self._pulls[peer, batch_index] = pull
+        final = not self._lockstep or self.applied == batch_index - 1
+        return peer, Message(Kind.ROWS, batch_index, values, final=final, stop_at=self._stop_at)
 
     def _push(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
-        place = peer, message.sequence
+        place = peer, message.batch_index
         if place not in self._pulls or place in self._pushes:
-            raise Malformed(f"batch {message.sequence} is pushed without a pull, or again")
+            raise Malformed(f"batch {message.batch_index} is pushed without a pull, or again")
         self._pushes[place] = _Push(message, self._gradients(self._pulls[place], frames))
         if not self._lockstep:
             if message.share:
-                self._apply([place], message.sequence, [1.0])
+                self._apply([place], message.batch_index, [1.0])
             else:  # an example of another trainer's, see `RankSlice`
                 del self._pulls[place], self._pushes[place]
             if message.stop_at < NEVER_STOP:  # nobody has gone further than that much ahead of the last one pulled
-                self._stop_at = min(self._stop_at, self._last_pulled + message.stop_at - message.sequence)
-            return [(peer, Message(Kind.APPLIED, message.sequence, stop_at=self._stop_at))]
+                self._stop_at = min(self._stop_at, self._last_pulled + message.stop_at - message.batch_index)
+            return [(peer, Message(Kind.APPLIED, message.batch_index, stop_at=self._stop_at))]
         out = []
         while all((trainer, self.applied + 1) in self._pushes for trainer in range(self._trainers)):
             out += self._apply_all()
@@ -190,24 +190,24 @@ class Shard:
 
     def _apply_all(self) -> list[Out]:
         """The next batch of all trainers, and who must hear of it."""
-        sequence = self.applied + 1
-        places = [(trainer, sequence) for trainer in range(self._trainers)]
+        batch_index = self.applied + 1
+        places = [(trainer, batch_index) for trainer in range(self._trainers)]
         messages = [self._pushes[place].message for place in places]
-        self._apply(places, sequence, [message.share for message in messages])
-        self.applied = sequence
+        self._apply(places, batch_index, [message.share for message in messages])
+        self.applied = batch_index
         self._stop_at = min(self._stop_at, *(message.stop_at for message in messages))
-        return [(trainer, self._news(trainer, sequence)) for trainer in range(self._trainers)]
+        return [(trainer, self._news(trainer, batch_index)) for trainer in range(self._trainers)]
 
-    def _news(self, trainer: int, sequence: int) -> Message:
-        pull = self._pulls.get((trainer, sequence + 1))
+    def _news(self, trainer: int, batch_index: int) -> Message:
+        pull = self._pulls.get((trainer, batch_index + 1))
         if pull is None:
-            return Message(Kind.APPLIED, sequence, stop_at=self._stop_at)
+            return Message(Kind.APPLIED, batch_index, stop_at=self._stop_at)
         arrays = []
         for table, rows, picks in zip(self.tables, pull.rows, pull.picks, strict=True):
             places = picks.holding(table.timestamps(rows) > pull.applied)
             needed, newer = picks.take(places).compact(rows.size)
             arrays += [places, newer.values(table.read(rows[needed]))]
-        return Message(Kind.PATCH, sequence + 1, arrays, stop_at=self._stop_at)
+        return Message(Kind.PATCH, batch_index + 1, arrays, stop_at=self._stop_at)
 
     def _apply(self, places: list[tuple[int, int]], timestamp: int, shares: list[float]) -> None:
         pulls, pushes = [self._pulls.pop(place) for place in places], [self._pushes.pop(place) for place in places]
@@ -232,11 +232,11 @@ class Shard:
             found = self.sync.exchange(values) if what == Sync.EXCHANGE else self.sync.read()
         except (ValueError, IndexError) as error:
             raise Malformed(f"a synchronisation that does not fit: {error}") from None
-        return [(peer, Message(Kind.SYNCED, message.sequence, [found.numpy()]))]
+        return [(peer, Message(Kind.SYNCED, message.batch_index, [found.numpy()]))]
 
     def _look_up(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
         if message.table >= len(self.tables):
             raise Malformed(f"there is no table {message.table}")
         table = self.tables[message.table]
         values, known = table.look_up(table.asked(frames))
-        return [(peer, Message(Kind.FOUND, message.sequence, [values, known], table=message.table))]
+        return [(peer, Message(Kind.FOUND, message.batch_index, [values, known], table=message.table))]

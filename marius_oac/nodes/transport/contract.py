@@ -67,7 +67,8 @@ class Security:
 
 @dataclass(frozen=True)
 class Request:
-    """A message that a trainer sent: its rank and the frames; None: a guest is gone, and has said nothing more."""
+    """A message that a trainer sent: its rank and the frames; None: an elastic worker is gone, and has said nothing
+    more."""
 
     peer: int
     frames: list[memoryview] | None
@@ -100,7 +101,8 @@ class Server(Endpoint):
 
     Raises:
         NodeLost: in `receive`, when any trainer is lost; in `send`, when this one is lost or has left. A trainer that
-            closed its client has left and is not lost. A *guest* may be lost or leave: `receive` tells of it, once for
+            closed its client has left and is not lost. An elastic worker may be lost or leave: `receive` tells of it,
+            once for
         each time that it was here; then its rank may connect again.
         Closed: after `close`, `abort` or `fail`.
     """

@@ -19,14 +19,14 @@ In dealt modes (`modes`) the first shard's node deals batches:
 | kind | from | frames after the header |
 |---|---|---|
 | RESERVE | trainer | none: which batch is its next one; `final`: the user wants to stop |
-| DEAL | coordinator | none: batch `sequence`; `final`: there is none left |
-| ENTER | trainer | none: it is about to pull batch `sequence` |
+| DISPATCH | coordinator | none: batch `batch_index`; `final`: there is none left |
+| ENTER | trainer | none: it is about to pull batch `batch_index` |
 | TOKEN | coordinator | none: `step` is the batch's token; comes when the trainer may go on |
-| DONE | trainer | steps of the shards, int64 [S], which all have taken batch `sequence`; its loss, float64 [1] |
-| FINISHED | coordinator | none: no batch is left, none is out; the next one would be `sequence` |
-| JOIN | guest | none: it wants to know the run, before anything else |
-| WELCOME | coordinator | the run as JSON (`guests`) |
-| REFUSE | coordinator | batches, int64 [n], of worker `sequence`, who is gone: the trainer's shard takes them no more |
+| DONE | trainer | steps of the shards, int64 [S], which all have taken batch `batch_index`; its loss, float64 [1] |
+| FINISHED | coordinator | none: no batch is left, none is out; the next one would be `batch_index` |
+| JOIN | elastic worker | none: it wants to know the run, before anything else |
+| WELCOME | coordinator | the run as JSON (`training.elastic`) |
+| REFUSE | coordinator | batches, int64 [n], of worker `batch_index`, which is gone: the shard takes them no more |
 | ANSWER | trainer | which of them its shard, number `table`, has settled, bool [n]; `step` is where it is |
 | FILL | coordinator | tokens, int64 [n], of places that this trainer's shard fills with nothing |
 | FILLED | trainer | none: done; `table` and `step` as in ANSWER |
@@ -81,7 +81,7 @@ class Message:
     """
 
     kind: Kind
-    sequence: int
+    batch_index: int
     arrays: Sequence[np.ndarray] = field(default=())
     table: int = 0
     final: bool = False
@@ -93,7 +93,7 @@ class Message:
     def frames(self) -> list:
         """As bytes-like objects."""
         header = _HEADER.pack(
-            _MAGIC, self.kind, self.final, self.table, self.sequence, self.stop_at, self.step, self.share,
+            _MAGIC, self.kind, self.final, self.table, self.batch_index, self.stop_at, self.step, self.share,
             self.factor,
         )  # fmt: skip
         return [header, *(np.ascontiguousarray(each).reshape(-1).view(np.uint8).data for each in self.arrays)]
@@ -107,12 +107,12 @@ def parse(frames: Sequence) -> tuple[Message, Sequence]:
     """
     if not frames or len(frames[0]) != _HEADER.size:
         raise Malformed("no header")
-    magic, kind, final, table, sequence, stop_at, step, share, factor = _HEADER.unpack(frames[0])
-    if magic != _MAGIC or kind >= len(Kind) or final > 1 or min(sequence, stop_at, step) < 0:
+    magic, kind, final, table, batch_index, stop_at, step, share, factor = _HEADER.unpack(frames[0])
+    if magic != _MAGIC or kind >= len(Kind) or final > 1 or min(batch_index, stop_at, step) < 0:
         raise Malformed("not a header of ours")
     if not (0 <= share <= 1 and 0 < factor <= 1):
         raise Malformed("a share or a factor outside of 0 to 1")
-    return Message(Kind(kind), sequence, (), table, bool(final), stop_at, step, share, factor), frames[1:]
+    return Message(Kind(kind), batch_index, (), table, bool(final), stop_at, step, share, factor), frames[1:]
 
 
 def array(frame, dtype: type, *shape: int) -> np.ndarray:

@@ -41,7 +41,7 @@ class ZmqServer(ZmqEndpoint, Server):
         name: this node's.
         peers: rank -> name of its node, for all that may connect.
         timeout: seconds after which a silent trainer is lost.
-        guests: ranks that may come and go.
+        elastic workers: ranks that may come and go.
         log: gets one line at a time about what was refused, from whichever thread is in a call; must not call back.
 
     Raises:
@@ -57,11 +57,11 @@ class ZmqServer(ZmqEndpoint, Server):
         limits: Limits = Limits(),  # noqa: B008 - frozen
         timeout: float = 30.0,
         log: Callable[[str], None] = lambda connection: None,
-        guests: Container[int] = (),
+        elastic_workers: Container[int] = (),
     ):
         endpoint = _endpoint(address, name)
         super().__init__(zmq.ROUTER, name, limits, timeout)
-        self.names, self._why, self._guests = dict(peers), "", guests
+        self.names, self._why, self._elastic_workers = dict(peers), "", elastic_workers
         self._keys = Keys(security, name)
         self._refusals = Refusals(log)
         self._by_rank: dict[int, Connection] = {}
@@ -130,14 +130,14 @@ class ZmqServer(ZmqEndpoint, Server):
     def _has_request(self) -> bool:
         if not self._inbox:
             for rank, connection in self._by_rank.items():
-                if connection.over != LEFT and rank not in self._guests:
+                if connection.over != LEFT and rank not in self._elastic_workers:
                     connection.check()
         return bool(self._inbox) or self._departed(forget=False) is not None
 
     def _departed(self, forget: bool = True) -> int | None:
-        """A guest that is gone, from now on forgotten."""
+        """An elastic worker that is gone, from now on forgotten."""
         for rank, connection in self._by_rank.items():
-            if rank in self._guests and connection.over is not None:
+            if rank in self._elastic_workers and connection.over is not None:
                 if forget:
                     del self._by_rank[rank], self._by_route[connection.route[0]]
                 return rank
@@ -201,7 +201,7 @@ class ZmqServer(ZmqEndpoint, Server):
             self._turn_away(route, failed(self._why))
         if rank not in self.names:
             self._turn_away(route, "unknown rank")
-        if rank in self._by_rank and (rank in self._guests or self._by_rank[rank].over != LEFT):
+        if rank in self._by_rank and (rank in self._elastic_workers or self._by_rank[rank].over != LEFT):
             self._turn_away(route, TAKEN)
 
     def _turn_away(self, route: bytes, reason: str) -> None:

@@ -59,14 +59,14 @@ TABLES = "tables"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint. `sequence` is the next batch, `extra` what the training loop put in.
+    """A complete checkpoint. `batch_index` is the next batch, `extra` what the training loop put in.
 
     `pages` says, for each table that lies on disk, how many rows it has and how they are laid out. With a `pin` it
     stays until `close`, or as long as this object, or an array of rows on disk that it gave.
     """
 
     path: Path
-    sequence: int
+    batch_index: int
     extra: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
     pages: Mapping[str, Mapping[str, Any]]
@@ -183,11 +183,11 @@ def read_checkpoint(path: Path, pinned: bool = False) -> Checkpoint:
     return Checkpoint(path, manifest["sequence"], manifest["extra"], manifest["files"], manifest.get("pages", {}), pin)
 
 
-def name_of(sequence: int) -> str:
-    """The name of the checkpoint whose next batch is `sequence`: ten digits, so that names sort as numbers do."""
-    if sequence >= 10**10:
-        raise OverflowError(f"{sequence} batches have no name of ten digits")
-    return f"{sequence:010d}"
+def name_of(batch_index: int) -> str:
+    """The name of the checkpoint whose next batch is `batch_index`: ten digits, so that names sort as numbers do."""
+    if batch_index >= 10**10:
+        raise OverflowError(f"{batch_index} batches have no name of ten digits")
+    return f"{batch_index:010d}"
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
@@ -202,7 +202,7 @@ def _write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, d
 
 def write_checkpoint(
     folder: Path,
-    sequence: int,
+    batch_index: int,
     stores: Sequence[ParameterStore],
     dense: Mapping[str, Any],
     extra: Mapping[str, Any],
@@ -212,30 +212,30 @@ def write_checkpoint(
     files, pages = _write_arrays(folder, arrays), {}
     for store in stores:
         if isinstance(store, SsdStore):
-            files |= _write_pages(folder, store, sequence)
+            files |= _write_pages(folder, store, batch_index)
             pages[store.name] = {"rows": store.about.dump()}
         else:
-            files |= _write_table(folder, store, sequence)
+            files |= _write_table(folder, store, batch_index)
     for name, tensor in dense.items():
-        _check_finite(name, tensor.detach().cpu().numpy(), sequence)
+        _check_finite(name, tensor.detach().cpu().numpy(), batch_index)
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()})
     files[DENSE] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     write_flushed(folder / DENSE, content)
-    manifest = {"format": FORMAT, "version": VERSION, "sequence": sequence, "extra": dict(extra), "files": files}
+    manifest = {"format": FORMAT, "version": VERSION, "sequence": batch_index, "extra": dict(extra), "files": files}
     manifest |= {"pages": pages} if pages else {}
     write_flushed(folder / MANIFEST, sealed(manifest))
     sync(folder)
 
 
-def _check_finite(name: str, numbers: np.ndarray, sequence: int) -> None:
+def _check_finite(name: str, numbers: np.ndarray, batch_index: int) -> None:
     if not np.isfinite(numbers).all():
-        raise DivergedError(sequence - 1, f"{name} hold NaN or infinite numbers")
+        raise DivergedError(batch_index - 1, f"{name} hold NaN or infinite numbers")
 
 
-def _check_values(name: str, values: np.ndarray, sequence: int) -> None:
+def _check_values(name: str, values: np.ndarray, batch_index: int) -> None:
     """Of rows on other nodes no batch sees more than gradients."""
     if values.size and max(values.max(), -values.min()) > LARGEST_VALUE:
-        raise DivergedError(sequence - 1, f"{name} hold numbers that are too large (beyond {LARGEST_VALUE:,.0f})")
+        raise DivergedError(batch_index - 1, f"{name} hold numbers that are too large (beyond {LARGEST_VALUE:,.0f})")
 
 
 def _shapes(store: ParameterStore) -> dict[str, tuple[int, ...]]:
@@ -243,16 +243,16 @@ def _shapes(store: ParameterStore) -> dict[str, tuple[int, ...]]:
     return {"values": (count, layout.dimension), "state": (count, layout.state_width), "timestamps": (count,)}
 
 
-def _write_pages(folder: Path, store: SsdStore, sequence: int) -> dict[str, dict[str, Any]]:
+def _write_pages(folder: Path, store: SsdStore, batch_index: int) -> dict[str, dict[str, Any]]:
     """Writes what has changed to the page files, and to the checkpoint where each page lies."""
     store.flush()
     if store.tier.not_finite:
-        raise DivergedError(sequence - 1, f"{store.tier.not_finite} hold NaN or infinite numbers")
+        raise DivergedError(batch_index - 1, f"{store.tier.not_finite} hold NaN or infinite numbers")
     saved = store.tier.saved(store.name, store.num_rows)
     return _write_arrays(folder, {f"{store.name}.{part}": saved[part] for part in PAGED_PARTS})
 
 
-def _write_table(folder: Path, store: ParameterStore, sequence: int) -> dict[str, dict[str, Any]]:
+def _write_table(folder: Path, store: ParameterStore, batch_index: int) -> dict[str, dict[str, Any]]:
     """Streams a table to its three files; returns their sizes and checksums.
 
     Block after block: coroutines measured worse (`benchmarks/README.md`).
@@ -266,8 +266,8 @@ def _write_table(folder: Path, store: ParameterStore, sequence: int) -> dict[str
             for part, shape in _shapes(store).items()
         }
         for block in store.blocks():
-            _check_finite(store.name, block.rows, sequence)
-            _check_values(store.name, block.rows[:, :dimension], sequence)
+            _check_finite(store.name, block.rows, batch_index)
+            _check_values(store.name, block.rows[:, :dimension], batch_index)
             writers["values"].write(block.rows[:, :dimension])
             writers["state"].write(block.rows[:, dimension:])
             writers["timestamps"].write(block.timestamps)

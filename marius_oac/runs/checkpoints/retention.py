@@ -153,7 +153,7 @@ class Checkpoints:
 
     def save(
         self,
-        sequence: int,
+        batch_index: int,
         stores: Sequence[ParameterStore],
         dense: Mapping[str, Any],
         extra: Mapping[str, Any],
@@ -171,14 +171,14 @@ class Checkpoints:
             DivergedError: a number is NaN or infinite; such a checkpoint would push a good one out.
             InputError: the disk is full, or can't be written; the older checkpoints are as they were.
         """
-        path = self.folder / name_of(sequence)
+        path = self.folder / name_of(batch_index)
         temporary = unfinished(path)
         with disk_errors(path):
             make_folder(self.folder)
             self._discard(temporary)
             try:
                 temporary.mkdir()
-                write_checkpoint(temporary, sequence, stores, dense, extra, arrays)
+                write_checkpoint(temporary, batch_index, stores, dense, extra, arrays)
                 os.rename(temporary, path)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -195,20 +195,20 @@ class Checkpoints:
         return read_checkpoint(path)
 
     @contextmanager
-    def alone_after(self, sequence: int) -> Iterator[None]:
+    def alone_after(self, batch_index: int) -> Iterator[None]:
         """Within the block nobody reads a checkpoint of a later moment, or begins to. Raises InputError where somebody
         does."""
         with ExitStack() as stack:
             for name in self.names():
                 manifest = self.folder / name / MANIFEST
-                if name > name_of(sequence) and not stack.enter_context(alone_with(manifest)):
+                if name > name_of(batch_index) and not stack.enter_context(alone_with(manifest)):
                     raise InputError("is being read by another process; go back when that has ended", manifest.parent)
             yield
 
-    def drop_after(self, sequence: int) -> None:
+    def drop_after(self, batch_index: int) -> None:
         """Removes the checkpoints of later moments, the newest first; within `alone_after`."""
         for name in reversed(self.names()):
-            if name > name_of(sequence):
+            if name > name_of(batch_index):
                 self._remove(name)
 
     def keep_pages(self) -> None:

@@ -38,9 +38,10 @@ MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early
               "metrics", "pipeline.in_flight", "pipeline.workers", "pipeline.link", "data.path", "data.train",
               "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive", "keys.capacity",
               "storage.memory", "storage.path", "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing",
-              "nodes.load", "nodes.mode", "nodes.switch", "nodes.modes", "nodes.auto", "nodes.dense")  # fmt: skip
+              "nodes.load", "nodes.mode", "nodes.switch", "nodes.mode_options", "nodes.auto",
+              "nodes.dense")  # fmt: skip
 """Keys, and sections, that a run may go on with other values of. What lies in the files that some of them name has
-fingerprints of its own; of `nodes.dense` see `config_dense.check_change`."""
+fingerprints of its own; of `nodes.dense` see `config.dense.check_change`."""
 
 
 class _Kind(Described):

@@ -33,6 +33,7 @@ from marius_oac.config.ctr import of_an_older_run
 from marius_oac.config.dense import check_change
 from marius_oac.config.errors import read_mapping, shown
 from marius_oac.config.link_prediction import Config
+from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
 from marius_oac.data.graphs import identity
 from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
@@ -137,7 +138,11 @@ class RunFolder:
         path = Path(path)
         about, source = About.read(path), path / CONFIG
         tree, lines = read_mapping(source, "data: {path: ...}")
-        config = Config.build(of_an_older_run(tree), source=str(source), lines=lines)
+        config = Config.build(
+            with_new_names(of_an_older_run(tree), CONFIG_KEYS),
+            source=str(source),
+            lines=lines_by_new_names(lines, CONFIG_KEYS),
+        )
         if about.checked:
             about.check_config(config, str(source), lines)
         return cls(path, config, about)
@@ -189,12 +194,12 @@ class RunFolder:
         """The lines of metrics.jsonl, each with `kind` and `batch`; damaged ones are left out, aloud."""
         return self._metrics.lines()
 
-    def flushed_records(self, sequence: int) -> dict[str, Any]:
-        """What a checkpoint before batch `sequence` must know of metrics.jsonl and order.npy, as plain values. The disk
-        has both when this returns."""
-        records: dict[str, Any] = {"metrics": self._metrics.flushed(sequence).model_dump()}
+    def flushed_records(self, batch_index: int) -> dict[str, Any]:
+        """What a checkpoint before batch `batch_index` must know of metrics.jsonl and order.npy, as plain values. The
+        disk has both when this returns."""
+        records: dict[str, Any] = {"metrics": self._metrics.flushed(batch_index).model_dump()}
         if self.config.pipeline.order == "arrival":
-            records |= self._order.records(sequence)
+            records |= self._order.records(batch_index)
         return records
 
     def has_saved(self) -> bool:
@@ -206,15 +211,15 @@ class RunFolder:
         evaluated = any(line["kind"] == "evaluation" and line.get("split") == "valid" for line in self.metrics())
         return bool(self.summary()) or evaluated  # what is evaluated was saved before
 
-    def note_saved(self, sequence: int) -> None:
+    def note_saved(self, batch_index: int) -> None:
         """Said when every process has its checkpoint of this moment, before an older one is removed. A run over nodes
         notes it beside its parts as well, which may all be lost."""
         for folder in {self.path, self.rows}:
-            write_saved(folder, name_of(sequence))
+            write_saved(folder, name_of(batch_index))
 
     def rewind(
         self,
-        sequence: int,
+        batch_index: int,
         records: Mapping[str, Any] = MappingProxyType({}),
         wait: Callable[[], None] = lambda: None,
     ) -> None:
@@ -230,18 +235,18 @@ class RunFolder:
             InputError: somebody reads a later checkpoint; nothing is dropped.
         """
         recorded = self.config.pipeline.order == "arrival"
-        order = self._order.checked(sequence, records) if recorded else None
-        with self.checkpoints.alone_after(sequence):
-            there = name_of(sequence) in self.checkpoints.names()
+        order = self._order.checked(batch_index, records) if recorded else None
+        with self.checkpoints.alone_after(batch_index):
+            there = name_of(batch_index) in self.checkpoints.names()
             for folder in {self.path, self.rows}:
-                if (read_saved(folder) or "") > name_of(sequence):
-                    write_saved(folder, name_of(sequence) if there else "")
+                if (read_saved(folder) or "") > name_of(batch_index):
+                    write_saved(folder, name_of(batch_index) if there else "")
             wait()
             with disk_errors(self.path / SUMMARY):
                 remove_file(self.path / SUMMARY)
                 sync(self.path)  # before what it is about goes
-            self.checkpoints.drop_after(sequence)
-        kept = self._metrics.rewind(sequence).model_dump()
+            self.checkpoints.drop_after(batch_index)
+        kept = self._metrics.rewind(batch_index).model_dump()
         if kept != records.get("metrics", kept):
             what = "is not what it was at this checkpoint: lines are missing, or have been changed"
             say(f"note: {self.path / METRICS}: {what}")

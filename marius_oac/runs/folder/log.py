@@ -99,11 +99,13 @@ class RunLog:
     def schedule(self, batch_size: int) -> LogSchedule:
         return LogSchedule(self.files, self.segments, batch_size)
 
-    def check_files(self, config: CtrConfig, sequence: int) -> None:
-        """Raises CheckpointError where a file that batches from `sequence` on need is missing or has changed."""
+    def check_files(self, config: CtrConfig, batch_index: int) -> None:
+        """Raises CheckpointError where a file that batches from `batch_index` on need is missing or has changed."""
         schedule = self.schedule(config.training.batch_size)
         needed = (
-            {file for _, file in schedule.visits[schedule.visit(sequence) :]} if sequence < schedule.ends[-1] else set()
+            {file for _, file in schedule.visits[schedule.visit(batch_index) :]}
+            if batch_index < schedule.ends[-1]
+            else set()
         )
         for number in sorted(needed):
             file = self.files[number]

@@ -53,15 +53,15 @@ class MetricsFile:
         left out too. Raises CheckpointError where the file can't be read."""
         return [line for _, line in self._sound()]
 
-    def flushed(self, sequence: int | None = None) -> Prefix:
-        """What of the file a run that is rewound to batch `sequence` will keep, by default all. The disk has it when
+    def flushed(self, batch_index: int | None = None) -> Prefix:
+        """What of the file a run that is rewound to batch `batch_index` will keep, by default all. The disk has it when
         this returns."""
         texts = self._texts()
         if texts:
             with disk_errors(self.path):
                 sync(self.path)
                 sync(self.path.parent)
-        while texts and sequence is not None and not _is_kept(_parsed(texts[-1]), sequence):
+        while texts and batch_index is not None and not _is_kept(_parsed(texts[-1]), batch_index):
             texts.pop()
         return Prefix.of(texts)
 
@@ -75,10 +75,10 @@ class MetricsFile:
             if _parsed(text) is None:
                 raise CheckpointError("is damaged", f"{self.path}:{number}")
 
-    def rewind(self, sequence: int) -> Prefix:
+    def rewind(self, batch_index: int) -> Prefix:
         """Drops what was written after batch `sequence - 1`; an evaluation at the end of that batch goes too, as it is
         made again. Damaged lines go, aloud. Returns what is left."""
-        kept = [text for text, line in self._sound() if _is_kept(line, sequence)]
+        kept = [text for text, line in self._sound() if _is_kept(line, batch_index)]
         write_atomically(self.path, b"".join(kept))
         return Prefix.of(kept)
 
@@ -111,6 +111,6 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _is_kept(line: Mapping[str, Any] | None, sequence: int) -> bool:
-    """Whether a run that goes on with batch `sequence` has this line already."""
-    return line is None or line["batch"] < sequence - (line["kind"] == "evaluation")
+def _is_kept(line: Mapping[str, Any] | None, batch_index: int) -> bool:
+    """Whether a run that goes on with batch `batch_index` has this line already."""
+    return line is None or line["batch"] < batch_index - (line["kind"] == "evaluation")

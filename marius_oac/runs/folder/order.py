@@ -29,19 +29,19 @@ class OrderFile:
             return np.empty(0, np.int64)
         return read_npy(self.path, (np.int64,), (None,), CheckpointError)
 
-    def records(self, sequence: int) -> dict[str, Any]:
-        """What a checkpoint before batch `sequence` must know, as plain values."""
-        return {"order": _digest(self.read()[:sequence])}
+    def records(self, batch_index: int) -> dict[str, Any]:
+        """What a checkpoint before batch `batch_index` must know, as plain values."""
+        return {"order": _digest(self.read()[:batch_index])}
 
-    def checked(self, sequence: int, records: Mapping[str, Any]) -> np.ndarray:
-        """The first `sequence` batches. Raises CheckpointError where they are not what `records` say."""
+    def checked(self, batch_index: int, records: Mapping[str, Any]) -> np.ndarray:
+        """The first `batch_index` batches. Raises CheckpointError where they are not what `records` say."""
         order = self.read()
-        if len(order) < sequence:
-            raise CheckpointError(f"holds {len(order):,} batches, {sequence:,} are expected", self.path)
-        found = _digest(order[:sequence])
+        if len(order) < batch_index:
+            raise CheckpointError(f"holds {len(order):,} batches, {batch_index:,} are expected", self.path)
+        found = _digest(order[:batch_index])
         if found != records.get("order", found):
             raise CheckpointError("is damaged: it is not the order that was recorded", self.path)
-        return order[:sequence]
+        return order[:batch_index]
 
     def append(self, order: Sequence[int]) -> None:
         self.write(np.concatenate((self.read(), np.array(order, np.int64))))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from marius_oac.errors import CheckpointError
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.reporting import Totals
 from marius_oac.runtime.files.untrusted import typed
+
+_BATCH_INDEX = "sequence"  # of the next batch, in files
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Position:
         best: the best value of the decisive metric, -1 before the first; `best_epoch` when; `worse` evaluations since.
     """
 
-    sequence: int = 0
+    batch_index: int = 0
     total: Totals = Totals()
     epoch: Totals = Totals()
     best: float = -1.0
@@ -33,8 +36,13 @@ class Position:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> Position:
-        """From what `asdict` gave a checkpoint. Raises CheckpointError where that is something else."""
-        position = typed(dict(checkpoint.extra), checkpoint.path, cls, CheckpointError)
-        if position.sequence != checkpoint.sequence or not 0 <= position.best_epoch <= position.sequence:
+        """From what `dump` gave a checkpoint. Raises CheckpointError where that is something else."""
+        fields = {"batch_index" if key == _BATCH_INDEX else key: value for key, value in checkpoint.extra.items()}
+        position = typed(fields, checkpoint.path, cls, CheckpointError)
+        if position.batch_index != checkpoint.batch_index or not 0 <= position.best_epoch <= position.batch_index:
             raise CheckpointError("is damaged: its position is another's", checkpoint.path)
         return position
+
+    def dump(self) -> dict[str, Any]:
+        """As a checkpoint keeps it."""
+        return {_BATCH_INDEX if key == "batch_index" else key: value for key, value in asdict(self).items()}

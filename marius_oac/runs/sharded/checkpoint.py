@@ -94,7 +94,7 @@ class Layout:
         first = next((part for part in parts if SERVES not in part.arrays()), first)
         if not found or places != list(range(len(found))):
             raise CheckpointError(f"is damaged: its parts are those of the nodes {places}", first.path)
-        whole = NodesCheckpoint(first.path, first.sequence, first.extra, first.files, {})
+        whole = NodesCheckpoint(first.path, first.batch_index, first.extra, first.files, {})
         object.__setattr__(whole, "parts", carried)
         return whole
 
@@ -167,13 +167,13 @@ def open_whole(run: Path, name: str | None = None) -> NodesCheckpoint:
     return found[0].open(found[1], pinned=True)
 
 
-def drop_after(run: Path, sequence: int, besides: Path) -> None:
+def drop_after(run: Path, batch_index: int, besides: Path) -> None:
     """Removes what layouts other than the one at `besides` have of later moments: the story is told anew from here.
 
     Several processes may do so at once. Raises InputError, and removes nothing, where a part is a symbolic link.
     """
     parts = [part for layout in Layout.all(run) if layout.path != besides for part in layout.parts]
-    later = [part.folder / name for part in parts for name in reversed(part.names()) if name > name_of(sequence)]
+    later = [part.folder / name for part in parts for name in reversed(part.names()) if name > name_of(batch_index)]
     for path in later:
         check_no_link(path, run)
     for path in later:

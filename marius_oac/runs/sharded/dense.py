@@ -50,7 +50,7 @@ def load_dense(config: Any, peers: Peers, dense: DenseAgreement, step: Step, che
 
 def _begin_anew(config: Any, peers: Peers, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
     state = checkpoint.dense()
-    step.load_dense_state(adapted(config, state, checkpoint.sequence))
+    step.load_dense_state(adapted(config, state, checkpoint.batch_index))
     replicas = is_kstep(state) or any(name.startswith(f"{DENSE}.") for name in checkpoint.arrays())
     if replicas:
         found = step.dense_state()

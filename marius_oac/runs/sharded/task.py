@@ -138,8 +138,8 @@ class NodeTask(Task):
     def has(self, split: str) -> bool:
         return self.task.has(split)
 
-    def check_data_from(self, sequence: int) -> None:
-        self.task.check_data_from(sequence)
+    def check_data_from(self, batch_index: int) -> None:
+        self.task.check_data_from(batch_index)
 
     def run_files(self) -> Mapping[str, str]:
         return self.task.run_files()
@@ -174,7 +174,7 @@ class NodeTask(Task):
         return Components(routed, stores, step, device, tier, source)
 
     def _told(self) -> dict[str, Any]:
-        """What a guest must know of the run, in plain values."""
+        """What an elastic worker must know of the run, in plain values."""
         about = {"version": __version__, "config": self.config.dump(), "files": dict(self.run_files())}
         about |= {"fingerprint": self.fingerprint}
         about |= {"trains": list(self.crowd.trains), "trainers": self.trainers}
@@ -233,10 +233,11 @@ class NodeTask(Task):
     def mode_changes(self, reached: int) -> list[dict[str, Any]]:
         return self.speed_monitor.end(reached, self.peers)
 
-    def deal_outside(self, guest: bool) -> None:
-        """This is none of the group: batches are dealt to it whenever there are any. A guest may leave meanwhile."""
+    def deal_outside(self, elastic_worker: bool) -> None:
+        """This is none of the group: batches are dealt to it whenever there are any. An elastic worker may leave
+        meanwhile."""
         self.dispatch("gba")
-        self._source.dispatching = replace(self._source.dispatching, guest=guest)
+        self._source.dispatching = replace(self._source.dispatching, elastic_worker=elastic_worker)
 
     @property
     def stop_requested(self) -> bool:
@@ -261,15 +262,15 @@ class NodeTask(Task):
     @property
     def _num_parts(self) -> int:
         """M, batches that a global batch is cut into where they are dealt."""
-        return self.config.nodes.modes.parts or self.trainers
+        return self.config.nodes.mode_options.parts or self.trainers
 
     def _dispatching(self, kind: str) -> Dispatching:
-        modes, parts = self.config.nodes.modes, self._num_parts
-        mode = make_mode(kind, self.trainers, parts, 1, **modes.rules())
+        mode_options, parts = self.config.nodes.mode_options, self._num_parts
+        mode = make_mode(kind, self.trainers, parts, 1, **mode_options.rules())
         bounds = bounds_of(self._served, len(self.carried))
         carriers = [self.crowd.peer(rank) for rank, weight in enumerate(self.weights) if weight]
         own = self.crowd.own
-        return Dispatching(mode, parts, bounds, carriers, self.dense, self._served, modes.window, own)
+        return Dispatching(mode, parts, bounds, carriers, self.dense, self._served, mode_options.window, own)
 
     def reached(self, planned: int) -> int:
         """See `Task.reached`; collective where some processes only serve."""
@@ -300,7 +301,7 @@ class NodeTask(Task):
             self._take_rows(whole, parts)
         if not self.trains:
             return
-        parts.step.load_dense_state(adapted(self.config, whole.dense(), whole.sequence))
+        parts.step.load_dense_state(adapted(self.config, whole.dense(), whole.batch_index))
         self.dense.begin_anew()  # what is drawn to, such as w_ps, was made from the initial values
 
     def _factor(self, plan: Plan) -> float:
@@ -388,8 +389,8 @@ def check_config(config: Any, trainers: int) -> None:
     if config.pipeline.mode == "async" and dense.lockstep:
         what = f"'{dense.kind}' needs trainers in lockstep, and the mode is 'async'; use easgd, ma or bmuf"
         raise ConfigError(what, "nodes.dense.kind")
-    if nodes.dispatches and (nodes.modes.parts or 1) > config.training.batch_size:
-        what = f"{nodes.modes.parts} parts of a batch of {config.training.batch_size} examples"
+    if nodes.dispatches and (nodes.mode_options.parts or 1) > config.training.batch_size:
+        what = f"{nodes.mode_options.parts} parts of a batch of {config.training.batch_size} examples"
         raise ConfigError(what, "nodes.modes.parts")
-    if "hop-bw" in nodes.used and nodes.modes.backups >= trainers:
+    if "hop-bw" in nodes.used and nodes.mode_options.backups >= trainers:
         raise ConfigError(f"hop-bw would wait for none of {trainers} trainers", "nodes.modes.backups")

@@ -68,9 +68,9 @@ def _list_for(frames, lists, next_use):
 
 
 @inlined
-def _short(sequence):
+def _short(batch_index):
     """A sequence as `following` holds it; it holds -1 for UNUSED."""
-    return np.int32(sequence & _SHORT_MASK)
+    return np.int32(batch_index & _SHORT_MASK)
 
 
 @inlined
@@ -80,7 +80,7 @@ def _next(short, fetched):
 
 
 @compiled
-def _announce(d, pages, sequence):
+def _announce(d, pages, batch_index):
     frame_of, entry_of, following, next_use = d.frame_of, d.entry_of, d.following, d.next_use
     pins, before, after = d.pins, d.before, d.after
     frames = pins.size
@@ -89,19 +89,19 @@ def _announce(d, pages, sequence):
     for i in range(pages.size):
         page = pages[i]
         if entry_of[page] > 0:
-            following[entry_of[page] - 1] = _short(sequence)
+            following[entry_of[page] - 1] = _short(batch_index)
         else:
             frame = frame_of[page] - 1
             if frame >= 0 and next_use[frame] == UNUSED:
-                next_use[frame] = sequence
+                next_use[frame] = batch_index
                 if pins[frame] == 0:
                     _unlink(before, after, frame)
-                    _link(before, after, frame, before[_list_for(frames, lists, sequence)])
+                    _link(before, after, frame, before[_list_for(frames, lists, batch_index)])
         place = (entry + i) % following.size
         following[place] = -1
         entry_of[page] = place + 1
     d.state[_ENTRIES] += pages.size
-    d.state[_ANNOUNCED] = sequence
+    d.state[_ANNOUNCED] = batch_index
 
 
 @compiled
@@ -169,18 +169,18 @@ def _replace(d, pages, misses, victims):
 
 
 @compiled
-def _advance(d, pages, sequence):
-    """Batch `sequence`, the first of the announced ones, has its pages: their next uses are the ones after it."""
+def _advance(d, pages, batch_index):
+    """Batch `batch_index`, the first of the announced ones, has its pages: their next uses are the ones after it."""
     frame_of, entry_of, following, next_use = d.frame_of, d.entry_of, d.following, d.next_use
     entry = d.state[_ENTRY]
     for i in range(pages.size):
         place = (entry + i) % following.size
-        next_use[frame_of[pages[i]] - 1] = _next(np.int64(following[place]), sequence)
+        next_use[frame_of[pages[i]] - 1] = _next(np.int64(following[place]), batch_index)
         if entry_of[pages[i]] == place + 1:
             entry_of[pages[i]] = 0
     d.state[_ENTRY] = (entry + pages.size) % following.size
     d.state[_ENTRIES] -= pages.size
-    d.state[_FETCHED] = sequence
+    d.state[_FETCHED] = batch_index
 
 
 @compiled
@@ -257,16 +257,16 @@ class Directory:
         d = self.arrays
         return self._pending < self._batches and d.state[_ENTRIES] + pages.size <= d.following.size
 
-    def announce(self, pages: np.ndarray, sequence: int) -> None:
-        """Batch `sequence` will use `pages`, int64 ascending; in the order of the sequence."""
+    def announce(self, pages: np.ndarray, batch_index: int) -> None:
+        """Batch `batch_index` will use `pages`, int64 ascending; in the order of the sequence."""
         self._pending += 1
-        _announce(self.arrays, pages, sequence)
+        _announce(self.arrays, pages, batch_index)
 
     def shortage(self, pages: np.ndarray) -> int:
         """0 if `hold` can be called now, else `TOO_FEW_FRAMES` or `ON_ITS_WAY`."""
         return _shortage(self.arrays, pages, self._slot_of)
 
-    def hold(self, pages: np.ndarray, sequence: int = -1) -> tuple[np.ndarray, np.ndarray]:
+    def hold(self, pages: np.ndarray, batch_index: int = -1) -> tuple[np.ndarray, np.ndarray]:
         """Holds `pages`, int64 ascending: they are in memory or get a frame each.
 
         Args:
@@ -280,8 +280,8 @@ class Directory:
         misses = misses[: _hold_resident(d, pages, misses)]
         victims = np.empty(misses.size, np.int64)
         _replace(d, pages, misses, victims)
-        if sequence >= 0:
-            _advance(d, pages, sequence)
+        if batch_index >= 0:
+            _advance(d, pages, batch_index)
             self._pending -= 1
         return pages[misses], victims
 

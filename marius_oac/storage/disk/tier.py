@@ -49,7 +49,7 @@ class Claim:
     """Pages that a batch uses, int64 ascending."""
 
     pages: np.ndarray
-    sequence: int = -1
+    batch_index: int = -1
     ticket: int = -1
 
 
@@ -107,20 +107,20 @@ class DiskTier:
         """`fill(pages, frames)` puts pages of the table that were never written to their initial rows."""
         self._mover.fills[table] = fill
 
-    def announce(self, sequence: int, rows: Sequence[np.ndarray]) -> Claim:
-        """Batch `sequence` will use these rows of each table, int64 ascending. In the order of the sequence.
+    def announce(self, batch_index: int, rows: Sequence[np.ndarray]) -> Claim:
+        """Batch `batch_index` will use these rows of each table, int64 ascending. In the order of the sequence.
 
         Waits while too many batches are announced. Raises ConfigError where the budget can't hold the batch.
         """
         claim = Claim(
             np.concatenate([table.pages_of(part) for table, part in zip(self.tables.values(), rows, strict=True)]),
-            sequence,
+            batch_index,
         )
         if claim.pages.size > self.frames:
-            raise too_small(f"batch {sequence}", claim.pages.size, self.frames, self.page_bytes)
+            raise too_small(f"batch {batch_index}", claim.pages.size, self.frames, self.page_bytes)
         with self._room:
             self._wait(self._room, lambda: self.directory.can_announce(claim.pages))
-            self.directory.announce(claim.pages, sequence)
+            self.directory.announce(claim.pages, batch_index)
         return claim
 
     def fetch(self, claim: Claim) -> None:
@@ -131,7 +131,7 @@ class DiskTier:
                 (self._written if shortage == ON_ITS_WAY else self._room).wait()
             claim.ticket, self._tickets = self._tickets, self._tickets + 1
             with self._failing():
-                moves = self._moves(claim.ticket, *self.directory.hold(claim.pages, claim.sequence))
+                moves = self._moves(claim.ticket, *self.directory.hold(claim.pages, claim.batch_index))
             self.traffic.pages_asked += claim.pages.size
             if moves:
                 self._unfinished[claim.ticket] = len(moves)

@@ -90,8 +90,8 @@ class CtrTask(Task):
         make_ctr_network(self.config)
         check_kinds([*self.log.files, *self.files_of("valid"), *self.files_of("test")])
 
-    def check_data_from(self, sequence: int) -> None:
-        self.log.check_files(self.config, sequence)
+    def check_data_from(self, batch_index: int) -> None:
+        self.log.check_files(self.config, batch_index)
 
     def check_new_data(self, first: int) -> None:
         self.check_rows(first, 0, 1)
