@@ -20,6 +20,9 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """The processor's model, as `lscpu` names it."""
-    names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return names[0] if names else platform.machine()
+    """As `lscpu` names it, with family and model, since a virtual machine's name is often no more than the maker's."""
+    text = Path("/proc/cpuinfo").read_text()
+    said = dict(re.findall(r"^(cpu family|model|model name)\s*: (.+)$", text, re.MULTILINE))
+    if "model name" not in said:
+        return platform.machine()
+    return f"{said['model name']}, family {said.get('cpu family')}, model {said.get('model')}"

@@ -10,11 +10,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
-
+from benchmarks import plots
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate.log import LogSpec, true_probabilities, write_day
@@ -46,7 +42,7 @@ def best_auc(day: int, rows: int, spec: LogSpec) -> float:
 
 
 def plot(curves: dict[str, dict[int, dict]], best: float, path: Path) -> None:
-    figure, (auc, lost) = plt.subplots(1, 2, figsize=(10, 4))
+    figure, (auc, lost) = plots.subplots(1, 2, figsize=(10, 4))
     for mode, by_count in curves.items():
         color, marker = STYLES[mode]
         style = {"color": color, "marker": marker, "label": mode, "linestyle": "--" if mode == "oac" else "-"}
@@ -62,9 +58,7 @@ def plot(curves: dict[str, dict[int, dict]], best: float, path: Path) -> None:
         axes.set_xlabel("batches in flight")
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    plots.save(figure, path)
 
 
 def main() -> None:
@@ -74,6 +68,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--out", type=Path, default=Path("docs/figures/ctr_async.png"))
     options = parser.parse_args()
+    plots.check(parser)
     spec = LogSpec(categorical=8, numeric=2, keys=20_000, skew=1.2, drift=0.0, new_keys=0.0)
     curves: dict[str, dict[int, dict]] = {}
     with tempfile.TemporaryDirectory() as name:

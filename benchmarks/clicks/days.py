@@ -10,11 +10,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
-
+from benchmarks import plots
 from benchmarks.clicks.asynchrony import best_auc
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
@@ -43,6 +39,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000, help="examples a day")
     parser.add_argument("--out", type=Path, default=Path("docs/figures/ctr_days.png"))
     options = parser.parse_args()
+    plots.check(parser)
     spec = LogSpec(categorical=10, numeric=4, keys=200_000, drift=0.01, new_keys=0.02)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -65,7 +62,7 @@ def main() -> None:
             f"{line['unknown_ids']:,} |"
         )
     print(f"\none resume a day has the bits and the metrics of one run over all days: {'yes' if same else 'NO'}")
-    figure, axes = plt.subplots(figsize=(6, 4))
+    figure, axes = plots.subplots(figsize=(6, 4))
     axes.plot(best, color="black", linewidth=1, label="best possible")
     axes.plot([line["auc"] for line in lines], color="tab:blue", marker="o", label="one run over all days")
     axes.plot([line["auc"] for line in again], color="tab:orange", marker="x", linestyle="", label="one resume a day")
@@ -73,9 +70,7 @@ def main() -> None:
     axes.set_ylabel("AUC before the day is trained on")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.tight_layout()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out, dpi=110)
+    plots.save(figure, options.out)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ embeddings and their fused Adagrad, the kernels under torchrec; it takes part wh
 """
 
 import argparse
-import datetime
 import importlib.util
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -30,6 +28,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.clicks.step import BATCH, DIMENSION, SETTINGS, PlainNetwork
+from benchmarks.machine import machine
 from benchmarks.turns import Contestant, take_turns
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.generate.log import LogSpec, write_day
@@ -213,8 +212,8 @@ def main() -> None:
         factories |= {mode: partial(OurPipeline, race, mode) for mode in ("oac", "sync")}
         times = take_turns(factories, race.cores, options.batches, options.rounds)
     print(
-        f"{datetime.date.today()}, torch {torch.__version__}, NumPy {np.__version__}, {race.cores} cores, "
-        f"{blas.kernels()} kernels, load {os.getloadavg()[0]:.1f}\n{race.setting}, batches of {BATCH:,}, "
+        f"{machine()}\nNumPy {np.__version__} with {blas.kernels()} kernels, {race.cores} cores\n"
+        f"{race.setting}, batches of {BATCH:,}, "
         f"{features} ids of {options.keys:,} keys, {numbers} numbers, dimension {DIMENSION}"
     )
     rivals = [name for name in ("dense", "plain", "fused") if name in times]

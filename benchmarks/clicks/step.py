@@ -13,8 +13,6 @@ is our `CtrStep` on planned batches, its rows already gathered. `turns` says how
 """
 
 import argparse
-import datetime
-import os
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +21,8 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from benchmarks.turns import Contestant, take_turns
+from benchmarks.machine import machine
+from benchmarks.turns import Contestant, StepContestant, take_turns
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.rows import TableColumns
@@ -154,16 +153,15 @@ def config_scale(race: Race) -> float:
     return race.config().model.init_scale
 
 
-class OurStep(Contestant):
+class OurStep(StepContestant):
     """Rows are arrays on the CPU, or tensors."""
 
     def __init__(self, race: Race, device: torch.device = CPU, tensors: bool = False):
         config, network = race.config(), race.network()
         layout = [TableColumns("embeddings_16", DIMENSION, tuple(range(race.features)))]
-        self._step, self._next = CtrStep(config, layout, network, device, race.cores), 0
         generator = np.random.default_rng(2)
         width = DIMENSION + network.first_order
-        self._plans = []
+        batches = []
         for batch in race.draw():
             rows, local = np.unique(batch.ids, return_inverse=True)
             values = np.zeros((rows.size, 2 * width), np.float32)
@@ -176,16 +174,8 @@ class OurStep(Contestant):
             if tensors:
                 values = torch.from_numpy(values).to(device)
                 arrays = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-            self._plans.append((values, arrays))
-
-    def run(self, batches: int) -> None:
-        for _ in range(batches):
-            values, arrays = self._plans[self._next % DRAWN]
-            self._step.compute([values], arrays, self._next)
-            self._next += 1
-
-    def close(self) -> None:
-        self._step.close()
+            batches.append((values, arrays))
+        super().__init__(CtrStep(config, layout, network, device, race.cores), batches)
 
 
 def main() -> None:
@@ -202,8 +192,8 @@ def main() -> None:
     }
     times = take_turns(factories, race.cores, 4, options.rounds)
     print(
-        f"{datetime.date.today()}, torch {torch.__version__}, NumPy {np.__version__}, {race.cores} cores, "
-        f"{blas.kernels()} kernels, load {os.getloadavg()[0]:.1f}\n{race.setting}, batches of {BATCH:,}, "
+        f"{machine()}\nNumPy {np.__version__} with {blas.kernels()} kernels, {race.cores} cores\n"
+        f"{race.setting}, batches of {BATCH:,}, "
         f"{race.features} ids, {race.numbers} numbers, dimension {DIMENSION}"
     )
     print(f"  {'':<10}{'examples/s':>12}{'ms':>9}{'CPU ms':>9}{'x dense':>9}{'x plain':>9}")

@@ -16,7 +16,6 @@ are Arrow's; conversion to keys is in the thread that asks for the block.
 """
 
 import argparse
-import datetime
 import platform
 import statistics
 import tempfile
@@ -24,16 +23,19 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from benchmarks.machine import machine
 from marius_oac.config.ctr import LogConfig
 from marius_oac.data.batches.rank_slice import Share
 from marius_oac.data.logs.files import BlockReader, LogFiles
-from marius_oac.data.logs.formats import BATCH_ROWS, TEXT_BYTES
+from marius_oac.data.logs.formats import TEXT_BYTES
+from marius_oac.data.logs.parquet import BATCH_ROWS
 from marius_oac.kernels.cpu.permutation import Permutation
 
 NUMBERS = [f"i{i}" for i in range(13)]
@@ -89,15 +91,21 @@ def parsed_by_pyarrow(path: Path, config: LogConfig, rows: int) -> None:
         with pq.ParquetFile(path, pre_buffer=False) as parquet:
             found = sum(batch.num_rows for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted))
     else:
-        types = dict.fromkeys(wanted, pa.string()) | dict.fromkeys(NUMBERS, pa.float32()) | {"label": pa.float64()}
-        with pa_csv.open_csv(
-            path,
-            pa_csv.ReadOptions(column_names=wanted, block_size=TEXT_BYTES),
-            pa_csv.ParseOptions(delimiter="\t", quote_char=False),
-            pa_csv.ConvertOptions(column_types=types, null_values=[""]),
-        ) as reader:
-            found = sum(batch.num_rows for batch in reader)
+        found = texts_by_pyarrow(path)
     assert found == rows
+
+
+def texts_by_pyarrow(source: Path | BinaryIO) -> int:
+    """Rows of a TSV log, parsed block by block."""
+    wanted = ["label", *NUMBERS, *KEYS]
+    types = dict.fromkeys(wanted, pa.string()) | dict.fromkeys(NUMBERS, pa.float32()) | {"label": pa.float64()}
+    with pa_csv.open_csv(
+        source,
+        pa_csv.ReadOptions(column_names=wanted, block_size=TEXT_BYTES),
+        pa_csv.ParseOptions(delimiter="\t", quote_char=False),
+        pa_csv.ConvertOptions(column_types=types, null_values=[""]),
+    ) as reader:
+        return sum(batch.num_rows for batch in reader)
 
 
 def contestants(path: Path, config: LogConfig, rows: int, shares: list[int], batch: int) -> dict[str, Callable]:
@@ -160,9 +168,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="processor seconds")
     options = parser.parse_args()
     clock = time.process_time if options.cpu else time.perf_counter
-    print(
-        f"{datetime.date.today()}, {platform.machine()}, Python {platform.python_version()}, pyarrow {pa.__version__}"
-    )
+    print(f"{machine()}, Python {platform.python_version()}, pyarrow {pa.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         logs = write_logs(Path(folder), options.rows)
         print(f"{'log':18} {'threads':>7} {'reader':>13} {'rows/s':>11} {'MB/s':>6} {'of pyarrow':>10} {'of ours':>8}")

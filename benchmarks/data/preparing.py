@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
-import platform
 import resource
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.machine import machine
 from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.data.prepare.text import read_pieces
@@ -66,7 +65,7 @@ def main() -> None:
         disk = source.stat().st_size / GIB
         shutil.rmtree(Path(name) / "graph")
     print(summary)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
+    print(machine())
     print(f"file {disk:.2f} GiB, read alone {reading:.1f} s ({size / GIB:.2f} GiB of data)")
     print(f"prepare {seconds:.1f} s, {arguments.edges / seconds:,.0f} edges/s, {seconds / reading:.1f} x reading")
     print(f"peak memory {peak:.2f} GiB of {BOUND_GIB:g} GiB allowed: {'kept' if peak < BOUND_GIB else 'BROKEN'}")

@@ -17,10 +17,7 @@ log first names their keys, 30 rows of 16 + 16 floats in a page of 4 KiB; `graph
 from __future__ import annotations
 
 import argparse
-import datetime
 import heapq
-import os
-import platform
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -29,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.data.generate.graph import GeneratedGraph
@@ -255,10 +253,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=4)
     args = parser.parse_args()
     began = time.perf_counter()
-    print(
-        f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), load {os.getloadavg()[0]:.1f}, "
-        f"{datetime.date.today()}"
-    )
+    print(machine())
     size = (args.fill, args.batches, args.batches)
     rest = (args.look_ahead, args.budgets, args.in_flight)
     if "clicks" in args.traces:

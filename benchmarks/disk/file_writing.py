@@ -40,10 +40,9 @@ from pathlib import Path
 import aiofiles
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from benchmarks.data.log_reading import KEYS, NUMBERS, write_logs
+from benchmarks.data.log_reading import texts_by_pyarrow, write_logs
 from benchmarks.machine import machine
 from marius_oac.data.logs.formats import TEXT_BYTES
 from marius_oac.runtime.files.streaming import write_files, write_npy_files
@@ -230,18 +229,6 @@ class HandedOver(io.RawIOBase):
         return bytes(part)
 
 
-def parsed(source) -> int:
-    wanted = ["label", *NUMBERS, *KEYS]
-    types = dict.fromkeys(wanted, pa.string()) | dict.fromkeys(NUMBERS, pa.float32()) | {"label": pa.float64()}
-    with pa_csv.open_csv(
-        source,
-        pa_csv.ReadOptions(column_names=wanted, block_size=TEXT_BYTES),
-        pa_csv.ParseOptions(delimiter="\t", quote_char=False),
-        pa_csv.ConvertOptions(column_types=types, null_values=[""]),
-    ) as reader:
-        return sum(batch.num_rows for batch in reader)
-
-
 def log_ways(path: Path, rows: int) -> Ways:
     content = pa.py_buffer(path.read_bytes())
 
@@ -250,7 +237,7 @@ def log_ways(path: Path, rows: int) -> Ways:
             if cold:
                 with open(path, "rb") as file:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            assert parsed(source()) == rows
+            assert texts_by_pyarrow(source()) == rows
 
         return read
 

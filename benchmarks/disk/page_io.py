@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import importlib.util
 import json
 import mmap
@@ -34,7 +33,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +41,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ByteSize, TypeAdapter
 
+from benchmarks.machine import machine
 from marius_oac.kernels.cpu.pages import MOST_PAGES_AT_ONCE
 from marius_oac.storage.disk.files import HEADER_BYTES, MOST_PAGES_A_JOB, Listing, PageFiles
 
@@ -122,9 +122,10 @@ def timed(work: Callable[[Callable[[], bool]], int], seconds: float) -> tuple[fl
     return pages / (time.perf_counter() - began), (time.process_time() - cpu) / pages
 
 
-def ours(place: Field, pattern: str, seconds: float) -> tuple[float, float]:
-    files, addresses, claims = place.files, place.addresses, place.claims(RUNS[pattern])
-    move = files.write if pattern == "writes" else files.read
+def claims_in_flight(
+    place: Field, claims: Iterator[np.ndarray], submit: Callable[[np.ndarray, int], list[Future]]
+) -> Callable[[Callable[[], bool]], int]:
+    """`work` for `timed`: keeps `CLAIMS_AT_ONCE` claims in flight, of which `submit(slots, first frame)` starts one."""
 
     def work(over: Callable[[], bool]) -> int:
         moved, waiting, turn = 0, deque(), 0
@@ -133,16 +134,27 @@ def ours(place: Field, pattern: str, seconds: float) -> tuple[float, float]:
                 wait(waiting.popleft())
                 continue
             slots = next(claims)
-            at, turn = addresses[turn * place.claim :], (turn + 1) % CLAIMS_AT_ONCE
-            if pattern == "writes":
-                parts = [slice(i, i + MOST_PAGES_A_JOB) for i in range(0, slots.size, MOST_PAGES_A_JOB)]
-            else:
-                parts = files.jobs(slots.size)
-            waiting.append([files.submit(move, slots[part], at[: slots.size][part]) for part in parts])
+            waiting.append(submit(slots, turn * place.claim))
+            turn = (turn + 1) % CLAIMS_AT_ONCE
             moved += slots.size
         return moved
 
-    return timed(work, seconds)
+    return work
+
+
+def ours(place: Field, pattern: str, seconds: float) -> tuple[float, float]:
+    files, addresses, claims = place.files, place.addresses, place.claims(RUNS[pattern])
+    move = files.write if pattern == "writes" else files.read
+
+    def submit(slots: np.ndarray, first: int) -> list[Future]:
+        at = addresses[first : first + slots.size]
+        if pattern == "writes":
+            parts = [slice(i, i + MOST_PAGES_A_JOB) for i in range(0, slots.size, MOST_PAGES_A_JOB)]
+        else:
+            parts = files.jobs(slots.size)
+        return [files.submit(move, slots[part], at[part]) for part in parts]
+
+    return timed(claims_in_flight(place, claims, submit), seconds)
 
 
 def fio(place: Field, pattern: str, seconds: float) -> tuple[float, float]:
@@ -165,25 +177,14 @@ def pool(place: Field, pattern: str, seconds: float) -> tuple[float, float]:
     descriptor, size, claims = os.open(place.path, os.O_RDONLY | os.O_DIRECT), place.page_bytes, place.claims(1)
     views = page_views(place)
 
-    def work(over: Callable[[], bool]) -> int:
-        moved, waiting, turn = 0, deque(), 0
-        while not over() or waiting:
-            if len(waiting) == CLAIMS_AT_ONCE or over():
-                wait(waiting.popleft())
-                continue
-            slots = next(claims)
-            base, turn = turn * place.claim, (turn + 1) % CLAIMS_AT_ONCE
-            waiting.append(
-                [
-                    threads.submit(os.preadv, descriptor, [views[base + i]], HEADER_BYTES + slot * size)
-                    for i, slot in enumerate(slots.tolist())
-                ]
-            )
-            moved += slots.size
-        return moved
+    def submit(slots: np.ndarray, first: int) -> list[Future]:
+        return [
+            threads.submit(os.preadv, descriptor, [views[first + i]], HEADER_BYTES + slot * size)
+            for i, slot in enumerate(slots.tolist())
+        ]
 
     with ThreadPoolExecutor(place.depth) as threads:
-        found = timed(work, seconds)
+        found = timed(claims_in_flight(place, claims, submit), seconds)
     os.close(descriptor)
     return found
 
@@ -341,10 +342,7 @@ def main() -> None:
     claim = min(args.claim, pages // 2 // MOST_PAGES_A_JOB * MOST_PAGES_A_JOB)
     if claim < MOST_PAGES_A_JOB:
         parser.error(f"--size must hold {2 * MOST_PAGES_A_JOB} pages at least")
-    print(
-        f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), Linux {platform.release()}, "
-        f"load {os.getloadavg()[0]:.1f}, {datetime.date.today()}; depth {args.depth}, file of {args.size >> 20:,} MiB"
-    )
+    print(f"{machine()}\nLinux {platform.release()}, depth {args.depth}, file of {args.size >> 20:,} MiB")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         listing = Listing.new(args.page)
         with PageFiles(Path(folder), listing, "direct", args.depth, create=True, warn=print) as files:

@@ -30,25 +30,22 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import matplotlib
+import numpy as np
+from pydantic import ByteSize, TypeAdapter
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
-import numpy as np  # noqa: E402
-from pydantic import ByteSize, TypeAdapter  # noqa: E402
-
-from benchmarks.clicks.step import SETTINGS  # noqa: E402
-from benchmarks.disk.eviction import SKEW, key_batches  # noqa: E402
-from benchmarks.machine import machine  # noqa: E402
-from benchmarks.turns import Contestant, Times, take_turns  # noqa: E402
-from marius_oac.config.ctr import CtrConfig  # noqa: E402
-from marius_oac.data.generate.log import LogSpec, write_day  # noqa: E402
-from marius_oac.runs.session import Session  # noqa: E402
-from marius_oac.runtime.machine.report import run_binding  # noqa: E402
-from marius_oac.storage.contract import RowLayout  # noqa: E402
-from marius_oac.storage.disk.layout import BLOCK_BYTES  # noqa: E402
-from marius_oac.storage.keys.index import KeyIndex  # noqa: E402
-from marius_oac.tasks.ctr.task import start_ctr_task  # noqa: E402
+from benchmarks import plots
+from benchmarks.clicks.step import SETTINGS
+from benchmarks.disk.eviction import SKEW, key_batches
+from benchmarks.machine import machine
+from benchmarks.turns import Contestant, Times, take_turns
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.generate.log import LogSpec, write_day
+from marius_oac.runs.session import Session
+from marius_oac.runtime.machine.report import run_binding
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.disk.layout import BLOCK_BYTES
+from marius_oac.storage.keys.index import KeyIndex
+from marius_oac.tasks.ctr.task import start_ctr_task
 
 PULL = ("fetch", "wait", "read")
 PARTS = {
@@ -203,7 +200,7 @@ def report_parts(times: Times) -> None:
 
 
 def plot(times: dict[str, Times], batches: int, path: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    figure, (left, right) = plots.subplots(1, 2, figsize=(10, 4))
     first = times[FIRST]
     ends = np.arange(1, len(first.report[0]) + 1) * batches
     for part, stages in PARTS.items():
@@ -219,9 +216,7 @@ def plot(times: dict[str, Times], batches: int, path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    plots.save(figure, path)
 
 
 def table_pages(spec: LogSpec, batch_size: int, batches: int) -> tuple[int, float]:
@@ -245,6 +240,7 @@ def main() -> None:
     parser.add_argument("--cache", type=size, default=size("128MiB"), help="page cache of each way; 0: no limit")
     parser.add_argument("--out", type=Path, default=Path("docs/figures/pull_sparse.png"))
     args = parser.parse_args()
+    plots.check(parser)
     print(machine(), flush=True)
     spec, batches = LogSpec(keys=args.keys, skew=SKEW), (args.rounds + 1) * (args.batches + 1)
     pages, of_batch = table_pages(spec, args.batch_size, batches)

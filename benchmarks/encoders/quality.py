@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import plots
 from benchmarks.graphs.curves import Curve, arguments, compare, kept_curves, plot, report
 from benchmarks.graphs.runs import benchmark_graph
 from benchmarks.machine import machine
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="default: 8 on FB15k-237, 4 on web-NotreDame")
     parser.add_argument("--kept", type=Path, help="folder for curves; a graph whose curves are there is not run again")
     args = parser.parse_args()
+    plots.check(parser)
     curves: dict[str, dict[str, Curve]] = {}
     for name in args.graphs:
         curves |= compare_on(name, args)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib
+from benchmarks import plots
+from benchmarks.gba.runs import WORKERS, Outcome
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
-
-from benchmarks.gba.runs import WORKERS, Outcome  # noqa: E402
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ALLOWED = 0.001  # what AUC may differ from sync's
 Runs = dict[int, list[tuple[float, Outcome]]]  # AUC and outcome of each seed, by what is varied
@@ -19,7 +19,7 @@ Runs = dict[int, list[tuple[float, Outcome]]]  # AUC and outcome of each seed, b
 
 def worker_figure(runs: Runs, sync: Sequence[Sequence[float]], path: Path) -> None:
     """Figure 7: AUC and examples per virtual second over the number of workers, the global batch fixed."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
+    figure, (left, right) = plots.subplots(1, 2, figsize=(9, 3.6))
     _auc(left, runs, sync, "workers, global batch fixed")
     rates = [statistics.mean(each.examples / each.seconds for _, each in found) for found in runs.values()]
     right.plot(list(runs), [rate / 1e3 for rate in rates], color="C1", marker="s")
@@ -28,17 +28,17 @@ def worker_figure(runs: Runs, sync: Sequence[Sequence[float]], path: Path) -> No
     right.set_ylabel("thousand examples per virtual second")
     right.set_ylim(bottom=0)
     right.grid(alpha=0.3)
-    _save(figure, path)
+    plots.save(figure, path)
 
 
 def batch_figure(runs: Runs, sync: Sequence[Sequence[float]], path: Path) -> None:
     """Figure 8: AUC over the local batch, the number of workers fixed."""
-    figure, axes = plt.subplots(figsize=(5.5, 3.6))
+    figure, axes = plots.subplots(figsize=(5.5, 3.6))
     _auc(axes, runs, sync, f"local batch of {WORKERS} workers")
-    _save(figure, path)
+    plots.save(figure, path)
 
 
-def _auc(axes: plt.Axes, runs: Runs, sync: Sequence[Sequence[float]], label: str) -> None:
+def _auc(axes: Axes, runs: Runs, sync: Sequence[Sequence[float]], label: str) -> None:
     """Differences to sync on the same seed: mean, least and most."""
     each = {n: [auc - other[0] for (auc, _), other in zip(found, sync, strict=True)] for n, found in runs.items()}
     means = [statistics.mean(found) for found in each.values()]
@@ -51,9 +51,3 @@ def _auc(axes: plt.Axes, runs: Runs, sync: Sequence[Sequence[float]], label: str
     axes.set_ylabel("AUC less sync's (range of seeds)")
     axes.grid(alpha=0.3)
     axes.legend()
-
-
-def _save(figure: plt.Figure, path: Path) -> None:
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import plots
 from benchmarks.gba.auto import auto_table, quality, quality_table
 from benchmarks.gba.runs import MODES, Recipe
 from benchmarks.gba.switch import switch_tables, switching
@@ -57,6 +58,8 @@ def main() -> None:
     parser.add_argument("--rows-over", choices=("holders", "gradients"), default="holders", help="see `Mode.rows_over`")
     parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
     options = parser.parse_args()
+    if options.experiment == "batches":
+        plots.check(parser)
     print(f"{machine()}; virtual time, real gradients\n", flush=True)
     if options.experiment == "speed":
         speed_table(BATCHES, options.seeds)

@@ -10,12 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import numpy as np
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
-import numpy as np  # noqa: E402
-
+from benchmarks import plots
 from benchmarks.graphs.runs import link_for
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
@@ -126,7 +123,7 @@ def report(curves: dict[str, Curve]) -> None:
 
 def plot(graphs: dict[str, dict[str, Curve]], path: Path, title: str) -> None:
     """A row of two plots for each graph: by time, and by epochs."""
-    figure, rows = plt.subplots(len(graphs), 2, figsize=(10, 0.5 + 3.5 * len(graphs)), sharey="row", squeeze=False)
+    figure, rows = plots.subplots(len(graphs), 2, figsize=(10, 0.5 + 3.5 * len(graphs)), sharey="row", squeeze=False)
     for (name, curves), (by_time, by_epoch) in zip(graphs.items(), rows, strict=True):
         for mode, curve in curves.items():
             color, marker = STYLES[mode]
@@ -144,6 +141,4 @@ def plot(graphs: dict[str, dict[str, Curve]], path: Path, title: str) -> None:
             axes.set_title(name, fontsize=10)
         by_epoch.legend(loc="lower right")
     figure.suptitle(title)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    plots.save(figure, path)

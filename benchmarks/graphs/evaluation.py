@@ -11,9 +11,7 @@ so a busy machine slows all alike. Preparing (the known answers) is shown apart,
 """
 
 import argparse
-import datetime
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.machine import machine
 from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
@@ -111,9 +110,10 @@ def run(graph: Graph, args: argparse.Namespace) -> None:
     }
     if args.decoder in ("distmult", "complex"):
         contestants["bare products"] = lambda: bare_products(values, 2 * len(edges))
-    machine = platform.processor() or platform.machine()
-    print(f"{datetime.date.today()}, {machine}, {args.threads} threads, torch {torch.__version__}")
-    print(f"{args.decoder}, {args.dimension} floats, {len(edges):,} edges x 2 sides x {graph.num_nodes:,} entities")
+    print(
+        f"{machine()}\n{args.threads} threads, {args.decoder}, {args.dimension} floats, "
+        f"{len(edges):,} edges x 2 sides x {graph.num_nodes:,} entities"
+    )
     seconds = {name: [] for name in contestants}
     results = {}
     for turn in range(args.repeats + 1):

@@ -12,9 +12,7 @@ array are allocated as their libraries do.
 """
 
 import argparse
-import datetime
 import itertools
-import platform
 import statistics
 import threading
 import time
@@ -25,6 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from benchmarks.machine import machine
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
@@ -153,10 +152,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tables = Tables(options)
     size = 4 * (options.dimension + options.state)
-    print(
-        f"{datetime.date.today()}  {platform.processor() or platform.machine()}  torch {torch.__version__}  "
-        f"{options.rows:,} rows of {options.dimension} + {options.state} float32"
-    )
+    print(f"{machine()}\n{options.rows:,} rows of {options.dimension} + {options.state} float32")
     generator = np.random.default_rng(0)
     for count in options.batch:
         # Enough batches that none of them is still in the cache when its turn comes again.

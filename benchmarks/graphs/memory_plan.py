@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
-import os
-import platform
 import re
 import shutil
 import subprocess
@@ -25,8 +22,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 
+from benchmarks.machine import machine
 from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
@@ -104,8 +101,7 @@ def main() -> None:
     parser.add_argument("--edges", type=int, default=1_000_000)
     parser.add_argument("--disk", type=float, help="rows on disk, this share of the table in memory")
     args = parser.parse_args()
-    memory = psutil.virtual_memory().total >> 30
-    print(f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), {memory} GiB, {datetime.date.today()}")
+    print(machine())
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         graph = make_pairs(place, args.nodes) if args.disk else make_graph(place, args.nodes, args.edges)

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from benchmarks.graphs.runs import benchmark_graph
+from benchmarks.graphs.runs import benchmark_graph, complex_config
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.buckets import BucketPlanner, BucketSchedule
@@ -48,32 +48,13 @@ ORDERINGS = {
 """By partitions / buffer: all hold a quarter of the table."""
 
 
-def quality_config(path: str, args: argparse.Namespace) -> Config:
-    return Config.build(
-        {
-            "device": "cpu",
-            "threads": 1,
-            "data": {"path": path},
-            "model": {"decoder": "complex", "dimension": 100},
-            "training": {
-                "epochs": args.epochs,
-                "batch_size": 1000,
-                "negatives": {"count": 500},
-                "regularization": {"kind": "n3", "weight": 0.05},
-            },
-            "evaluation": {"every": 0},
-            "checkpoint": {"keep": 1},
-            "metrics": {"every_batches": 1000},
-        }
-    )
-
-
 def report_quality(graph: Graph, args: argparse.Namespace, folder: Path) -> None:
     print(f"\n| ordering | batches | filtered MRR | of shuffle | MRR among {DRAWN} drawn | of shuffle | s |")
     print("|---|---|---|---|---|---|---|")
     first = None
     for name in args.orderings:
-        config = quality_config(str(graph.path), args).replace(f"training.ordering={ORDERINGS[name]}")
+        fixed = ("threads=1", "evaluation.every=0", "metrics.every_batches=1000")
+        config = complex_config(graph, args.epochs).replace(*fixed, f"training.ordering={ORDERINGS[name]}")
         run = train(config, folder / name.replace("/", "-"))
         drawn = TrainedModel.open(run.path).evaluate("test", [f"evaluation.candidates={DRAWN}"]).values["filtered.mrr"]
         found = (run.summary["test.filtered.mrr"], drawn)
@@ -204,7 +185,7 @@ def main() -> None:
     title = f"Generated, {args.nodes:,} nodes, {args.edges:,} edges, batches of 5,000, 10 x 100 negatives per side"
     report_pages(title, spec.edges(), args.nodes, 20, large, args.orderings)
     with benchmark_graph(args.data) as graph, tempfile.TemporaryDirectory() as folder:
-        config = quality_config(str(graph.path), args)
+        config = complex_config(graph, args.epochs)
         edges = graph.edges("train")
         title = "The graph below, batches of 1,000, 500 negatives per side"
         report_pages(title, edges, graph.num_nodes, graph.num_relations, config, args.orderings)

@@ -16,14 +16,13 @@ The limit takes ready edge numbers and ready negatives: one gather of the edges 
 from __future__ import annotations
 
 import argparse
-import datetime
-import platform
 import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import EdgePlanner, relabel
 from marius_oac.kernels.cpu.jit import compiled
@@ -176,7 +175,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     bounds = (arguments.nodes, NUM_RELATIONS, arguments.nodes)
     edges = np.stack([rng.integers(0, bound, arguments.edges, dtype=np.int32) for bound in bounds], axis=1)
-    print(f"{platform.processor() or platform.machine()}, {datetime.date.today()}, NumPy {np.__version__}")
+    print(f"{machine()}, NumPy {np.__version__}")
     print(f"{arguments.nodes:,} nodes, {arguments.edges:,} edges, median of {arguments.repeats}")
     for setting in SETTINGS:
         measure(edges, arguments.nodes, setting, arguments.repeats)

@@ -7,41 +7,23 @@ batches are in flight, so stale rows are the rule: `async` loses most of its upd
 link takes 1.5 times its compute time, so `sync` waits most of the time. Writes a plot and prints tables.
 """
 
-import argparse
-
+from benchmarks import plots
 from benchmarks.graphs.curves import arguments, compare, plot, report
-from benchmarks.graphs.runs import benchmark_graph
+from benchmarks.graphs.runs import benchmark_graph, complex_config
 from benchmarks.machine import machine
-from marius_oac.config.link_prediction import Config
-
-
-def make_config(path: str, args: argparse.Namespace) -> Config:
-    return Config.build(
-        {
-            "device": "cpu",
-            "threads": args.threads,
-            "data": {"path": path},
-            "model": {"decoder": "complex", "dimension": 100},
-            "training": {
-                "epochs": args.epochs,
-                "batch_size": 1000,
-                "negatives": {"count": 500},
-                "regularization": {"kind": "n3", "weight": 0.05},
-            },
-            "evaluation": {"every": 1, "max_edges": 2000},
-            "checkpoint": {"keep": 1},
-            "pipeline": {"in_flight": args.in_flight},
-        }
-    )
 
 
 def main() -> None:
     parser = arguments(__doc__, in_flight=16, out="docs/figures/oac_quality.png")
     parser.add_argument("--epochs", type=int, default=8)
     args = parser.parse_args()
+    plots.check(parser)
     print(machine(), flush=True)
     with benchmark_graph(args.data) as graph:
-        curves = compare(make_config(str(graph.path), args), graph, args.factor)
+        config = complex_config(graph, args.epochs).replace(
+            f"threads={args.threads}", "evaluation={every: 1, max_edges: 2000}", f"pipeline.in_flight={args.in_flight}"
+        )
+        curves = compare(config, graph, args.factor)
     report(curves)
     name = "FB15k-237" if args.data else "a generated graph"
     plot({name: curves}, args.out, f"ComplEx, {args.in_flight} batches in flight, link {args.factor} x compute")

@@ -41,6 +41,24 @@ def benchmark_graph(data: str | None, name: str = "fb15k-237") -> Iterator[Graph
         yield Graph.open(out)
 
 
+def complex_config(graph: Graph, epochs: int) -> Config:
+    """ComplEx of dimension 100 with N3, as the benchmarks of quality train it."""
+    return Config.build(
+        {
+            "device": "cpu",
+            "data": {"path": str(graph.path)},
+            "model": {"decoder": "complex", "dimension": 100},
+            "training": {
+                "epochs": epochs,
+                "batch_size": 1000,
+                "negatives": {"count": 500},
+                "regularization": {"kind": "n3", "weight": 0.05},
+            },
+            "checkpoint": {"keep": 1},
+        }
+    )
+
+
 class TimedSession:
     """A session that runs a few batches at a time, again and again over its epochs; the first ones warm it up."""
 

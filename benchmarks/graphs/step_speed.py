@@ -12,8 +12,6 @@ store: plan, read, validate, compute, write. `turns` says how the contestants sh
 """
 
 import argparse
-import datetime
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +21,8 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from benchmarks.turns import Contestant, take_turns
+from benchmarks.machine import machine
+from benchmarks.turns import Contestant, StepContestant, take_turns
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
@@ -212,25 +211,16 @@ def _our_step(config: Config, cores: int) -> LinkPredictionStep:
     return LinkPredictionStep(config, RELATIONS, torch.device("cpu"), cores, relations)
 
 
-class OurStep(Contestant):
+class OurStep(StepContestant):
     def __init__(self, race: Race):
-        self._step, self._next = _our_step(race.config(), race.cores), 0
         generator = np.random.default_rng(2)
-        self._plans = []
+        batches = []
         for batch in race.draw():
             rows, arrays = planned(batch)
             values = np.zeros((rows.size, 2 * DIMENSION), np.float32)
             values[:, :DIMENSION] = generator.normal(0, INITIAL_SCALE, (rows.size, DIMENSION))
-            self._plans.append((values, arrays))
-
-    def run(self, batches: int) -> None:
-        for _ in range(batches):
-            values, arrays = self._plans[self._next % DRAWN]
-            self._step.compute([values], arrays, self._next)
-            self._next += 1
-
-    def close(self) -> None:
-        self._step.close()
+            batches.append((values, arrays))
+        super().__init__(_our_step(race.config(), race.cores), batches)
 
 
 class OurPipeline(Contestant):
@@ -281,8 +271,8 @@ def main() -> None:
     }
     times = take_turns(factories, race.cores, max(4, 60_000 // size), options.rounds)
     print(
-        f"{datetime.date.today()}, torch {torch.__version__}, NumPy {np.__version__}, {race.cores} cores, "
-        f"{blas.kernels()} kernels, load {os.getloadavg()[0]:.1f}\n{race.decoder}, dimension {DIMENSION}, batches of "
+        f"{machine()}\nNumPy {np.__version__} with {blas.kernels()} kernels, {race.cores} cores\n"
+        f"{race.decoder}, dimension {DIMENSION}, batches of "
         f"{size:,} in {chunks} chunks, {count} negatives per chunk and side, {race.in_flight} in flight"
     )
     print(f"  {'':<18}{'triples/s':>11}{'ms':>8}{'CPU ms':>8}", end="")

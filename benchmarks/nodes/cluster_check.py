@@ -11,9 +11,9 @@ all that time, start included, of 2 (N - 1) / N of the tensors, which is what a 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
+from benchmarks.machine import machine
 from benchmarks.nodes.cluster import INTERFACE, Cluster, Host, Process, why_not
 
 PORT = 5000
@@ -123,7 +123,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if reason := why_not():
         sys.exit(reason)
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    print(f"{machine()}\n")
     print("| Mbit/s | bulk, of the limit | both ways at once | round trip, us | 99 % |\n|---|---|---|---|---|")
     for rate_mbit in (10, 100, 500, 1000, 2500, 10_000):
         links(rate_mbit, arguments.seconds)

@@ -19,14 +19,13 @@ medians, of batches and of repeated packings.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.machine import machine
 from marius_oac.data.generate.log import LogSpec, day_batches
 from marius_oac.nodes.shards.packing import loads, pack
 from marius_oac.nodes.shards.placement import Placement, route_keys, shard_of_keys, unique_keys
@@ -107,7 +106,7 @@ def main() -> None:
     parser.add_argument("--measure", type=int, default=100, help="batches of the pass that measures")
     parser.add_argument("--batches", type=int, default=200, help="batches that count")
     arguments = parser.parse_args()
-    print(f"1 of {os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.1f}")
+    print(f"one thread; {machine()}")
     rng = np.random.default_rng(0)
     spec = LogSpec(keys=arguments.keys, skew=1.05)
     counts, seconds = counted(spec, arguments.batch_size, arguments.measure + arguments.batches)

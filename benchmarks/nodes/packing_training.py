@@ -11,8 +11,6 @@ slowest trainer's pass.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.graphs.graph import open_or_prepare
@@ -71,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=int, default=50, help="batches of the pass that measures")
     arguments = parser.parse_args()
-    print(f"1 of {os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.1f}")
+    print(f"one thread; {machine()}")
     print(
         "\n| run | nodes | hash alone | packed | of the measured batches | seconds a batch |\n|---|---|---|---|---|---|"
     )

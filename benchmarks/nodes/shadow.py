@@ -31,6 +31,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from benchmarks import plots
 from benchmarks.clicks.step import DIMENSION, Race
 from benchmarks.machine import machine
 from benchmarks.nodes.cluster import INTERFACE, Cluster, Host, Process, why_not
@@ -317,12 +318,7 @@ def one_alone(found: dict[str, dict[int, dict[str, float]]]) -> float:
 
 
 def plot(found: dict[str, dict[int, dict[str, float]]], options: argparse.Namespace) -> None:
-    import matplotlib  # here: the cluster's processes do without
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (speed, link) = plt.subplots(1, 2, figsize=(10, 4))
+    figure, (speed, link) = plots.subplots(1, 2, figsize=(10, 4))
     speed.plot(options.trainers, [count * one_alone(found) for count in options.trainers], STYLES[NONE], label="linear")
     for setting, by_count in list(found.items())[1:]:
         rates, links = ([row[name] for row in by_count.values()] for name in ("rate", "link"))
@@ -338,9 +334,7 @@ def plot(found: dict[str, dict[int, dict[str, float]]], options: argparse.Namesp
         axes.set_xticks(options.trainers)
         axes.grid(alpha=0.3)
     speed.legend()
-    figure.tight_layout()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out, dpi=110)
+    plots.save(figure, options.out)
 
 
 def step_times(options: argparse.Namespace) -> None:
@@ -385,6 +379,8 @@ def main() -> None:
     elif why := why_not():
         sys.exit(f"no emulated cluster: {why}")
     else:
+        if not options.steps:
+            plots.check(parser)
         (step_times if options.steps else scaling)(options)
 
 

@@ -19,11 +19,8 @@ ahead). A small pull: 1 KB and back, one after the other. Processor seconds: bot
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
 import json
-import os
-import platform
 import shutil
 import socket
 import statistics
@@ -37,6 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.machine import machine
 from marius_oac.nodes.transport.contract import Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
@@ -382,10 +380,10 @@ def main() -> None:
         role, kind, where = options.role
         (SERVE[kind] if role == "serve" else run_client)(kind, where)
         return
-    load = os.getloadavg()[0]
+    here = machine()  # with the load before the benchmark's own
     with namespaces(options.rate) if options.hosts else ExitStack() as hosts:
         show(measure(options, hosts if options.hosts else Hosts()))
-    print(f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f}")
+    print(here)
 
 
 if __name__ == "__main__":
