@@ -255,7 +255,7 @@ def _write_pages(folder: Path, store: SsdStore, sequence: int) -> dict[str, dict
 def _write_table(folder: Path, store: ParameterStore, sequence: int) -> dict[str, dict[str, Any]]:
     """Streams a table to its three files; returns their sizes and checksums.
 
-    Block after block: coroutines measured worse (`benchmarks/README.md`).
+    Block after block: coroutines measured worse (`benchmarks/disk`).
     """
     dimension = store.layout.dimension
     with ExitStack() as stack:
