@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,27 @@ class Contestant(ABC):
 
     def close(self) -> None:  # noqa: B027  (not every contestant holds something)
         """Gives back what it holds."""
+
+
+class StepContestant(Contestant):
+    """A step's compute alone, on batches that are drawn before, again and again.
+
+    Args:
+        step: has `compute(values, arrays, batch_index)` and `close`.
+        batches: values of the rows and the other arrays of each.
+    """
+
+    def __init__(self, step: Any, batches: Sequence[tuple[Any, dict[str, Any]]]):
+        self._step, self._batches, self._next = step, batches, 0
+
+    def run(self, batches: int) -> None:
+        for _ in range(batches):
+            values, arrays = self._batches[self._next % len(self._batches)]
+            self._step.compute([values], arrays, self._next)
+            self._next += 1
+
+    def close(self) -> None:
+        self._step.close()
 
 
 @dataclass

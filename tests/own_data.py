@@ -142,7 +142,7 @@ def _text(path: Path):
 @dataclass(frozen=True)
 class Own:
     """A file of so many rows or edges, the metric of what is trained on it, what that must exceed, and why so much: by
-    what simple ways reach on the same splits (`benchmarks.own_data`)."""
+    what simple ways reach on the same splits (`benchmarks.data.own_data`)."""
 
     make: Callable[..., Path]
     file: str

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cluster as module
-from benchmarks.cluster import Cluster, remove_stale, why_not
-from benchmarks.cluster_check import all_reduce
+from benchmarks.nodes import cluster as module
+from benchmarks.nodes.cluster import Cluster, remove_stale, why_not
+from benchmarks.nodes.cluster_check import all_reduce
 
 _WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
@@ -212,7 +212,7 @@ def test_nothing_is_left_where_building_fails(monkeypatch):
 OWNER = """
 import signal
 import sys
-from benchmarks.cluster import Cluster
+from benchmarks.nodes.cluster import Cluster
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 with Cluster(2, 100) as cluster:
     process = cluster.hosts[0].run(["setsid", "--wait", "sh", "-c", "echo $$ sleeps; exec sleep 1000"])

@@ -1,10 +1,10 @@
-"""What `benchmarks.endings` measures with: who is left, how it ended, what is unfinished; the table's own judgement."""
+"""What `benchmarks.endings.processes` measures with: who is left, how it ended, what is unfinished, its judgement."""
 
 import signal
 
 import pytest
 
-from benchmarks.endings import EVENTS, Command, Row, Started, expected_codes, unfinished_in, wait_until
+from benchmarks.endings.processes import EVENTS, Command, Row, Started, expected_codes, unfinished_in, wait_until
 
 
 def test_what_a_process_leaves_behind_is_found_wherever_it_went_and_ended(tmp_path):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.memory_plan import BOUND, make_graph, measure
+from benchmarks.graphs.memory_plan import BOUND, make_graph, measure
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
 from marius_oac.runs.memory import plan as memory
@@ -182,7 +182,7 @@ PEAKS["features"] = [*PEAKS["encoder"], "encoder.embeddings=0", "evaluation.memo
 
 @pytest.mark.parametrize("model", ["plain", *(pytest.param(each, marks=pytest.mark.slow) for each in list(PEAKS)[1:])])
 def test_the_plan_against_the_peak_of_a_process(tmp_path, model):
-    """A small one here; `benchmarks/memory_plan.py` measures large ones. The first run may have kernels to compile."""
+    """A small one; `benchmarks/graphs/memory_plan.py` has large ones. The first run may have kernels to compile."""
     graph, overrides = make_graph(tmp_path, 40_000, 60_000), ["pipeline.in_flight=8", *PEAKS[model]]
     if model == "features":
         names = Graph.open(graph).node_names(np.arange(Graph.open(graph).num_nodes))

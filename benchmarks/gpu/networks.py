@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ctr_step import BATCH, SETTINGS, OurStep, Race, Torch
+from benchmarks.clicks.step import BATCH, SETTINGS, OurStep, Race, Torch
 from benchmarks.gpu.graphs import generated_graph
 from benchmarks.gpu.measured import measured_task
 from benchmarks.gpu.part import Part, Table
@@ -24,7 +24,7 @@ RUNS = {"mode": "mode", "workers": "workers a stage", "in_flight": "in flight", 
         "busy": "compute stream busy", "binds": "what binds", "stages": "ms a batch"}  # fmt: skip
 TABLES = [
     Table("click step", "A step of a click network, its rows on the device",
-          f"Batches of {BATCH:,}, dimension 16, the settings of `benchmarks/ctr_step.py`. `dense`: the network "
+          f"Batches of {BATCH:,}, dimension 16, the settings of `benchmarks/clicks/step.py`. `dense`: the network "
           "alone, with Adam, on "
           "inputs that are given. `plain`: over nn.EmbeddingBag (sparse) of a million keys with "
           "torch.optim.Adagrad, all on "

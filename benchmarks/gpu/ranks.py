@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.evaluation import bare_products, plain_known, plain_ranks
 from benchmarks.gpu.graphs import generated_graph, skewed_edges
 from benchmarks.gpu.part import Part, Table
 from benchmarks.gpu.place import Place
+from benchmarks.graphs.evaluation import bare_products, plain_known, plain_ranks
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.data.generate.log import LogSpec, write_day
@@ -33,7 +33,7 @@ TABLES = [
     Table("evaluation", "Ranking test edges",
           f"Both sides, all entities, filtered; {DIMENSION} floats an entity, in host memory for `ours`, on the "
           "GPU for `plain` and "
-          "`products` (as in `benchmarks/evaluation.py`).",
+          "`products` (as in `benchmarks/graphs/evaluation.py`).",
           {"decoder": "decoder", "entities": "entities", "edges": "edges", "who": "who", "seconds": "seconds",
            "scores_per_second": "scores/s", "mrr": "MRR"}),
     Table("prediction", "Predictions", "The ten best tails of one (head, relation, ?), and clicks of a log's "

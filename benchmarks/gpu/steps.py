@@ -13,7 +13,7 @@ from benchmarks.gpu.graphs import skewed_edges
 from benchmarks.gpu.measured import Trained
 from benchmarks.gpu.part import Part, Table
 from benchmarks.gpu.place import Place
-from benchmarks.step_speed import (
+from benchmarks.graphs.step_speed import (
     DIMENSION,
     ENTITIES,
     INITIAL_SCALE,

@@ -7,7 +7,7 @@ parquet        TABLE.parquet: `name`, `embedding` (a list of floats of fixed siz
 A model of clicks has a file more where the log has numeric columns: `numbers.json`, a list of their names and
 transforms, as in the run's config.yaml. A row's name is `FEATURE=KEY`; the key of a bucket is its number, from 0.
 
-Parquet is written by pyarrow itself: encoding takes most of the time (`benchmarks/README.md`).
+Parquet is written by pyarrow itself: encoding takes most of the time (`benchmarks/disk`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks import trainers
-from benchmarks.trainers import train_together
+from benchmarks.nodes import trainers
+from benchmarks.nodes.trainers import train_together
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import DivergedError, InputError, NodeLost
 from marius_oac.models.ctr import step

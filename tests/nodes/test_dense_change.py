@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.trainers import Network, _Here
+from benchmarks.nodes.trainers import Network, _Here
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.dense import check_change, ignored_by_kstep
 from marius_oac.config.link_prediction import Config

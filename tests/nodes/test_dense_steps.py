@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.trainers import train_together
+from benchmarks.nodes.trainers import train_together
 from marius_oac.config.cluster import ClusterConfig
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.batches.rank_slice import RankSlice

@@ -332,7 +332,7 @@ def test_a_fuzzed_pull_is_refused_or_gets_what_it_asks_for():
 
 
 def test_rows_travel_as_int32_and_float32():
-    """What the figures of benchmarks/pooling.py rest on."""
+    """What the figures of benchmarks/nodes/pooling.py rest on."""
     sizes = [memoryview(frame).nbytes for frame in GOOD[1:]]
     assert sizes == [6, 24, 12, 4, 12, 12]
     ((_, answer),) = Shard([keyed()], 1).handle(0, GOOD)

@@ -6,8 +6,8 @@ import sys
 import pytest
 import yaml
 
-from benchmarks import trainers
-from benchmarks.trainers import Trained, train_together
+from benchmarks.nodes import trainers
+from benchmarks.nodes.trainers import Trained, train_together
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.tasks.ctr.sharded import CtrNodes

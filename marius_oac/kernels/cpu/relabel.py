@@ -1,5 +1,5 @@
 """Local indices of ids: a radix sort of (id, position) packed into one integer, stable and free of comparisons;
-`benchmarks/plan_speed.py` sets it against the alternatives.
+`benchmarks/graphs/planning.py` sets it against the alternatives.
 """
 
 from __future__ import annotations

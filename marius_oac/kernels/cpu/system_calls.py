@@ -1,7 +1,7 @@
 """`preadv` and `pwritev` for use inside kernels: without the GIL, so that a thread can do many in a row.
 
 A Python call of `os.preadv` holds the GIL for some microseconds, which at 60,000 pages a second is a large part of a
-core that training needs too (`benchmarks/page_io.py`).
+core that training needs too (`benchmarks/disk/page_io.py`).
 
 With `NUMBA_DISABLE_JIT=1` the same names are Python functions.
 """

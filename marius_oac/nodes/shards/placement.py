@@ -24,8 +24,8 @@ from marius_oac.kernels.cpu.permutation import MAX_SIZE
 from marius_oac.kernels.cpu.random import stream_key, wrapping
 
 NUM_SHARDS = 256
-"""By benchmarks/packing.py 32 balance 16 nodes; 256 leave room for 100 nodes, for nodes of different strength and for
-budgets that bind, and are packed in milliseconds. Part of what a checkpoint means."""
+"""By benchmarks/nodes/packing.py 32 balance 16 nodes; 256 leave room for 100 nodes, for nodes of different strength and
+for budgets that bind, and are packed in milliseconds. Part of what a checkpoint means."""
 MAX_SHARDS = 1 << 16
 MAX_KEYS = 1 << 30  # of one batch
 

@@ -255,7 +255,7 @@ def _write_pages(folder: Path, store: SsdStore, batch_index: int) -> dict[str, d
 def _write_table(folder: Path, store: ParameterStore, batch_index: int) -> dict[str, dict[str, Any]]:
     """Streams a table to its three files; returns their sizes and checksums.
 
-    Block after block: coroutines measured worse (`benchmarks/README.md`).
+    Block after block: coroutines measured worse (`benchmarks/disk`).
     """
     dimension = store.layout.dimension
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ from marius_oac.runtime.console import say
 from marius_oac.storage.contract import RowLayout
 
 MOST_BATCHES, MOST_EXAMPLES = 200, 1 << 20
-"""Of the pass that measures. By benchmarks/packing.py ten batches come within 0.2 % of what a hundred find."""
+"""Of the pass that measures. By benchmarks/nodes/packing.py ten batches come within 0.2 % of what a hundred find."""
 _BY_ROWS = 0.01
 """What the rows of a shard count beside its look-ups: shards that no measured batch asks for are spread by them."""
 

@@ -10,11 +10,11 @@ Guarantees:
   keeps copies of a run from writing to the same files one after the other.
 - Nothing outlives `close`.
 
-Measured (`benchmarks/page_io.py`): compiled loops of `preadv` in many threads reach 0.9 and more of fio's io_uring at
-the same depth, also beside threads that run Python; `async_io` is as fast at a quarter less processor time, and wakes
-its threads a hundredth as often. The binding of io_uring for Python, liburing, prepares every request under the GIL:
-beside a busy thread it falls to a third. A pool of threads that call `os.preadv` reaches a third at best, aiofiles a
-fifth.
+Measured (`benchmarks/disk/page_io.py`): compiled loops of `preadv` in many threads reach 0.9 and more of fio's io_uring
+at the same depth, also beside threads that run Python; `async_io` is as fast at a quarter less processor time, and
+wakes its threads a hundredth as often. The binding of io_uring for Python, liburing, prepares every request under the
+GIL: beside a busy thread it falls to a third. A pool of threads that call `os.preadv` reaches a third at best, aiofiles
+a fifth.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from marius_oac.storage.disk.moves import Fill, Move, PageMover, Traffic
 from marius_oac.storage.disk.slots import Slots
 from marius_oac.storage.reserved import reserve
 
-_ENTRIES_PER_FRAME = 12  # fewer cut the look-ahead short before it decides every eviction (`benchmarks/eviction.py`)
+_ENTRIES_PER_FRAME = 12  # fewer end the look-ahead before it decides every eviction (`benchmarks/disk/eviction.py`)
 
 
 @dataclass

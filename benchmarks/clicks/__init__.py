@@ -1,0 +1,1 @@
+"""Training on click logs: speed, the index of keys, quality."""

@@ -1,0 +1,1 @@
+"""From raw files: preparing, reading logs, the config that `init` writes."""

@@ -1,0 +1,1 @@
+"""Rows and files on disk: pages, eviction, training, writing."""

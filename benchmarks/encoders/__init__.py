@@ -1,0 +1,1 @@
+"""Graph neural networks: a layer, quality, node classification."""

@@ -1,0 +1,1 @@
+"""How processes end: signals, kills, full disks, closed pipes."""

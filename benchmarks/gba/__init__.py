@@ -1,0 +1,1 @@
+"""Global batch gradient aggregation (Su et al.) on a virtual clock."""

@@ -1,0 +1,1 @@
+"""Training on graphs: speed, rows, planning, sampling, orderings, memory, quality, evaluation."""

@@ -1,0 +1,1 @@
+"""Training over nodes: transport, dense parameters, placement, modes, and the emulated cluster."""
