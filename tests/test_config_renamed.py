@@ -1,6 +1,8 @@
 """Names of keys and commands of the version before: they work once more, and the new name is told."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -78,5 +80,19 @@ def test_a_run_of_the_version_before_opens_and_nothing_is_told(finished, tmp_pat
 
 def test_a_command(command):
     code, out, err = command("join", "nothing.yaml")
-    assert code == 2 and out == ""
-    assert err == (f"note: 'join' is now called 'attach'{TOLD}marius-oac: nothing.yaml: no such file or directory\n")
+    assert code == 2 and out == []
+    assert err == [
+        f"note: 'join' is now called 'attach'{TOLD}"[:-1],
+        "marius-oac: nothing.yaml: no such file or directory",
+    ]
+
+
+@pytest.mark.parametrize("old, new", [("generate_nodes", "generate.nodes"), ("log_generate", "generate.log")])
+def test_modules_that_are_run_by_their_old_names(old, new):
+    words = [sys.executable, "-m", f"marius_oac.data.{old}", "--out"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    first, *rest = done.stderr.splitlines()
+    assert done.returncode == 2 and f"{first}\n" == (
+        f"note: 'marius_oac.data.{old}' is now called 'marius_oac.data.{new}'{TOLD}"
+    )
+    assert "--out" in rest[-1]

@@ -66,7 +66,7 @@ def stopped_at(share, module, argv, folder, capfd):
 
 
 def words_of(module):
-    return "marius-oac" if module is cli else module.__name__.rpartition(".")[2]
+    return "marius-oac" if module is cli else ".".join(module.__name__.split(".")[-2:])
 
 
 def check(command_lines, command, share, tmp_path, monkeypatch, capfd):

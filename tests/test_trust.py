@@ -22,7 +22,7 @@ from marius_oac.errors import InputError
 from marius_oac.models.compute import trust
 from marius_oac.models.compute import user_code as own_code
 from marius_oac.models.compute.user_code import admit, load_own
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.user_code import code_to_resume
 from marius_oac.training import cluster as node_training

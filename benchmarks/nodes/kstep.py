@@ -32,7 +32,7 @@ from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.dense import DenseConfig
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.nodes.dense.kinds import make_dense_sync
-from marius_oac.nodes.groups.torch import TorchGroup
+from marius_oac.nodes.groups.torch_group import TorchGroup
 
 PAPER = {10: 18.1, 20: 10.8, 50: 6.4, 100: 2.8, 200: 1.2}
 KS = (1, *PAPER)

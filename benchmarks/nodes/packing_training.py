@@ -22,7 +22,7 @@ from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.graphs.graph import open_or_prepare
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest, pack
 from marius_oac.nodes.shards.placement import NUM_SHARDS
 from marius_oac.runs.sharded.task import NodeTask

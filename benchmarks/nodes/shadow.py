@@ -41,7 +41,7 @@ from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.nodes.groups.torch import TorchGroup
+from marius_oac.nodes.groups.torch_group import TorchGroup
 from marius_oac.nodes.shards.exchange import NodeSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard

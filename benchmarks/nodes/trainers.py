@@ -24,7 +24,7 @@ from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.sync_server import SyncServer, SyncServers
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.shards.exchange import NodeSource
 from marius_oac.nodes.shards.serving import ShardServer

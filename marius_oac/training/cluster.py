@@ -20,8 +20,8 @@ from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.dense.sync_server import SyncServers
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.nodes.groups.threads import ThreadGroup
-from marius_oac.nodes.groups.torch import TorchGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.groups.torch_group import TorchGroup
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.launch import agree
 from marius_oac.nodes.launch.cluster import Place, names, trains_of, weights_of

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from marius_oac.nodes.dense.served import Served
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.shards.exchange import NodeSource
 from marius_oac.nodes.shards.packing import Packed

@@ -20,7 +20,7 @@ from tests.mutants.kinds import Mutant, all_mutants, sampled
 from tests.mutants.reach import ROOT, Reach
 from tests.mutants.trials import Workshop
 
-FOLDERS = ("storage", "pipeline", "nodes", "models")
+FOLDERS = ("kernels", "storage", "pipeline", "nodes", "models")
 HEAD = f"{'file':44} planted  killed  timed out  alive"
 
 

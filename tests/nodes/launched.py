@@ -43,7 +43,7 @@ def wait(folder, times):
 
 def meet(place, folder, end):
     """Two barriers; before the last one the second node ends, the first time."""
-    from marius_oac.nodes.groups.torch import TorchGroup
+    from marius_oac.nodes.groups.torch_group import TorchGroup
 
     first = not (folder / "killed").exists()
     with TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster)) as group:

@@ -6,7 +6,7 @@ import traceback
 
 import torch
 
-from marius_oac.nodes.groups.torch import TorchGroup
+from marius_oac.nodes.groups.torch_group import TorchGroup
 from tests.nodes import conformance
 
 

@@ -7,7 +7,7 @@ import torch
 
 from marius_oac.nodes.dense.shadow import Averaging, Bmuf, Easgd
 from marius_oac.nodes.dense.sync_server import LocalSyncServers
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from tests.nodes import naive
 from tests.nodes.stepping import Gate
 from tests.nodes.worlds import together

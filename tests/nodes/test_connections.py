@@ -8,7 +8,7 @@ import pytest
 
 from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.shards.connections import Connections, check_port
 from marius_oac.nodes.transport.contract import Limits

@@ -13,7 +13,7 @@ from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.link_prediction.replicated_relations import ReplicatedRelations
 from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.dense.served import bounds_of
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

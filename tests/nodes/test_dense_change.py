@@ -20,7 +20,7 @@ from marius_oac.models.compute.dense_moments import (
     relations_from_kstep,
     relations_to_kstep,
 )
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import Session
 from marius_oac.runs.sharded.task import NodeTask

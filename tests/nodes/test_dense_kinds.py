@@ -10,7 +10,7 @@ from marius_oac.nodes.dense.kstep import KStep
 from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.dense.shadow import Averaging, Bmuf, Easgd
 from marius_oac.nodes.dense.sync_server import LocalSyncServers
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 
 
 def make(lockstep=True, **values):

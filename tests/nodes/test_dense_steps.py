@@ -14,7 +14,7 @@ from marius_oac.models.ctr.step import CtrStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep
 from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.sync_server import LocalSyncServers
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.launch.cluster import Place
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.training.cluster import node_task

@@ -11,8 +11,8 @@ import torch
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.groups.contract import ring_bytes
 from marius_oac.nodes.groups.heartbeat import SLOTS
-from marius_oac.nodes.groups.threads import ThreadGroup
-from marius_oac.nodes.groups.torch import TorchGroup, _Shared
+from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.nodes.groups.torch_group import TorchGroup, _Shared
 from tests.nodes.worlds import ProcessWorld, ThreadWorld, together
 
 KINDS = {"threads": ThreadWorld, "processes": ProcessWorld}

@@ -17,7 +17,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.config.modes import NodesConfig
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.errors import InputError, NodeLost, NodeRefused
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.transport.zmq_endpoint import LEFT

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.nodes.dense.kstep import KStep
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from tests.nodes import naive
 from tests.nodes.worlds import together
 

@@ -13,7 +13,7 @@ import torch
 
 from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.runs import session

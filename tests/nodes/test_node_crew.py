@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runtime.signals import StopSignal
 from tests.nodes.worlds import together

@@ -16,7 +16,7 @@ from marius_oac.data.logs.tables import vocabulary_names
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest
 from marius_oac.nodes.shards.placement import NUM_SHARDS
 from marius_oac.runs.checkpoints.retention import Checkpoints

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from marius_oac.errors import CheckpointError, ConfigError, InputError
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.placement import Placement
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import START, Checkpoints, write_saved

@@ -18,7 +18,7 @@ import yaml
 from marius_oac.cli import commands as cli
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.verification import verify
 from marius_oac.tasks.link_prediction.sharded import GraphNodes

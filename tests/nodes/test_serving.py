@@ -9,7 +9,7 @@ import pytest
 
 from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from marius_oac.nodes.dense.sync_server import LocalSyncServers
 from marius_oac.nodes.groups.contract import ring_bytes
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from tests.nodes.replicas import (
     KINDS,
     SERVERS,

@@ -12,7 +12,7 @@ from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.dense.kstep import KStep
 from marius_oac.nodes.dense.shadow import Averaging, Easgd
 from marius_oac.nodes.dense.sync_server import LocalSyncServers, SyncServer
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runtime.channel import Closed
 from tests.nodes.replicas import KINDS, Trainer, finished, flat_of, make, start_of, tensors_of, trainers_of
 from tests.nodes.worlds import together

@@ -5,7 +5,7 @@ import multiprocessing
 import multiprocessing.connection
 import threading
 
-from marius_oac.nodes.groups.threads import ThreadGroup
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from tests.nodes import conformance, member
 from tests.ports import free_ports
 from tests.threads import PATIENCE

@@ -331,7 +331,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes a file a day; returns the exit code."""
-    return run_command("log_generate", lambda: _generate(_parser().parse_args(argv)))
+    return run_command("generate.log", lambda: _generate(_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

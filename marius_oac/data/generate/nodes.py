@@ -124,7 +124,7 @@ def _rng(spec: GeneratedGraph, stream: int, chunk: int) -> np.random.Generator:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="generate_nodes", description="A graph of communities, labelled.")
+    parser = argparse.ArgumentParser(prog="generate.nodes", description="A graph of communities, labelled.")
     parser.add_argument("--out", type=Path, required=True, help="new folder: graph/, labels.tsv, features.parquet")
     parser.add_argument("--nodes", type=int, default=200_000)
     parser.add_argument("--edges", type=int, default=2_000_000)
@@ -154,7 +154,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes graph, labels and features, all of them or nothing; returns the exit code."""
-    return run_command("generate_nodes", lambda: _generate(_parser().parse_args(argv)))
+    return run_command("generate.nodes", lambda: _generate(_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

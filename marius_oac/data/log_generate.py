@@ -1,0 +1,10 @@
+"""The old name of `marius_oac.data.generate.log`, for one version more."""
+
+import sys
+
+from marius_oac.config.renamed import tell
+from marius_oac.data.generate.log import main
+
+if __name__ == "__main__":
+    tell("marius_oac.data.log_generate", "marius_oac.data.generate.log")
+    sys.exit(main())
