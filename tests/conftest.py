@@ -9,7 +9,7 @@ from hypothesis import settings
 from marius_oac.cli import commands as cli
 from marius_oac.models.compute import user_code as own_code
 from marius_oac.training import local as training
-from tests import costs, forked
+from tests import compiled, costs, forked
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
 
@@ -17,6 +17,7 @@ from tests.runtime.sysfs_trees import build
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
+compiled.once()
 
 
 def pytest_addoption(parser):

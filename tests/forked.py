@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +157,13 @@ def _forks(args: object, variables: dict[str, str]) -> bool:
 
 
 def _read_by_imports(variables: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name.startswith(READ_BY_IMPORTS)}
+    found = {name: value for name, value in variables.items() if name.startswith(READ_BY_IMPORTS)}
+    found.pop("PYTHONPATH", None)  # see `_take_over`
+    return found
+
+
+def _folders(variables: Mapping[str, str]) -> list[str]:
+    return list(filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)))
 
 
 def _prctl(option: int, value: int) -> None:
@@ -174,7 +180,9 @@ def _import_all() -> None:
     from marius_oac.cli import commands  # noqa: F401
     from marius_oac.nodes.launch import elastic, meeting  # noqa: F401
     from marius_oac.training import cluster, local  # noqa: F401
+    from tests import compiled
 
+    compiled.once()
     numba.njit(lambda array: array.sum())(np.zeros(1))
     gc.freeze()
 
@@ -221,6 +229,7 @@ def _take_over(program: Program, streams: Sequence[int]) -> None:
         stream = os.fdopen(own, like.mode, buffering, like.encoding, like.errors, closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    sys.path[1 : 1 + len(_folders(os.environ))] = _folders(program.variables)
     os.environ.clear()
     os.environ.update(program.variables)
     _show(program.variables)

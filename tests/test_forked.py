@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("forked_programs")
 TELLS = """
 import json, os, resource, signal, sys, psutil
 about = {
-    "imported": "torch" in sys.modules, "argv": sys.argv, "path": sys.path[0], "name": __name__,
+    "imported": "torch" in sys.modules, "argv": sys.argv, "path": sys.path, "name": __name__,
     "parent": os.getppid(), "session": os.getsid(0) == os.getpid(), "folder": os.getcwd(), "mask": os.umask(0),
     "variables": dict(os.environ), "shown": psutil.Process().environ() == dict(os.environ),
     "open": sorted(map(int, os.listdir("/proc/self/fd"))),
@@ -45,7 +45,12 @@ def ways(tmp_path):
 
 @pytest.mark.parametrize("way", ["file", "module", "text"])
 def test_a_forked_program_has_what_it_had_if_it_were_started(ways, way, tmp_path):
-    given = {"cwd": tmp_path, "env": {**os.environ, "COLOUR": "blue"}, "start_new_session": True, "input": "a line\n"}
+    given = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "COLOUR": "blue", "PYTHONPATH": "/one:/two"},
+        "start_new_session": True,
+        "input": "a line\n",
+    }
     before = os.umask(0o27)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[0] - 1, files[1]))
