@@ -9,7 +9,7 @@ from hypothesis import settings
 from marius_oac.cli import commands as cli
 from marius_oac.models.compute import user_code as own_code
 from marius_oac.training import local as training
-from tests import costs
+from tests import compiled, costs, forked
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
 
@@ -17,6 +17,7 @@ from tests.runtime.sysfs_trees import build
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
+compiled.once()
 
 
 def pytest_addoption(parser):
@@ -33,6 +34,28 @@ def state(tmp_path_factory):
     """The tests' own record of the code that this user has trained with, also for the processes that they start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def template(state):
+    """The process that programs are forked from."""
+    made = forked.Template()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def forked_programs(template):
+    """What a file's tests start is forked (see `forked`)."""
+    with forked.programs(template):
+        yield
+
+
+@pytest.fixture
+def started_anew(forked_programs):
+    """Within a test of such a file, it is not."""
+    with forked.anew():
         yield
 
 

@@ -23,6 +23,7 @@ from tests.click_logs import ctr_config, small_log
 from tests.graphs import jitter, workers
 from tests.runs import says, story
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 NETWORKS = ("lr", "fm", "deepfm", "dlrm", "dcnv2", "dien", "youtubednn")
 
 

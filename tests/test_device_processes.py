@@ -15,6 +15,7 @@ from tests.click_logs import generated_days
 from tests.copying import PROGRAM
 from tests.nodes.test_node_training import digests, furthest
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 EXAMPLES, SIZE = 6400, 64
 GRAPH = {
     "data": {"path": "codex-s"}, "device": "cpu", "threads": 1,

@@ -12,6 +12,7 @@ import pytest
 from marius_oac import open_run, train
 from tests.disk import bits, budget, clicks_config, days, graph_config
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 ROOT = Path(__file__).parents[1]
 EVERY = ("checkpoint.every_batches=7", "checkpoint.keep=2", budget(20))
 STAGES = ("plan", "settle", "read", "compute", "write")

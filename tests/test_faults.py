@@ -19,6 +19,7 @@ from marius_oac.runs.session import Session
 from marius_oac.training import local as training
 from tests.graphs import tiny_config, tiny_graph
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 ROOT = Path(__file__).parents[1]
 BATCHES = 50  # two epochs of 25 batches; checkpoints after 7, 14, 21, 25, 28, 35, 42, 49, 50
 

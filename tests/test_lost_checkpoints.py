@@ -13,6 +13,7 @@ from marius_oac.runs.task import Peers
 from tests.graphs import tiny_config
 from tests.runs import contents, outcome, says, stop_at, story
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 MORE = ["training.epochs=3"]
 
 

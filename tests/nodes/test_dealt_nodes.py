@@ -13,6 +13,7 @@ from marius_oac.runs.sharded.task import check_config
 from tests.nodes import test_node_training as over_nodes
 from tests.nodes.test_node_training import LONG, SMOOTH, digests, furthest, kill, run, start, wait_for_batches
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 configs = over_nodes.configs
 BATCHES = 200
 OFTEN = ["--set", "checkpoint.every_batches=40", "--set", "checkpoint.keep=9", "--set", "metrics.every_batches=10"]

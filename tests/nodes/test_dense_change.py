@@ -30,6 +30,7 @@ from marius_oac.training.local import start_task
 from tests.click_logs import generated_days
 from tests.nodes.worlds import together
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 KINDS = {
     "allreduce": {},
     "kstep": {"k": 4, "warm_up": 0},

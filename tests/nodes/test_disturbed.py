@@ -17,6 +17,7 @@ from marius_oac.runs.folder.folder import RunFolder
 from tests.graphs import tiny_config, workers
 from tests.runs import write_config
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 ROOT = Path(__file__).parents[2]
 AHEAD = ["pipeline.in_flight=8", *workers(3)]
 BATCHES = 75

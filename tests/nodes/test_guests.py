@@ -30,6 +30,7 @@ from marius_oac.training.elastic import _ElasticWorker, attach
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 from tests.ports import free_ports
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 EXAMPLES, BATCH = 64 * 1500, 64
 PATIENCE = 240
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.ports import free_ports
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "nodes" / "launched.py"
 PATIENCE = 180
@@ -130,7 +131,7 @@ def launch(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["local", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ssh", "srun"))])
-def test_every_node_trains_and_the_first_is_heard(launch, way):
+def test_every_node_trains_and_the_first_is_heard(started_anew, launch, way):
     run = launch(way, "ok")
     code, out, err = run.end()
     assert (code, out) == (0, "the result\n")

@@ -9,6 +9,7 @@ from marius_oac.runs.folder.folder import RunFolder
 from tests.nodes import test_node_training as over_nodes
 from tests.nodes.test_node_training import SMOOTH, digests, run
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 configs = over_nodes.configs
 SECONDS = 0.1  # of a batch at full speed: far more than it takes here
 BEGIN, END = 8.0, 20.0

@@ -34,6 +34,7 @@ from tests.nodes import naive_shards as naive
 from tests.nodes.test_node_training import digests, furthest, run, start
 from tests.nodes.worlds import together
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 NODES = 400
 
 

@@ -9,6 +9,8 @@ from marius_oac.data.generate.log import HISTORY, LogSpec, write_day
 from marius_oac.runs.folder.folder import RunFolder
 from tests.nodes.test_node_training import BATCHES, SMOOTH, digests, furthest, run
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):

@@ -26,6 +26,7 @@ from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.graphs import tiny_config
 from tests.runs import contents, flip_a_byte, says
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 SMOOTH = "training.optimizer.initial_accumulator=0.1"
 """Adagrad's first step is the gradient's sign, which rounding turns where it is near zero; this makes it smooth."""
 BATCHES = 200

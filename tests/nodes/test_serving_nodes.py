@@ -16,6 +16,7 @@ from tests.nodes import test_node_training as over_nodes
 from tests.nodes.test_node_training import SMOOTH, digests, run
 from tests.ports import free_ports
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 configs = over_nodes.configs
 PATIENCE = 240
 
