@@ -7,7 +7,7 @@ versions can be compared that can both train these configurations.
 
 Prints a table: for each configuration and checkout the first digits of the SHA-256 of what was trained (names and bytes
 of rows, keys, optimizer state and dense parameters) and of the results that were measured on it, and whether they are
-the same. Exit code 1 if any differs. Bits depend on the processor and on the libraries, so there are no expected ones:
+the same. Exit code 1 if any differs, or fails. Bits depend on the processor and on the libraries, so there are no expected ones:
 compare checkouts on one machine. Takes about a minute and a half for each.
 """
 
@@ -31,6 +31,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parents[1]
 DIGITS = 16
+FAILED = "failed"
 NOT_TRAINED = (".timestamps.npy", ".slots.npy", ".checksums.npy")
 """Ends of names of a checkpoint's files that hold no result of training."""
 RESULTS = ("test.", "valid.")
@@ -38,7 +39,7 @@ RESULTS = ("test.", "valid.")
 # Calls commands in a process that has imported torch and compiled kernels already. Its arguments are the folder that
 # the package must come from, and lists of words, as JSON.
 _CALLER = """
-import json, os, runpy, sys
+import json, os, runpy, sys, traceback
 import marius_oac
 tree, *commands = sys.argv[1:]
 assert os.path.dirname(os.path.dirname(os.path.realpath(marius_oac.__file__))) == tree, marius_oac.__file__
@@ -48,7 +49,9 @@ for command in map(json.loads, commands):
         runpy.run_module("marius_oac", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         if ended.code:
-            sys.exit(f"{command}: exit code {ended.code}")
+            print(command, ended.code)
+    except Exception:
+        print(command, traceback.format_exc())
 """
 _SEEN = {"evaluation": {"candidates": 50}}
 _GRAPH = {
@@ -169,7 +172,8 @@ def _write_clicks(path: Path, draw: np.random.Generator, rows: int = 2000) -> No
 
 
 def train_all(tree: Path, folder: Path, cases: Sequence[Case] = CASES) -> dict[str, dict[str, str]]:
-    """Trains with the package of a checkout in a new folder; the digests of each case, by what they are of."""
+    """Trains with the package of a checkout in a new folder; the digests of each case, by what they are of, or "failed".
+    What a command that fails has said goes to standard error."""
     folder.mkdir()
     write_sources(folder)
     commands = [["prepare", "edges.tsv", "--out", "graph"],
@@ -182,14 +186,18 @@ def train_all(tree: Path, folder: Path, cases: Sequence[Case] = CASES) -> dict[s
             commands.append(["resume", f"run-{number}", *sets])
     environment = os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(folder / "kernels")}
     call = [sys.executable, "-P", "-c", _CALLER, str(tree), *map(json.dumps, commands)]
-    done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{tree}: {done.stderr}")
+    done = subprocess.run(
+        call, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode or any(not (folder / f"run-{number}" / "summary.json").exists() for number in range(len(cases))):
+        print(f"{tree}:\n{done.stdout}", file=sys.stderr)
     return {case.name: digests(folder / f"run-{number}") for number, case in enumerate(cases)}
 
 
 def digests(run: Path) -> dict[str, str]:
     """SHA-256 of a run's newest checkpoint, with all parts of a run over nodes, and of its results."""
+    if not (run / "summary.json").exists():
+        return dict.fromkeys(("trained", "results"), FAILED)
     newest = max(path.parent.name for path in run.glob("**/checkpoints/[0-9]*/manifest.json"))
     found = hashlib.sha256()
     for part in sorted(run.glob(f"**/checkpoints/{newest}")):
@@ -217,9 +225,9 @@ def compared(found: Mapping[str, Mapping[str, Mapping[str, str]]]) -> tuple[list
     for case, kinds in found[trees[0]].items():
         for kind in kinds:
             each = [found[tree][case][kind] for tree in trees]
-            same = len(set(each)) == 1
+            same = len(set(each)) == 1 and FAILED not in each
             all_same &= same
-            verdict = "" if len(trees) == 1 else "same" if same else "differs"
+            verdict = "" if same and len(trees) == 1 else "same" if same else "differs"
             lines.append(f"| {case} | {kind} | {' | '.join(f'`{digest[:DIGITS]}`' for digest in each)} | {verdict} |")
     return lines, all_same
 

@@ -55,6 +55,11 @@ def test_the_table_says_what_differs():
     assert not same and [line.split(" | ")[-1] for line in lines[2:]] == ["same |", "differs |"]
 
 
+def test_a_run_that_did_not_end_is_the_same_as_none(run):
+    (run / "summary.json").unlink()
+    assert not compared({"here": {"x": digests(run)}, "there": {"x": digests(run)}})[1]
+
+
 def test_all_configurations_are_taken():
     for case in CASES:
         Config.build(case.config).replace(*case.resumed)
