@@ -7,8 +7,8 @@ versions can be compared that can both train these configurations.
 
 Prints a table: for each configuration and checkout the first digits of the SHA-256 of what was trained (names and bytes
 of rows, keys, optimizer state and dense parameters) and of the results that were measured on it, and whether they are
-the same. Exit code 1 if any differs, or fails. Bits depend on the processor and on the libraries, so there are no expected ones:
-compare checkouts on one machine. Takes about a minute and a half for each.
+the same. Exit code 1 if any differs, or fails. Bits depend on the processor and on the libraries, so there are no
+expected ones: compare checkouts on one machine. Takes about a minute and a half for each.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _write_clicks(path: Path, draw: np.random.Generator, rows: int = 2000) -> No
 
 
 def train_all(tree: Path, folder: Path, cases: Sequence[Case] = CASES) -> dict[str, dict[str, str]]:
-    """Trains with the package of a checkout in a new folder; the digests of each case, by what they are of, or "failed".
+    """Trains with the package of a checkout in a new folder; the digests of each case, by what they are of, or FAILED.
     What a command that fails has said goes to standard error."""
     folder.mkdir()
     write_sources(folder)
