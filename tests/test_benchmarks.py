@@ -39,3 +39,12 @@ def test_a_benchmark_runs_with_the_kernels_that_numpy_chooses():
     )  # fmt: skip
     assert done.returncode == 0
     assert done.stderr == "OPENBLAS_CORETYPE=Haswell is set: starting again without it\n"
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_run(monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.plots.find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["days"])
+    with pytest.raises(SystemExit) as end:
+        import_module("benchmarks.clicks.days").main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith("error: pictures take matplotlib: pip install marius-oac[plots]\n")

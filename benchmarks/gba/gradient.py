@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-Views = Mapping[str, np.ndarray]  # by the name of a parameter of `models.ctr.deepfm.DeepFM` with two hidden layers
+Views = Mapping[str, np.ndarray]  # by the name of a parameter of `DeepFM` with two hidden layers
 
 
 def differentiate(
