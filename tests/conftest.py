@@ -9,7 +9,7 @@ from hypothesis import settings
 from marius_oac.cli import commands as cli
 from marius_oac.models.compute import user_code as own_code
 from marius_oac.training import local as training
-from tests import compiled, costs, forked
+from tests import compiled, costs, forked, skips
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
 
@@ -27,6 +27,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "device: runs on what MARIUS_OAC_TEST_DEVICE names (tests/device.py)")
     costs.configure(config)
+    config.pluginmanager.register(skips.Skips())
 
 
 @pytest.fixture(scope="session", autouse=True)
