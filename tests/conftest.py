@@ -8,6 +8,7 @@ from hypothesis import settings
 
 from marius_oac.cli import commands as cli
 from marius_oac.models.compute import user_code as own_code
+from marius_oac.runtime import console
 from marius_oac.training import local as training
 from tests import compiled, costs, forked, skips
 from tests.graphs import tiny_config, tiny_graph
@@ -35,6 +36,13 @@ def state(tmp_path_factory):
     """The tests' own record of the code that this user has trained with, also for the processes that they start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def standard_error():
+    """What is logged is said as by a command, also where a test calls what is below it."""
+    with console.standard_error():
         yield
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marius_oac.errors import ConfigError
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 
 Path = tuple[str, ...]
 
@@ -26,10 +26,10 @@ _told: set[str] = set()
 
 def tell(old: str, new: str, where: str = "") -> None:
     """Says once that `old` is called `new` now."""
-    line = f"note: {where}{': ' if where else ''}'{old}' is now called '{new}'; the next version knows that name alone"
+    line = f"{where}{': ' if where else ''}'{old}' is now called '{new}'; the next version knows that name alone"
     if line not in _told:
         _told.add(line)
-        say(line)
+        logger.warning(line)
 
 
 def with_new_names(

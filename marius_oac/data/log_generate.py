@@ -4,7 +4,9 @@ import sys
 
 from marius_oac.config.renamed import tell
 from marius_oac.data.generate.log import main
+from marius_oac.runtime.console import standard_error
 
 if __name__ == "__main__":
-    tell("marius_oac.data.log_generate", "marius_oac.data.generate.log")
+    with standard_error():
+        tell("marius_oac.data.log_generate", "marius_oac.data.generate.log")
     sys.exit(main())

@@ -29,7 +29,7 @@ from marius_oac.runs.memory.plan import peak_rss
 from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress
 from marius_oac.runs.session import Session, name_of_device
 from marius_oac.runtime import blas
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
 
 
@@ -65,7 +65,7 @@ class TrainingLoop:
         checkpoint = self.peers.agreed(lambda: self.folder.checkpoints.open(name or names[-1]))
         saved = read_saved(self.folder.rows) or ""
         if name is None and saved > checkpoint.name:
-            say(f"note: checkpoint {saved} is gone: the run goes on from {checkpoint.name}")
+            logger.warning(f"checkpoint {saved} is gone: the run goes on from {checkpoint.name}")
         position = self._position_of(checkpoint)
         self._load(checkpoint)
         self.position = position

@@ -17,7 +17,7 @@ from marius_oac.errors import ConfigError, shown
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
 from marius_oac.runs.task import Task
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine.binding import UNBOUND, Binding, unbound
 from marius_oac.runtime.machine.disks import place
 from marius_oac.runtime.machine.report import LocalProcess, run_binding
@@ -46,7 +46,9 @@ def reading_device(name: str) -> torch.device:
         return pick_device(name)
     except ConfigError:
         found = pick_device("auto")
-        say(f"note: the run was trained on {name}, which is not here: computing on {found}, where last bits may differ")
+        logger.warning(
+            f"the run was trained on {name}, which is not here: computing on {found}, where last bits may differ"
+        )
         return found
 
 
@@ -85,7 +87,7 @@ def bind(task: Task, device: torch.device) -> Binding:
         return unbound("binding is off: threads and memory are left alone", max(1, beside))
     binding = run_binding(every, peers.rank, task.over_nodes)
     if binding.seats and not sum(each.beside(mine) for each in every[: peers.rank]):
-        say(f"{binding.note}")
+        logger.info(binding.note)
     return binding
 
 
@@ -139,7 +141,7 @@ class Session:
                     f"to do so: --set device={self.device.type}",
                     "device",
                 )
-            say(f"note: the run was trained on {shown(before)} and goes on on {here}: its last bits may differ")
+            logger.warning(f"the run was trained on {shown(before)} and goes on on {here}: its last bits may differ")
         return here
 
     def _beside_compute(self) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from marius_oac.config.sections import StorageConfig
 from marius_oac.runs.checkpoints.checkpoint import TABLES
 from marius_oac.runs.checkpoints.retention import Checkpoints, read_saved
 from marius_oac.runs.memory.tables import page_bytes
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import disk_errors, make_folder, remove_file, sync, write_atomically
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
@@ -133,4 +133,4 @@ def _clean(folder: Path) -> None:
 
 
 def _warn(line: str) -> None:
-    say(f"note: {line}")
+    logger.warning(line)

@@ -32,7 +32,7 @@ _NO_ROOM = ("failed to map segment", "cannot allocate memory")  # the dynamic li
 def run_command(program: str, work: Callable[[], int | None]) -> int:
     """The exit code of a command; errors that are no mistake of the user surface with their traceback."""
     console.open_standard_streams()
-    with stopped_by_signals() as stops:
+    with console.standard_error(), stopped_by_signals() as stops:
         try:
             return _run(program, work, stops)
         except BaseException as error:

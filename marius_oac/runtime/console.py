@@ -1,5 +1,9 @@
 """What this program says: notes and progress on standard error, results on standard output.
 
+What is of interest to a program that calls this one goes to `logger`, the logger `marius_oac`: warnings for what a user
+should know, information beside. `standard_error` shows both as lines of a command. Progress, and errors of a
+command, are written by `say`.
+
 Guarantees:
 - A stream that is closed, full or gone (EPIPE, EIO, ENOSPC, no stream at all) stops no work and changes no exit code,
   with one exception: what a command is asked for, and can't be written (`answer`), is an error. That nobody reads on,
@@ -11,12 +15,42 @@ Guarantees:
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from marius_oac.errors import InputError
+
+logger = logging.getLogger("marius_oac")
+
+
+@contextmanager
+def standard_error() -> Iterator[None]:
+    """Within the block everything that is logged is a line on standard error, a warning one with `note: ` before it.
+
+    A block in another one changes nothing.
+    """
+    if any(isinstance(each, _Lines) for each in logger.handlers):
+        yield
+        return
+    lines, level, propagate = _Lines(), logger.level, logger.propagate
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(lines)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(("note: " if record.levelno >= logging.WARNING else "") + record.getMessage())
 
 
 def say(text: str) -> None:

@@ -41,7 +41,7 @@ from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.sharded.task import NodeTask
 from marius_oac.runs.task import Task
 from marius_oac.runtime.channel import Closed
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link
 from marius_oac.tasks.ctr.sharded import CtrNodes
 from marius_oac.tasks.ctr.task import CtrTask
@@ -176,7 +176,7 @@ def _resumed(
         folder.check_resumable(config, task.fingerprint)
         if not place.rank:
             for key, why in ignored_by_kstep(config):  # which versions before this one did without a word
-                say(f"note: {key}: {why}")
+                logger.warning(f"{key}: {why}")
         if checkpoint is None and not data and not before and not task.peers.any(not has_ended(folder, task)):
             if task.group is not group:
                 group.gather(None if place.rank else {"over": True})

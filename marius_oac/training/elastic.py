@@ -33,7 +33,7 @@ from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.reporting import LINE_SECONDS
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.task import Task
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import stop_on_interrupt
 from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.training.detached import outside
@@ -61,7 +61,7 @@ def attach(cluster: ClusterConfig, overrides: Iterable[str] = (), *, trust: bool
     read_secret(cluster)
     elastic_worker = _ElasticWorker(cluster, _own(overrides), trust)
     deadline, said = time.monotonic() + PATIENCE, set[str]()
-    say(f"waiting for the run of {cluster.nodes[0].name}, {PATIENCE:g} s at most")
+    logger.info(f"waiting for the run of {cluster.nodes[0].name}, {PATIENCE:g} s at most")
     while True:
         try:
             with elastic_worker.connected() as (lines, rank, run):
@@ -78,7 +78,7 @@ def attach(cluster: ClusterConfig, overrides: Iterable[str] = (), *, trust: bool
                 raise
             if str(error) not in said:
                 said.add(str(error))
-                say(f"{error}; waiting for the run{' to go on' if elastic_worker.known else ''}")
+                logger.info(f"{error}; waiting for the run{' to go on' if elastic_worker.known else ''}")
             elastic_worker.pause()
 
 
@@ -163,7 +163,7 @@ class _ElasticWorker:
         ):
             session.report_to(lambda result: self._trained())
             self.joined = self.known = True
-            say(f"joined the run of {self._cluster.nodes[0].name} as number {rank}")
+            logger.info(f"joined the run of {self._cluster.nodes[0].name} as number {rank}")
             while not session.pipeline.stop_requested:
                 session.pipeline.run(self.batches, self.batches + 1)
         self.stopped = True
@@ -190,7 +190,7 @@ class _ElasticWorker:
         self.batches += 1
         if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
-            say(f"{self.batches:,} batches")
+            logger.info(f"{self.batches:,} batches")
 
     @staticmethod
     def pause() -> None:

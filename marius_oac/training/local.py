@@ -26,7 +26,7 @@ from marius_oac.runs.memory.plan import return_freed_memory
 from marius_oac.runs.session import Session, pick_device
 from marius_oac.runs.stores import check_places
 from marius_oac.runs.task import Task
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import signal_behind
 from marius_oac.tasks.ctr.task import CtrTask, start_ctr_task
 from marius_oac.tasks.link_prediction.build import settled_on
@@ -125,7 +125,7 @@ def resume(
         folder.check_resumable(config, task.fingerprint)
         if checkpoint is None and not data and has_ended(folder, task):
             epochs = folder.summary()["training.epochs"]
-            say(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N")
+            logger.info(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N")
             return open_run(path)
         known = idle_settings(folder.config)
         task.notes = tuple(note for note in idle_settings(config) if note not in known)
@@ -199,7 +199,7 @@ def check_task(task: Task, path: Path) -> None:
         raise ConfigError(f"emulates a link for a CPU; this run computes on {device}", "pipeline.link")
     task.check()
     for note in task.notes:
-        say(f"note: {note}")
+        logger.warning(note)
     return_freed_memory()
     task.plan_memory(path).announce()
     check_places(task.config.storage)

@@ -40,7 +40,7 @@ def four(roots):
 @pytest.fixture
 def said(capsys):
     """Lines on standard error; each line may be said once more."""
-    numa_memory.say.cache_clear()
+    numa_memory.log_once.cache_clear()
     return lambda: capsys.readouterr().err.splitlines()
 
 
@@ -328,7 +328,7 @@ def test_a_thread_that_cannot_be_bound_runs_on_and_says_so_once(said, monkeypatc
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(binding.os, "sched_setaffinity", refuse)
-    numa_memory.say.cache_clear()
+    numa_memory.log_once.cache_clear()
     assert not chosen.bind_thread("read") and said()[0].endswith("Operation not permitted")
 
 

@@ -15,7 +15,7 @@ PAGE = mmap.PAGESIZE
 
 @pytest.fixture
 def said(capsys):
-    numa_memory.say.cache_clear()
+    numa_memory.log_once.cache_clear()
     return lambda: capsys.readouterr().err.splitlines()
 
 

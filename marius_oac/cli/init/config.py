@@ -20,7 +20,7 @@ from marius_oac.data.logs.files import paths_of
 from marius_oac.data.logs.guess import looks_like_edges
 from marius_oac.data.prepare.readers import check_readable
 from marius_oac.errors import InputError
-from marius_oac.runtime.console import answer, report, say
+from marius_oac.runtime.console import answer, logger, report
 from marius_oac.runtime.files.atomic import disk_errors, make_folder, unfinished, write_flushed
 
 
@@ -58,7 +58,7 @@ def init(request: InitRequest) -> None:
         raise InputError("exists already; choose another --out or remove it", request.out)
     text, notes = _described(request)
     for note in notes:
-        say(f"note: {note}")
+        logger.warning(note)
     if request.out is None:
         answer(text.rstrip("\n"))
         return

@@ -26,7 +26,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import read_labels
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 
 LABEL, FEATURES = "label", "feat"
 LABELS_FILE, FEATURES_FILE = "labels.tsv", "features.parquet"
@@ -111,7 +111,7 @@ def write_node_files(graph: Graph, nodes: Sequence[NodeData], folder: Path) -> N
 
 
 def _leave_out(what: str, why: str, nodes: Sequence[NodeData]) -> None:
-    say(f"note: {', '.join(each.where for each in nodes)}: {what} are left out: {why}")
+    logger.warning(f"{', '.join(each.where for each in nodes)}: {what} are left out: {why}")
 
 
 def _write_labels(graph: Graph, nodes: Sequence[NodeData], path: Path) -> None:

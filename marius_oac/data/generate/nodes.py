@@ -30,7 +30,7 @@ from marius_oac.data.prepare.prepare import PrepareRequest, new_folder, prepare
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError
 from marius_oac.runtime.command import run_command
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 
 CHUNK_NODES = 1 << 14
 """Nodes whose numbers are drawn together; part of what the seed means, so never an option."""
@@ -149,7 +149,7 @@ def _generate(args: argparse.Namespace) -> None:
         graph = Graph.open(folder / "graph", verify=False)
         write_labels(spec, graph, folder / "labels.tsv")
         write_features(spec, graph, folder / "features.parquet", args.features, noise=1.0)
-    say(f"{args.out}: {made.num_nodes:,} nodes, {sum(made.edges.values()):,} edges")
+    logger.info(f"{args.out}: {made.num_nodes:,} nodes, {sum(made.edges.values()):,} edges")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from marius_oac.errors import InputError
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import (
     check_no_link,
     disk_errors,
@@ -78,7 +78,7 @@ def open_derived(
             found = _open(folder, manifest, wanted, arrays, sound)  # by now another process may have made it
             if isinstance(found, str):
                 if folder.exists():
-                    say(f"note: {folder}: {found}; {again}")
+                    logger.warning(f"{folder}: {found}; {again}")
                 _make(folder, manifest, wanted, [each.name for each in arrays], make)
                 found = [map_npy(folder / each.name, each.dtypes, each.shape) for each in arrays]
     return found
@@ -116,10 +116,10 @@ def _lock(opened: int, parent: Path) -> None:
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        say(f"waiting for another process that writes to {parent}")
+        logger.info(f"waiting for another process that writes to {parent}")
         fcntl.flock(opened, fcntl.LOCK_EX)
     except OSError as error:  # some network file systems lock no folders
-        say(f"note: {parent} can't be locked ({error.strerror}): let one run at a time begin on it")
+        logger.warning(f"{parent} can't be locked ({error.strerror}): let one run at a time begin on it")
 
 
 def _make(

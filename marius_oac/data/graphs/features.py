@@ -33,7 +33,7 @@ from marius_oac.data.graphs.resident import Resident
 from marius_oac.data.prepare.parquet_pages import parquet_batches
 from marius_oac.data.prepare.readers import BATCH_ROWS, check_readable, checked_names
 from marius_oac.errors import InputError
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import mapped_npy
 from marius_oac.runtime.files.untrusted import Described, DescribedFile, read_json
 from marius_oac.runtime.progress import Progress
@@ -226,7 +226,7 @@ def _check_rows(file: _FeatureFile, graph: Graph, ids: np.ndarray) -> None:
     if unknown:
         name = file.name(first_unknown)
         which = f"{unknown:,} rows are left out, the graph has no such nodes: {name!r} for one"
-        say(f"note: {file.path}: {which}")
+        logger.warning(f"{file.path}: {which}")
 
 
 def _second_row(ids: np.ndarray, seen: np.ndarray) -> int:

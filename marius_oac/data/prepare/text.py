@@ -21,7 +21,7 @@ import pyarrow.csv as pa_csv
 from marius_oac.data.prepare.edge_columns import column_names, hold_names
 from marius_oac.data.prepare.edge_file import EdgeFile
 from marius_oac.errors import InputError
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 
 BLOCK_BYTES = 16 << 20
 _PARSED_BYTES = 1 << 20  # at once; Arrow takes no line that is longer
@@ -176,7 +176,9 @@ class _Parser:
             if self.file.options.header is None:
                 meant = ", ".join(repr(fields[index]) for index in self.chosen)
                 kinds = ", ".join(column_names(len(self.chosen)))
-                say(f"note: {self.file.path}:{lines[0][0]}: column names, not an edge; {kinds}: {meant} (--no-header)")
+                logger.warning(
+                    f"{self.file.path}:{lines[0][0]}: column names, not an edge; {kinds}: {meant} (--no-header)"
+                )
         return body
 
     def _has_header(self, lines: list[tuple[int, bytes]]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from numba import njit
 
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 
 _NO_PLACE = "no locator available"  # of Numba's RuntimeError
 _told: list[str] = []
@@ -33,8 +33,8 @@ def kept(**options: Any) -> Callable[[Callable], Any]:
                 raise
         if not _told:
             _told.append(function.__module__)
-            say(
-                "note: compiled code can be kept neither beside the package nor in the user's cache: it is compiled "
+            logger.warning(
+                "compiled code can be kept neither beside the package nor in the user's cache: it is compiled "
                 "anew each time; NUMBA_CACHE_DIR may name a folder"
             )
         return njit(**options)(function)

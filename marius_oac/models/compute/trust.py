@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from marius_oac.errors import InputError
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import make_folder, sync
 
 MOST = 4096
@@ -56,7 +56,7 @@ def record(texts: Iterable[bytes]) -> None:
         _forget_oldest(folder)
     except (OSError, InputError) as error:
         reason = error.message if isinstance(error, InputError) else f"{error.filename}: {error.strerror}"
-        say(f"note: what code you train with can't be noted down ({reason}): later commands will need --trust")
+        logger.warning(f"what code you train with can't be noted down ({reason}): later commands will need --trust")
 
 
 def _folder() -> Path:

@@ -33,7 +33,7 @@ from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.nodes.launch.cluster import endpoint
 from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreLine
 from marius_oac.nodes.transport.contract import TAKEN, Security
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import StopSignal
 
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch: 30)
@@ -134,7 +134,9 @@ def _spared(processes: LocalProcesses, spare: Path, pid: int, code: int) -> bool
     if code >= 0 or code in _ASKED or not (spare / str(pid)).exists():
         return False
     name = signal.Signals(-code).name
-    say(f"note: node {processes.nodes[processes.index]}: process {pid} was ended by {name}; the run goes on without it")
+    logger.warning(
+        f"node {processes.nodes[processes.index]}: process {pid} was ended by {name}; the run goes on without it"
+    )
     return True
 
 
@@ -221,7 +223,7 @@ def _node(processes: LocalProcesses) -> str:
 
 
 def _log(line: str) -> None:
-    say(f"note: {line}")
+    logger.warning(line)
 
 
 def listen(host: str, port: int, patience: float) -> Any:
@@ -255,7 +257,7 @@ def _explain(processes: LocalProcesses, failures: Mapping[int, Any], logs: Path)
         # LOST: it ended because of another one. 2: all have refused alike, and the first has said so.
         if local and 0 < code < 128 and code != LOST and (codes.get(0) != 2 or code != 2):
             for line in _said(logs, local):
-                say(f"{processes.names[local]}: {line}")
+                logger.info(f"{processes.names[local]}: {line}")
     return 1 if ended is None else ended
 
 

@@ -39,7 +39,7 @@ from marius_oac.nodes.launch.cluster import (
     this_machine,
 )
 from marius_oac.nodes.launch.remote import commands, start
-from marius_oac.runtime.console import answer, report, say
+from marius_oac.runtime.console import answer, logger, report
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -106,7 +106,7 @@ def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
         place = find_place(cluster, request.node)
         read_secret(cluster)
         if place.attempt and not place.local:
-            say(f"node {place.node.name}: started again ({place.attempt})")
+            logger.info(f"node {place.node.name}: started again ({place.attempt})")
         with told_to_end(), told_if_lost(), _store():
             os.environ.update(place.environment())
             result = train(place)

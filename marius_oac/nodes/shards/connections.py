@@ -26,7 +26,7 @@ from marius_oac.nodes.transport.contract import Client, Limits, Security
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.types import Plan
 
@@ -193,8 +193,8 @@ class Connections:
         self._server.counts["trainers_lost_max"] = self._lost
         if self._is_first:
             trainers = self._crowd.trainers
-            say(
-                f"note: trainer {self._rowless[number]} has ended: its tokens are dealt to the others; "
+            logger.warning(
+                f"trainer {self._rowless[number]} has ended: its tokens are dealt to the others; "
                 f"{trainers - self._lost} of {trainers} trainers are left"
             )
 
@@ -218,4 +218,4 @@ def check_port(place: Place) -> None:
 
 
 def _log(line: str) -> None:
-    say(f"note: {line}")
+    logger.warning(line)

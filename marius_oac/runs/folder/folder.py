@@ -45,7 +45,7 @@ from marius_oac.runs.folder.metrics import METRICS, MetricsFile
 from marius_oac.runs.folder.order import OrderFile
 from marius_oac.runs.sharded.checkpoint import NODES, open_whole, parts_of
 from marius_oac.runtime import blas
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import (
     check_no_link,
     clean,
@@ -158,16 +158,16 @@ class RunFolder:
             self.check_data(fingerprint, config)
         if self.about.kernels != blas.kernels():
             began = self.about.kernels
-            say(
-                f"note: matrix products run on {blas.kernels()} kernels here, on {began} when this run began: "
+            logger.warning(
+                f"matrix products run on {blas.kernels()} kernels here, on {began} when this run began: "
                 "the last bits may differ from those of an uninterrupted run"
             )
         self._say_what_is_unchecked()
 
     def _say_what_is_unchecked(self) -> None:
         if not self.about.checked:
-            say(
-                f"note: {self.path} was begun by an older version: that its config.yaml, log.json and metrics.jsonl "
+            logger.warning(
+                f"{self.path} was begun by an older version: that its config.yaml, log.json and metrics.jsonl "
                 "are as they were written can't be checked"
             )
 
@@ -249,7 +249,7 @@ class RunFolder:
         kept = self._metrics.rewind(batch_index).model_dump()
         if kept != records.get("metrics", kept):
             what = "is not what it was at this checkpoint: lines are missing, or have been changed"
-            say(f"note: {self.path / METRICS}: {what}")
+            logger.warning(f"{self.path / METRICS}: {what}")
         if recorded:
             self._order.write(order)
 
@@ -273,7 +273,7 @@ class RunFolder:
         for name, text in files.items():
             path = self.path / name
             if name.endswith(".py") and path.exists() and path.read_bytes() != text.encode():
-                say(f"note: {name} has changed since it was last trained; the run keeps the new one")
+                logger.warning(f"{name} has changed since it was last trained; the run keeps the new one")
             write_atomically(path, text)
 
     def write_learned(self, files: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import disk_errors, json_text, open_own, sync, write_atomically
 from marius_oac.runtime.files.untrusted import Count, Described, Sha256, open_regular, parse_json
 
@@ -87,7 +87,7 @@ class MetricsFile:
         for number, text in enumerate(self._texts(), 1):
             line = _parsed(text)
             if line is None:
-                say(f"note: {self.path}:{number}: is damaged; this line is left out")
+                logger.warning(f"{self.path}:{number}: is damaged; this line is left out")
             else:
                 yield text, line
 

@@ -22,7 +22,7 @@ from marius_oac.errors import InputError
 from marius_oac.models.compute.user_code import with_own_files
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.log import RunLog
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 
 _ORDERS = ("plan", "arrival")  # anything else is a file
 
@@ -52,7 +52,7 @@ class RunPlaces:
         def place(path: str) -> str:
             found = self.find(path)
             if not self._below and found not in (path, self._full(path)):
-                say(f"note: {self._full(path)} is not there; the run was moved, and beside it is {found}")
+                logger.warning(f"{self._full(path)} is not there; the run was moved, and beside it is {found}")
             return found
 
         def graph(path: str) -> str:

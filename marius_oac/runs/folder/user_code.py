@@ -9,7 +9,7 @@ from marius_oac.config.base import BaseConfig
 from marius_oac.models.compute import trust
 from marius_oac.models.compute.user_code import admit, with_own_files
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 
 
 def code_to_train(config: BaseConfig) -> list[bytes]:
@@ -32,7 +32,7 @@ def code_to_resume(config: BaseConfig, run: Path, trusted: bool | Collection[byt
         if path.exists() or not kept.exists():
             return path
         RunFolder.open(run).read_file(path.name)
-        say(f"note: {path} has gone: the run goes on with the text that it has kept")
+        logger.warning(f"{path} has gone: the run goes on with the text that it has kept")
         return kept
 
     config = with_own_files(config, place)

@@ -18,7 +18,7 @@ from marius_oac.config.base import BaseConfig
 from marius_oac.config.sections import PipelineConfig
 from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.checkpoint import TABLES
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine import cgroups
 from marius_oac.storage.disk.files import LISTING, Listing
 
@@ -65,7 +65,7 @@ class MemoryPlan:
         Raises:
             InputError: it can't fit; names the largest part and the key that lowers it.
         """
-        say(f"{self}")
+        logger.info(self)
         for place, available in self.available.items():
             needed = self.total(place, mapped=False)
             if needed > available:

@@ -24,7 +24,7 @@ from marius_oac.nodes.groups.contract import Group
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.sharded.checkpoint import DENSE
 from marius_oac.runs.task import Peers
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.types import Step
 
 State = Mapping[str, torch.Tensor]
@@ -59,7 +59,7 @@ def _begin_anew(config: Any, peers: Peers, dense: DenseAgreement, step: Step, ch
     dense.begin_anew()
     if peers.leads:
         mean = ", from the mean of the trainers' replicas" if replicas else ""
-        say(f"note: dense parameters go on with '{config.nodes.dense.kind}'{mean}")
+        logger.warning(f"dense parameters go on with '{config.nodes.dense.kind}'{mean}")
 
 
 def adapted(config: Any, state: State, batches: int) -> State:

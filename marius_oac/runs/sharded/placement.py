@@ -26,7 +26,7 @@ from marius_oac.runs.checkpoints.retention import START
 from marius_oac.runs.memory.tables import page_bytes
 from marius_oac.runs.sharded.checkpoint import Layout, saved_packings
 from marius_oac.runs.sharded.task import NodeTask
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.storage.contract import RowLayout
 
 MOST_BATCHES, MOST_EXAMPLES = 200, 1 << 20
@@ -67,7 +67,7 @@ def agreed_packing(
     placement, weights = _packed(task, budgets, costs), task.carried
     by_hash, packed = (heaviest(costs, each.nodes, weights) for each in (unmeasured, placement))
     if task.peers.leads:
-        say(
+        logger.info(
             f"rows over nodes: by the look-ups of {len(batches)} batches the heaviest node has {packed:.2f} of the "
             f"mean (by the hash alone {by_hash:.2f})"
         )

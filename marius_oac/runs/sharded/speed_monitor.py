@@ -19,7 +19,7 @@ from marius_oac.errors import ConfigError
 from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
 from marius_oac.nodes.gba.policy import Measured, Policy
 from marius_oac.runs.task import Peers
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.types import Step
 
 _HURRY = 4  # that part of a stretch follows where the next decision should come soon
@@ -72,7 +72,7 @@ class SpeedMonitor:
             return step
         if peers.leads:
             for entry in self._config.load:
-                say(f"note: emulated load: {told(entry)}")
+                logger.warning(f"emulated load: {told(entry)}")
         self._step = TimedStep(step, waited, stopped, profile_of(self._config, self._rank))
         return self._step
 

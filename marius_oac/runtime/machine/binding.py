@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from marius_oac.runtime.machine.numa_memory import MemoryPolicy, say
+from marius_oac.runtime.machine.numa_memory import MemoryPolicy, log_once
 from marius_oac.runtime.machine.sysfs import format_list
 
 ROLES = ("plan", "settle", "fetch", "read", "upload", "compute", "download", "write", "io", "network", "receive",
@@ -76,12 +76,12 @@ class Binding:
         cpus = self.cpus(role)
         if cpus is None:
             if self.seats:
-                say(f"binding: threads for {role} are left unbound")
+                log_once(f"binding: threads for {role} are left unbound")
             return False
         try:
             os.sched_setaffinity(0, cpus)
         except OSError as error:  # the cpuset has changed since, or a sandbox forbids the call
-            say(f"binding: threads for {role} are left unbound: CPUs {format_list(cpus)}: {error.strerror}")
+            log_once(f"binding: threads for {role} are left unbound: CPUs {format_list(cpus)}: {error.strerror}")
             return False
         return True
 

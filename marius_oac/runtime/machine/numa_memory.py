@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from marius_oac.runtime import console
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine.sysfs import format_list
 
 # (mbind, get_mempolicy) of the kernel's tables of system calls
@@ -69,18 +69,18 @@ def memory_policy(address: int, num_bytes: int, policy: MemoryPolicy | None, wha
         _mbind(first, last - first, mode, policy.nodes)
         found = _policy_at(first)
     except OSError as error:
-        say(f"binding: {what} is not {policy}: {_reason(error)}")
+        log_once(f"binding: {what} is not {policy}: {_reason(error)}")
         return False
     if found != (mode, policy.nodes):
-        say(f"binding: {what} is not {policy}: of these nodes it may use {format_list(found[1]) or 'none'}")
+        log_once(f"binding: {what} is not {policy}: of these nodes it may use {format_list(found[1]) or 'none'}")
         return False
     return True
 
 
 @functools.cache
-def say(line: str) -> None:
-    """A line on standard error, the first time that there is reason for it."""
-    console.say(line)
+def log_once(line: str) -> None:
+    """Logs a line, the first time that there is reason for it."""
+    logger.info(line)
 
 
 def allowed_nodes() -> tuple[int, ...] | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from marius_oac.errors import InputError
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import sealed, write_atomically
 from marius_oac.runtime.files.untrusted import Described, FilePath, parse_sealed, read_bounded
 from marius_oac.storage.disk.files import LISTING, Listing
@@ -62,7 +62,7 @@ def claim(tables: Path, listing: Listing, new: bool = False) -> None:
     if owner is not None:
         _check(owner, tokens, tables, listing)
     elif not new:
-        say(f"note: {first}: nothing says that it is this run's alone; a copy of the run must not be trained")
+        logger.warning(f"{first}: nothing says that it is this run's alone; a copy of the run must not be trained")
     token = uuid.uuid4().hex
     write_atomically(tables / OWNER, sealed({"token": owner.token if owner else "", "next": token}))
     write_atomically(path, sealed({"folder": str(home), "inode": _inode(home), "token": token}))
@@ -97,7 +97,7 @@ def _check(owner: _Owner, tokens: _Tokens | None, tables: Path, listing: Listing
                 first,
             )
     if str(home) != owner.folder:
-        say(f"note: {first} belongs to {home} from now on: {owner.folder}, for which it was made, is gone")
+        logger.warning(f"{first} belongs to {home} from now on: {owner.folder}, for which it was made, is gone")
 
 
 def _others(owner: _Owner, home: Path) -> Iterator[Path]:

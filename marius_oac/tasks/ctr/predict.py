@@ -20,7 +20,7 @@ from marius_oac.data.logs.files import BlockReader, LogFile
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.evaluation.binary_metrics import ClickMetrics
 from marius_oac.models.ctr.step import CtrStep
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.keys.table import KeyTable
 
@@ -95,7 +95,7 @@ def evaluate_files(predictor: ClickPredictor, files: Sequence[LogFile], by_milli
         found = {**metrics.result(), "unknown_ids": predictor.unknown_ids - before}
     if math.isnan(found["auc"]):
         click = "no click" if math.isnan(found["calibration"]) else "a click"
-        say(f"note: all {found['examples']:,} examples are {click}: no AUC without both classes (null in files)")
+        logger.warning(f"all {found['examples']:,} examples are {click}: no AUC without both classes (null in files)")
     if by_million:
         found["millions"] = [{name: each[name] for name in ("examples", "auc", "log_loss")} for each in millions]
     return found

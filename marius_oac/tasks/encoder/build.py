@@ -34,7 +34,7 @@ from marius_oac.models.gnn.encoder import Encoder, make_encoder
 from marius_oac.models.gnn.step import NETWORK, EncodedStep
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.task import Components
-from marius_oac.runtime.console import say
+from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link, made_of
 from marius_oac.storage.disk.saved_pages import PagedArray
 
@@ -168,7 +168,7 @@ class GraphEncoder:
                 self.encode(encoder, read, folder / ENCODED, thread_pool, device, memory)
 
         if not os.access(run, os.W_OK):
-            say(f"note: {run} can't be written: the nodes are encoded anew each time")
+            logger.warning(f"{run} can't be written: the nodes are encoded anew each time")
             with tempfile.TemporaryDirectory() as folder:
                 make(Path(folder))
                 return np.load(Path(folder) / ENCODED, mmap_mode="r", allow_pickle=False)  # readable while mapped
@@ -213,5 +213,5 @@ def _writable(graph: Graph) -> Path:
     if os.access(graph.path, os.W_OK):
         return graph.path
     place = default_cache_dir() / "derived" / graph.fingerprint[:16]
-    say(f"note: {graph.path} can't be written: neighbours and features lie in {place}")
+    logger.warning(f"{graph.path} can't be written: neighbours and features lie in {place}")
     return place
