@@ -1,6 +1,7 @@
 """A small graph, a short run and recorded machines that many tests look at, and this process as a test wants it."""
 
 import functools
+import gc
 
 import pytest
 import torch
@@ -29,6 +30,20 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "device: runs on what MARIUS_OAC_TEST_DEVICE names (tests/device.py)")
     costs.configure(config)
     config.pluginmanager.register(skips.Skips())
+
+
+def pytest_collection_modifyitems(config, items):
+    costs.modify(config, items)
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays to the end: whoever collects garbage need not look through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # or a library says that it leaks
 
 
 @pytest.fixture(scope="session", autouse=True)

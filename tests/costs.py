@@ -1,6 +1,7 @@
 """Processor time of each test file, with that of the processes that its tests start, against the budget.
 
-`pytest --costs` prints the table; `tests/budget.txt` says how many seconds each topic may cost, and which files it has.
+`tests/budget.txt` says how many seconds each topic may cost, and which files it has. `pytest --costs` prints the table.
+The dearest files come first, so that no worker of a test run is left with one when the others are done.
 """
 
 from __future__ import annotations
@@ -45,27 +46,44 @@ class Costs:
         # A list that the three reports of a test share: each takes what was last.
         self.seconds[report.nodeid.split("::")[0]] += report.user_properties[-1][1]
 
-    def pytest_terminal_summary(self, terminalreporter):
+    def pytest_terminal_summary(self, terminalreporter, config):
         terminalreporter.section("processor time by topic and file")
-        terminalreporter.write_line(table(self.seconds, BUDGET.read_text("utf-8")))
+        terminalreporter.write_line(table(self.seconds, topics(BUDGET.read_text("utf-8"), with_slow(config))))
 
 
-def topics(budget: str) -> list[tuple[str, float, list[str]]]:
-    """(name, seconds, patterns) of each line `NAME SECONDS PATTERN ...`; a file is the first topic's that matches."""
-    lines = (line.split("#")[0].split() for line in budget.splitlines())
-    return [(name, float(seconds), patterns) for name, seconds, *patterns in filter(None, lines)]
+Topics = list[tuple[str, float, list[str]]]
 
 
-def topic_of(file: str, known: list[tuple[str, float, list[str]]]) -> str:
+def topics(budget: str, slow: bool = False) -> Topics:
+    """(name, seconds, patterns) of each line `NAME SECONDS SECONDS PATTERN ...`, the second number with the slow tests.
+    A file is the first topic's that matches."""
+    lines = filter(None, (line.split("#")[0].split() for line in budget.splitlines()))
+    return [(name, float((quick, all_)[slow]), patterns) for name, quick, all_, *patterns in lines]
+
+
+def with_slow(config) -> bool:
+    """Whether the slow tests run, too."""
+    return config.getoption("markexpr") != "not slow"
+
+
+def dearest_first(items: list, known: Topics) -> list:
+    """Tests in the order of their files' shares of the budget, which a topic's files have alike."""
+    of = {file: topic_of(file, known) for file in {item.nodeid.split("::")[0] for item in items}}
+    seconds, count = {name: allowed for name, allowed, _ in known}, Counter(of.values())
+    share = {file: seconds[name] / count[name] for file, name in of.items()}
+    return sorted(items, key=lambda item: -share[item.nodeid.split("::")[0]])
+
+
+def topic_of(file: str, known: Topics) -> str:
     for name, _, patterns in known:
         if any(fnmatch.fnmatch(file, f"tests/{pattern}") for pattern in patterns):
             return name
     raise LookupError(f"no topic of tests/budget.txt has {file}")
 
 
-def table(seconds: Counter[str], budget: str) -> str:
+def table(seconds: Counter[str], known: Topics) -> str:
     """Topics with their budgets, and below each its files, the dearest first."""
-    known, lines = topics(budget), []
+    lines = []
     for name, allowed, _ in known:
         files = {file: cost for file, cost in seconds.items() if topic_of(file, known) == name}
         total = sum(files.values())
@@ -78,6 +96,10 @@ def table(seconds: Counter[str], budget: str) -> str:
 
 def add_option(parser):
     parser.addoption("--costs", action="store_true", help="processor time by topic and file, against tests/budget.txt")
+
+
+def modify(config, items):
+    items[:] = dearest_first(items, topics(BUDGET.read_text("utf-8"), with_slow(config)))
 
 
 def configure(config):

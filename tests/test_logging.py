@@ -16,6 +16,7 @@ def test_a_program_that_calls_it_has_records_and_a_command_has_lines(graph, tmp_
     with monkeypatch.context() as patch:  # as it is where no command has set it up
         patch.setattr(logger, "handlers", [])
         patch.setattr(logger, "propagate", True)
+        caplog.clear()
         with caplog.at_level(logging.INFO, "marius_oac"):
             marius_oac.train(config, tmp_path / "as a library")
     assert "note: " not in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Runs that an earlier version made."""
