@@ -76,6 +76,15 @@ def forked_programs(template):
         yield
 
 
+@pytest.fixture(scope="module")
+def forked_programs_of_one_thread(state):
+    """Likewise, those that are started with OMP_NUM_THREADS=1."""
+    template = forked.Template(OMP_NUM_THREADS="1")
+    with forked.programs(template):
+        yield
+    template.close()
+
+
 @pytest.fixture
 def started_anew(forked_programs):
     """Within a test of such a file, it is not."""

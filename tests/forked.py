@@ -65,11 +65,12 @@ class Template:
     """The process that others are forked from.
 
     Args:
-        line: to one that is there; None: it is started when it is first wanted, with this process's variables of now.
+        line: to one that is there; None: it is started when it is first wanted.
+        variables: that it has beside this process's of now.
     """
 
-    def __init__(self, line: socket.socket | None = None, pid: int = 0) -> None:
-        self.variables = dict(os.environ)
+    def __init__(self, line: socket.socket | None = None, pid: int = 0, **variables: str) -> None:
+        self.variables = {**os.environ, **variables}
         self._line, self._pid, self._lock = line, pid, threading.Lock()
 
     def fork(self, program: Program, streams: Sequence[int]) -> int:
@@ -178,7 +179,7 @@ def _import_all() -> None:
     from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
 
     from marius_oac.cli import commands  # noqa: F401
-    from marius_oac.nodes.launch import elastic, meeting  # noqa: F401
+    from marius_oac.nodes.launch import elastic, guard, launch, meeting, remote  # noqa: F401
     from marius_oac.training import cluster, local  # noqa: F401
     from tests import compiled
 

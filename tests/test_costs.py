@@ -46,6 +46,6 @@ def test_the_dearest_files_come_first_and_their_tests_in_the_order_they_had():
 
 def test_it_is_there_however_pytest_is_started():
     """The command `pytest` has no folder of the caller's to import from; `python -P` neither."""
-    words = ["-P", "-m", "pytest", "-q", "--costs", "-p", "no:cacheprovider", "tests/test_bounds.py"]
+    words = ["-P", "-m", "pytest", "-q", "--costs", "-p", "no:cacheprovider", "tests/test_costs.py", "-k", "added_up"]
     said = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert re.search(r"\d of +\d+ s  all", said) and "tests/test_bounds.py" in said
+    assert re.search(r"\d of +\d+ s  all", said) and "tests/test_costs.py" in said

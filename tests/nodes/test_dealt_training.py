@@ -148,7 +148,7 @@ def check(outcome, examples=BATCH * (BATCHES - 1) + LEFT_OVER, loss=0.7):
         assert all(np.array_equal(first[name], tensor) for name, tensor in each.items())
 
 
-@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_one_trainer_that_has_all_parts_of_every_batch_is_lockstep(train, tree, parts):
     """Masks of dropout, new keys, weights of unequal parts, the rates of rows and network: all as in lockstep."""
     training = tree["training"] | {"epochs": 2}

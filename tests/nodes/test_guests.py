@@ -30,7 +30,7 @@ from marius_oac.training.elastic import _ElasticWorker, attach
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, store
 from tests.ports import free_ports
 
-pytestmark = pytest.mark.usefixtures("forked_programs")
+pytestmark = pytest.mark.usefixtures("forked_programs_of_one_thread")
 EXAMPLES, BATCH = 64 * 1500, 64
 PATIENCE = 240
 
@@ -119,7 +119,7 @@ def test_guests_come_and_die_and_come_back_and_the_run_never_stops(run_of_two):
 @pytest.mark.slow
 def test_guests_wait_for_a_run_that_lost_a_shard_and_go_on(run_of_two):
     folder, start, join = run_of_two
-    elastic_worker, nodes = attach(), start("train", folder / "config.yaml", "--out", folder / "run")
+    elastic_worker, nodes = join(), start("train", folder / "config.yaml", "--out", folder / "run")
     elastic_worker.wait_for("batches")
     nodes[0].wait_for("epoch 1, batch")
     nodes[1].process.kill()

@@ -23,6 +23,7 @@ from marius_oac.training.rowless import staying
 from tests.nodes.dealt_world import AHEAD, everything, make_dispatching, make_tables
 from tests.ports import free_ports
 
+pytestmark = pytest.mark.usefixtures("forked_programs_of_one_thread")
 EXAMPLES, BATCH = 60 * 30, 60
 PATIENCE = 240
 

@@ -20,6 +20,7 @@ from marius_oac.nodes.transport.zmq_server import ZmqServer
 from tests.nodes.transport.conformance import NAMES, SERVER, Conformance, Wires, beside, content, outcome_of
 from tests.threads import PATIENCE
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 SECRET = bytes(range(32))
 TIMEOUT = 20.0
 SOON = 1.5
