@@ -24,8 +24,8 @@ import torch
 
 import marius_oac.training.local as training
 from marius_oac.cli.commands import main
-from marius_oac.pipeline.runner import STAGES
 from marius_oac.runs.session import Session
+from tests.pipeline.toy import STAGES
 
 HANG_SECONDS = 60
 CALLS = {"fsync": os, "rename": os, "replace": os, "rmtree": shutil, "evaluate": Session}

@@ -41,8 +41,6 @@ from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.types import Planner, Step
 
-STAGES = ("plan", "settle", "read", "upload", "validate", "compute", "download", "write")
-
 _FETCHED = 2
 
 Probe = Callable[[str, int], None]

@@ -1,13 +1,15 @@
 """Replicas of a few numbers that the background synchronises, and the oracles of how it does."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from marius_oac.nodes.dense.shadow import Averaging, Bmuf, Easgd
-from marius_oac.nodes.dense.sync_server import LocalSyncServers
+from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.runtime.channel import Closed
 from tests.nodes import naive
 from tests.nodes.stepping import Gate
 from tests.nodes.worlds import together
@@ -102,3 +104,39 @@ def finished(trainers, gates):
     for each in trainers:
         each.sync.stop()
     return metrics
+
+
+class LocalSyncServers:
+    """`SyncServers` in this process: for its threads.
+
+    Args:
+        count: servers.
+        alpha: the elastic parameter.
+    """
+
+    def __init__(self, count: int, alpha: float) -> None:
+        self._servers = [(threading.Lock(), SyncServer(alpha)) for _ in range(count)]
+        self._aborted = False
+
+    def write(self, server: int, values: torch.Tensor) -> None:
+        lock, machine = self._at(server)
+        with lock:
+            machine.write(values)
+
+    def read(self, server: int) -> torch.Tensor:
+        lock, machine = self._at(server)
+        with lock:
+            return machine.read()
+
+    def exchange(self, server: int, values: torch.Tensor) -> torch.Tensor:
+        lock, machine = self._at(server)
+        with lock:
+            return machine.exchange(values)
+
+    def abort(self) -> None:
+        self._aborted = True
+
+    def _at(self, server: int) -> tuple[threading.Lock, SyncServer]:
+        if self._aborted:
+            raise Closed(f"sync server {server}")
+        return self._servers[server]

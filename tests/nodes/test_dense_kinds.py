@@ -9,8 +9,8 @@ from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.kstep import KStep
 from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.dense.shadow import Averaging, Bmuf, Easgd
-from marius_oac.nodes.dense.sync_server import LocalSyncServers
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from tests.nodes.replicas import LocalSyncServers
 
 
 def make(lockstep=True, **values):

@@ -13,7 +13,6 @@ from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep
 from marius_oac.nodes.dense.kinds import make_dense_sync
-from marius_oac.nodes.dense.sync_server import LocalSyncServers
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.launch.cluster import Place
 from marius_oac.tasks.ctr.task import start_ctr_task
@@ -23,6 +22,7 @@ from tests.click_logs import generated_days
 from tests.graphs import tiny_config
 from tests.models import batches as graph_batches
 from tests.models.ctr import step_batches as click_batches
+from tests.nodes.replicas import LocalSyncServers
 from tests.nodes.worlds import together
 
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.nodes.dense.sync_server import LocalSyncServers
 from marius_oac.nodes.groups.contract import ring_bytes
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from tests.nodes.replicas import (
     KINDS,
     SERVERS,
     TOTAL,
+    LocalSyncServers,
     Trainer,
     change_of,
     finished,

@@ -11,10 +11,20 @@ from marius_oac.errors import NodeLost
 from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.dense.kstep import KStep
 from marius_oac.nodes.dense.shadow import Averaging, Easgd
-from marius_oac.nodes.dense.sync_server import LocalSyncServers, SyncServer
+from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runtime.channel import Closed
-from tests.nodes.replicas import KINDS, Trainer, finished, flat_of, make, start_of, tensors_of, trainers_of
+from tests.nodes.replicas import (
+    KINDS,
+    LocalSyncServers,
+    Trainer,
+    finished,
+    flat_of,
+    make,
+    start_of,
+    tensors_of,
+    trainers_of,
+)
 from tests.nodes.worlds import together
 from tests.threads import PATIENCE, in_thread, joined
 

@@ -13,9 +13,9 @@ import torch
 from marius_oac.config.sections import LinkConfig, WorkersConfig
 from marius_oac.errors import DivergedError
 from marius_oac.pipeline.device import TorchDevice
-from marius_oac.pipeline.runner import STAGES, Pipeline
+from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.streams import HostStreams
-from tests.pipeline.toy import ToyPlanner, ToyStep, run_toy, toy_stores
+from tests.pipeline.toy import STAGES, ToyPlanner, ToyStep, run_toy, toy_stores
 
 
 def jitter(seed):

@@ -8,11 +8,11 @@ import torch
 
 from marius_oac.config.sections import PipelineConfig
 from marius_oac.pipeline.device import TorchDevice
-from marius_oac.pipeline.runner import STAGES, Pipeline
+from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runtime.telemetry import Telemetry
 from tests.pipeline.stream_order import Order, OrderedDevice, OrderedStreams, watch
 from tests.pipeline.test_runner import jitter, workers
-from tests.pipeline.toy import ToyPlanner, toy_stores
+from tests.pipeline.toy import STAGES, ToyPlanner, toy_stores
 from tests.threads import PATIENCE
 
 

@@ -11,6 +11,9 @@ from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
 from marius_oac.types import Plan, TableSpec
 
+STAGES = ("plan", "settle", "read", "upload", "validate", "compute", "download", "write")
+"""Of a pipeline whose rows are in memory, as metrics name them."""
+
 
 class ToyPlanner:
     """`per_batch` of `num_rows` rows of two tables in each batch, drawn from (seed, sequence)."""

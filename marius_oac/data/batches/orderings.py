@@ -108,12 +108,6 @@ def beta_swaps(partitions: int, buffer: int) -> int:
     return waiting + (rounds + 1) * waiting - kept * rounds * (rounds + 1) // 2
 
 
-def fewest_swaps(partitions: int, buffer: int) -> int:
-    """A lower bound for any order (OSDI 2021, section 4): a swap brings at most C - 1 new pairs together."""
-    pairs = partitions * (partitions - 1) // 2 - buffer * (buffer - 1) // 2
-    return -(-pairs // (buffer - 1))
-
-
 @wrapping
 def _choose(key: np.uint64, states: np.ndarray, partitions: int, drawn: bool) -> np.ndarray:
     state_of = np.full((partitions, partitions), NOWHERE, dtype=np.int64)

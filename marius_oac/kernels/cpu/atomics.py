@@ -5,7 +5,7 @@ because Numba counts references to arrays with locked instructions, which in a l
 does. Nothing is checked: the memory must be there, stay there, and atomic words must lie at multiples of 8 bytes.
 
 Guarantees:
-- `load` acquires, `store` releases, `compare_exchange` and `fetch_add` do both, and each is indivisible.
+- `load` acquires, `store` releases, `compare_exchange` does both, and each is indivisible.
 - `acquire_fence` keeps every load before it ahead of everything after it; `release_fence` keeps everything before it
   ahead of every store after it.
 - With `NUMBA_DISABLE_JIT=1` the same names are Python functions, the atomic ones under one lock: slower, with the same
@@ -44,12 +44,6 @@ if config.DISABLE_JIT:
             found = _word(address).value
             if found == expected:
                 _word(address).value = int(desired)
-            return found
-
-    def fetch_add(address, amount):
-        with _LOCK:
-            found = _word(address).value
-            _word(address).value = found + int(amount)
             return found
 
     def acquire_fence():
@@ -116,15 +110,6 @@ else:
             return builder.extract_value(outcome, 0)
 
         return types.int64(types.int64, types.int64, types.int64), codegen
-
-    @intrinsic
-    def fetch_add(typingctx, address, amount):
-        """Adds `amount` to the word and returns what was there before."""
-
-        def codegen(context, builder, signature, args):
-            return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], ordering="acq_rel")
-
-        return types.int64(types.int64, types.int64), codegen
 
     @intrinsic
     def acquire_fence(typingctx):

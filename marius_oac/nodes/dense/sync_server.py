@@ -9,13 +9,10 @@ Guarantees:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-
-from marius_oac.runtime.channel import Closed
 
 
 class SyncServers(Protocol):
@@ -70,42 +67,6 @@ class SyncServer:
             raise ValueError(f"{values.dtype} {tuple(values.shape)}, but w_ps is {mine.dtype} {tuple(mine.shape)}")
         self._values = mine.lerp_(values, self._alpha)
         return self.read()
-
-
-class LocalSyncServers:
-    """`SyncServers` in this process: for its threads, and for tests.
-
-    Args:
-        count: servers.
-        alpha: the elastic parameter.
-    """
-
-    def __init__(self, count: int, alpha: float) -> None:
-        self._servers = [(threading.Lock(), SyncServer(alpha)) for _ in range(count)]
-        self._aborted = False
-
-    def write(self, server: int, values: torch.Tensor) -> None:
-        lock, machine = self._at(server)
-        with lock:
-            machine.write(values)
-
-    def read(self, server: int) -> torch.Tensor:
-        lock, machine = self._at(server)
-        with lock:
-            return machine.read()
-
-    def exchange(self, server: int, values: torch.Tensor) -> torch.Tensor:
-        lock, machine = self._at(server)
-        with lock:
-            return machine.exchange(values)
-
-    def abort(self) -> None:
-        self._aborted = True
-
-    def _at(self, server: int) -> tuple[threading.Lock, SyncServer]:
-        if self._aborted:
-            raise Closed(f"sync server {server}")
-        return self._servers[server]
 
 
 def parts_of(assignment: Sequence[int]) -> dict[int, list[int]]:
