@@ -1,4 +1,4 @@
-"""Batches of a graph's training edges with shared negatives (`docs/design.md`, "A training batch of a graph").
+"""Batches of a graph's training edges with shared negatives (`docs/batches.md`, "A batch of a graph").
 
 Guarantees: a plan is a pure function of (edges, configuration, sequence). A planner holds no state that changes, so any
 number of threads call `plan` at once and in any order; nearly all of its time is spent without the GIL. Neither memory

@@ -46,7 +46,7 @@ class AutogradGradient:
         Args:
             values: [n, D], the batch's entity rows without their state.
             relations: [m, Dr], rows of the batch's `relation_rows`; None for Dot.
-            arrays: of the edge planner (see the design page), on the device of the values.
+            arrays: of the edge planner (see `docs/batches.md`), on the device of the values.
         """
         ends, candidates = self._gathered(values, arrays)
         heads, tails = ends.unbind()

@@ -135,7 +135,7 @@ def _form_of(config: Config) -> kernels.Form:
 
 
 class HandwrittenGradient:
-    """Computes batches on `thread_pool`; the arrays are those of the edge planner (see the design page)."""
+    """Computes batches on `thread_pool`; the arrays are those of the edge planner (see `docs/batches.md`)."""
 
     def __init__(self, config: Config, thread_pool: ThreadPool) -> None:
         self._model, self._training, self._thread_pool = config.model, config.training, thread_pool
