@@ -62,12 +62,13 @@ gpu-wheels: .venv/installed  ## what a lent GPU's machine needs beside torch, in
 wheel: .venv/installed  ## a wheel of the package, in dist
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-lint: .venv/tested  ## style
+lint: .venv/tested  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m mypy
 
 clean:  ## remove .venv and caches; runs stay
-	rm -rf .venv .venv-dgl build *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv .venv-dgl build *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: help setup train test test-dgl test-all chaos fuzz mutants gpu-wheels wheel lint clean

@@ -24,7 +24,7 @@ class InputError(MariusOacError):
     def __init__(self, message: str, where: object = None):
         self.message = _printable(" ".join(str(message).split()))
         self.where = None if where is None else str(where)
-        super().__init__(self.message if where is None else f"{_printable(self.where)}: {self.message}")
+        super().__init__(self.message if self.where is None else f"{_printable(self.where)}: {self.message}")
 
 
 def _printable(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,14 @@ NEVER = -1
 """The timestamp of a row that no batch has written yet (OAC, section 3.2)."""
 
 Arrays = Mapping[str, np.ndarray]
+Value = TypeVar("Value")
+
+
+def present(value: Value | None) -> Value:
+    """The value of what may be None, where what was checked before says that it isn't."""
+    if value is None:
+        raise RuntimeError("something is missing that should have been checked before")
+    return value
 
 
 class Side(IntEnum):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from marius_oac.config.errors import described, explain, first_error, flat, parse, read_mapping, shown, where
+from marius_oac.config.errors import described, explain, first_error, flat, parse, read_mapping, where
 from marius_oac.config.modes import NodesConfig
 from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
@@ -23,7 +23,7 @@ from marius_oac.config.sections import (
     Section,
     StorageConfig,
 )
-from marius_oac.errors import ConfigError
+from marius_oac.errors import ConfigError, shown
 
 
 def _off(value: Any) -> Any:
@@ -51,7 +51,7 @@ class BaseConfig(Section):
     nodes: NodesConfig = NodesConfig()
 
     @classmethod
-    def of_task(cls, task: object) -> type[Self]:
+    def of_task(cls, task: object) -> type[Any]:
         """The class that a configuration with this `task` has."""
         return cls
 
@@ -71,7 +71,7 @@ class BaseConfig(Section):
         tree: Mapping[str, Any],
         overrides: Iterable[str] = (),
         source: str | None = None,
-        lines: Mapping[tuple, int] | None = None,
+        lines: Mapping[tuple[Any, ...], int] | None = None,
     ) -> Self:
         """Validates a tree of plain values; `lines` maps key paths to line numbers of `source`."""
         overrides = list(overrides)
@@ -79,14 +79,14 @@ class BaseConfig(Section):
         merged = with_new_names(
             _apply(tree, overrides), CONFIG_KEYS, lambda path: where(path, source, lines or {}, set(from_set))
         )
-        cls = cls.of_task(merged.get("task"))
+        chosen: type[Self] = cls.of_task(merged.get("task"))
         lines, from_set = (lines_by_new_names(each, CONFIG_KEYS) for each in (lines or {}, from_set))
         try:
-            return cls.model_validate(merged)
+            return chosen.model_validate(merged)
         except ValidationError as error:
             first = first_error(error)
             path = tuple(str(part) for part in first["loc"] if part in flat(merged, first["loc"]))
-            message = explain(first, cls)
+            message = explain(first, chosen)
             if first["type"] == "value_error":  # of a validator: "key: what is wrong", the key relative to the section
                 key, _, message = message.partition(": ")
                 path = (*path, *key.split("."))
@@ -114,7 +114,7 @@ class BaseConfig(Section):
 
 
 def _apply(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    merged = _copy(tree)
+    merged: dict[str, Any] = _copy(tree)
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not all(key.split(".")):

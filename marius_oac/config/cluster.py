@@ -253,7 +253,9 @@ def _long_enough(secret: str, where: str) -> str:
     return secret
 
 
-def _located(error: Mapping[str, Any], tree: Mapping[str, Any], path: Path, lines: Mapping[tuple, int]) -> ConfigError:
+def _located(
+    error: Mapping[str, Any], tree: Mapping[str, Any], path: Path, lines: Mapping[tuple[Any, ...], int]
+) -> ConfigError:
     """A validation error with file, line, node and key."""
     loc = [str(part) for part in error["loc"]]
     message = explain(error, ClusterConfig)
@@ -275,7 +277,7 @@ def _located(error: Mapping[str, Any], tree: Mapping[str, Any], path: Path, line
     return ConfigError(message, ": ".join([place, *(loc if loc[0].startswith("node") else [".".join(loc)])]))
 
 
-def _check_together(cluster: ClusterConfig, path: Path, lines: Mapping[tuple, int]) -> None:
+def _check_together(cluster: ClusterConfig, path: Path, lines: Mapping[tuple[Any, ...], int]) -> None:
     """What entries must not share, and what one of them must have."""
 
     def wrong(index: int, key: str, message: str) -> ConfigError:

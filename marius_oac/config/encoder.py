@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from marius_oac.config.sections import Beta, Bool, DenseOptimizerConfig, Name, NonNegativeInt, Section, Width
+from marius_oac.types import present
 
 Neighbors = Annotated[int, Field(gt=0, lt=1 << 31, strict=True)] | Literal["all"]
 _NEIGHBORS = Field(10, description="Neighbours that a batch draws for each node, or all.")
@@ -25,8 +26,8 @@ class SageConfig(Section):
     )
 
     def width(self, last: bool) -> int:
-        """Floats of an output."""
-        return self.dimension
+        """Floats of an output, of a layer that is `resolved`."""
+        return present(self.dimension)
 
 
 class GatConfig(Section):
@@ -44,8 +45,8 @@ class GatConfig(Section):
         return self.merge or ("mean" if last else "concat")
 
     def width(self, last: bool) -> int:
-        """Floats of an output."""
-        return self.dimension * (self.heads if self.merged(last) == "concat" else 1)
+        """Floats of an output, of a layer that is `resolved`."""
+        return present(self.dimension) * (self.heads if self.merged(last) == "concat" else 1)
 
 
 class ModuleConfig(Section):

@@ -23,7 +23,7 @@ _NUMBER_LENGTH = 64
 _NO_SCALARS = (ValueError, IndexError, KeyError, AttributeError, OverflowError)
 
 
-def flat(tree: Any, loc: tuple) -> set:
+def flat(tree: Any, loc: tuple[Any, ...]) -> set[Any]:
     """The parts of a pydantic location that are keys (it also names union branches)."""
     keys, here = set(), tree
     for part in loc:
@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
-def read_mapping(path: Path, example: str) -> tuple[dict, dict[tuple, int]]:
+def read_mapping(path: Path, example: str) -> tuple[dict[Any, Any], dict[tuple[Any, ...], int]]:
     """`parse` of a file that holds a mapping, such as `example`.
 
     Raises:
@@ -66,27 +66,29 @@ def read_mapping(path: Path, example: str) -> tuple[dict, dict[tuple, int]]:
     return tree, lines
 
 
-def parse(text: str, source: object) -> tuple[Any, dict[tuple, int]]:
+def parse(text: str, source: object) -> tuple[Any, dict[tuple[Any, ...], int]]:
     """The plain values of a YAML text, and the line of every key.
 
     Raises:
         ConfigError: not YAML, a key given twice or that is no text, a value that contains itself, too many values.
     """
     try:
-        lines: dict[tuple, int] = {}
+        lines: dict[tuple[Any, ...], int] = {}
         _find_lines(yaml.compose(text, Loader=_Loader), source, (), lines)
         return yaml.load(text, Loader=_Loader), lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or getattr(error, "reason", "not YAML")
+        problem = str(getattr(error, "problem", None) or getattr(error, "reason", "not YAML"))
         if problem.startswith("but "):
-            problem = f"{error.context}, {problem}"
+            problem = f"{getattr(error, 'context', None)}, {problem}"
         raise ConfigError(problem, f"{source}:{mark.line + 1}" if mark else source) from None
     except RecursionError:
         raise ConfigError("a value contains itself, or is nested too deeply", source) from None
 
 
-def _find_lines(node: yaml.Node | None, source: object, path: tuple, found: dict[tuple, int]) -> None:
+def _find_lines(
+    node: yaml.Node | None, source: object, path: tuple[Any, ...], found: dict[tuple[Any, ...], int]
+) -> None:
     """The line of every key and list item; PyYAML itself would let a key's second value silently win."""
     if len(found) > MOST_VALUES:
         raise ConfigError(
@@ -109,7 +111,7 @@ def _find_lines(node: yaml.Node | None, source: object, path: tuple, found: dict
             _find_lines(item, source, here, found)
 
 
-def where(path: tuple, source: str | None, lines: Mapping[tuple, int], from_set: set) -> str:
+def where(path: tuple[Any, ...], source: str | None, lines: Mapping[tuple[Any, ...], int], from_set: set[Any]) -> str:
     """Where a key was written: `--set` if it gives a value that the key is in, or says more of the key's path than the
     file does."""
     key = " ".join(".".join(path).split())
@@ -191,7 +193,7 @@ def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
     return found
 
 
-def _known(model: type[BaseModel], path: tuple) -> list[str]:
+def _known(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
     """The keys of the section at this place; a kind of section stands in the path behind its number in the list."""
     sections: dict[str, type[BaseModel]] = {}
     for part in path:
@@ -223,5 +225,5 @@ def described(model: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
-def reason(error: Exception) -> str:
+def reason(error: OSError | UnicodeDecodeError) -> str:
     return "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()

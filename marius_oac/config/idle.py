@@ -9,7 +9,7 @@ from marius_oac.config.base import BaseConfig
 from marius_oac.config.modes import NodesConfig
 
 _ADAM, _ADAGRAD = ("adam",), ("adagrad", "rowwise_adagrad")
-_NEEDS: tuple[tuple[str, str, tuple], ...] = (
+_NEEDS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("model.norm", "model.decoder", ("transe",)),
     ("model.cross_layers", "model.network", ("dcnv2",)),
     ("model.target", "model.network", ("dien", "youtubednn")),
@@ -40,7 +40,7 @@ def idle_settings(config: BaseConfig) -> list[str]:
             why = "all rows are in memory" if decider == "storage.on_disk" else f"{decider} is {found!r}".lower()
             said.append(f"{key} does nothing here: {why}")
     kind = _value(config, "training.regularization.kind")
-    if kind not in (None, "none") and not config.training.regularization.weight:
+    if kind not in (None, "none") and not _value(config, "training.regularization.weight"):
         said.append(f"training.regularization.kind '{kind}' does nothing here: its weight is 0")
     if _value(config, "evaluation.candidates") == "all" and _value(config, "evaluation.degree_fraction"):
         said.append("evaluation.degree_fraction does nothing here: evaluation.candidates is 'all'")

@@ -22,6 +22,7 @@ from marius_oac.config.sections import (
     Width,
     no_bool,
 )
+from marius_oac.types import present
 
 
 class ModelConfig(Section):
@@ -75,13 +76,13 @@ class OrderingConfig(Section):
     def groups(self) -> int:
         """What moves as one: the logical partitions of comet, the partitions of beta."""
         if self.kind == "comet":
-            return self.logical or 2 * self.partitions // self.buffer
-        return self.partitions
+            return self.logical or 2 * present(self.partitions) // present(self.buffer)
+        return present(self.partitions)
 
     @property
     def groups_in_buffer(self) -> int:
         """How many of them the buffer holds."""
-        return self.buffer * self.groups // self.partitions
+        return present(self.buffer) * self.groups // present(self.partitions)
 
     @model_validator(mode="after")
     def _fits(self) -> OrderingConfig:
@@ -94,14 +95,15 @@ class OrderingConfig(Section):
         for key in keys:
             if getattr(self, key) is None:
                 raise ValueError(f"{key}: '{self.kind}' needs this key")
-        if self.buffer >= self.partitions:
-            raise ValueError(f"buffer: {self.buffer} of {self.partitions} partitions; must be fewer than all")
+        partitions, buffer = present(self.partitions), present(self.buffer)
+        if buffer >= partitions:
+            raise ValueError(f"buffer: {buffer} of {partitions} partitions; must be fewer than all")
         if self.kind == "comet":
-            self._check_logical()
+            self._check_logical(partitions, buffer)
         return self
 
-    def _check_logical(self) -> None:
-        partitions, buffer, logical = self.partitions, self.buffer, self.logical
+    def _check_logical(self, partitions: int, buffer: int) -> None:
+        logical = self.logical
         if logical is None:
             if 2 * partitions % buffer or partitions % self.groups:
                 raise ValueError(f"logical: 2 x {partitions} / {buffer} does not divide {partitions}; set this key")
@@ -202,10 +204,10 @@ class Config(BaseConfig):
     @property
     def row_dimension(self) -> int:
         """Floats of value in an entity's row; 0: entities have none."""
-        return self.encoder.resolved(self.model.dimension).embeddings if self.encoder else self.model.dimension
+        return present(self.encoder.resolved(self.model.dimension).embeddings) if self.encoder else self.model.dimension
 
     @classmethod
-    def of_task(cls, task: object) -> type[BaseConfig]:
+    def of_task(cls, task: object) -> type[Any]:
         if task == "ctr":
             from marius_oac.config.ctr import CtrConfig
 

@@ -19,6 +19,7 @@ from marius_oac.config.sections import (
     Section,
     Width,
 )
+from marius_oac.types import present
 
 
 class LabelledDataConfig(GraphDataConfig):
@@ -66,4 +67,4 @@ class ClassesConfig(BaseConfig):
     @property
     def row_dimension(self) -> int:
         """Floats of value in a node's row; 0: nodes have none."""
-        return self.encoder.resolved(self.model.dimension).embeddings
+        return present(self.encoder.resolved(self.model.dimension).embeddings)

@@ -47,7 +47,8 @@ def with_new_names(
     tree = dict(tree)
     for old, new in names.items():
         *parents, last = old
-        path, here = [], tree
+        path: list[Any] = []
+        here: Any = tree
         for part in parents:
             path.append(here)
             here = here.get(part) if isinstance(here, Mapping) else None
@@ -65,10 +66,10 @@ def with_new_names(
     return tree
 
 
-def lines_by_new_names(lines: Mapping[tuple, int], names: Mapping[Path, Path]) -> dict[tuple, int]:
+def lines_by_new_names(lines: Mapping[tuple[Any, ...], int], names: Mapping[Path, Path]) -> dict[tuple[Any, ...], int]:
     """The lines of keys, by paths with new names."""
 
-    def renamed(path: tuple) -> tuple:
+    def renamed(path: tuple[Any, ...]) -> tuple[Any, ...]:
         found = [(old, new) for old, new in names.items() if path[: len(old)] == old]
         return found[0][1] + path[len(found[0][0]) :] if found else path
 

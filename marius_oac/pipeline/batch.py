@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marius_oac.storage.disk.tier import Claim
-from marius_oac.types import NEVER, Plan
+from marius_oac.types import NEVER, Plan, present
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Batch:
     """Where rows lie on disk: what keeps the batch's pages in memory."""
     staging: Buffers | None = None
     resident: Buffers | None = None
+    """What the device has lent it; None: not yet."""
     arrays: Mapping[str, Any] = field(default_factory=dict)
     uploaded: Any = None
     computed: Any = None
@@ -54,9 +55,9 @@ class Batch:
     def batch_index(self) -> int:
         return self.plan.batch_index
 
-    def rows_in(self, buffers: Buffers, table: int) -> tuple[Any, Any, Any]:
-        """The table's row ids, timestamps and values in `buffers`, cut to the batch's n rows."""
-        count = len(self.plan.rows[table])
+    def rows_in(self, buffers: Buffers | None, table: int) -> tuple[Any, Any, Any]:
+        """The table's row ids, timestamps and values in `buffers`, which it has, cut to the batch's n rows."""
+        count, buffers = len(self.plan.rows[table]), present(buffers)
         rows = buffers.rows[table][:count] if buffers.rows else None
         return rows, buffers.timestamps[table][:count], buffers.values[table][:count]
 
@@ -82,6 +83,6 @@ class Pool:
             self.made += 1
         return self._make()
 
-    def give_back(self, buffers: Buffers) -> None:
+    def give_back(self, buffers: Buffers | None) -> None:
         with self._lock:
-            self._free.append(buffers)
+            self._free.append(present(buffers))

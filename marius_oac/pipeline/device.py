@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from marius_oac.pipeline.streams import CudaStreams, HostStreams, Streams
 from marius_oac.pipeline.validation import Replace, replace_older, replace_older_torch
 from marius_oac.runtime.aligned import aligned_empty
 from marius_oac.storage.contract import RowLayout
-from marius_oac.types import HOST_ARRAYS, TableSpec
+from marius_oac.types import HOST_ARRAYS, TableSpec, present
 
 Span = tuple[float, float]
 """Begin and end of something, in seconds before now."""
@@ -51,7 +52,7 @@ class Device(ABC):
     @abstractmethod
     def upload(self, batch: Batch) -> None: ...
 
-    def computing(self, batch: Batch) -> AbstractContextManager:
+    def computing(self, batch: Batch) -> AbstractContextManager[Any]:
         """Entered around validation, compute, and all that changes or looks at the rows before they are downloaded."""
         return nullcontext()
 
@@ -88,9 +89,9 @@ class Device(ABC):
     def _make_resident(self) -> Buffers: ...
 
     @abstractmethod
-    def _round(self, values) -> None: ...
+    def _round(self, values: Any) -> None: ...
 
-    def _shapes(self):
+    def _shapes(self) -> Iterator[tuple[int, int]]:
         for table, layout in zip(self._tables, self._layouts, strict=True):
             yield table.max_batch_rows, layout.width
 
@@ -100,12 +101,20 @@ class HostDevice(Device):
 
     replace = staticmethod(replace_older)
 
-    def __init__(self, tables, layouts, in_flight, caching, up: Link | None = None, down: Link | None = None):
+    def __init__(
+        self,
+        tables: Sequence[TableSpec],
+        layouts: Sequence[RowLayout],
+        in_flight: int,
+        caching: bool,
+        up: Link | None = None,
+        down: Link | None = None,
+    ):
         super().__init__(tables, layouts, in_flight, caching)
         self._up, self._down = up, down
 
     def upload(self, batch: Batch) -> None:
-        batch.arrays, batch.resident.rows = batch.plan.arrays, batch.plan.rows
+        batch.arrays, present(batch.resident).rows = batch.plan.arrays, batch.plan.rows
         if self._up:
             self._up.transfer(self._num_bytes(batch))
 
@@ -138,7 +147,15 @@ class TorchDevice(Device):
 
     replace = staticmethod(replace_older_torch)
 
-    def __init__(self, device: torch.device, tables, layouts, in_flight, caching, streams: Streams | None = None):
+    def __init__(
+        self,
+        device: torch.device,
+        tables: Sequence[TableSpec],
+        layouts: Sequence[RowLayout],
+        in_flight: int,
+        caching: bool,
+        streams: Streams | None = None,
+    ):
         super().__init__(tables, layouts, in_flight, caching)
         self._streams = streams or (CudaStreams(device) if device.type == "cuda" else HostStreams())
         self._staging = Pool("staging", in_flight, lambda: self._room(self._streams.staging))
@@ -151,8 +168,9 @@ class TorchDevice(Device):
 
     def upload(self, batch: Batch) -> None:
         with self._streams.on("up"):
-            if batch.resident.free_after is not None:
-                self._streams.wait("up", batch.resident.free_after)
+            free_after = present(batch.resident).free_after
+            if free_after is not None:
+                self._streams.wait("up", free_after)
             batch.began["upload"] = self._streams.record("up")
             self._copy_up(batch)
             batch.uploaded = self._streams.record("up")
@@ -187,7 +205,7 @@ class TorchDevice(Device):
 
     def evicted(self, batch: Batch) -> None:
         # A validation that reads this buffer may still be queued.
-        batch.resident.free_after = self._streams.record("compute")
+        present(batch.resident).free_after = self._streams.record("compute")
         super().evicted(batch)
 
     def _copy_up(self, batch: Batch) -> None:

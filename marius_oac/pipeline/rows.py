@@ -117,8 +117,8 @@ class LocalRows(RowExchange):
         self._stop_requested = stop_requested
         self._stores, self._caching = source.stores, source.caching
         self._cache = Cache(device.replace, device.evicted)
-        write: dict[str, Callable] = {"async": self._overwrite, "async-delta": self._add}
-        self._write_rows = write.get(source.mode, self._commit)
+        write: dict[str, Callable[..., None]] = {"async": self._overwrite, "async-delta": self._add}
+        self._write_rows: Callable[..., None] = write.get(source.mode, self._commit)
 
     def stops_before(self, batch_index: int) -> bool:
         return self._stop_requested()
@@ -146,13 +146,17 @@ class LocalRows(RowExchange):
         self._cache.evict(timestamp)
 
     @staticmethod
-    def _commit(store: ParameterStore, batch: Batch, rows, values, timestamps) -> None:
+    def _commit(
+        store: ParameterStore, batch: Batch, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray
+    ) -> None:
         batch.refused += store.commit(rows, values, batch.timestamp)
 
     @staticmethod
-    def _overwrite(store: ParameterStore, batch: Batch, rows, values, timestamps) -> None:
+    def _overwrite(
+        store: ParameterStore, batch: Batch, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray
+    ) -> None:
         batch.lost += store.overwrite(rows, values, batch.timestamp, timestamps)
 
     @staticmethod
-    def _add(store: ParameterStore, batch: Batch, rows, values, timestamps) -> None:
+    def _add(store: ParameterStore, batch: Batch, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
         store.add(rows, values, batch.timestamp)

@@ -22,6 +22,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,11 +37,11 @@ from marius_oac.pipeline.ledger import Ledger
 from marius_oac.pipeline.link import Link
 from marius_oac.pipeline.rows import LocalSource, RowSource
 from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
-from marius_oac.runtime.telemetry import Telemetry
+from marius_oac.runtime.telemetry import Stage, Telemetry
 from marius_oac.runtime.workers import Workers
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.disk.tier import DiskTier
-from marius_oac.types import Planner, Step
+from marius_oac.types import Planner, Step, present
 
 _FETCHED = 2
 
@@ -92,7 +94,7 @@ class Pipeline:
         self.telemetry, self.on_result, self.probe = telemetry, on_result, probe
         self.in_flight = 1 if config.mode == "sync" else config.in_flight
         self._stopped, self._stop_requested = threading.Event(), threading.Event()
-        self._channels: Sequence[Channel] = ()
+        self._channels: Sequence[Channel[Batch]] = ()
         self.device = self._make_device(device)
 
     def _make_device(self, device: torch.device) -> Device:
@@ -152,7 +154,7 @@ class _Run:
         self.uploaded = self._compute_channel(room)
         self.computed: Channel[Batch] = Channel("computed", room)
         self.downloaded: Channel[Batch] = Channel("downloaded", room)
-        tiered = (self.announced, self.fetched) if pipeline.tier else ()
+        tiered: tuple[Channel[Batch], ...] = (self.announced, self.fetched) if pipeline.tier else ()
         self.channels = (self.planned, *tiered, self.filled, self.uploaded, self.computed, self.downloaded)
 
     def _compute_channel(self, room: int) -> Channel[Batch]:
@@ -191,12 +193,13 @@ class _Run:
         self.rows.end(self.next_timestamp)
         return self.rows.reached(self.next_planned)
 
-    def _stages_before_read(self) -> tuple:
-        if self.pipeline.tier is None:
+    def _stages_before_read(self) -> tuple[tuple[Any, ...], ...]:
+        tier = self.pipeline.tier
+        if tier is None:
             return ()
         return (
-            ("settle", 1, self._assigned, self._announce, self.announced),
-            ("fetch", 1, self.announced.get, self._fetch, self.fetched),
+            ("settle", 1, self._assigned, partial(self._announce, tier), self.announced),
+            ("fetch", 1, self.announced.get, partial(self._fetch, tier), self.fetched),
         )
 
     def _abort(self) -> None:
@@ -208,12 +211,14 @@ class _Run:
         for channel in self.channels:
             channel.abort()
 
-    def _begin(self, stage: str, batch_index: int):
+    def _begin(self, stage: str, batch_index: int) -> Stage:
         if self.pipeline.probe:
             self.pipeline.probe(stage, batch_index)
         return self.pipeline.telemetry.stage(stage, batch_index)
 
-    def _stage(self, take: Callable[[], Batch], work: Callable[[Batch], None], target: Channel[Batch] | None):
+    def _stage(
+        self, take: Callable[[], Batch], work: Callable[[Batch], None], target: Channel[Batch] | None
+    ) -> Callable[[], None]:
         def loop() -> None:
             while True:
                 batch = take()
@@ -245,15 +250,15 @@ class _Run:
                     batch.plan = plan
                     return batch
 
-    def _announce(self, batch: Batch) -> None:
-        batch.claim = self.pipeline.tier.announce(batch.batch_index, batch.plan.rows)
+    def _announce(self, tier: DiskTier, batch: Batch) -> None:
+        batch.claim = tier.announce(batch.batch_index, batch.plan.rows)
 
-    def _fetch(self, batch: Batch) -> None:
+    def _fetch(self, tier: DiskTier, batch: Batch) -> None:
         with self._begin("fetch", batch.batch_index):
-            self.pipeline.tier.fetch(batch.claim)
+            tier.fetch(present(batch.claim))
 
     def _read(self, batch: Batch) -> None:
-        if batch.claim:
+        if batch.claim and self.pipeline.tier:
             with self._begin("wait", batch.batch_index):
                 self.pipeline.tier.wait(batch.claim)
         batch.mft_at_read = self.ledger.enter(batch.batch_index)
@@ -310,7 +315,7 @@ class _Run:
                 raise DivergedError(self.rows.position(batch.batch_index), what)
 
     @staticmethod
-    def _copies(values: Sequence) -> list:
+    def _copies(values: Sequence[Any]) -> list[Any]:
         return [value.copy() if isinstance(value, np.ndarray) else value.clone() for value in values]
 
     def _download(self, batch: Batch) -> None:
@@ -327,7 +332,7 @@ class _Run:
             if not isinstance(batch.loss, float):
                 self._check_downloaded(batch)
             self.rows.write(batch)
-            if batch.claim:
+            if batch.claim and self.pipeline.tier:
                 self.pipeline.tier.release(batch.claim)
             self.pipeline.device.written(batch, cached=self.pipeline.source.caching)
             self.ledger.finish(batch.timestamp)

@@ -32,7 +32,7 @@ class Streams(ABC):
         """Returns when all has happened that was put on the device outside of these streams: copies of parameters."""
 
     @abstractmethod
-    def on(self, stream: Stream) -> AbstractContextManager:
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
         """Within it, operations on tensors of the device are put on `stream`."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class HostStreams(Streams):
     def begin(self) -> None:
         pass
 
-    def on(self, stream: Stream) -> AbstractContextManager:
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def record(self, stream: Stream) -> Any:
@@ -82,7 +82,7 @@ class HostStreams(Streams):
     def synchronize(self, event: Any) -> None:
         pass
 
-    def seconds(self, first: Any, second: Any) -> float:
+    def seconds(self, first: float, second: float) -> float:
         return second - first
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -105,7 +105,7 @@ class CudaStreams(Streams):
     def begin(self) -> None:
         torch.cuda.synchronize(self._device)
 
-    def on(self, stream: Stream) -> AbstractContextManager:
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._streams[stream])
 
     def record(self, stream: Stream) -> Any:
@@ -118,7 +118,7 @@ class CudaStreams(Streams):
         event.synchronize()
 
     def seconds(self, first: Any, second: Any) -> float:
-        return first.elapsed_time(second) / 1000
+        return float(first.elapsed_time(second)) / 1000
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)

@@ -53,7 +53,7 @@ def replace_older(
     Row ids are int64, sorted and unique: `newer_rows` [m], `rows` [n]; `newer_values` float32 [m, width];
     `timestamps` int64 [n] and `values` float32 [n, width] are changed in place.
     """
-    return _replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, values)
+    return int(_replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, values))
 
 
 def replace_older_torch(

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import torch
 
-from marius_oac.config.base import BaseConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, shown
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
@@ -65,7 +65,7 @@ def gpu_address(device: torch.device) -> str | None:
     return f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
 
 
-def num_threads(config: BaseConfig, binding: Binding = UNBOUND) -> int:
+def num_threads(config: TaskConfig, binding: Binding = UNBOUND) -> int:
     """Threads that compute on the CPU."""
     return config.threads or binding.threads()
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marius_oac.config.base import BaseConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.pipeline.rows import RowSource
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
@@ -97,7 +97,7 @@ class Components:
 class Task(ABC):
     """A configuration with its data. Nothing is trained yet: `build` makes what the pipeline needs."""
 
-    config: BaseConfig
+    config: TaskConfig
     decisive_metric: str
     """The metric that decides which checkpoint is best."""
     validates_on_a_sample: bool = False

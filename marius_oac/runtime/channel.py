@@ -17,7 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Sequenced(Protocol):
-    batch_index: int
+    @property
+    def batch_index(self) -> int: ...
 
 
 Item = TypeVar("Item", bound=Sequenced)

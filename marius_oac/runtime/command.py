@@ -14,6 +14,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from typing import cast
 
 from marius_oac.errors import InputError, Interrupted, MariusOacError
 from marius_oac.runtime import console
@@ -65,8 +66,8 @@ def _run(program: str, work: Callable[[], int | None], stops: Requests) -> int:
     try:
         try:
             code = work()
-        except SystemExit as ended:  # argparse's, after `--help`
-            code = ended.code
+        except SystemExit as ended:  # argparse's, after `--help`: a number
+            code = cast(int | None, ended.code)
         console.finish()
         return code or 0
     except MariusOacError as error:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from marius_oac.errors import InputError
 
@@ -40,9 +41,9 @@ class Telemetry:
                 named = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "marius-oac"}}
                 self._file.write(json.dumps(named))
 
-    def stage(self, name: str, batch_index: int) -> _Stage:
+    def stage(self, name: str, batch_index: int) -> Stage:
         """A context that times stage `name` of batch `batch_index`."""
-        return _Stage(self, name, batch_index)
+        return Stage(self, name, batch_index)
 
     def take(self) -> dict[str, float]:
         """Busy seconds per stage, over all its workers, since the last call."""
@@ -62,7 +63,7 @@ class Telemetry:
             self._total[name] += end - begin
             if self._file:
                 with self._disk_errors():
-                    self._write(name, batch_index, begin, end, track or threading.current_thread().name)
+                    self._write(self._file, name, batch_index, begin, end, track or threading.current_thread().name)
 
     def close(self) -> None:
         """Ends the trace. Raises InputError where the disk is full."""
@@ -79,13 +80,13 @@ class Telemetry:
         except OSError as error:
             raise InputError(f"can't be written: {error.strerror or error}", self._trace) from error
 
-    def _write(self, name: str, batch_index: int, begin: float, end: float, of: str) -> None:
+    def _write(self, file: IO[str], name: str, batch_index: int, begin: float, end: float, of: str) -> None:
         track = self._tracks.get(of)
         if track is None:
             track = self._tracks[of] = len(self._tracks) + 1
             named = {"ph": "M", "pid": 1, "tid": track, "name": "thread_name", "args": {"name": of}}
-            self._file.write(",\n" + json.dumps(named))
-        self._file.write(
+            file.write(",\n" + json.dumps(named))
+        file.write(
             f',\n{{"ph": "X", "pid": 1, "tid": {track}, "name": {json.dumps(name)}, '
             f'"ts": {(begin - self._start) * 1e6:.3f}, "dur": {(end - begin) * 1e6:.3f}, '
             f'"args": {{"batch": {batch_index}}}}}'
@@ -100,13 +101,13 @@ class Telemetry:
         self.close()
 
 
-class _Stage:
+class Stage:
     __slots__ = ("_telemetry", "_name", "_batch_index", "_begin")
 
     def __init__(self, telemetry: Telemetry, name: str, batch_index: int):
         self._telemetry, self._name, self._batch_index = telemetry, name, batch_index
 
-    def __enter__(self) -> _Stage:
+    def __enter__(self) -> Stage:
         self._begin = time.perf_counter()
         return self
 

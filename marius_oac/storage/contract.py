@@ -316,7 +316,9 @@ class ParameterStore(ABC):
         if not 0 <= timestamp <= MAX_TIMESTAMP:
             raise ValueError(f"table {self.name!r}: timestamp {timestamp} is not in 0 to {MAX_TIMESTAMP}")
 
-    def _check_array(self, name: str, array: np.ndarray, dtype: type, shape: tuple, written: bool = False) -> None:
+    def _check_array(
+        self, name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...], written: bool = False
+    ) -> None:
         if array.dtype != dtype or array.shape != shape:
             raise ValueError(
                 f"table {self.name!r}: {name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} "

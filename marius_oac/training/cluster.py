@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from marius_oac.config.base import BaseConfig
 from marius_oac.config.cluster import read_secret
 from marius_oac.config.dense import ignored_by_kstep
 from marius_oac.config.errors import parse
 from marius_oac.config.link_prediction import Config
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, InputError, NodeLost
 from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.served import Served
@@ -64,7 +64,7 @@ from marius_oac.types import DenseSync
 
 
 def train_on_nodes(
-    config: BaseConfig, place: Place, out: str | Path | None = None, *, trace: bool = False
+    config: TaskConfig, place: Place, out: str | Path | None = None, *, trace: bool = False
 ) -> Run | None:
     """Trains from scratch, as one of the processes of `place.cluster`; collective. None: nothing of the run lies here.
 
@@ -193,7 +193,7 @@ def _resumed(
     return open_run(folder.path)
 
 
-def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) -> tuple[BaseConfig, RunLog | None]:
+def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) -> tuple[TaskConfig, RunLog | None]:
     """Configuration and log of the run, as the first process has them, with files where they are for it."""
     said: dict[str, str] = {}
     if not place.rank:
@@ -211,7 +211,7 @@ def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) 
     return Config.build(tree), RunLog.parse(said["log"].encode(), path / LOG) if "log" in said else None
 
 
-def _not_taken_in(data: Sequence[str], saved: BaseConfig) -> Sequence[str]:
+def _not_taken_in(data: Sequence[str], saved: TaskConfig) -> Sequence[str]:
     """What a command that is started again, with the words that it had before, has not put into the run's log yet."""
     known = saved.data.train if data and saved.task == "ctr" else ()
     return () if data and known[-len(data) :] == tuple(data) else data
@@ -255,7 +255,7 @@ def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> N
 
 @contextmanager
 def _opened(
-    path: Path, part: Path, place: Place, group: Group, config: BaseConfig, task: NodeTask
+    path: Path, part: Path, place: Place, group: Group, config: TaskConfig, task: NodeTask
 ) -> Iterator[RunFolder]:
     """The folder of a run that goes on, or this process's part of it, which is made if it is a new node's."""
     where = part if place.rank else path
@@ -275,7 +275,7 @@ def open_group(place: Place) -> Group:
     return TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
 
 
-def _new_task(config: BaseConfig, path: Path, place: Place) -> Task:
+def _new_task(config: TaskConfig, path: Path, place: Place) -> Task:
     if not place.rank:
         RunFolder.check_new(path)
     for key, why in ignored_by_kstep(config):
@@ -285,7 +285,7 @@ def _new_task(config: BaseConfig, path: Path, place: Place) -> Task:
 
 
 def agreed_task(
-    config: BaseConfig,
+    config: TaskConfig,
     place: Place,
     group: Group,
     make: Callable[[], Task],

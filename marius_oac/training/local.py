@@ -14,6 +14,7 @@ from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.idle import idle_settings
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.node_classification import ClassesConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.data.graphs.graph import open_or_prepare
 from marius_oac.errors import ConfigError, InputError, Interrupted
 from marius_oac.pipeline.runner import Probe
@@ -147,14 +148,14 @@ def has_ended(folder: RunFolder, task: Task) -> bool:
     return summary["training.stopped_early"] and same_rule and config.evaluation == before.evaluation
 
 
-def default_name(config: BaseConfig) -> str:
+def default_name(config: TaskConfig) -> str:
     """What a run's folder is called: like its graph, or like its network."""
     if isinstance(config, CtrConfig):
         return Path(config.model.network.partition(":")[0]).stem
     return Path(os.path.realpath(config.data.path)).name
 
 
-def start_task(config: BaseConfig, quiet: bool = False) -> Task:
+def start_task(config: TaskConfig, quiet: bool = False) -> Task:
     """The task of a new run, with its data; its configuration has what was left for the data to say. Its notes tell
     what that is, unless it is to be `quiet`."""
     if isinstance(config, CtrConfig):
@@ -169,7 +170,7 @@ def start_task(config: BaseConfig, quiet: bool = False) -> Task:
     return task
 
 
-def resume_task(config: BaseConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:
+def resume_task(config: TaskConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:
     """The task of a run that goes on, of a click log that was `log`, with more `data` if any."""
     if not isinstance(config, CtrConfig):
         return start_task(config, quiet=True)
@@ -183,7 +184,7 @@ def log_of(folder: RunFolder, places: RunPlaces) -> RunLog | None:
     return places.log(RunLog.read(folder.path, folder.about.checked))
 
 
-def with_data(config: BaseConfig, data: Sequence[str]) -> BaseConfig:
+def with_data(config: TaskConfig, data: Sequence[str]) -> TaskConfig:
     """The configuration of a run that gets more files."""
     if not data:
         return config

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from marius_oac.config.base import BaseConfig
 from marius_oac.config.cluster import read_secret
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import Interrupted, NodeLost
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.launch.agent import SPARE
@@ -28,7 +28,7 @@ from marius_oac.runtime.signals import stop_on_interrupt
 from marius_oac.training.detached import outside
 
 
-def staying(config: BaseConfig, weights: Sequence[float]) -> list[int]:
+def staying(config: TaskConfig, weights: Sequence[float]) -> list[int]:
     """Ranks of the processes that stay in the group: of all, of these weights."""
     dispatched = config.nodes.dispatches and not {"sync", "auto"} & config.nodes.used
     return [rank for rank, weight in enumerate(weights) if not rank or weight or not dispatched]
@@ -83,7 +83,7 @@ class Rowless:
                 raise Interrupted(f"node {names(cluster)[place.rank]}: stopped", stops.first)
 
 
-def alone(config: BaseConfig, place: Place) -> BaseConfig:
+def alone(config: TaskConfig, place: Place) -> TaskConfig:
     """Its configuration: who else of the run is on this machine nobody has told it."""
     cores = len(os.sched_getaffinity(0))
     return config.replace("binding=off", f"threads={config.threads or max(1, cores // place.node.processes)}")

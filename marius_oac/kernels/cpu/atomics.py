@@ -178,13 +178,13 @@ def _make_element_access(element_type, c_type):
     if config.DISABLE_JIT:
         size, convert = ctypes.sizeof(c_type), getattr(np, element_type.name)
 
-        def get(address, index):
+        def plain_get(address, index):
             return convert(c_type.from_address(int(address + size * index)).value)
 
-        def set_(address, index, value):
+        def plain_set(address, index, value):
             c_type.from_address(int(address + size * index)).value = value.item()
 
-        return get, set_
+        return plain_get, plain_set
 
     @intrinsic
     def get(typingctx, address, index):

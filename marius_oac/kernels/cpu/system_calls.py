@@ -26,13 +26,13 @@ if config.DISABLE_JIT:
         try:
             return os.preadv(int(descriptor), _views(vectors, count), int(offset))
         except OSError as error:
-            return -error.errno
+            return -(error.errno or 0)
 
     def pwritev(descriptor, vectors, count, offset):
         try:
             return os.pwritev(int(descriptor), _views(vectors, count), int(offset))
         except OSError as error:
-            return -error.errno
+            return -(error.errno or 0)
 
     def system_call(number, a, b, c, d, e):
         return -errno.ENOSYS  # as a system that has no such call: its callers then do without

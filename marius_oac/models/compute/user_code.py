@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from marius_oac.config.base import BaseConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.models.compute.trust import is_known
 from marius_oac.runtime.files.untrusted import read_bounded
@@ -29,7 +29,7 @@ def own_file(name: str) -> tuple[Path, str] | None:
     return (Path(path), attribute) if colon and path.endswith(".py") else None
 
 
-def own_names(config: BaseConfig) -> list[str]:
+def own_names(config: TaskConfig) -> list[str]:
     """What a configuration names FILE.py:NAME."""
     if config.task == "ctr":
         named = [config.model.network]
@@ -38,7 +38,7 @@ def own_names(config: BaseConfig) -> list[str]:
     return [name for name in named if own_file(name)]
 
 
-def with_own_files(config: BaseConfig, place: Callable[[Path], Path]) -> BaseConfig:
+def with_own_files(config: TaskConfig, place: Callable[[Path], Path]) -> TaskConfig:
     """The configuration with the user's files at other places: `place(path)` instead of `path`."""
 
     def placed(name: str) -> str:
@@ -57,7 +57,7 @@ def with_own_files(config: BaseConfig, place: Callable[[Path], Path]) -> BaseCon
     return config.model_copy(update={"encoder": config.encoder.model_copy(update={"layers": layers})})
 
 
-def admit(config: BaseConfig, trust: bool | Collection[bytes] = False) -> list[bytes]:
+def admit(config: TaskConfig, trust: bool | Collection[bytes] = False) -> list[bytes]:
     """Reads the files of own code that a configuration names; whoever needs one that is missing will say so. From now
     on this process runs the texts that they have now, whatever becomes of them.
 

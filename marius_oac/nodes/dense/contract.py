@@ -17,6 +17,7 @@ import torch
 
 from marius_oac.nodes.dense.flat import Flat
 from marius_oac.nodes.groups.contract import Group
+from marius_oac.types import present
 
 
 class DenseAgreement:
@@ -178,7 +179,7 @@ class DenseAgreement:
 
     def _sent(self) -> int:
         """Payload bytes that this trainer has sent so far."""
-        return self._channel.bytes_sent
+        return present(self._channel).bytes_sent
 
     def _counts(self) -> dict[str, float]:
         return {"iterations": self._iterations, "syncs": self._syncs, "bytes": self._bytes, "seconds": self._seconds}

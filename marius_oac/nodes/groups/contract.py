@@ -20,11 +20,9 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Union
+from typing import Any
 
 import torch
-
-JsonValue = Union[None, bool, int, float, str, list["JsonValue"], dict[str, "JsonValue"]]  # noqa: UP007 - recursive
 
 
 class Group(ABC):
@@ -67,8 +65,8 @@ class Group(ABC):
         self._broadcast(tensor, root)
         self.bytes_sent += tensor.nbytes * _children((self.rank - root) % self.size, self.size)
 
-    def gather(self, value: JsonValue) -> list[JsonValue]:
-        """Every member's value, by rank, as JSON gives it back (tuples as lists, keys as texts).
+    def gather(self, value: Any) -> list[Any]:
+        """Every member's value, a plain one, by rank, as JSON gives it back (tuples as lists, keys as texts).
 
         Raises:
             TypeError: the value is not plain.

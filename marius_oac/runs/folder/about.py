@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marius_oac import __version__
-from marius_oac.config.base import BaseConfig
 from marius_oac.config.ctr import of_an_older_run
 from marius_oac.config.errors import shown, where
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.models.compute.user_code import own_file
 from marius_oac.runs.folder.metrics import Prefix
@@ -109,7 +109,7 @@ class About(Described):
             files[name] = [digest, *(other for other in files.get(name, [])[:1] if other != digest)]
         return self.model_copy(update={"files": files})
 
-    def check_config(self, config: BaseConfig, source: str, lines: Mapping[tuple, int]) -> None:
+    def check_config(self, config: TaskConfig, source: str, lines: Mapping[tuple[Any, ...], int]) -> None:
         """Raises ConfigError, naming the line, where a key that decides bits is not as the run was trained with."""
         trained = _pruned(of_an_older_run(self.config))  # once fewer keys might change
         for key, old, new in differences(trained, decisive(config)):
@@ -120,7 +120,7 @@ class About(Described):
                 )
 
 
-def decisive(config: BaseConfig) -> dict[str, Any]:
+def decisive(config: TaskConfig) -> dict[str, Any]:
     """The part of a configuration that decides a run's bits, as plain values. Of files that it names only their names:
     where they lie does not matter, and what is in them has checksums of its own."""
     tree = _pruned(config.model_dump(mode="json"))

@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from marius_oac.config.base import BaseConfig
 from marius_oac.config.ctr import of_an_older_run
 from marius_oac.config.dense import check_change
 from marius_oac.config.errors import read_mapping, shown
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
+from marius_oac.config.task import TaskConfig
 from marius_oac.data.graphs import identity
 from marius_oac.errors import CheckpointError, ConfigError, InputError
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
@@ -72,7 +72,7 @@ _KEPT = ("checkpoints", "tables", "nodes", "encoded", "buckets")
 class RunFolder:
     """An existing run. Use `create` or `open`; enter it to hold its lock while training."""
 
-    def __init__(self, path: Path, config: BaseConfig, about: About):
+    def __init__(self, path: Path, config: TaskConfig, about: About):
         self.path, self.config, self.about = path, config, about
         self.checkpoints, self._metrics = Checkpoints(path / "checkpoints"), MetricsFile(path)
         self._order = OrderFile(path)
@@ -102,7 +102,7 @@ class RunFolder:
     def create(
         cls,
         path: Path,
-        config: BaseConfig,
+        config: TaskConfig,
         fingerprint: str,
         files: Mapping[str, str] = MappingProxyType({}),
         over_nodes: bool = False,
@@ -147,7 +147,7 @@ class RunFolder:
             about.check_config(config, str(source), lines)
         return cls(path, config, about)
 
-    def check_resumable(self, config: BaseConfig, fingerprint: str) -> None:
+    def check_resumable(self, config: TaskConfig, fingerprint: str) -> None:
         """Raises where the run can't go on with this configuration or graph, naming the key."""
         for key, old, new in differences(decisive(self.config), decisive(config)):
             raise ConfigError(f"the run was trained with {shown(old)}; it can't go on with {shown(new)}", key)
@@ -171,7 +171,7 @@ class RunFolder:
                 "are as they were written can't be checked"
             )
 
-    def check_data(self, fingerprint: str, config: BaseConfig) -> None:
+    def check_data(self, fingerprint: str, config: TaskConfig) -> None:
         """Raises CheckpointError, with the key's value, where the data are others than the run was trained on.
 
         `fingerprint`: of all of them, or of some; see `data.identity`.
@@ -261,7 +261,7 @@ class RunFolder:
         """The recorded computation order, int64 [batches]. Raises CheckpointError where it can't be read."""
         return self._order.read()
 
-    def write_config(self, config: BaseConfig, files: Mapping[str, str] = MappingProxyType({})) -> None:
+    def write_config(self, config: TaskConfig, files: Mapping[str, str] = MappingProxyType({})) -> None:
         """The configuration that the run goes on with, and the task's own files; says where the user's code is another
         than the run began with."""
         if LOG in files:
@@ -387,7 +387,7 @@ def _clean(folder: Path) -> None:
     Checkpoints(folder / "checkpoints").clean()
 
 
-def _about(about: About, path: Path, config: BaseConfig, files: Mapping[str, str]) -> About:
+def _about(about: About, path: Path, config: TaskConfig, files: Mapping[str, str]) -> About:
     """What is known of a run whose configuration and files are written now; `log.json` has a checksum of its own."""
     here = {"version": VERSION, "path": str(path.resolve()), "base": os.getcwd()}
     now = about.model_copy(update={**here, "config": decisive(config)})

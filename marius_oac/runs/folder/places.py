@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from marius_oac.config.base import BaseConfig
 from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.data.prepare.registry import is_known
 from marius_oac.errors import InputError
 from marius_oac.models.compute.user_code import with_own_files
@@ -46,7 +46,7 @@ class RunPlaces:
         if self._below and not os.path.isdir(self._below) and not (graph and is_known(str(data))):
             raise InputError("is no folder", f"--data-path {data}")
 
-    def config(self) -> BaseConfig:
+    def config(self) -> TaskConfig:
         """The run's configuration with its files where they are now; says where they were not where they should be."""
 
         def place(path: str) -> str:
@@ -65,7 +65,7 @@ class RunPlaces:
         """The run's files, likewise."""
         return replace(log, files=tuple(replace(file, path=Path(self.find(str(file.path)))) for file in log.files))
 
-    def changed(self, config: BaseConfig) -> BaseConfig:
+    def changed(self, config: TaskConfig) -> TaskConfig:
         """`config` with what the command line has changed in it, which means the folder of now: as all of it will from
         now on."""
         return config if self._at_home else with_paths(config, self.absolute, self.absolute)
@@ -107,7 +107,7 @@ class RunPlaces:
         return next(filter(_is_there, ends), None)
 
 
-def with_paths(config: BaseConfig, place: Callable[[str], str], graph: Callable[[str], str]) -> BaseConfig:
+def with_paths(config: TaskConfig, place: Callable[[str], str], graph: Callable[[str], str]) -> TaskConfig:
     """A configuration whose files lie elsewhere: at `place(path)`, and its graph at `graph(path)`. Folders of rows on
     disk are not looked for: page files know whose they are."""
     config = with_own_files(config, lambda path: Path(place(str(path))))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from marius_oac.config.base import BaseConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.models.compute import trust
 from marius_oac.models.compute.user_code import admit, with_own_files
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runtime.console import logger
 
 
-def code_to_train(config: BaseConfig) -> list[bytes]:
+def code_to_train(config: TaskConfig) -> list[bytes]:
     """Lets the code run that a new run is to be trained with: whoever trains with it has said so. From now on it is
     known. Gives its texts. Raises InputError where a file of it can't be read."""
     texts = admit(config, trust=True)
@@ -20,7 +20,7 @@ def code_to_train(config: BaseConfig) -> list[bytes]:
     return texts
 
 
-def code_to_resume(config: BaseConfig, run: Path, trusted: bool | Collection[bytes]) -> BaseConfig:
+def code_to_resume(config: TaskConfig, run: Path, trusted: bool | Collection[bytes]) -> TaskConfig:
     """The configuration of a run that goes on, its code admitted: the files as they are now, and where one has gone the
     text that the run has kept. What is trusted is known from now on.
 
@@ -42,7 +42,7 @@ def code_to_resume(config: BaseConfig, run: Path, trusted: bool | Collection[byt
     return config
 
 
-def kept_code(folder: RunFolder, trusted: bool) -> BaseConfig:
+def kept_code(folder: RunFolder, trusted: bool) -> TaskConfig:
     """The configuration of a run with the texts that it has kept of the user's code, which are admitted.
 
     Raises InputError where they are neither known nor trusted, nothing was run; CheckpointError where one is damaged.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from marius_oac.config.base import BaseConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.runs.memory.plan import BATCH_KEYS, Need, batches_held, key_to_lower, room_for
 from marius_oac.runs.memory.tables import ahead_bytes, check_batch, rows_place
 from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
@@ -28,7 +28,7 @@ class BatchMemory:
         ConfigError: the memory for rows can't hold the batch.
     """
 
-    config: BaseConfig
+    config: TaskConfig
     plan: Plan
     tables: Sequence[TableSpec]
     layouts: Mapping[str, RowLayout]

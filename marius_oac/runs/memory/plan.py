@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from marius_oac.config.base import BaseConfig
 from marius_oac.config.sections import PipelineConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.checkpoint import TABLES
 from marius_oac.runtime.console import logger
@@ -120,7 +120,7 @@ def available(device: torch.device, folder: Path, program: int, paths: Sequence[
     return free
 
 
-def key_to_lower(config: BaseConfig, *keys: str) -> str:
+def key_to_lower(config: TaskConfig, *keys: str) -> str:
     """Of keys that make something large the one whose value is the most times its default; the first of several."""
     defaults = {name: field.default for name, field in type(config).model_fields.items()}
 

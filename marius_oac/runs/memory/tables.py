@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from marius_oac.config.base import BaseConfig
 from marius_oac.config.sections import StorageConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError
 from marius_oac.runs.memory.plan import Need
 from marius_oac.storage.contract import RowLayout
@@ -53,7 +53,7 @@ def check_batch(config: StorageConfig, layout: RowLayout, rows: np.ndarray) -> N
         raise too_small("a batch", pages, frames_in(config.memory, size), size)
 
 
-def ahead_bytes(config: BaseConfig, plan_bytes: int) -> int:
+def ahead_bytes(config: TaskConfig, plan_bytes: int) -> int:
     """What plans take that wait for their rows to come from disk."""
     return (config.storage.look_ahead + config.pipeline.in_flight) * plan_bytes if config.storage.paged else 0
 

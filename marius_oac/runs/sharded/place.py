@@ -6,7 +6,7 @@ import json
 
 import torch
 
-from marius_oac.config.base import BaseConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.launch.cluster import Place, names
@@ -15,7 +15,7 @@ from marius_oac.runs.sharded.checkpoint import part_name
 from marius_oac.runtime.machine.topology import running_kernel
 
 
-def config_of(config: BaseConfig, place: Place) -> BaseConfig:
+def config_of(config: TaskConfig, place: Place) -> TaskConfig:
     """The run's configuration as this process has it: its own threads, device, budgets.
 
     Where nothing says which GPU is whose, the trainers that torchrun started here take one after the other.
@@ -34,7 +34,7 @@ def config_of(config: BaseConfig, place: Place) -> BaseConfig:
     return config.replace(*overrides)
 
 
-def check_gpus(config: BaseConfig, group: Group) -> None:
+def check_gpus(config: TaskConfig, group: Group) -> None:
     """Raises InputError, on all nodes, where two processes would compute on one GPU; collective."""
     try:
         address = gpu_address(pick_device(config.device))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from marius_oac.config.base import BaseConfig
 from marius_oac.config.cluster import ClusterConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.cluster import names, size_text
 from marius_oac.nodes.shards.packing import Packed, even, heaviest, pack
@@ -36,7 +36,7 @@ _BY_ROWS = 0.01
 
 
 def agreed_packing(
-    task: NodeTask, config: BaseConfig, cluster: ClusterConfig, run: Path | None = None, checkpoint: str | None = None
+    task: NodeTask, config: TaskConfig, cluster: ClusterConfig, run: Path | None = None, checkpoint: str | None = None
 ) -> Packed:
     """Where rows lie: as before, where a run goes on with the same nodes, else as measured; collective.
 
@@ -126,7 +126,7 @@ class _Budgets:
     memory: np.ndarray | None
 
     @classmethod
-    def of(cls, task: NodeTask, config: BaseConfig, cluster: ClusterConfig) -> _Budgets:
+    def of(cls, task: NodeTask, config: TaskConfig, cluster: ClusterConfig) -> _Budgets:
         nodes = [node for node in cluster.nodes for _ in range(node.processes)]
         carriers = [rank for rank, node in enumerate(nodes) if node.shards]
         called = [names(cluster)[rank] for rank in carriers]
@@ -183,7 +183,7 @@ class _Budgets:
         )
 
 
-def _paged(config: BaseConfig, layout: RowLayout) -> tuple[int, int, int]:
+def _paged(config: TaskConfig, layout: RowLayout) -> tuple[int, int, int]:
     """Rows of a page, its bytes, and how many of it there are on disk: as many as `plan_memory` plans, the one in the
     table, one for each checkpoint that is kept, and one for the checkpoint that is being written."""
     size = page_bytes(config.storage, [layout])

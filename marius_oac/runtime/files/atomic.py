@@ -82,7 +82,7 @@ def _with_nulls(content: Any) -> Any:
 
 def sealed(content: Mapping[str, Any]) -> bytes:
     """The text of a JSON file that ends with the SHA-256 of its content, which has no key `sha256`."""
-    return json.dumps(content | {"sha256": json_digest(content)}, indent=1, allow_nan=False).encode()
+    return json.dumps({**content, "sha256": json_digest(content)}, indent=1, allow_nan=False).encode()
 
 
 def json_digest(content: Mapping[str, Any]) -> str:
@@ -148,8 +148,8 @@ def remove_folder(path: Path, names: Collection[str]) -> None:
 
 def check_no_link(path: Path, within: Path | None = None) -> None:
     """Raises InputError where the path is a symbolic link; with `within`, a folder above it, or one between is."""
-    above = path.relative_to(within).parents[:-1] if within else ()
-    for each in (*(within / part for part in above), path):
+    above = [within / part for part in path.relative_to(within).parents[:-1]] if within else []
+    for each in (*above, path):
         if each.is_symlink():
             raise InputError("is a symbolic link, through which nothing is written or removed", each)
 

@@ -167,9 +167,10 @@ def parse_sealed(content: bytes, where: object, model: type[Model], error: Error
 
 def typed(tree: Any, where: object, model: type[Model], error: Error = InputError) -> Model:
     """Plain values, such as a part of what `parse_json` gave, as `model`. Raises as it does."""
+    hashable: Any = model
     try:
         # By way of JSON, in which a list may become a tuple and a mapping a dataclass, types being exact otherwise.
-        return _adapter(model).validate_json(json.dumps(tree, default=str), strict=True)
+        return _adapter(hashable).validate_json(json.dumps(tree, default=str), strict=True)
     except ValidationError as found:
         raise error(f"is damaged: {_explained(found)}", where) from None
 

@@ -114,7 +114,7 @@ def _place(path: str | Path, root: Path) -> Place:
     try:
         found = place(path, root)
     except OSError as error:
-        raise InputError(error.strerror or error, path) from None
+        raise InputError(error.strerror or str(error), path) from None
     if Path(path).is_relative_to("/dev") and not found.device:
         raise InputError("no such block device", path)
     return found
@@ -204,8 +204,8 @@ def _cells(device: Disk | Gpu | Nic, numbers: dict[Gpu, int]) -> tuple[str, str,
     if isinstance(device, Gpu):
         return f"cuda:{numbers[device]}" if device in numbers else "display", device.name, address
     speed = f"{device.megabits / 1000:g} Gb/s" if device.megabits else "speed unknown"
-    words = (speed if device.up else "down", f"RDMA as {device.rdma}" if device.rdma else "")
-    return device.name, ", ".join(filter(None, words)), address
+    states = (speed if device.up else "down", f"RDMA as {device.rdma}" if device.rdma else "")
+    return device.name, ", ".join(filter(None, states)), address
 
 
 def _run(who: str, binding: Binding, places: Sequence[Place]) -> list[str]:

@@ -28,11 +28,11 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ from marius_oac.kernels.cpu import async_io
 from marius_oac.kernels.cpu import pages as page_kernels
 from marius_oac.runtime.files.atomic import check_no_link
 from marius_oac.runtime.files.untrusted import read_json, typed
+
+Result = TypeVar("Result")
 
 FORMAT, VERSION = "marius-oac pages", 1
 LISTING = "pages.json"
@@ -152,7 +154,8 @@ class PageFiles:
         self._folder, self._paths = folder, [folder / name for name in listing.files]
         self._descriptors, self._writable = [], writable
         self._made: list[Path] = []
-        self._bind, self._contexts, self._own = bind, [], threading.local()
+        self._bind, self._own = bind, threading.local()
+        self._contexts: list[async_io.Context] = []
         asynchronous = io == "direct" and async_io.supported()
         self._window = min(depth, MOST_PAGES_A_JOB) if asynchronous else 0
         self._threads = ThreadPoolExecutor(num_threads(io, depth), "io", self._begin)
@@ -177,7 +180,7 @@ class PageFiles:
                 self._own.context = async_io.Context()
                 self._contexts.append(self._own.context)
 
-    def _open(self, path: Path, number: int, io: str, create: bool, writable: bool, warn) -> int:
+    def _open(self, path: Path, number: int, io: str, create: bool, writable: bool, warn: Callable[[str], None]) -> int:
         header = self.listing.header(number)
         if writable:
             check_no_link(path)
@@ -235,7 +238,7 @@ class PageFiles:
         if (used[1:] == used[:-1]).any():
             raise InputError("a checkpoint refers to a slot twice", self._paths[0])
 
-    def submit(self, work: Callable, *arguments):
+    def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """A future of `work(*arguments)` in one of the I/O threads."""
         return self._threads.submit(work, *arguments)
 

@@ -146,7 +146,7 @@ class PagedArray:
     def damage(self, besides: PagedArray | None, read: Callable[[int], None]) -> Iterator[InputError]:
         """What is wrong with these pages: of each file that is damaged one error. `read` is told how many bytes were
         read."""
-        found = set()
+        found: set[int] = set()
         with PageFiles(self._folder, self._listing, "buffered", _DEPTH, writable=False) as files:
             files.check_slots(self._slots)
             for pages in self.pages_besides(besides):

@@ -7,7 +7,7 @@ ahead (`DiskTier.announce`) are fetched when they are asked for, a part of the m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -85,10 +85,8 @@ class SsdStore(ParameterStore):
         for first, last in zip(starts, starts[1:], strict=False):
             yield slice(first, last)
 
-    @contextmanager
-    def _held(self, rows: np.ndarray, oldest: bool = False) -> Iterator[None]:
-        with self.tier.holding(self._place.pages_of(rows), oldest):
-            yield
+    def _held(self, rows: np.ndarray, oldest: bool = False) -> AbstractContextManager[None]:
+        return self.tier.holding(self._place.pages_of(rows), oldest)
 
     def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
         for part in self._parts(rows):
@@ -150,5 +148,5 @@ class HeldRows(SsdStore):
     def _parts(self, rows: np.ndarray) -> Iterator[slice]:
         return iter((slice(0, rows.size),))
 
-    def _held(self, rows: np.ndarray, oldest: bool = False):
+    def _held(self, rows: np.ndarray, oldest: bool = False) -> AbstractContextManager[None]:
         return nullcontext()

@@ -17,7 +17,7 @@ Guarantees:
 - Which key gets which row is a function of the calls of `insert` and `drop` alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ _SAVED = {"keys": np.int64, "vocabularies": np.uint16, "checks": np.uint32, "fre
 _NO_CHECKS = np.empty(0, np.uint32)
 
 
-def _room(slots: int) -> int:
+def _room(slots: np.ndarray) -> np.ndarray:
     """Keys that so many slots take: linear probing wants some to be empty."""
     return slots * 4 // 5
 
@@ -229,7 +229,7 @@ class KeyIndex:
         with np.errstate(over="ignore"):
             kernels.count_keys(self._index, rows, counts)
             self._records[rows] = (0, 0, 0, FREE)
-            for shard in np.flatnonzero(counts):
+            for shard in np.flatnonzero(counts).tolist():
                 size_class = int(self._directory[shard]) >> ADDRESS_BITS
                 self._replace(shard, size_class, int(self._room[shard] + counts[shard]))
         self._free = np.sort(np.concatenate([self._free, rows]))
@@ -284,7 +284,7 @@ class KeyIndex:
         with np.errstate(over="ignore"):
             for rows in self._live_rows(count):
                 kernels.count_keys(self._index, rows, counts)
-            for shard in np.flatnonzero(counts):
+            for shard in np.flatnonzero(counts).tolist():
                 size_class = int(np.searchsorted(_ROOMS, counts[shard]))
                 self._replace(shard, size_class, int(_ROOMS[size_class] - counts[shard]))
             for rows in self._live_rows(count):
@@ -293,7 +293,7 @@ class KeyIndex:
                     return twice
         return -1
 
-    def _live_rows(self, count: int):
+    def _live_rows(self, count: int) -> Iterator[np.ndarray]:
         for first in range(0, count, _ROWS_PER_BLOCK):
             last = min(first + _ROWS_PER_BLOCK, count)
             yield first + np.flatnonzero(self._records["state"][first:last] == LIVE)

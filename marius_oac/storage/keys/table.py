@@ -69,8 +69,8 @@ class KeyTable:
         if places.size:
             asked = vocabularies[places], keys[places], checks[places]
             found = self.find(*asked) if self._admit_after > 1 else np.empty(places.size, np.int64)
-            if self._admit_after > 1:
-                asked = self._shared(asked, found)
+            if self._waiting is not None:
+                asked = self._shared(self._waiting, *asked, found)
             rows[places] = self._insert(*asked)
         if self._drop_after:
             self._last_file[rows] = file
@@ -110,13 +110,15 @@ class KeyTable:
                 self._last_file = grown(self._last_file, len(self.index))
         return rows
 
-    def _shared(self, asked: tuple[np.ndarray, ...], found: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What to insert: keys that have been seen often enough, and `NO_KEY` in place of the others."""
-        vocabularies, keys, checks = (part.copy() for part in asked)
+    def _shared(
+        self, seen: KeyIndex, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, found: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What to insert: keys that have been `seen` often enough, and `NO_KEY` in place of the others."""
+        vocabularies, keys, checks = vocabularies.copy(), keys.copy(), checks.copy()
         new = np.flatnonzero(found < 0)
         waiting = np.empty(new.size, np.int64)
-        self._waiting.insert(vocabularies[new], keys[new], waiting, checks=checks[new])
-        self._seen = grown(self._seen, len(self._waiting))
+        seen.insert(vocabularies[new], keys[new], waiting, checks=checks[new])
+        self._seen = grown(self._seen, len(seen))
         np.add.at(self._seen, waiting, 1)
         rare = new[self._seen[waiting] < self._admit_after]
         keys[rare], checks[rare] = NO_KEY, 0
