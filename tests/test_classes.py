@@ -20,7 +20,7 @@ from marius_oac.models.heads.classes import class_metrics
 from marius_oac.runs.session import Session
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.encoder.memory import encoder_bytes, num_encoded
-from marius_oac.tasks.node_classification.task import ClassesTask
+from marius_oac.tasks.node_classification.task import NodeClassificationTask
 from marius_oac.tasks.node_classification.trained import TrainedClassifier
 from marius_oac.training.cluster import node_task
 from marius_oac.training.trained import compare_runs, evaluate_run, export_run
@@ -69,7 +69,7 @@ def open_log(path):
 def run_batches(config, folder, probe=None):
     """Fingerprints and losses after some batches."""
     losses = {}
-    with Session(ClassesTask(config, Graph.open(folder / "graph")), probe=probe) as session:
+    with Session(NodeClassificationTask(config, Graph.open(folder / "graph")), probe=probe) as session:
         session.report_to(lambda result: losses.update({result.batch_index: result.loss}))
         session.pipeline.run(0, BATCHES)
         return [store.fingerprint() for store in session.stores], session.dense_fingerprint(), losses
@@ -101,11 +101,11 @@ def test_means_formed_while_planning_have_the_bits_of_those_of_the_step(labelled
     overrides, graph = [layers, f"encoder.features={labelled / 'features.parquet'}"], Graph.open(labelled / "graph")
 
     def planned(*more):
-        return "means" in ClassesTask(configure(labelled, *overrides, *more), graph).planner.plan(0).arrays
+        return "means" in NodeClassificationTask(configure(labelled, *overrides, *more), graph).planner.plan(0).arrays
 
     assert planned() and not planned("encoder.dropout=0.1") and not planned("encoder.embeddings=8")
     for more in ([], ["encoder.dropout=0.1"], ["encoder.layers=[{kind: sage, neighbors: 3}]"]):
-        task = ClassesTask(configure(labelled, *overrides, *more), graph)
+        task = NodeClassificationTask(configure(labelled, *overrides, *more), graph)
         plan = task.planner.plan(0)
         assert num_encoded(plan, task.encoder.config) == len(plan.arrays["labels"])
     formed_there = run_batches(configure(labelled, *overrides), labelled)
@@ -119,7 +119,7 @@ def test_means_formed_while_planning_have_the_bits_of_those_of_the_step(labelled
 def test_the_memory_of_planned_means_is_what_a_step_holds(labelled, dimension):
     layers = f"encoder.layers=[{{kind: sage, neighbors: 5, dimension: {dimension}}}, {{kind: sage, neighbors: 1}}]"
     config = configure(labelled, layers, f"encoder.features={labelled / 'features.parquet'}")
-    task = ClassesTask(config, Graph.open(labelled / "graph"))
+    task = NodeClassificationTask(config, Graph.open(labelled / "graph"))
     plan, encoder = task.planner.plan(0), task.encoder
     with Session(task) as session:
         session.step.compute([], plan.arrays, 0)
@@ -149,7 +149,7 @@ def test_a_trained_model_is_evaluated_asked_and_exported(labelled, tmp_path, com
     assert found == {key.removeprefix("test."): value for key, value in summary.items() if key.startswith("test.")}
     (last,) = [line for line in open_log(tmp_path / "run") if line["kind"] == "evaluation" and line["epoch"] == 5]
     assert model.evaluate("valid").values["accuracy"] == last["accuracy"]
-    labels = ClassesTask(model.config, model.graph).labels
+    labels = NodeClassificationTask(model.config, model.graph).labels
     assert model.classes == list(labels.names) and len(model.classes) == CLUSTERS
     nodes, classes = labels.nodes["test"], labels.classes["test"]
     assert class_metrics(model.scores[nodes], classes)["accuracy"] == found["accuracy"]
@@ -196,6 +196,6 @@ def test_a_run_without_the_names_of_its_classes_is_one_line(labelled, tmp_path, 
 
 
 def test_several_nodes_refuse_it(labelled):
-    task = ClassesTask(configure(labelled), Graph.open(labelled / "graph"))
+    task = NodeClassificationTask(configure(labelled), Graph.open(labelled / "graph"))
     with pytest.raises(ConfigError, match="^task: a node classification is trained on one box"):
         node_task(task, SimpleNamespace(cluster=None), None)

@@ -20,7 +20,7 @@ from marius_oac.runs import session
 from marius_oac.runs.session import Session
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction.task import GraphTask
-from marius_oac.tasks.node_classification.task import ClassesTask
+from marius_oac.tasks.node_classification.task import NodeClassificationTask
 from marius_oac.training import local as training
 from tests.click_logs import ctr_config, small_log
 from tests.copying import copying
@@ -141,7 +141,7 @@ def test_encoders(monkeypatch, graph, name):
 
 @pytest.mark.device
 def test_classes_of_nodes(monkeypatch, labelled):  # noqa: F811
-    check(monkeypatch, lambda *more: ClassesTask(configure(labelled, *more), Graph.open(labelled / "graph")))
+    check(monkeypatch, lambda *more: NodeClassificationTask(configure(labelled, *more), Graph.open(labelled / "graph")))
 
 
 @pytest.mark.device

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from marius_oac.errors import InputError, Interrupted
-from marius_oac.pipeline.runner import STAGES
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.session import Session
 from marius_oac.training import local as training
 from tests.graphs import tiny_config, tiny_graph
+from tests.pipeline.toy import STAGES
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.log import RunLog
 from marius_oac.runs.sharded.peers import ClusterPeers
-from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.training.cluster import _not_taken_in
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.worlds import together
@@ -76,7 +76,7 @@ def test_nodes_check_a_part_each_and_refuse_alike(days, monkeypatch):
         share = SimpleNamespace(rank=group.rank, count=group.size)
         node = SimpleNamespace(task=task, group=group, peers=ClusterPeers(group), share=share, trains=True)
         with pytest.raises(InputError) as found:
-            CtrNodes.check_new_data(node, 1)
+            ShardedCtrTask.check_new_data(node, 1)
         return str(found.value)
 
     said = together(ThreadGroup.members(2), check)

@@ -12,11 +12,11 @@ import pytest
 from marius_oac import Config, TrainedModel, open_run, resume, train
 from marius_oac.errors import CheckpointError, ConfigError, DivergedError, InputError, MariusOacError
 from marius_oac.evaluation.evaluator import Evaluator
-from marius_oac.pipeline.runner import STAGES
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import Session
 from tests.graphs import tiny_config
+from tests.pipeline.toy import STAGES
 from tests.runs import contents, flip_a_byte, outcome, stop_at, story
 
 PER_EPOCH = 25

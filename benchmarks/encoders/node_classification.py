@@ -50,7 +50,7 @@ from marius_oac.data.graphs.labels import Labels, read_labels
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.session import Session
-from marius_oac.tasks.node_classification.task import ClassesTask
+from marius_oac.tasks.node_classification.task import NodeClassificationTask
 
 BATCH, WIDTH, FAN_OUTS = 1_000, 64, (10, 10)
 RATE, ROWS_RATE, INITIAL_SCALE = 0.003, 0.01, 0.1
@@ -79,7 +79,7 @@ class Case:
     @property
     def features(self) -> np.ndarray:
         """Float32 [N, WIDTH]."""
-        return np.array(ClassesTask(self.config(), self.graph).encoder.features)
+        return np.array(NodeClassificationTask(self.config(), self.graph).encoder.features)
 
     def config(self) -> Config:
         folder = Path(self.folder)
@@ -107,7 +107,7 @@ class Ours(Contestant):
     """Its report: test accuracy, and busy milliseconds of each stage per batch."""
 
     def __init__(self, case: Case) -> None:
-        self._session = Session(ClassesTask(case.config(), case.graph))
+        self._session = Session(NodeClassificationTask(case.config(), case.graph))
         self._next = 0
 
     def run(self, batches: int) -> None:
@@ -191,7 +191,7 @@ class Products(Contestant):
 
     def __init__(self, case: Case, library: str) -> None:
         threadpool_limits(limits=case.cores, user_api="blas")
-        task = ClassesTask(case.config(), case.graph)
+        task = NodeClassificationTask(case.config(), case.graph)
         planner, self._products = task.planner, []
         arrays = planner.plan(0).arrays
         first = [len(arrays["means"])] if "means" in arrays else []
@@ -247,7 +247,7 @@ def _prepared(source: Path, folder: Path) -> Graph:
 
 def report(case: Case, seeds: int, rounds: int) -> None:
     """Trains with every seed; a table with a line per contestant."""
-    planner = ClassesTask(case.config(), case.graph).planner  # makes what lies beside the graph
+    planner = NodeClassificationTask(case.config(), case.graph).planner  # makes what lies beside the graph
     contestants = {"ours": Ours, "dgl": partial(Dgl, workers=0), "dgl, worker": partial(Dgl, workers=1)}
     limits = {f"products, {library}": partial(Products, library=library) for library in ("torch", "NumPy")}
     times = {name: Times() for name in (*contestants, *limits)}

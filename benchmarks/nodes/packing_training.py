@@ -2,7 +2,7 @@
 
     python -m benchmarks.nodes.packing_training  # codex-s and a generated log; about a minute on one core
 
-Trainers measure the first batches of a run as they do before it begins (`NodeTask.measure`); what counts are other
+Trainers measure the first batches of a run as they do before it begins (`ShardedTask.measure`); what counts are other
 batches, later in the run. A load is the heaviest node's of the mean, in bytes of the values that are looked up; with
 bags that the nodes add up (`pool_at: shard`) a row counts for every bag that it is in. Seconds are CPU time of the
 slowest trainer's pass.
@@ -25,14 +25,14 @@ from marius_oac.data.graphs.graph import open_or_prepare
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest, pack
 from marius_oac.nodes.shards.placement import NUM_SHARDS
-from marius_oac.runs.sharded.task import NodeTask
-from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.runs.sharded.task import ShardedTask
+from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.tasks.ctr.task import start_ctr_task
-from marius_oac.tasks.link_prediction.sharded import GraphNodes
+from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.link_prediction.task import GraphTask
 
 NODES = (2, 4, 8)
-Make = Callable[[ThreadGroup, list[float]], NodeTask]
+Make = Callable[[ThreadGroup, list[float]], ShardedTask]
 
 
 def graphs() -> Iterator[tuple[str, Make]]:
@@ -45,7 +45,9 @@ def graphs() -> Iterator[tuple[str, Make]]:
         )
         yield (
             f"codex-s, batches of 1,000, {count} negatives a side",
-            lambda group, weights, config=config: GraphNodes(GraphTask(config, graph), group, weights, None, None),
+            lambda group, weights, config=config: ShardedGraphTask(
+                GraphTask(config, graph), group, weights, None, None
+            ),
         )
 
 
@@ -62,7 +64,9 @@ def logs(folder: Path) -> Iterator[tuple[str, Make]]:
             config = Config.build(tree)
             yield (
                 f"generated log, batches of {size:,}, bags pooled by the {place}",
-                lambda group, weights, config=config: CtrNodes(start_ctr_task(config)[0], group, weights, None, None),
+                lambda group, weights, config=config: ShardedCtrTask(
+                    start_ctr_task(config)[0], group, weights, None, None
+                ),
             )
 
 

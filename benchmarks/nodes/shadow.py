@@ -42,7 +42,7 @@ from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.torch_group import TorchGroup
-from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.transport.contract import Security
@@ -82,7 +82,7 @@ def serve(trainers: int) -> None:
 def agreement(setting: str, group: Group, parameters: Sequence[torch.Tensor]) -> Iterator[DenseAgreement]:
     """The setting's, attached, with a connection to the sync server of its own."""
     line = ZmqClient(os.environ[ADDRESS], SERVER, group.rank, SECURITY, timeout=PATIENCE)
-    with NodeSource([line], [], False, 1, lambda *stretch: None, group.abort) as source, ExitStack() as stack:
+    with RemoteSource([line], [], False, 1, lambda *stretch: None, group.abort) as source, ExitStack() as stack:
         config = SETTINGS[setting]
         if config is None:
             dense = DenseAgreement(group)

@@ -26,7 +26,7 @@ from marius_oac.nodes.dense.sync_server import SyncServer, SyncServers
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
-from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import ShardTable
@@ -36,7 +36,7 @@ from marius_oac.runs.session import Session
 from marius_oac.runtime import blas
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.machine.binding import Binding
-from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.training.local import start_task
 from marius_oac.types import Plan
 
@@ -64,12 +64,12 @@ def train_together(config: CtrConfig, trainers: int) -> Trained:
     nodes = []
     for group in ThreadGroup.members(trainers, PATIENCE):
         here = _Here(config, group, network)
-        node = CtrNodes(task, group, weights, here.agreement, here.connect)
+        node = ShardedCtrTask(task, group, weights, here.agreement, here.connect)
         node.table_names()  # makes its network, from torch's random numbers, of which the threads have but one source
         nodes.append(node)
     errors: list[BaseException] = []
 
-    def work(node: CtrNodes) -> Any:
+    def work(node: ShardedCtrTask) -> Any:
         try:
             return _trained(node)
         except BaseException as error:
@@ -87,7 +87,7 @@ def train_together(config: CtrConfig, trainers: int) -> Trained:
     return Trained(test, sum(result.loss * result.examples for result in results) / examples, dense)
 
 
-def _trained(node: CtrNodes) -> tuple[dict[str, float], dict[str, float], list[BatchResult]]:
+def _trained(node: ShardedCtrTask) -> tuple[dict[str, float], dict[str, float], list[BatchResult]]:
     results: list[BatchResult] = []
     with Session(node) as session:
         session.report_to(results.append)
@@ -121,7 +121,7 @@ class _Here:
         dimensions: Sequence[int],
         factor: Callable[[Plan], float],
         binding: Binding,
-    ) -> NodeSource:
+    ) -> RemoteSource:
         group, pipeline, server = self._group, self._config.pipeline, None
         ahead = 2 * (pipeline.in_flight + pipeline.workers.plan + pipeline.workers.read) + 4
         if tables:
@@ -148,7 +148,7 @@ class _Here:
             line.abort()
             group.abort()
 
-        source = NodeSource([line], dimensions, self._lockstep, ahead, begin, abort, factor, finish)
+        source = RemoteSource([line], dimensions, self._lockstep, ahead, begin, abort, factor, finish)
         fail = source.fail
         if server:
             source.counts = lambda: server.counts

@@ -213,7 +213,7 @@ class Config(BaseConfig):
 
             return CtrConfig
         if task == "node_classification":
-            from marius_oac.config.node_classification import ClassesConfig
+            from marius_oac.config.node_classification import NodeClassificationConfig
 
-            return ClassesConfig
+            return NodeClassificationConfig
         return cls

@@ -46,7 +46,7 @@ class ClassesEvaluationConfig(Section):
     memory: PositiveInt = Field(256, description="MiB for encoding all nodes.")
 
 
-class ClassesConfig(BaseConfig):
+class NodeClassificationConfig(BaseConfig):
     """Training an encoder to tell the classes of nodes."""
 
     task: Literal["node_classification"]
@@ -57,7 +57,7 @@ class ClassesConfig(BaseConfig):
     evaluation: ClassesEvaluationConfig = ClassesEvaluationConfig()
 
     @model_validator(mode="after")
-    def _combinations(self) -> ClassesConfig:
+    def _combinations(self) -> NodeClassificationConfig:
         if getattr(self.encoder.layers[-1], "dimension", None):
             raise ValueError("encoder.layers: the last one makes a score of each class; leave its `dimension` out")
         if self.training.early_stopping and not self.evaluation.every:

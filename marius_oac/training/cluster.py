@@ -33,20 +33,20 @@ from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
 from marius_oac.runs.loop import TrainingLoop
-from marius_oac.runs.sharded.checkpoint import NODES, Layout, NodesCheckpoint, check_saved, drop_after
+from marius_oac.runs.sharded.checkpoint import NODES, Layout, ShardedCheckpoint, check_saved, drop_after
 from marius_oac.runs.sharded.dense import dense_rate, weight_decay
 from marius_oac.runs.sharded.place import check_gpus, config_of, name_of
 from marius_oac.runs.sharded.placement import agreed_packing
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
-from marius_oac.runs.sharded.task import NodeTask
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link
-from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.tasks.ctr.task import CtrTask
-from marius_oac.tasks.link_prediction.sharded import GraphNodes
-from marius_oac.tasks.node_classification.task import ClassesTask
+from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
+from marius_oac.tasks.node_classification.task import NodeClassificationTask
 from marius_oac.training.local import (
     Run,
     check_task,
@@ -95,7 +95,7 @@ def _exists(path: Path, place: Place, group: Group) -> bool:
     return group.gather(not place.rank and (path / "run.json").exists())[0]
 
 
-def _train(task: NodeTask, folder: RunFolder, trace: bool, prepare: Callable = lambda loop: None) -> None:
+def _train(task: ShardedTask, folder: RunFolder, trace: bool, prepare: Callable = lambda loop: None) -> None:
     try:
         run_task(task, folder, trace, None, prepare)
     except (Closed, NodeLost):  # another thread ended it, or another node because of an error that this one was told of
@@ -105,7 +105,7 @@ def _train(task: NodeTask, folder: RunFolder, trace: bool, prepare: Callable = l
 
 
 @contextmanager
-def _created(path: Path, place: Place, group: Group, task: NodeTask) -> Iterator[RunFolder]:
+def _created(path: Path, place: Place, group: Group, task: ShardedTask) -> Iterator[RunFolder]:
     """The folder of a new run, or this process's part of it."""
     part = path / NODES / task.layout / name_of(place)
     if place.rank:
@@ -217,7 +217,7 @@ def _not_taken_in(data: Sequence[str], saved: TaskConfig) -> Sequence[str]:
     return () if data and known[-len(data) :] == tuple(data) else data
 
 
-def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> NodesCheckpoint | None:
+def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None) -> ShardedCheckpoint | None:
     """The checkpoint of another layout that the run goes on from; None: it goes on from its own, or starts.
 
     Raises:
@@ -255,7 +255,7 @@ def _before(path: Path, part: Path, task: NodeTask, checkpoint: str | None) -> N
 
 @contextmanager
 def _opened(
-    path: Path, part: Path, place: Place, group: Group, config: TaskConfig, task: NodeTask
+    path: Path, part: Path, place: Place, group: Group, config: TaskConfig, task: ShardedTask
 ) -> Iterator[RunFolder]:
     """The folder of a run that goes on, or this process's part of it, which is made if it is a new node's."""
     where = part if place.rank else path
@@ -291,7 +291,7 @@ def agreed_task(
     make: Callable[[], Task],
     run: Path | None = None,
     checkpoint: str | None = None,
-) -> NodeTask | Rowless:
+) -> ShardedTask | Rowless:
     """The task, once all processes have said that they can train it, and the same, and where its rows lie.
 
     Args:
@@ -329,14 +329,14 @@ def data_digest(task: Task) -> str:
 
 def node_task(
     task: Task, place: Place, group: Group, ranks: Sequence[int] | None = None, whole: Group | None = None
-) -> NodeTask:
+) -> ShardedTask:
     """The task as it is trained on nodes. Raises ConfigError where that is not possible.
 
     Args:
         ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`node_rowless`).
     """
     config, cluster = task.config, place.cluster
-    if isinstance(task, ClassesTask):
+    if isinstance(task, NodeClassificationTask):
         raise ConfigError("a node classification is trained on one box; train without nodes", "task")
     lockstep = config.pipeline.mode != "async"
     workers = config.pipeline.workers
@@ -363,7 +363,7 @@ def node_task(
             return Served(ThreadGroup.members(1)[0])
         return make_dense_sync(dense, together, dense_rate(config), lockstep, servers, assign, weight_decay(config))
 
-    kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
+    kind = ShardedCtrTask if isinstance(task, CtrTask) else ShardedGraphTask
     alpha = dense.alpha if dense.kind == "easgd" else None
     tell = whole.gather if whole else lambda run: None
     connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd)

@@ -14,7 +14,7 @@ import numpy as np
 from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
-from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import Packed
 from marius_oac.nodes.shards.placement import Placement
 from marius_oac.nodes.transport.zmq_client import ZmqClient
@@ -22,35 +22,35 @@ from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.session import Session
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.task import Task
-from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.tasks.ctr.task import CtrTask
-from marius_oac.tasks.link_prediction.sharded import GraphNodes
+from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 
 
 @contextmanager
 def outside(
     task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], speed_monitor: SpeedMonitor, elastic_worker: bool
-) -> Iterator[tuple[Session, NodeSource]]:
+) -> Iterator[tuple[Session, RemoteSource]]:
     """What trains the batches that this process is dealt, and where it has its rows from.
 
     Args:
         lines: to all servers of the run.
-        run: what it has told of itself (`NodeTask`).
+        run: what it has told of itself (`ShardedTask`).
         pace: this trainer's.
         elastic worker: see `Dispatching`.
     """
     weights, (group,) = run["weights"], ThreadGroup.members(1)
     crowd = Crowd(run["trains"], run["trainers"] - sum(run["trains"]))
-    kind = CtrNodes if isinstance(task, CtrTask) else GraphNodes
+    kind = ShardedCtrTask if isinstance(task, CtrTask) else ShardedGraphTask
     sources = []
 
-    def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any, _: Any) -> NodeSource:
+    def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any, _: Any) -> RemoteSource:
         def abort() -> None:
             if getattr(sources[0].error, "why", None) != LEFT:  # else the run is over, and the others leave as well
                 for line in lines:
                     line.abort()
 
-        sources.append(NodeSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
+        sources.append(RemoteSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
         return stack.enter_context(sources[0])
 
     trainer = kind(task, group, weights, lambda servers: Served(group), connect, crowd)

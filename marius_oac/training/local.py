@@ -13,7 +13,7 @@ from marius_oac.config.base import BaseConfig
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.idle import idle_settings
 from marius_oac.config.link_prediction import Config
-from marius_oac.config.node_classification import ClassesConfig
+from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.graphs.graph import open_or_prepare
 from marius_oac.errors import ConfigError, InputError, Interrupted
@@ -32,7 +32,7 @@ from marius_oac.runtime.signals import signal_behind
 from marius_oac.tasks.ctr.task import CtrTask, start_ctr_task
 from marius_oac.tasks.link_prediction.build import settled_on
 from marius_oac.tasks.link_prediction.task import GraphTask
-from marius_oac.tasks.node_classification.task import ClassesTask
+from marius_oac.tasks.node_classification.task import NodeClassificationTask
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ def start_task(config: TaskConfig, quiet: bool = False) -> Task:
         task, notes = start_ctr_task(config)
     else:
         graph = open_or_prepare(config.data.path)
-        if isinstance(config, ClassesConfig):
-            return ClassesTask(config, graph)
+        if isinstance(config, NodeClassificationConfig):
+            return NodeClassificationTask(config, graph)
         config, notes = settled_on(config, graph)
         task = GraphTask(config, graph)
     task.notes = () if quiet else tuple(notes)

@@ -91,3 +91,9 @@ def _negatives(config, number, batch, size, among, nodes) -> list[list[list[int]
             chunks.append(chunk)
         sides.append(chunks)
     return sides
+
+
+def fewest_swaps(partitions, buffer):
+    """A lower bound for any order (OSDI 2021, section 4): a swap brings at most C - 1 new pairs together."""
+    pairs = partitions * (partitions - 1) // 2 - buffer * (buffer - 1) // 2
+    return -(-pairs // (buffer - 1))

@@ -79,10 +79,10 @@ def place_of(line):
 
 
 def forget():
-    from marius_oac.nodes.shards.node_rows import NodeRows
+    from marius_oac.nodes.shards.remote_rows import RemoteRows
 
-    real = NodeRows._take_patch
-    NodeRows._take_patch = lambda self, node, message, frames: real(self, node, message, [b""] * len(frames))
+    real = RemoteRows._take_patch
+    RemoteRows._take_patch = lambda self, node, message, frames: real(self, node, message, [b""] * len(frames))
 
 
 def pull_again(rank, batch):
@@ -100,16 +100,16 @@ def pull_again(rank, batch):
 
 
 def evaluate_slowly(seconds):
-    from marius_oac.tasks.ctr.sharded import CtrNodes
+    from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 
-    real = CtrNodes._evaluate
+    real = ShardedCtrTask._evaluate
 
     def evaluate(self, *given):
         print("evaluating", flush=True)
         threading.Event().wait(seconds)
         return real(self, *given)
 
-    CtrNodes._evaluate = evaluate
+    ShardedCtrTask._evaluate = evaluate
 
 
 def main():

@@ -23,9 +23,9 @@ from marius_oac.models.compute.dense_moments import (
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import Session
-from marius_oac.runs.sharded.task import NodeTask
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import blas
-from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.training.local import start_task
 from tests.click_logs import generated_days
 from tests.nodes.worlds import together
@@ -146,7 +146,7 @@ class World:
         nodes = []
         for group in ThreadGroup.members(2):
             here = _Here(self.config, group, self.network)
-            node = CtrNodes(self.task, group, [1.0, 0.0], here.agreement, here.connect)
+            node = ShardedCtrTask(self.task, group, [1.0, 0.0], here.agreement, here.connect)
             node.table_names()
             node.abort = group.abort
             nodes.append(node)
@@ -280,7 +280,7 @@ class OnAGpu:
 
 def test_a_checkpoint_takes_what_lies_on_a_gpu(days, monkeypatch):
     """What the dense layers agree with there, such as BMUF's global parameters."""
-    real = NodeTask.state_arrays
+    real = ShardedTask.state_arrays
 
     def state_arrays(node):
         there = {name: OnAGpu(tensor) for name, tensor in node.dense.state().items()}
@@ -288,5 +288,5 @@ def test_a_checkpoint_takes_what_lies_on_a_gpu(days, monkeypatch):
         monkeypatch.setattr(node.dense, "state", lambda: there)
         return real(node)
 
-    monkeypatch.setattr(NodeTask, "state_arrays", state_arrays)
+    monkeypatch.setattr(ShardedTask, "state_arrays", state_arrays)
     World(config_of(days, "bmuf")).play(0, 4)

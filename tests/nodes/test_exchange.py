@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marius_oac.errors import InputError
-from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.placement import Placement, route_keys
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.transport.contract import Limits
@@ -20,7 +20,7 @@ def test_a_batch_that_no_message_holds_is_the_users_to_make_smaller():
         route = route_keys(Placement.by_number(1), np.zeros(100, np.uint16), keys, np.zeros(100, np.uint32))
         plan = RoutedPlan(7, (keys,), {}, 100, routes=[route])
         ready = threading.Event()
-        source = NodeSource([network.client("a", 0)], [4], True, 4, lambda *stretch: ready.set(), lambda: None)
+        source = RemoteSource([network.client("a", 0)], [4], True, 4, lambda *stretch: ready.set(), lambda: None)
         with source, pytest.raises(InputError, match="training.batch_size: batch 7: .* make batches smaller"):
             source.begin(0, 9, None, lambda: False).read(Batch(plan))
         assert ready.is_set()

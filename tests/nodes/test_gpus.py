@@ -9,7 +9,7 @@ import torch
 from marius_oac.config.cluster import ClusterConfig
 from marius_oac.config.link_prediction import Config
 from marius_oac.errors import InputError
-from marius_oac.nodes.groups import torch as torch_group
+from marius_oac.nodes.groups import torch_group
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.launch.cluster import find_place
 from marius_oac.runs.sharded import place as node_place

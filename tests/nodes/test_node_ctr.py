@@ -6,7 +6,7 @@ import pytest
 
 from marius_oac.errors import ConfigError
 from marius_oac.nodes.shards.placement import Placement
-from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.training.cluster import data_digest
 from tests.click_logs import ctr_config, small_log
@@ -14,7 +14,7 @@ from tests.click_logs import ctr_config, small_log
 
 def check(num_nodes, **keys):
     config = SimpleNamespace(keys=SimpleNamespace(**({"drop_after": 0, "admit_after": 1} | keys)))
-    CtrNodes._check(SimpleNamespace(config=config, placement=Placement.by_number(num_nodes)))
+    ShardedCtrTask._check(SimpleNamespace(config=config, placement=Placement.by_number(num_nodes)))
 
 
 def test_rare_keys_share_a_row_on_one_node_alone():

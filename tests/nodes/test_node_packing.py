@@ -24,9 +24,9 @@ from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded import placement as node_packing
 from marius_oac.runs.sharded.checkpoint import PACKING, PLACEMENT, layout_name, part_name, saved_packings
 from marius_oac.runs.sharded.placement import agreed_packing
-from marius_oac.tasks.ctr.sharded import CtrNodes
+from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.tasks.ctr.task import start_ctr_task
-from marius_oac.tasks.link_prediction.sharded import GraphNodes
+from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
@@ -57,12 +57,12 @@ def log(tmp_path_factory):
 
 def graph_nodes(graph, *overrides):
     config = tiny_config(graph, "training.negatives.count=2", *overrides)
-    return config, lambda *place: GraphNodes(GraphTask(config, graph), *place, None, None)
+    return config, lambda *place: ShardedGraphTask(GraphTask(config, graph), *place, None, None)
 
 
 def click_nodes(log, *overrides):
     config = ctr_config(log, *overrides)
-    return config, lambda *place: CtrNodes(start_ctr_task(config)[0], *place, None, None)
+    return config, lambda *place: ShardedCtrTask(start_ctr_task(config)[0], *place, None, None)
 
 
 def cluster(*nodes):
@@ -93,7 +93,7 @@ def ids_looked_up(task, size):
         planner.share = RankSlice(rank, size)
         for number in range(task.schedule.ends[0]):
             plan = planner.plan(number)
-            if isinstance(task, GraphNodes):
+            if isinstance(task, ShardedGraphTask):
                 times.update(plan.rows[0].tolist())
             else:
                 times.update(set(zip(*(part.tolist() for part in plan.keys[0].asked[:2]), strict=True)))
@@ -103,11 +103,11 @@ def ids_looked_up(task, size):
 def heaviest_in_training(task, nodes, size):
     """What the node that is asked for most rows is asked for, of the mean."""
     load = [0] * size
-    if isinstance(task, GraphNodes):
+    if isinstance(task, ShardedGraphTask):
         of_node = naive.rows_by_node(task.task.graph.num_nodes, nodes.tolist(), size)
         node_of = {each: node for node, ids in enumerate(of_node) for each in ids}
     for each, times in ids_looked_up(task, size).items():
-        node = node_of[each] if isinstance(task, GraphNodes) else nodes[naive.shard_of_key(*each, NUM_SHARDS)]
+        node = node_of[each] if isinstance(task, ShardedGraphTask) else nodes[naive.shard_of_key(*each, NUM_SHARDS)]
         load[node] += times
     return max(load) * size / sum(load)
 
@@ -151,7 +151,7 @@ def test_rows_that_a_node_adds_up_count_each_time(log):
 
 def test_a_pass_that_measures_is_bounded(log, hubs, monkeypatch):
     asked = []
-    monkeypatch.setattr(GraphNodes, "measure", lambda self, batches: asked.append(batches) or np.ones(NUM_SHARDS))
+    monkeypatch.setattr(ShardedGraphTask, "measure", lambda self, batches: asked.append(batches) or np.ones(NUM_SHARDS))
     packed(graph_nodes(hubs, "training.epochs=100"), {}, {})
     assert asked == 2 * [range(200)]
     asked.clear()
@@ -171,13 +171,13 @@ def test_shards_that_nobody_asked_for_are_spread_too(hubs, monkeypatch):
     """Else all would go to the node that has a little less to do."""
     costs = np.zeros(NUM_SHARDS)
     costs[[3, 50]] = 100, 99.9
-    monkeypatch.setattr(GraphNodes, "measure", lambda self, batches: costs)
+    monkeypatch.setattr(ShardedGraphTask, "measure", lambda self, batches: costs)
     _, task = packed(graph_nodes(hubs), {}, {})
     assert abs(task.places.num_rows(0) - hubs.num_nodes / 2) < 0.1 * hubs.num_nodes
 
 
 def test_by_the_hash_alone_nothing_is_measured(hubs, monkeypatch):
-    monkeypatch.setattr(GraphNodes, "measure", None)
+    monkeypatch.setattr(ShardedGraphTask, "measure", None)
     found, _ = packed(graph_nodes(hubs, "nodes.packing=even"), {}, {"shards": 2})
     assert np.array_equal(found.placement.nodes, even([1, 2]).nodes) and found.summary() == {}
     found, _ = packed(graph_nodes(hubs), {})
@@ -209,14 +209,14 @@ def test_budgets_that_are_too_small_are_refused_with_the_node_and_what_it_lacks(
 
 
 def test_a_node_that_can_not_read_its_batches_is_named(hubs, monkeypatch):
-    real = GraphNodes.measure
+    real = ShardedGraphTask.measure
 
     def measure(self, batches):
         if self.group.rank:
             raise InputError("is gone", "day.parquet")
         return real(self, batches)
 
-    monkeypatch.setattr(GraphNodes, "measure", measure)
+    monkeypatch.setattr(ShardedGraphTask, "measure", measure)
     with pytest.raises(InputError, match=r"^node n1: day.parquet: is gone$"):
         packed(graph_nodes(hubs), {}, {})
 
@@ -237,8 +237,8 @@ def test_a_run_goes_on_with_the_placement_it_had(hubs, tmp_path, monkeypatch):
     save(tmp_path, ["n0", "n1"], [1.0, 1.0], nodes, [10, 20])
     save(tmp_path, ["n0", "n1"], [1.0, 2.0], 1 - nodes, [30])
     save(tmp_path, ["n1", "n0"], [1.0, 1.0], 1 - nodes, [30])
-    real, asked = GraphNodes.measure, []
-    monkeypatch.setattr(GraphNodes, "measure", lambda self, batches: asked.append(batches) or real(self, batches))
+    real, asked = ShardedGraphTask.measure, []
+    monkeypatch.setattr(ShardedGraphTask, "measure", lambda self, batches: asked.append(batches) or real(self, batches))
     found, _ = packed(graph_nodes(hubs), {}, {}, run=tmp_path)
     assert np.array_equal(found.placement.nodes, nodes) and found.figures() == [10, 1.5, 1.01] and not asked
     # With other weights, another number or other names the batches that come next are measured.

@@ -21,7 +21,7 @@ from marius_oac.errors import ConfigError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.verification import verify
-from marius_oac.tasks.link_prediction.sharded import GraphNodes
+from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.graphs import tiny_config
 from tests.runs import contents, flip_a_byte, says
@@ -315,7 +315,7 @@ BAD = {
 def test_what_nodes_can_not_do_is_refused(graph, name):
     override, key = BAD[name]
     (group,) = ThreadGroup.members(1)
-    nodes = GraphNodes(GraphTask(tiny_config(graph, override), graph), group, [1.0], None, None)
+    nodes = ShardedGraphTask(GraphTask(tiny_config(graph, override), graph), group, [1.0], None, None)
     with pytest.raises(ConfigError, match=f"^{key}: "):
         nodes.check()
 

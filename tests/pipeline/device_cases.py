@@ -33,7 +33,7 @@ from marius_oac.tasks.link_prediction import memory as graph_memory
 from marius_oac.tasks.link_prediction.build import entity_layout, make_encoded_step, make_step
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.tasks.node_classification import memory as classes_memory
-from marius_oac.tasks.node_classification.task import ClassesTask
+from marius_oac.tasks.node_classification.task import NodeClassificationTask
 from marius_oac.types import Plan, Step, TableSpec
 from tests.pipeline.device_cost import META, Costs, MetaStreams, as_on_cuda
 
@@ -175,7 +175,7 @@ def _classes(data: Data, overrides: list[str]) -> Made:
         "task": "node_classification",
         "data": {"path": str(data.folder / "plain"), "labels": str(data.folder / "labels.tsv")},
     }
-    task = ClassesTask(Config.build(tree, overrides), Graph.open(data.folder / "plain"))
+    task = NodeClassificationTask(Config.build(tree, overrides), Graph.open(data.folder / "plain"))
     step = task.make_step(META, 1)
     layouts = [entity_layout(task.config) for _ in task.planner.tables]
     return Made(step, task.planner.plan(0), task.planner.tables, layouts, task.plan_memory(data.folder))

@@ -18,7 +18,7 @@ from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.launch.cluster import Place, elastic_worker_name, listening_at, names
 from marius_oac.nodes.shards.dispatched_rows import COORDINATOR
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
-from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import ShardTable
@@ -63,7 +63,7 @@ class Connections:
         self._lost, self._is_first = 0, False
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
         self._server: ShardServer | None = None
-        self._source: NodeSource | None = None
+        self._source: RemoteSource | None = None
         self._error: BaseException | None = None
 
     def __call__(
@@ -73,7 +73,7 @@ class Connections:
         dimensions: Sequence[int],
         factor: Callable[[Plan], float],
         binding: Binding = UNBOUND,
-    ) -> NodeSource:
+    ) -> RemoteSource:
         """Collective. What must be closed is entered into `stack`.
 
         Args:
@@ -89,7 +89,7 @@ class Connections:
         dimensions: Sequence[int],
         factor: Callable[[Plan], float],
         binding: Binding,
-    ) -> NodeSource:
+    ) -> RemoteSource:
         cluster, group, rank = self._place.cluster, self._group, self._group.rank
         called = [name for name in names(cluster) if name not in self._rowless]
         own, outer, shard = self._served(stack, tables, called, binding) if tables else (None, None, None)
@@ -130,7 +130,7 @@ class Connections:
             group.abort()
 
         about = (connections, dimensions, self._lockstep, self._ahead)
-        source = self._source = NodeSource(*about, begin, abort, factor, finish, binding.bind_thread)
+        source = self._source = RemoteSource(*about, begin, abort, factor, finish, binding.bind_thread)
         if server:
             self._source.refused = lambda: outer.refused.total()
             self._source.counts = lambda: server.counts

@@ -21,7 +21,7 @@ import numpy as np
 
 from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.gba.modes import Mode
-from marius_oac.nodes.shards.node_rows import NodeRows, Pending, Source
+from marius_oac.nodes.shards.remote_rows import Pending, RemoteRows, Source
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array
 from marius_oac.pipeline.batch import Batch
 from marius_oac.types import ServedDense
@@ -59,7 +59,7 @@ class Dispatching:
     elastic_worker: bool = False
 
 
-class DispatchedRows(NodeRows):
+class DispatchedRows(RemoteRows):
     """The batches that a trainer is dealt in one call of `Pipeline.run`; `first` is the number of its first one."""
 
     def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool], dispatching: Dispatching):
@@ -152,7 +152,7 @@ class DispatchedRows(NodeRows):
         self._source.exchange = None
 
     def take(self, node: int, message: Message, frames: Sequence) -> None:
-        """See `NodeRows.take`."""
+        """See `RemoteRows.take`."""
         if message.kind == Kind.ROWS:
             *rows, dense = frames if self._dispatching.bounds[-1] else [*frames, None]
             if dense is not None:

@@ -24,9 +24,9 @@ import numpy as np
 
 from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.no_rows import NoRows
-from marius_oac.nodes.shards.node_rows import NodeRows
 from marius_oac.nodes.shards.pending_requests import PendingRequests, SyncConnections
 from marius_oac.nodes.shards.placement import Route
+from marius_oac.nodes.shards.remote_rows import RemoteRows
 from marius_oac.nodes.transport.messages import Kind, Message, array, parse
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.rows import RowExchange, RowSource
@@ -44,7 +44,7 @@ class Line(Protocol):
     def close(self) -> None: ...
 
 
-class NodeSource(RowSource):
+class RemoteSource(RowSource):
     """Rows on some nodes.
 
     Args:
@@ -79,7 +79,7 @@ class NodeSource(RowSource):
         """Whether this process has batches of its own; else it only serves rows."""
         self.dispatching: Dispatching | None = None
         """How batches are dealt from the next `begin` on; None: they are not."""
-        self.exchange: NodeRows | NoRows | None = None
+        self.exchange: RemoteRows | NoRows | None = None
         self.bytes_sent = self.bytes_received = 0
         self.refused: Callable[[], int] = lambda: 0
         """What this process's own server has turned away so far: connections and messages."""
@@ -108,7 +108,7 @@ class NodeSource(RowSource):
         if not self.trains:
             self.exchange = NoRows(self, first)
         elif self.dispatching is None:
-            self.exchange = NodeRows(self, first, stop_requested)
+            self.exchange = RemoteRows(self, first, stop_requested)
         else:
             self.exchange = DispatchedRows(self, first, stop_requested, self.dispatching)
         if self.error is not None:
@@ -183,7 +183,7 @@ class NodeSource(RowSource):
             thread.join()
         return self._errors
 
-    def __enter__(self) -> NodeSource:
+    def __enter__(self) -> RemoteSource:
         for thread in self._threads:
             thread.start()
         return self

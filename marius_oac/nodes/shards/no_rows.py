@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marius_oac.nodes.shards.node_rows import Source
+from marius_oac.nodes.shards.remote_rows import Source
 from marius_oac.nodes.transport.messages import Malformed, Message
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.rows import RowExchange
@@ -41,9 +41,9 @@ class NoRows(RowExchange):
         self._source.abort()
 
     def fail(self, error: BaseException) -> None:
-        """See `NodeRows.fail`."""
+        """See `RemoteRows.fail`."""
         self._error = self._error or error
 
     def take(self, node: int, message: Message, frames: Sequence) -> None:
-        """See `NodeRows.take`."""
+        """See `RemoteRows.take`."""
         raise Malformed(f"nobody sends a {message.kind.name} to who only serves rows")

@@ -19,7 +19,7 @@ from marius_oac.runtime.channel import Closed
 
 
 class Lines(Protocol):
-    """What is needed of `NodeSource`."""
+    """What is needed of `RemoteSource`."""
 
     connections: Any
 

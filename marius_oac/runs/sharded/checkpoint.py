@@ -84,7 +84,7 @@ class Layout:
             return sorted({*common, *filter(None, known)})
         return [name for part in self.parts for name in part.names()]
 
-    def open(self, name: str, pinned: bool = False) -> NodesCheckpoint:
+    def open(self, name: str, pinned: bool = False) -> ShardedCheckpoint:
         """All parts of a checkpoint; `pinned`: see `read_checkpoint`. Raises CheckpointError where one is damaged, or
         Missing."""
         parts = [part.open(name, pinned=pinned) for part in self.parts]
@@ -94,7 +94,7 @@ class Layout:
         first = next((part for part in parts if SERVES not in part.arrays()), first)
         if not found or places != list(range(len(found))):
             raise CheckpointError(f"is damaged: its parts are those of the nodes {places}", first.path)
-        whole = NodesCheckpoint(first.path, first.batch_index, first.extra, first.files, {})
+        whole = ShardedCheckpoint(first.path, first.batch_index, first.extra, first.files, {})
         object.__setattr__(whole, "parts", carried)
         return whole
 
@@ -146,7 +146,7 @@ def parts_of(run: Path) -> list[Checkpoints]:
     return [part for layout in Layout.all(run) for part in layout.parts]
 
 
-def open_whole(run: Path, name: str | None = None) -> NodesCheckpoint:
+def open_whole(run: Path, name: str | None = None) -> ShardedCheckpoint:
     """A checkpoint of a run over nodes, by default the newest, as if one node had written it; pinned.
 
     Raises:
@@ -242,7 +242,7 @@ class Joined:
         return found
 
 
-class NodesCheckpoint(Checkpoint):
+class ShardedCheckpoint(Checkpoint):
     """Reads as a `Checkpoint` does. A graph's rows are in the order of its nodes; a click log's are one node's behind
     the other's, with the keys beside them."""
 
@@ -291,7 +291,7 @@ class NodesCheckpoint(Checkpoint):
             part.verify(ending)
 
 
-def load_rows(store: ParameterStore, whole: NodesCheckpoint, source: np.ndarray) -> None:
+def load_rows(store: ParameterStore, whole: ShardedCheckpoint, source: np.ndarray) -> None:
     """Row i of the store becomes row `source[i]`, int64 [n], of a checkpoint's table."""
     values, state, timestamps = (whole.array(store.name, part) for part in ("values", "state", "timestamps"))
     for first in range(0, source.size, ROWS_PER_BLOCK):

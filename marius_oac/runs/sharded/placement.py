@@ -25,7 +25,7 @@ from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
 from marius_oac.runs.checkpoints.retention import START
 from marius_oac.runs.memory.tables import page_bytes
 from marius_oac.runs.sharded.checkpoint import Layout, saved_packings
-from marius_oac.runs.sharded.task import NodeTask
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime.console import logger
 from marius_oac.storage.contract import RowLayout
 
@@ -36,7 +36,11 @@ _BY_ROWS = 0.01
 
 
 def agreed_packing(
-    task: NodeTask, config: TaskConfig, cluster: ClusterConfig, run: Path | None = None, checkpoint: str | None = None
+    task: ShardedTask,
+    config: TaskConfig,
+    cluster: ClusterConfig,
+    run: Path | None = None,
+    checkpoint: str | None = None,
 ) -> Packed:
     """Where rows lie: as before, where a run goes on with the same nodes, else as measured; collective.
 
@@ -74,7 +78,7 @@ def agreed_packing(
     return Packed(placement, len(batches), by_hash, packed)
 
 
-def _packed(task: NodeTask, budgets: _Budgets, costs: np.ndarray | None) -> Placement:
+def _packed(task: ShardedTask, budgets: _Budgets, costs: np.ndarray | None) -> Placement:
     """As `_Budgets.packed`. All processes find the same; if there is no room, they leave when all have found it: one
     that left at once would be lost to the slower ones, and no longer keep the store by which they met."""
     try:
@@ -85,7 +89,7 @@ def _packed(task: NodeTask, budgets: _Budgets, costs: np.ndarray | None) -> Plac
         raise
 
 
-def _saved(task: NodeTask, run: Path, checkpoint: str | None) -> Packed | None:
+def _saved(task: ShardedTask, run: Path, checkpoint: str | None) -> Packed | None:
     """What these processes had when they last trained this run, in the layout whose checkpoints are newest; any of
     them may have lost its own part."""
     own = saved_packings(run, task.group.names, task.weights, task.group.names[task.group.rank])
@@ -98,7 +102,7 @@ def _saved(task: NodeTask, run: Path, checkpoint: str | None) -> Packed | None:
     return Packed(Placement(np.array(best["nodes"]), len(task.carried)), int(batches), by_hash, packed)
 
 
-def _position(task: NodeTask, run: Path, checkpoint: str | None) -> int:
+def _position(task: ShardedTask, run: Path, checkpoint: str | None) -> int:
     """The batch that these processes, which are new ones, go on with."""
     if checkpoint == START:
         return 0
@@ -126,7 +130,7 @@ class _Budgets:
     memory: np.ndarray | None
 
     @classmethod
-    def of(cls, task: NodeTask, config: TaskConfig, cluster: ClusterConfig) -> _Budgets:
+    def of(cls, task: ShardedTask, config: TaskConfig, cluster: ClusterConfig) -> _Budgets:
         nodes = [node for node in cluster.nodes for _ in range(node.processes)]
         carriers = [rank for rank, node in enumerate(nodes) if node.shards]
         called = [names(cluster)[rank] for rank in carriers]

@@ -28,14 +28,14 @@ from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.shards.dispatched_rows import Dispatching
-from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
 from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
-from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, NodesCheckpoint, layout_name
+from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, ShardedCheckpoint, layout_name
 from marius_oac.runs.sharded.dense import adapted, load_dense, share_dense
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
@@ -46,11 +46,11 @@ from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.disk.store import SsdStore
 from marius_oac.types import DenseSync, Plan, Planner, Step
 
-Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float], Binding], NodeSource]
+Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float], Binding], RemoteSource]
 """Serves the tables of this process, if it has any, and connects to those of all."""
 
 
-class NodeTask(Task):
+class ShardedTask(Task):
     """Args:
     task: what is trained.
     group: of all processes.
@@ -82,7 +82,7 @@ class NodeTask(Task):
         self.packed = Packed(even(self.carried))
         self.speed_monitor = SpeedMonitor(task.config.nodes, group.rank, self.trainers, task.config.training.batch_size)
         self.dense: DenseSync | None = None
-        self._source: NodeSource | None = None
+        self._source: RemoteSource | None = None
         self._outside = 0, 0.0
         self.peers = ClusterPeers(group)
         self.decisive_metric = task.decisive_metric
@@ -295,7 +295,7 @@ class NodeTask(Task):
         dispatched = dispatch_metrics(self.peers.gather(dict(source.counts())))
         return dense | sums | dispatched | self.speed_monitor.summary(self.peers)
 
-    def take_over(self, whole: NodesCheckpoint, parts: Components) -> None:
+    def take_over(self, whole: ShardedCheckpoint, parts: Components) -> None:
         """Loads this process's rows from a checkpoint of other processes."""
         if self.place is not None:
             self._take_rows(whole, parts)
@@ -363,7 +363,7 @@ class NodeTask(Task):
         """SHA-256 of each shard that lies here."""
 
     @abstractmethod
-    def _take_rows(self, whole: NodesCheckpoint, parts: Components) -> None:
+    def _take_rows(self, whole: ShardedCheckpoint, parts: Components) -> None:
         """Loads the rows that belong here."""
 
     @abstractmethod

@@ -16,14 +16,14 @@ from marius_oac.errors import ConfigError
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
-from marius_oac.nodes.shards.exchange import NodeSource
+from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.placement import Placement, route_keys, shard_of_keys, unique_keys
 from marius_oac.nodes.shards.pooling import pool_table, spans_of
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import KeyedTable
 from marius_oac.runs.memory.plan import MemoryPlan
-from marius_oac.runs.sharded.checkpoint import NodesCheckpoint, digest_rows, load_rows
-from marius_oac.runs.sharded.task import NodeTask
+from marius_oac.runs.sharded.checkpoint import ShardedCheckpoint, digest_rows, load_rows
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components
 from marius_oac.runtime.machine.binding import Binding
@@ -54,10 +54,10 @@ class BatchKeys:
         return unique_keys(vocabularies, keys, checks)[0]
 
 
-class NodeKeys:
+class RemoteKeys:
     """In the place of a `KeyTable`, for those who only look."""
 
-    def __init__(self, source: NodeSource, table: int, placement: Placement):
+    def __init__(self, source: RemoteSource, table: int, placement: Placement):
         self._source, self._table, self._placement = source, table, placement
 
     def look_up(
@@ -93,7 +93,7 @@ def _different(keys: TableKeys, ids: np.ndarray, count: int) -> list[np.ndarray]
     return [part[firsts] for part in keys.asked]
 
 
-class CtrNodes(NodeTask):
+class ShardedCtrTask(ShardedTask):
     """A `CtrTask` over nodes."""
 
     task: CtrTask
@@ -183,7 +183,7 @@ class CtrNodes(NodeTask):
         return evaluate_files(self._predictor(parts), self.task.files_of(split))
 
     def _predictor(self, parts: Components) -> ClickPredictor:
-        keys = [NodeKeys(parts.source, number, self.placement) for number in range(len(self._feature_tables))]
+        keys = [RemoteKeys(parts.source, number, self.placement) for number in range(len(self._feature_tables))]
         return ClickPredictor(self.config, self._feature_tables, keys, parts.step, parts.device)
 
     def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
@@ -193,7 +193,7 @@ class CtrNodes(NodeTask):
         file = self.task.first_file(epoch)
         return self.peers.from_lead(lambda: self.task.metrics_of(file, self._predictor(parts)))
 
-    def _take_rows(self, whole: NodesCheckpoint, parts: Components) -> None:
+    def _take_rows(self, whole: ShardedCheckpoint, parts: Components) -> None:
         arrays = whole.arrays()
         for keys in self._keys:
             prefix = f"{keys.store.name}."

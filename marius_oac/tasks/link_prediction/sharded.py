@@ -17,8 +17,8 @@ from marius_oac.nodes.shards.placement import IdPlaces
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.runs.memory.plan import MemoryPlan
-from marius_oac.runs.sharded.checkpoint import NodesCheckpoint, digest_rows, load_rows
-from marius_oac.runs.sharded.task import NodeTask
+from marius_oac.runs.sharded.checkpoint import ShardedCheckpoint, digest_rows, load_rows
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components
 from marius_oac.runtime.machine.binding import Binding
@@ -42,7 +42,7 @@ class PlacedInitial(RowInitial):
         super().fill(self.places.ids_on(self.place, keys), rows, dimension)
 
 
-class GraphNodes(NodeTask):
+class ShardedGraphTask(ShardedTask):
     """A `GraphTask` over nodes."""
 
     task: GraphTask
@@ -106,7 +106,7 @@ class GraphNodes(NodeTask):
             for shard in self.placement.shards_of(self.place)
         }
 
-    def _take_rows(self, whole: NodesCheckpoint, parts: Components) -> None:
+    def _take_rows(self, whole: ShardedCheckpoint, parts: Components) -> None:
         (store,) = parts.stores
         rows = np.arange(store.num_rows)
         load_rows(store, whole, self.places.ids_on(self.place, rows))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from marius_oac.config.node_classification import ClassesConfig
+from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.data.batches.nodes import NodePlanner
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.runs.memory.batches import BatchMemory
@@ -19,7 +19,7 @@ from marius_oac.tasks.link_prediction.build import entity_layout
 
 
 def plan_memory(
-    config: ClassesConfig, graph: Graph, planner: NodePlanner, encoder: GraphEncoder, folder: Path
+    config: NodeClassificationConfig, graph: Graph, planner: NodePlanner, encoder: GraphEncoder, folder: Path
 ) -> MemoryPlan:
     """The plan of a run that starts now and writes to `folder`; the first batch is made to see how many rows it has."""
     program = psutil.Process().memory_info().rss

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from marius_oac.config.node_classification import ClassesConfig
+from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.data.batches.nodes import NodePlanner
 from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph
@@ -38,18 +38,18 @@ CLASSES = "classes.json"
 """The file of a run that names the classes, in the order of their scores."""
 
 
-def make_classes_encoder(config: ClassesConfig, graph: Graph, classes: int) -> GraphEncoder:
+def make_classes_encoder(config: NodeClassificationConfig, graph: Graph, classes: int) -> GraphEncoder:
     """It makes a score of each class."""
     section = config.encoder.resolved(config.model.dimension, classes)
     return GraphEncoder(section, graph, config.seed, classes, edges_in_memory)
 
 
-class ClassesTask(Task):
+class NodeClassificationTask(Task):
     """Training and evaluating an encoder that tells the classes of a graph's nodes."""
 
     decisive_metric = "accuracy"
 
-    def __init__(self, config: ClassesConfig, graph: Graph):
+    def __init__(self, config: NodeClassificationConfig, graph: Graph):
         self.config, self.graph = config, graph
         self.labels: Labels = read_labels(Path(config.data.labels), graph)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from marius_oac.config.node_classification import ClassesConfig
+from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph, Split, open_or_prepare
@@ -56,7 +56,7 @@ class TrainedClassifier:
         """
         folder = RunFolder.open(path)
         config = folder.config
-        if not isinstance(config, ClassesConfig):
+        if not isinstance(config, NodeClassificationConfig):
             raise InputError("was not trained to tell classes of nodes", path)
         folder.config = RunPlaces(folder, data_path).config()
         config = folder.config = kept_code(folder, trust)

@@ -24,7 +24,7 @@ from marius_oac.types import Plan
 
 
 class Source(Protocol):
-    """What is needed of `NodeSource`."""
+    """What is needed of `RemoteSource`."""
 
     connections: Sequence[Any]
     layouts: Sequence[RowLayout]
@@ -48,7 +48,7 @@ class Pending:
     patch: list[Message] = field(default_factory=list)
 
 
-class NodeRows(RowExchange):
+class RemoteRows(RowExchange):
     """The batches of one call of `Pipeline.run`."""
 
     def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool]):
