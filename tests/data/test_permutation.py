@@ -55,7 +55,7 @@ def test_sizes_out_of_range_are_refused(size):
         Permutation(size, 0, 0)
 
 
-@pytest.mark.parametrize("positions", [[5], [-1], [[0]], [0.0]])
+@pytest.mark.parametrize("positions", [[5], [-1], [0, 5], [-1, 0], [[0]], [0.0]])
 def test_positions_out_of_range_are_refused(positions):
     with pytest.raises(ValueError, match="positions must"):
         Permutation(5, 0, 0).permute(np.array(positions))
