@@ -391,6 +391,6 @@ def check_config(config: Any, trainers: int) -> None:
         raise ConfigError(what, "nodes.dense.kind")
     if nodes.dispatches and (nodes.mode_options.parts or 1) > config.training.batch_size:
         what = f"{nodes.mode_options.parts} parts of a batch of {config.training.batch_size} examples"
-        raise ConfigError(what, "nodes.modes.parts")
+        raise ConfigError(what, "nodes.mode_options.parts")
     if "hop-bw" in nodes.used and nodes.mode_options.backups >= trainers:
-        raise ConfigError(f"hop-bw would wait for none of {trainers} trainers", "nodes.modes.backups")
+        raise ConfigError(f"hop-bw would wait for none of {trainers} trainers", "nodes.mode_options.backups")
