@@ -12,7 +12,7 @@ def test_defaults_are_what_they_say():
     assert (DenseConfig(kind="kstep").k, DenseConfig(kind="kstep").warm_up) == (10, 1000)
     assert DenseConfig(kind="ma").iterations_between == 1
     assert DenseConfig(kind="ma", background=False).iterations_between == 5
-    assert DenseConfig(kind="ma", gap=7).iterations_between == 7
+    assert DenseConfig(kind="ma", sync_every=7).iterations_between == 7
     assert [DenseConfig(kind=kind).lockstep for kind in ("kstep", "easgd", "ma", "bmuf")] == [True, False, False, False]
     for field in DenseConfig.model_fields.values():
         assert field.description.endswith((".", ")."))

@@ -65,7 +65,7 @@ def day(mode: str, phase: float, every: int, seed: int) -> Day:
         now, first = end, first + length
         if mode == "auto":
             decision = policy.decide(Measured(rate, [np.array(each) for each in peers.times]))
-            length = policy.stretch(every, WORKERS * LOCAL, LOCAL) if not decision.hurry else max(1, every // 4)
+            length = policy.interval(every, WORKERS * LOCAL, LOCAL) if not decision.hurry else max(1, every // 4)
             if decision.switches and not decision.trial and 0 <= now < 4 * phase:
                 found.switches[int(now // phase)] += 1
     return found
@@ -97,7 +97,7 @@ def quality(job: tuple[Recipe, str]) -> float:
         if mode == "auto":
             rate = (end - first) * total / (then - now)
             policy.decide(Measured(rate, [np.array(each) for each in peers.times]))
-            length = policy.stretch(QUALITY_EVERY, total, LOCAL)
+            length = policy.interval(QUALITY_EVERY, total, LOCAL)
         now, first = then, end
     return model.auc(recipe.base + recipe.after)
 

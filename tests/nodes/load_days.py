@@ -86,5 +86,5 @@ def run_auto(policy, *about, **more):
     while not run.over:
         decision = policy.decide(getattr(run, mode)(batches))
         switches[run.phase] += decision.switches and not decision.trial
-        mode, batches = decision.mode, EVERY // 4 if decision.hurry else policy.stretch(EVERY, run.workers, 1)
+        mode, batches = decision.mode, EVERY // 4 if decision.hurry else policy.interval(EVERY, run.workers, 1)
     return run.examples, switches

@@ -44,12 +44,12 @@ def change_of(seed, rank, step):
     return np.random.default_rng([seed, rank, step]).standard_normal(TOTAL).astype(np.float32)
 
 
-def make(kind, group, servers, gap=1, background=False, gate=None, alpha=0.3):
+def make(kind, group, servers, sync_every=1, background=False, gate=None, alpha=0.3):
     if kind == "easgd":
-        return Easgd(group, alpha, gap, background, gate, servers=servers, assign=lambda sizes: SERVERS)
+        return Easgd(group, alpha, sync_every, background, gate, servers=servers, assign=lambda sizes: SERVERS)
     if kind == "ma":
-        return Averaging(group, alpha, gap, background, gate)
-    return Bmuf(group, alpha, gap, background, gate, **KINDS[kind])
+        return Averaging(group, alpha, sync_every, background, gate)
+    return Bmuf(group, alpha, sync_every, background, gate, **KINDS[kind])
 
 
 def oracle_of(kind, start, alpha=0.3):

@@ -55,7 +55,7 @@ def play(monkeypatch, size, table, messages):
             begun.wait(PATIENCE)
             if group.rank == 1:
                 for message in messages:
-                    source.lines[0].send(message)
+                    source.connections[0].send(message)
             with pytest.raises(Exception) as raised:
                 rows.end(1)  # waits until the first batch is applied, which nobody pushes
             with pytest.raises((NodeLost, type(raised.value))):

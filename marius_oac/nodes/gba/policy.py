@@ -117,7 +117,7 @@ class Policy:
         gain = expected["gba"] / expected["sync"] - 1
         return self._judge(expected, gain) if self._tried > len(TRIAL) else self._end_trial(expected, gain)
 
-    def batch_range(self, every: int, global_batch: int, local_batch: int) -> int:
+    def interval(self, every: int, global_batch: int, local_batch: int) -> int:
         """Global batches up to the next decision point: `every`, or more in gba, where all come to rest when the
         slowest trainer has done its batch: so many that this is a fiftieth of their time, or four times `every`.
         """

@@ -33,7 +33,7 @@ from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.nodes.launch.cluster import endpoint
 from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreLine
 from marius_oac.nodes.transport.contract import TAKEN, Security
-from marius_oac.runtime.console import logger
+from marius_oac.runtime.console import logger, say
 from marius_oac.runtime.signals import StopSignal
 
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch: 30)
@@ -257,7 +257,7 @@ def _explain(processes: LocalProcesses, failures: Mapping[int, Any], logs: Path)
         # LOST: it ended because of another one. 2: all have refused alike, and the first has said so.
         if local and 0 < code < 128 and code != LOST and (codes.get(0) != 2 or code != 2):
             for line in _said(logs, local):
-                logger.info(f"{processes.names[local]}: {line}")
+                say(f"{processes.names[local]}: {line}")
     return 1 if ended is None else ended
 
 

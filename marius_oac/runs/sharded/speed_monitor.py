@@ -98,7 +98,7 @@ class SpeedMonitor:
         rate = self._batches * self._batch_size / max(seconds for seconds, _ in told)
         before, decision = self._policy.mode, self._policy.decide(Measured(rate, [np.array(each) for _, each in told]))
         every, parts = self._config.auto.every, self._config.mode_options.parts or self._trainers
-        length = self._policy.stretch(every, self._batch_size, -(-self._batch_size // parts))
+        length = self._policy.interval(every, self._batch_size, -(-self._batch_size // parts))
         self._rests = reached + (max(1, every // _HURRY) if decision.hurry else length)
         self._batches, self._seconds = 0, 0.0
         return [{"was": before, "examples_per_second": rate} | decision.metrics()]
