@@ -1,7 +1,5 @@
 """nodes.yaml: every kind of mistake is one line that names file, line, node and key."""
 
-from pathlib import Path
-
 import pytest
 
 from marius_oac.config.cluster import ClusterConfig, read_secret
@@ -147,10 +145,6 @@ def test_the_secret_is_read_beside_the_file_or_from_the_environment(tmp_path):
     assert "MARIUS_OAC_SECRET: has 1 " in refusal(lambda: read_secret(cluster, {"MARIUS_OAC_SECRET": "x"}), tmp_path)
     without = load("nodes: [{address: a}]", tmp_path)
     assert refusal(lambda: read_secret(without, {}), tmp_path).startswith("secret: the nodes need a secret: set ")
-
-
-def test_the_table_of_keys_is_in_the_docs():
-    assert ClusterConfig.describe() in (Path(__file__).parents[1] / "docs" / "config.md").read_text("utf-8")
 
 
 def test_no_message_holds_the_secret(tmp_path):

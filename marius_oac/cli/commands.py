@@ -197,12 +197,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> None:
-    from marius_oac.config.cluster import ClusterConfig
-    from marius_oac.config.link_prediction import Config
+    from marius_oac.config.reference import topics
 
-    tasks = ("graph", "node_classification", "ctr")
-    parts = [(f"task: {task}", Config.of_task(task).describe()) for task in tasks]
-    answer("\n".join(f"{title}\n\n{keys}\n" for title, keys in [*parts, ("nodes.yaml", ClusterConfig.describe())]))
+    answer("\n".join(f"{topic.title}{topic.scope}\n\n{topic.table}\n" for topic in topics()))
 
 
 def _datasets(args: argparse.Namespace) -> None:

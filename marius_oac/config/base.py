@@ -1,6 +1,6 @@
 """What the configuration of every task has: the shared keys, reading, `--set`, errors with the key's path.
 
-Imports neither torch nor numba. Every field's description is its help text; `docs/config.md` is made from them.
+Imports neither torch nor numba. Every field's description is its help text (`reference.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from marius_oac.config.errors import described, explain, first_error, flat, parse, read_mapping, where
+from marius_oac.config.errors import explain, first_error, flat, parse, read_mapping, where
 from marius_oac.config.modes import NodesConfig
 from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
@@ -42,7 +42,9 @@ class BaseConfig(Section):
         "bits for any number.",
     )
     binding: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = Field(
-        "auto", description="Threads and tables next to the devices they serve; does nothing on one NUMA node."
+        "auto",
+        description="auto: put threads and tables next to the devices that they serve; does nothing on one NUMA node. "
+        "off: leave them alone.",
     )
     pipeline: PipelineConfig = PipelineConfig()
     storage: StorageConfig = StorageConfig()
@@ -95,11 +97,6 @@ class BaseConfig(Section):
     def dump(self) -> str:
         """The resolved configuration as YAML: what `load` reads back to an equal Config."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
-
-    @classmethod
-    def describe(cls) -> str:
-        """Every key with its default and meaning, as a Markdown table."""
-        return described(cls)
 
     def replace(self, *overrides: str) -> Self:
         """A copy with `a.b=c` overrides applied and everything validated again."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticKnownError
 
-from marius_oac.config.errors import described, explain, first_error, read_mapping, reason
+from marius_oac.config.errors import explain, first_error, read_mapping, reason
 from marius_oac.config.renamed import CLUSTER_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
     Bool,
@@ -58,11 +58,11 @@ class NodeConfig(Section):
     """One entry of `nodes`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field(
-        "", description="What messages call it; default: its address. Under Slurm: the name that Slurm knows it by.",
+        "", description="Name of the node in messages; default: its address. Under Slurm: its name in Slurm.",
         validate_default=False,
     )  # fmt: skip
     address: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field(
-        description="Host name or IP address that the other nodes reach it at."
+        description="Host name or IP address by which the other nodes reach it."
     )
     port: Port | None = Field(
         None,
@@ -82,14 +82,14 @@ class NodeConfig(Section):
         None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device."
     )
     trainers: NonNegativeInt = Field(
-        1, description="Processes that train. 0: one that only serves its part of the rows, and of what is dense."
+        1, description="Processes that train. 0: one process that only serves rows and dense parameters."
     )
     shards: Annotated[float, BeforeValidator(_weight), Field(ge=0, allow_inf_nan=False)] = Field(
         True, validate_default=True,
-        description="Whether it carries rows: true, false, or how much of them beside others, such as 2.",
+        description="Whether the node carries rows: true, false, or its weight beside the other nodes, such as 2.",
     )  # fmt: skip
-    python: Name | None = Field(None, description="Python there, where it is started from here; default: as here.")
-    directory: Name | None = Field(None, description="Folder to start in there; default: as here.")
+    python: Name | None = Field(None, description="Python interpreter on the node; default: the launcher's.")
+    directory: Name | None = Field(None, description="Working folder on the node; default: the launcher's.")
 
     @property
     def processes(self) -> int:
@@ -137,22 +137,21 @@ class ClusterConfig(Section):
     port: Port = Field(29400, description="Port of the rendezvous, on the first node.")
     encryption: Bool = Field(
         False,
-        description="Encrypt rows and their gradients between trainers and shards; what gloo and NCCL carry is not.",
+        description="Encrypt rows and their gradients between trainers and shards; gloo and NCCL are not encrypted.",
     )
     timeout: PositiveFloat = Field(
         60.0,
-        description="Seconds until a node that says nothing is given up; at the start, and when trainers start again, "
-        "three times as many.",
+        description="Seconds until a silent node counts as lost; three times as many when trainers start.",
     )
     restarts: NonNegativeInt = Field(
         0,
-        description="How often all trainers are started again, from the last checkpoint, after one was lost; after no "
-        "other end.",
+        description="How often all trainers are restarted from the last checkpoint after one was lost; no other "
+        "failure leads to a restart.",
     )
     elastic_workers: Annotated[NonNegativeInt, Field(le=1024)] = Field(
         0,
-        description="So many processes may attach to a run with `marius-oac attach`, and detach, while batches are "
-        "dispatched to whoever has time (all modes but sync).",
+        description="Processes that may attach to the run with `marius-oac attach`, and leave, in modes that dispatch "
+        "batches (all but sync).",
     )
     nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1)] = Field(description="One entry for each node.")
 
@@ -178,11 +177,6 @@ class ClusterConfig(Section):
         """SHA-256 of everything that must be the same on every node; secret and Python may lie elsewhere."""
         tree = self.model_dump(mode="json", exclude={"secret": True, "nodes": {"__all__": {"python", "directory"}}})
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-    @classmethod
-    def describe(cls) -> str:
-        """Every key with its default and meaning, as a Markdown table."""
-        return described(cls)
 
     @classmethod
     def local(cls, count: int, cores: int) -> ClusterConfig:

@@ -40,25 +40,30 @@ class CategoricalConfig(Section):
     dimension: Width | None = Field(None, description="Floats of a row; default: model.dimension.")
     kind: Literal["auto", "integer", "hex", "string"] = Field(
         "auto",
-        description="How values become keys: as they are, or by a checked fingerprint; auto: integers of Parquet and "
-        "libsvm files as they are, texts, which is all that .csv and .tsv files have, by fingerprint.",
+        description="How values become keys. integer, hex: the number itself. string: a checked fingerprint. auto: "
+        "integer for integers of Parquet and libsvm files, string for texts, which is all that .csv and .tsv files "
+        "have.",
     )
 
 
 class BagConfig(CategoricalConfig):
     separator: Name = Field("|", description="Between the values of a text column; lists need none.")
-    pooling: Literal["sum", "mean"] = Field("sum", description="How a bag's rows become one.")
-    max_values: PositiveInt = Field(64, description="A bag keeps its first values; what is cut is counted.")
+    pooling: Literal["sum", "mean"] = Field("sum", description="How the rows of a bag are combined: sum or mean.")
+    max_values: PositiveInt = Field(
+        64, description="Values of a bag that are kept, from the first on; the others are counted."
+    )
     pool_at: Literal["trainer", "shard"] = Field(
         "trainer",
-        description="Over several nodes, who adds up the rows of a bag: the trainer, or each node those that it has, "
-        "which moves less where bags are long and seldom share keys.",
+        description="Over several nodes, where the rows of a bag are summed: by the trainer, or on each shard those "
+        "that it has, which moves less data where bags are long and seldom share keys.",
     )
 
 
 class SequenceConfig(CategoricalConfig):
     separator: Name = Field("|", description="Between the values of a text column; lists need none.")
-    max_values: PositiveInt = Field(64, description="A sequence keeps its last values; what is cut is counted.")
+    max_values: PositiveInt = Field(
+        64, description="Values of a sequence that are kept, up to the last; the others are counted."
+    )
 
 
 class NumericConfig(Section):
@@ -71,14 +76,14 @@ class NumericConfig(Section):
         "x > 2.",
     )
     clip: tuple[Number, Number] | None = Field(
-        None, description="Smallest and largest value; what lies beyond becomes these before it is transformed."
+        None, description="Smallest and largest value; values outside are set to these before the transform."
     )
     center: Number | None = Field(None, description="standardize, log1p; default: the mean of the first examples.")
     scale: PositiveFloat | None = Field(
         None, description="standardize, log1p; default: the standard deviation of the first examples."
     )
     buckets: Annotated[int, Field(ge=2, le=65536, strict=True)] | None = Field(
-        None, description="quantiles: about how many; default: 32."
+        None, description="quantiles: number of buckets, roughly; default: 32."
     )
     edges: tuple[Number, ...] | None = Field(
         None,
@@ -86,12 +91,14 @@ class NumericConfig(Section):
         "examples fill buckets evenly, frequent values by themselves.",
     )
     missing: Literal["refuse", "median"] | Number | None = Field(
-        None, description="As data.missing_numbers, of this column; default: that, with `indicator` never refuse."
+        None,
+        description="data.missing_numbers for this column: refuse, median or a number; default: the same, but with "
+        "`indicator` never refuse.",
     )
     indicator: Bool = Field(
         False,
-        description="Where a number is missing the model is told: by one number more, 1 or 0; quantiles: by a bucket "
-        "of its own.",
+        description="Tell the model that a number is missing: by an additional number, 1 or 0; quantiles: by a "
+        "separate bucket.",
     )
 
     @property
@@ -167,7 +174,7 @@ class LogConfig(Section):
     delimiter: Name | None = Field(None, description="Of text files; default: a tab for .tsv and .txt, else a comma.")
     columns: tuple[Name, ...] = Field((), description="Names of the columns of text files without a header line.")
     label: Label = Field(
-        "label", validate_default=True, description="The column that says what was clicked: its name, or a section."
+        "label", validate_default=True, description="The column with the label: its name, or a section."
     )
     numeric: tuple[Numeric, ...] = Field((), description="Columns of numbers: names, or sections.")
     categorical: tuple[Categorical, ...] = Field((), description="Columns of one value: names, or sections.")
@@ -176,11 +183,11 @@ class LogConfig(Section):
     ignored: tuple[Name, ...] = Field((), description="Columns that the files have and the model does not use.")
     missing_numbers: Literal["refuse", "median"] | Number = Field(
         "refuse",
-        description="What an empty, NaN or infinite number becomes, before it is transformed; median: that of the "
-        "column's first examples; refuse: an error.",
+        description="What an empty, NaN or infinite number becomes, before the transform: refuse (an error), median "
+        "(of the column's first examples) or a number.",
     )
-    log_numbers: Bool = Field(False, description="log_squared for columns of transform auto.")
-    shuffle: NonNegativeInt = Field(0, description="Examples are shuffled within stretches of so many; 0: file order.")
+    log_numbers: Bool = Field(False, description="Use log_squared for columns of transform auto.")
+    shuffle: NonNegativeInt = Field(0, description="Shuffle examples within ranges of so many; 0: file order.")
 
     @model_validator(mode="before")
     @classmethod
@@ -308,7 +315,7 @@ class CtrEvaluationConfig(Section):
 class CtrConfig(BaseConfig):
     """Training a CTR model on a click log."""
 
-    task: Literal["ctr"] = Field("ctr", description="graph: link prediction; ctr: click-through rates.")
+    task: Literal["ctr"] = "ctr"
     data: LogConfig
     model: NetworkConfig = NetworkConfig()
     keys: KeysConfig = KeysConfig()

@@ -29,29 +29,30 @@ class DenseConfig(Section):
     kind: Literal["allreduce", "kstep", "easgd", "ma", "bmuf"] = Field(
         "allreduce",
         description="allreduce: gradients are summed in every iteration. kstep: Adam whose replicas merge every k "
-        "steps. easgd, ma, bmuf: replicas are drawn to each other beside training. A run may go on with another one; "
-        "kstep goes with Adam alone.",
+        "steps. easgd, ma, bmuf: replicas are drawn to each other while training goes on. A resumed run may use "
+        "another kind; kstep needs Adam.",
     )
-    k: PositiveInt = Field(10, description="kstep: steps from merge to merge.")
+    k: PositiveInt = Field(10, description="kstep: steps between merges.")
     warm_up: NonNegativeInt = Field(
-        1000, description="kstep: steps at the beginning that each end in a merge, so that the second moment settles."
+        1000, description="kstep: first steps, each of which ends in a merge, until the second moment is reliable."
     )
     beta1: Beta = Field(0.0, description="kstep: decay of the first moment.")
     beta2: Beta = Field(0.999, description="kstep: decay of the second moment.")
     epsilon: PositiveFloat = Field(
         1e-8,
-        description="kstep: the second moment before the first step, and the least that a run begins with which was "
-        "trained otherwise.",
+        description="kstep: the second moment before the first step, and its minimum where a run changes to kstep.",
     )
     alpha: Annotated[Number, Field(gt=0, le=1)] = Field(
-        0.5, description="easgd, ma, bmuf: how far a replica is drawn to what the others have."
+        0.5, description="easgd, ma, bmuf: how far a synchronisation draws a replica to the common value, 0 to 1."
     )
     sync_every: PositiveInt | None = Field(
         None,
-        description="easgd, ma, bmuf: iterations between synchronisations, in the background the fewest; default: 5, "
+        description="easgd, ma, bmuf: iterations between synchronisations, in the background at least; default: 5, "
         "in the background 1.",
     )
-    background: Bool = Field(True, description="easgd, ma, bmuf: a thread synchronises, and training never waits.")
+    background: Bool = Field(
+        True, description="easgd, ma, bmuf: a thread synchronises, and training does not wait for it."
+    )
     eta: PositiveFloat = Field(1.0, description="bmuf: the global model's step towards the mean of the replicas.")
     momentum: Beta = Field(0.0, description="bmuf: momentum of these steps.")
     nesterov: Bool = Field(False, description="bmuf: the momentum looks ahead (DiLoCo's outer step).")

@@ -22,7 +22,8 @@ class SageConfig(Section):
     neighbors: Neighbors = _NEIGHBORS
     dimension: Width | None = Field(None, description=f"Floats of an output; {_DIMENSION}")
     aggregator: Literal["mean", "gcn"] = Field(
-        "mean", description="mean: of the neighbours, beside the node itself; gcn: of both together."
+        "mean",
+        description="mean: mean of the neighbours, concatenated with the node itself; gcn: mean of both together.",
     )
 
     def width(self, last: bool) -> int:
@@ -38,7 +39,7 @@ class GatConfig(Section):
     merge: Literal["concat", "mean"] | None = Field(
         None, description="Heads side by side, or their mean; default: the mean in the last layer."
     )
-    attend_to_self: Bool = Field(True, description="A node is one of its neighbours.")
+    attend_to_self: Bool = Field(True, description="Whether a node is one of its own neighbours.")
 
     def merged(self, last: bool) -> Literal["concat", "mean"]:
         """`merge`, or its default."""
@@ -52,7 +53,9 @@ class GatConfig(Section):
 class ModuleConfig(Section):
     kind: Literal["module"] = Field(description="A layer of your own.")
     neighbors: Neighbors = _NEIGHBORS
-    module: Name = Field(description="FILE.py:NAME, a function or class that makes it of the floats of an input.")
+    module: Name = Field(
+        description="FILE.py:NAME, a function or class that makes the layer from the width of its input."
+    )
 
 
 Layer = Annotated[SageConfig | GatConfig | ModuleConfig, Field(discriminator="kind")]
@@ -63,18 +66,18 @@ class EncoderConfig(Section):
         min_length=1, description="Layers, from the outermost neighbours to the node itself."
     )
     direction: Literal["in", "out", "both"] = Field(
-        "both", description="Neighbours of a node: where edges to it come from, where its own lead to, or both."
+        "both", description="in: neighbours are where edges to a node come from; out: where its edges lead to; both."
     )
     embeddings: Annotated[NonNegativeInt, Field(le=1 << 20)] | None = Field(
         None,
-        description="Floats of each node's own row, which is trained; 0: none. Default: model.dimension, and none "
+        description="Floats of each node's trained row; 0: no rows. Default: model.dimension, and 0 "
         "where there are features.",
     )
     features: Name | None = Field(
-        None, description="Parquet file of what is known of each node: columns `name` and `features`, a list of floats."
+        None, description="Parquet file with the columns `name` and `features`, a list of floats for each node."
     )
-    dropout: Beta = Field(0.0, description="Share of each layer's inputs that a training batch leaves out.")
-    sampler: Literal["own", "dgl"] = Field("own", description="Who draws neighbours; dgl is an extra.")
+    dropout: Beta = Field(0.0, description="Dropout probability of each layer's inputs in training.")
+    sampler: Literal["own", "dgl"] = Field("own", description="Neighbour sampler: own, or dgl, an optional dependency.")
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
 
     def resolved(self, dimension: int, last: int | None = None) -> EncoderConfig:

@@ -216,14 +216,5 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
             yield from fields(section, f"{prefix}{name}[{kind}]." if listed else f"{prefix}{name}.")
 
 
-def described(model: type[BaseModel]) -> str:
-    """Every key with its default and meaning, as a Markdown table."""
-    lines = ["| key | default | meaning |", "|---|---|---|"]
-    for path, field in fields(model):
-        default = "required" if field.is_required() else f"`{yaml.safe_dump(field.default).splitlines()[0]}`"
-        lines.append(f"| `{path}` | {default} | {field.description} |")
-    return "\n".join(lines)
-
-
 def reason(error: OSError | UnicodeDecodeError) -> str:
     return "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()

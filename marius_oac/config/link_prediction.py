@@ -28,7 +28,7 @@ from marius_oac.types import present
 class ModelConfig(Section):
     decoder: Literal["distmult", "complex", "transe", "rotate", "dot"] = Field(
         "complex",
-        description="Score function of an edge; default without relations: dot, which needs none.",
+        description="Score function of an edge; default for a graph without relations: dot.",
     )
     dimension: Width = Field(
         100,
@@ -58,8 +58,8 @@ class NegativesConfig(Section):
 class OrderingConfig(Section):
     kind: Literal["shuffle", "beta", "comet"] = Field(
         "shuffle",
-        description="shuffle: any edge may be in any batch. beta, comet: edges and negatives of the partitions of "
-        "nodes in a buffer, which changes by one at a time: less is read from a disk, and quality suffers.",
+        description="shuffle: any edge may be in any batch. beta, comet: edges and negatives come from the "
+        "partitions of nodes in a buffer: less is read from disk, and quality suffers.",
     )
     partitions: Annotated[int, Field(ge=3, le=1024, strict=True)] | None = Field(
         None, description="beta, comet: partitions of nodes, each of consecutive ids."
@@ -139,13 +139,15 @@ class TrainingConfig(Section):
 
 class EvaluationConfig(Section):
     every: NonNegativeInt = Field(1, description="Epochs between evaluations on the validation set; 0: never.")
-    candidates: Literal["all"] | PositiveInt = Field("all", description="Rank against all entities, or so many drawn.")
+    candidates: Literal["all"] | PositiveInt = Field(
+        "all", description="Rank against all entities, or against so many drawn ones."
+    )
     degree_fraction: Fraction = Field(0.0, description="Share of drawn candidates that are drawn by degree.")
     filtered: Bool = Field(True, description="Leave other known true answers out of the ranking.")
     max_edges: NonNegativeInt = Field(
         10_000,
-        description="Validate on so many edges between epochs, drawn by the seed, the same each time; 0: on all. "
-        "The run's results are of all.",
+        description="Edges to validate on between epochs, drawn by the seed, the same each time; 0: all. The final "
+        "results use all.",
     )
     memory: PositiveInt = Field(256, description="MiB of scores held at once.")
 
@@ -155,7 +157,7 @@ class Config(BaseConfig):
     where `task` says so."""
 
     task: Literal["graph"] = Field(
-        "graph", description="graph: link prediction; node_classification; ctr: click-through rates."
+        "graph", description="graph: link prediction; node_classification: classes of nodes; ctr: click-through rates."
     )
     data: GraphDataConfig
     model: ModelConfig = ModelConfig()

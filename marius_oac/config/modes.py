@@ -21,24 +21,24 @@ class ModesConfig(Section):
         description="Local batches that a global batch, `training.batch_size`, is cut into; default: one per trainer.",
     )
     window: PositiveInt = Field(
-        1, description="Batches of a trainer between pull and push; each one more makes gradients staler."
+        1, description="Batches of a trainer between pull and push; more of them make gradients staler."
     )
     decay: Literal["threshold", "polynomial", "exponential"] = Field(
         "threshold",
-        description="gba: what a gradient that is s > 0 steps stale counts. threshold: all up to `threshold`, then "
-        "nothing. polynomial: (1 + s) ** -power. exponential: rate ** s.",
+        description="gba: weight of a gradient that is s > 0 steps stale. threshold: 1 up to `threshold` steps, then "
+        "0. polynomial: (1 + s) ** -power. exponential: rate ** s.",
     )
     threshold: NonNegativeInt = Field(3, description="gba, threshold: steps.")
     power: PositiveFloat = Field(1.0, description="gba, polynomial: the exponent.")
     rate: Annotated[Number, Field(gt=0, le=1)] = Field(0.5, description="gba, exponential: the base.")
     rows_over: Literal["gradients", "holders"] = Field(
         "gradients",
-        description="What the sum of a row's gradients is divided by. gradients: all of the step, as in sync. holders: "
-        "those that hold the row, as in the GBA paper, which wants another learning rate.",
+        description="Divisor of the sum of a row's gradients. gradients: all gradients of the step, as in sync. "
+        "holders: those that hold the row, as in the GBA paper, which needs another learning rate.",
     )
-    ahead: NonNegativeInt = Field(2, description="hop-bs: batches that a trainer may be ahead of the slowest one.")
+    ahead: NonNegativeInt = Field(2, description="hop-bs: how many batches a trainer may be ahead of the slowest one.")
     gradients: PositiveInt = Field(20, description="bsp: gradients that make a step.")
-    backups: NonNegativeInt = Field(1, description="hop-bw: the slowest trainers of each step, whom nobody waits for.")
+    backups: NonNegativeInt = Field(1, description="hop-bw: number of slowest trainers that a step does not wait for.")
 
     def rules(self) -> dict[str, str | int | float]:
         """As `make_mode` wants them."""
@@ -53,19 +53,23 @@ class SwitchConfig(Section):
 
 class LoadConfig(Section):
     trainers: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = Field(
-        description="Their numbers, from 0, as nodes.yaml lists trainers."
+        description="Numbers of the slow trainers, from 0, in the order of nodes.yaml."
     )
     factor: Annotated[Number, Field(ge=1)] = Field(
-        1.0, description="How many times as long they compute a batch; factors that meet are multiplied."
+        1.0, description="Factor by which a batch takes longer; factors of overlapping entries are multiplied."
     )
     seconds: NonNegativeFloat = Field(
-        0.0, description="What a batch takes them at full speed, if it takes less here: emulates a machine of its own."
+        0.0, description="Least seconds of a batch at full speed: emulates a separate machine."
     )
     begin: NonNegativeFloat = Field(
-        0.0, description="Seconds since this process began its first batch: those begun from then on are slowed."
+        0.0, description="Start of the slowdown, in seconds since the process began its first batch."
     )
-    end: PositiveFloat | None = Field(None, description="Until then; default: to the end.")
-    period: PositiveFloat | None = Field(None, description="Seconds after which `begin` comes again, as in days.")
+    end: PositiveFloat | None = Field(
+        None, description="End of the slowdown, in the same seconds; default: the end of the run."
+    )
+    period: PositiveFloat | None = Field(
+        None, description="Seconds after which the slowdown repeats; default: it does not."
+    )
 
     @model_validator(mode="after")
     def _times(self) -> LoadConfig:
@@ -77,11 +81,11 @@ class LoadConfig(Section):
 
 
 class AutoConfig(Section):
-    every: PositiveInt = Field(50, description="auto: global batches between two decisions; all trainers rest then.")
+    every: PositiveInt = Field(50, description="auto: global batches between two decisions; training pauses for each.")
     margin: NonNegativeFloat = Field(
-        0.03, description="auto: what gba must gain over sync, in global examples/s, to be used: 0.03 is 3 %."
+        0.03, description="auto: gain in global examples/s at which gba is used instead of sync; 0.03 is 3 %."
     )
-    patience: PositiveInt = Field(2, description="auto: decisions in a row that must speak for a switch.")
+    patience: PositiveInt = Field(2, description="auto: decisions in a row that must favour a switch.")
 
 
 class NodesConfig(Section):
@@ -89,23 +93,24 @@ class NodesConfig(Section):
 
     packing: Literal["measured", "even"] = Field(
         "measured",
-        description="Which rows go to which node. measured: by what the first batches look up, so that none has more "
-        "to do than others. even: by the hash of the key alone. Both by `shards` and within `memory` and `disk` of "
-        "nodes.yaml.",
+        description="How rows are placed on nodes. measured: by the look-ups of the first batches, so that the load "
+        "is even. even: by the hash of the key alone. Both respect `shards`, `memory` and `disk` of nodes.yaml.",
     )
     mode: Literal[ModeName, "auto"] = Field(
         "sync",
-        description="sync: all trainers compute every global batch together, each its part (with `pipeline.mode: "
-        "async` each at its own pace). The others deal local batches to whoever has time. gba: as many gradients as "
-        "make a global batch make a step, and late ones decay, so that sync's rates hold. async: each makes one. "
-        "bsp: `gradients` make one. hop-bs: as async, with bounded lead. hop-bw: as sync, without the slowest. "
-        "auto: sync or gba, whichever should train more examples per second by what was measured.",
+        description="sync: all trainers compute a slice of every global batch (with `pipeline.mode: async` each at its "
+        "own pace). The other modes dispatch local batches to trainers that are free. gba: a step takes as many "
+        "gradients as a global batch has, and late ones decay, so sync's learning rates hold. async: each gradient is "
+        "a step. bsp: a step takes `gradients`. hop-bs: as async, with a bounded lead. hop-bw: as sync, without the "
+        "slowest. auto: sync or gba, whichever should train more examples per second, by measurement.",
     )
     auto: AutoConfig = AutoConfig()
-    switch: tuple[SwitchConfig, ...] = Field((), description="Modes that follow: `at` which global batch, `mode`.")
+    switch: tuple[SwitchConfig, ...] = Field(
+        (), description="Later modes: the global batch `at` which each begins, and its `mode`."
+    )
     mode_options: ModesConfig = ModesConfig()
     load: tuple[LoadConfig, ...] = Field(
-        (), description="Emulated slow trainers, for tests and measurements; the summary says that they were."
+        (), description="Trainers to slow down, for tests and measurements; the summary records it."
     )
     dense: DenseConfig = DenseConfig()
 

@@ -29,7 +29,7 @@ class LabelledDataConfig(GraphDataConfig):
 
 
 class ClassesModelConfig(Section):
-    dimension: Width = Field(64, description="Floats of a layer's output where the layer does not say.")
+    dimension: Width = Field(64, description="Floats of a layer's output, unless the layer sets its own.")
     init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
     init_scale: PositiveFloat = Field(1e-1, description="Half-width (uniform) or standard deviation (normal).")
 
@@ -47,7 +47,7 @@ class ClassesEvaluationConfig(Section):
 
 
 class NodeClassificationConfig(BaseConfig):
-    """Training an encoder to tell the classes of nodes."""
+    """Training an encoder for node classification."""
 
     task: Literal["node_classification"]
     data: LabelledDataConfig

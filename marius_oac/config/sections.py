@@ -87,12 +87,16 @@ class WorkersConfig(Section):
 
 class PipelineConfig(Section):
     mode: Literal["sync", "async", "async-delta", "oac"] = Field(
-        "oac", description="sync: one batch at a time. oac: many, same bits. async, async-delta: many, stale."
+        "oac",
+        description="sync: one batch at a time. oac: many in flight, with the bits of sync. async, async-delta: many "
+        "in flight, stale rows.",
     )
     order: Name = Field(
-        "plan", description="oac computes in plan order, in order of arrival, or as recorded in the given order.npy."
+        "plan",
+        description="Order in which batches compute: plan, arrival, or the path of an order.npy that a run has "
+        "recorded.",
     )
-    in_flight: AtOnce = Field(4, description="Batches in flight; sync always has one.")
+    in_flight: AtOnce = Field(4, description="Batches in flight; sync always has 1.")
     workers: WorkersConfig = WorkersConfig()
     link: LinkConfig | None = Field(None, description="Emulate a link to the device (for measurements on a CPU).")
 
@@ -106,20 +110,20 @@ class PipelineConfig(Section):
 
 
 class StorageConfig(Section):
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="How values are stored; state is float32.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Type of stored values; optimizer state is always float32."
+    )
     memory: Bytes | None = Field(
-        None, description="Memory for rows, such as 4GiB; the others wait on disk. Default: all rows are in memory."
+        None, description="Memory for rows, such as 4GiB; the other rows stay on disk. Default: all rows are in memory."
     )
-    path: Folders = Field(
-        (), description="Folders for the rows on disk, one on each device; default: a folder of the run."
-    )
+    path: Folders = Field((), description="Folders for rows on disk, one per device; default: a folder of the run.")
     io: Literal["direct", "buffered", "mmap"] = Field(
         "direct",
         description="direct: past the system's page cache; buffered: through it; mmap: the system alone decides what "
         "is in memory (for measurements).",
     )
-    depth: AtOnce = Field(512, description="Requests that are on their way to the disks at once.")
-    look_ahead: AtOnce = Field(64, description="Batches whose rows are known before they are fetched from disk.")
+    depth: AtOnce = Field(512, description="I/O requests in flight.")
+    look_ahead: AtOnce = Field(64, description="Batches that are planned ahead of those being fetched from disk.")
     page: Bytes | None = Field(None, description="Bytes of a page, a multiple of 4KiB; default: by the rows' width.")
 
     @property
@@ -147,12 +151,12 @@ class StorageConfig(Section):
 
 class CheckpointConfig(Section):
     every_epochs: PositiveInt = Field(1, description="Epochs between checkpoints; the last epoch always has one.")
-    every_batches: NonNegativeInt = Field(0, description="Also after so many batches; 0: only at epochs.")
+    every_batches: NonNegativeInt = Field(0, description="Also checkpoint after so many batches; 0: only at epochs.")
     keep: PositiveInt = Field(2, description="Checkpoints kept beside the best one.")
 
 
 class MetricsConfig(Section):
-    every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl and progress.")
+    every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl, and of progress.")
 
 
 class EarlyStoppingConfig(Section):
