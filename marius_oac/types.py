@@ -146,7 +146,7 @@ class DenseSync(Protocol):
     error of one of them is raised by the next `updated`, `pause` or `finish`.
 
     Attributes:
-        dealt: a step hands its gradients over, with `hand_over` in the place of all that, and updates nothing.
+        dispatched: a step hands its gradients over, with `hand_over` in place of all that, and updates nothing.
     """
 
     dispatched: bool

@@ -107,7 +107,8 @@ class SegmentReport:
     An interval holds the batches computed as number k * every to (k + 1) * every - 1 of the run, whatever the order in
     which they were written, so that its loss is that of any other run with the same bits; the segment's first batch,
     `first`, and its end may cut one short. `add` is called by write workers, one call at a time. `position` says where
-    the run stands when the batch before some number has been written: where batches are dealt, its own do not tell.
+    the run stands when the batch before some number has been written: where batches are dispatched, its own do not
+    tell.
     """
 
     def __init__(

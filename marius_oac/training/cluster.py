@@ -131,7 +131,7 @@ def resume_on_nodes(
 ) -> Run | None:
     """Goes on from the newest checkpoint that all processes have, or the one named; collective. See `resume`.
 
-    With other nodes than before the rows are dealt out anew; every process then needs the parts of all nodes before.
+    With other nodes than before the rows are distributed anew; every process then needs the parts of all nodes before.
     """
     with open_group(place) as group:
         if checkpoint is not None and any(group.gather(place.attempt > 0)):

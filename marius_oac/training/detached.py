@@ -1,4 +1,5 @@
-"""A trainer that is not in the group of the run's processes: it has no rows and no checkpoint, and is dealt batches.
+"""A trainer that is not in the group of the run's processes: it has no rows and no checkpoint, and batches are
+dispatched to it.
 
 Elastic workers are such (`node_guest`), and trainers of the run's own that may die (`node_rowless`).
 """
@@ -31,7 +32,7 @@ from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 def outside(
     task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], speed_monitor: SpeedMonitor, elastic_worker: bool
 ) -> Iterator[tuple[Session, RemoteSource]]:
-    """What trains the batches that this process is dealt, and where it has its rows from.
+    """What trains the batches that are dispatched to this process, and where it has its rows from.
 
     Args:
         lines: to all servers of the run.

@@ -1,5 +1,5 @@
-"""An elastic worker: a process that joins a run over nodes, trains batches that it is dealt, and leaves, or dies,
-without harm.
+"""An elastic worker: a process that joins a run over nodes, trains batches that are dispatched to it, and leaves, or
+dies, without harm.
 
 It has no rows and no part in what the run's own processes decide together. In lockstep, while the run is evaluated and
 while it is started again from a checkpoint, an elastic worker waits.

@@ -1,4 +1,4 @@
-"""Trainers of a run that carry no rows, where all its modes deal batches: the run goes on when they die.
+"""Trainers of a run that carry no rows, where all its modes dispatch batches: the run goes on when they die.
 
 They are started with the others, agree with them on what is trained, and then leave the group of the processes: what is
 decided together, evaluated and saved is done by those that carry rows, and by the first one. From then on they are to

@@ -1,5 +1,6 @@
-"""Trainers that are dealt batches, and shards, without network, threads or clock: messages are delivered one at a time,
-in any order that connections allow. Beside each shard Algorithm 2 as it is written says what it must have: `naive_gba`.
+"""Trainers to which batches are dispatched, and shards, without network, threads or clock: messages are delivered one
+at a time, in any order that connections allow. Beside each shard Algorithm 2 as it is written says what it must have:
+`naive_gba`.
 """
 
 import random

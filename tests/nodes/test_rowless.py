@@ -1,4 +1,4 @@
-"""Trainers of the run's own that carry no rows: where batches are dealt the run goes on without those that die."""
+"""Trainers of the run's own that carry no rows: where batches are dispatched the run goes on without those that die."""
 
 import os
 import secrets
@@ -29,7 +29,7 @@ PATIENCE = 240
 
 
 class Two:
-    """Two shards; trainer 0 has them, trainer 1 carries no rows. M = 2, of which 3 steps are dealt."""
+    """Two shards; trainer 0 has them, trainer 1 carries no rows. M = 2, of which 3 steps are dispatched."""
 
     def __init__(self):
         self.tables = [make_tables(node, 1) for node in (0, 1)]
@@ -167,7 +167,7 @@ def test_trainers_die_with_a_token_torn_and_unacknowledged_and_the_run_goes_on(r
     dying = [Path(__file__).with_name("dying.py"), "c", 5]
     first, _, third = run(dying, "train", folder / "config.yaml", "--out", folder / "run")
     for name in ("c", "c/1", "c/2"):
-        assert first.count(f"trainer {name} has ended: its tokens are dealt to the others;") == 1, first
+        assert first.count(f"trainer {name} has ended: its tokens are dispatched to the others;") == 1, first
     assert "2 of 5 trainers are left" in first and third.count("was ended by SIGKILL; the run goes on without it") == 3
     summary = RunFolder.open(folder / "run").summary()
     batches = 3 * EXAMPLES // BATCH

@@ -12,7 +12,8 @@ class RankSlice:
     """Trainer number `rank` of `count`: consecutive examples, as many as the others' give or take one.
 
     Attributes:
-        dealt: whether only some batches are asked for, whichever a trainer is dealt: each is then read by itself.
+        dispatched: whether only some batches are asked for, whichever are dispatched to a trainer: each is then read by
+            itself.
     """
 
     rank: int = 0

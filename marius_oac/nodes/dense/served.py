@@ -1,4 +1,4 @@
-"""Dense parameters of trainers that are dealt batches: they lie on the shards, whose optimizer runs there.
+"""Dense parameters of trainers to which batches are dispatched: they lie on the shards, whose optimizer runs there.
 
 Each shard has a slice. A pull brings the parameters of that moment along, a push takes the gradients. In lockstep,
 before and after that, gradients are all-reduced: every trainer then has all parameters, and the optimizer's state.

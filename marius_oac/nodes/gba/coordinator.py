@@ -1,21 +1,21 @@
-"""What one process knows of all workers and shards: the dealer, the shards' global steps, and roll calls for the dead.
+"""What one process knows of all workers and shards: the dispatcher, the shards' global steps, and loss recoveries.
 
-A state machine like the dealer: no threads, no network, no clock. Numbers of workers and shards come in, and what is to
-be sent comes out.
+A state machine like the dispatcher: no threads, no network, no clock. Numbers of workers and shards come in, and what
+is to be sent comes out.
 
-    worker asks                   ask       a deal, WAIT or None
+    worker asks                   ask       a dispatch, WAIT or None
     worker has all shards' acks   done      those to be told that they may ask again; an ack carries the shard's step
     worker is gone                gone      every shard is told to refuse its batches, and answers which it has settled
     a shard answers               answered  with the last answer: which places the shards fill, which batches are lost
 
-Only a roll call can tell what became of the pushes of a worker that died: a batch that every shard has taken is done;
+Only a recovery can tell what became of the pushes of a worker that died: a batch that every shard has taken is done;
 one that none has taken vanishes, token and all; of one that is torn between them the shards that lack it fill the
 place with nothing, so that all shards go on counting alike.
 
 Guarantees:
 - At rest all shards are at the same step, and have taken the same batches but for torn ones; a worker that dies tears
   no more batches than it had pushed without all acks.
-- Nobody waits for the dead for longer than a roll call takes.
+- Nobody waits for the dead for longer than a recovery takes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _RollCall:
 
 class Coordinator:
     """Args:
-    dealer: of the mode.
+    dispatcher: of the mode.
     shards: how many there are.
     """
 
@@ -64,14 +64,14 @@ class Coordinator:
         return self.dispatcher.finished and not self._calls
 
     def ask(self, worker: int) -> Dispatch | None | Literal[Wait.WAIT]:
-        """What a worker does next; one that is back waits for the end of the roll call for its old self."""
+        """What a worker does next; one that is back waits for the end of the recovery of what its old self had."""
         if worker in self._calls:
             self._calls[worker].back = True
             return WAIT
         return self.dispatcher.ask(worker)
 
     def expects(self, worker: int) -> bool:
-        """Whether a roll call for the worker is on."""
+        """Whether the loss of the worker is being recovered from."""
         return worker in self._calls
 
     def done(self, worker: int, batch: int, steps: Sequence[int]) -> list[int]:
@@ -90,7 +90,7 @@ class Coordinator:
         """A worker has died or left, and nothing more comes from it.
 
         Returns:
-            The batches that every shard must refuse, and answer for, even if there are none; None: a roll call for it
+            The batches that every shard must refuse, and answer for, even if there are none; None: a recovery for it
             is on, since it came back and went again.
         """
         if worker in self._calls:

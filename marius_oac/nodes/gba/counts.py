@@ -1,4 +1,4 @@
-"""What shards count of the batches that are dealt, added up."""
+"""What shards count of the batches that are dispatched, added up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_counts(*counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def dispatch_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of the batches that were dealt, from what each process's shard has counted: tokens, lost batches and
+    """Metrics of the batches that were dispatched, from what each process's shard has counted: tokens, lost batches and
     trainers, and of dense parameters and rows: gradients, those dropped, average and largest staleness in global steps.
     """
     if not any(counts):

@@ -1,7 +1,7 @@
 """The coordinator's side of what trainers and it say to each other: a state machine, as `shard`.
 
     RESERVE   which batch is the trainer's next one: DEAL at once; with `final` nothing more than whole global batches
-              is dealt, since a user wants to stop
+              is dispatched, since a user wants to stop
     ENTER     it is about to pull: TOKEN, as soon as the mode lets it go on
     DONE      all shards have its gradients: who waited for that gets a TOKEN
     FINISHED  to all, once no batch is left, none is out, and every place is filled
@@ -28,7 +28,7 @@ Out = tuple[int, Message]
 
 class DispatchServer:
     """Args:
-    coordinator: has dealt nothing yet.
+    coordinator: has dispatched nothing yet.
     carriers: ranks of the trainers whose processes have the shards, in the shards' order.
     parts: see `BatchRange`.
     trainers: of the run's group; ranks from there on belong to elastic workers, or to who is treated as such.
@@ -45,7 +45,7 @@ class DispatchServer:
         self.waiting_workers: list[int] = []  # elastic workers that wait
         self._open, self._examples, self._stopped_outside = False, 0, False
         self._outside = 0, 0.0  # examples of batches that elastic workers have computed, and the sum of their losses
-        self._out: dict[int, int] = {}  # of each batch that is dealt and neither done nor lost: its examples
+        self._out: dict[int, int] = {}  # of each batch that is dispatched and neither done nor lost: its examples
         self._filling: list[int] = []  # shards that have not said yet that they have filled their places
         self._lives = trainers  # workers that there were: an elastic worker that comes again is another one
         self._elastic_workers = 0  # of them those that are not the run's own

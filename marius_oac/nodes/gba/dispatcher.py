@@ -2,23 +2,24 @@
 
 A state machine on one coordinator: no threads, no network, no clock. A worker asks, and gets
 
-    Deal(batch, token)   it reads the parameters now, computes the batch, and pushes the gradient with the token
+    Dispatch(batch, token)   it reads the parameters now, computes the batch, and pushes the gradient with the token
     WAIT                 it asks again when one of the calls below has named it
     None                 there is no batch left
 
-It may `reserve` batches before, to prepare them: the next deals are those, in that order. A token is given at the last
-moment, when parameters are read, else gradients would seem older than they are.
+It may `reserve` batches before, to prepare them: the next dispatches are those, in that order. A token is given at the
+last moment, when parameters are read, else gradients would seem older than they are.
 
 | kind | token | who waits |
 |---|---|---|
-| gba | first step + floor(i / M) for the i-th deal; a lost one's place in the list is given to a later deal | nobody |
-| async, bsp | the step at which it was dealt | nobody |
+| gba | first step + floor(i / M) for the i-th dispatch; a later one gets the place of a lost one in the list | nobody |
+| async, bsp | the step at which it was dispatched | nobody |
 | sync | the current step, which has M places | who finds no place, or has had its share: ceil(M / live workers) |
 | hop-bw | the same, with a place for every live worker if these are more than M | the same |
-| hop-bs | the step at which it was dealt | who has had more than b1 batches more than the slowest live one has done |
+| hop-bs | the step at which it was dispatched | who has had over b1 batches more than the slowest live one has done |
 
 Guarantees:
-- Every batch of the list is reserved or dealt once, in order. Those of a worker that is lost are dealt to nobody else.
+- Every batch of the list is reserved or dispatched once, in order. Those of a worker that is lost are dispatched to
+  nobody else.
 - Nobody waits for a worker that is lost. While batches remain, some live worker is not told to wait, or a gradient is
   on its way that will end the waiting.
 - Memory grows with the workers and the batches that are out.
@@ -141,14 +142,14 @@ class Dispatcher:
         return Lost(sorted([*out, *reserved]), self.woken())
 
     def stop(self, multiple: int = 1) -> list[int]:
-        """Deals no batch from the next multiple of `multiple` on, where another dealer goes on: with M, which makes a
-        global batch, one of any local batch size. Returns who may ask again, to hear of it.
+        """Dispatches no batch from the next multiple of `multiple` on, where another dispatcher goes on: with M, which
+        makes a global batch, one of any local batch size. Returns who may ask again, to hear of it.
         """
         self.end = min(self.end, -(-self.next // multiple) * multiple)
         return self.woken()
 
     def out(self, worker: int) -> dict[int, int]:
-        """The tokens of the batches that a worker has, by batch, in the order dealt."""
+        """The tokens of the batches that a worker has, by batch, in the order of dispatch."""
         return dict(self._out.get(worker, {}))
 
     def reserved(self, worker: int) -> list[int]:
@@ -157,7 +158,7 @@ class Dispatcher:
 
     @property
     def outstanding(self) -> int:
-        """Batches that are reserved or dealt and neither done nor lost."""
+        """Batches that are reserved or dispatched and neither done nor lost."""
         return sum(len(each) for held in (self._out, self._reserved) for each in held.values())
 
     @property
@@ -166,7 +167,7 @@ class Dispatcher:
         return self.next >= self.end and not self.outstanding
 
     def state(self) -> dict[str, int]:
-        """What a checkpoint keeps, and a dealer of any mode goes on from.
+        """What a checkpoint keeps, and a dispatcher of any mode goes on from.
 
         Raises:
             ValueError: batches are out.
@@ -176,7 +177,7 @@ class Dispatcher:
         return {"next": self.next, "step": self.step, "tokens": self.tokens, "batches_lost": self.batches_lost}
 
     def load(self, state: Mapping[str, int]) -> None:
-        """Goes on from a state; nothing is dealt yet."""
+        """Goes on from a state; nothing is dispatched yet."""
         self.next, self.step = state["next"], state["step"]
         self.tokens, self.batches_lost = state["tokens"], state["batches_lost"]
         self._speed_monitor = _PACES[self.mode.kind](self.mode, self.step)
@@ -227,8 +228,8 @@ class _Tokens(_SpeedMonitor):
     """gba: every value M times, ascending.
 
     The list is made as workers ask (Algorithm 2, lines 1 to 6), so that a lost token can be made good: the value that
-    is being dealt is dealt once more. Else tokens would run ahead of the steps, by one for every M lost ones, and stale
-    gradients pass for fresh.
+    is being dispatched is dispatched once more. Else tokens would run ahead of the steps, by one for every M lost ones,
+    and stale gradients pass for fresh.
     """
 
     def __init__(self, mode: Mode, step: int):

@@ -77,11 +77,12 @@ class Mode:
 
 @dataclass(frozen=True)
 class Clock:
-    """Timestamps of rows in dealt modes: they count global batches, as in lockstep; in sync and gba these are steps.
+    """Timestamps of rows in modes that dispatch batches: they count global batches, as in lockstep; in sync and gba
+    these are steps.
 
     Attributes:
         parts: batches of the data list that a global batch is cut into.
-        first: the global batch that is dealt first, and the global step that begins with it.
+        first: the global batch that is dispatched first, and the global step that begins with it.
     """
 
     mode: Mode

@@ -194,7 +194,7 @@ class Connections:
         if self._is_first:
             trainers = self._crowd.trainers
             logger.warning(
-                f"trainer {self._rowless[number]} has ended: its tokens are dealt to the others; "
+                f"trainer {self._rowless[number]} has ended: its tokens are dispatched to the others; "
                 f"{trainers - self._lost} of {trainers} trainers are left"
             )
 

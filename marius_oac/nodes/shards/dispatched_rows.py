@@ -1,4 +1,5 @@
-"""The trainer's side of dealt modes (`modes`): batches that it is dealt, rows and dense parameters that it pulls.
+"""The trainer's side of modes that dispatch batches (`modes`): batches that are dispatched to it, rows and dense
+parameters that it pulls.
 
     settle    RESERVE: which batch is the next one; it is planned and routed           `RoutedPlanner`
     read      once few enough batches are between pull and push: ENTER, wait for the token; a pull to every node
@@ -7,7 +8,7 @@
     write     a push with the token to every node; when all have it, DONE
 
 Guarantees:
-- A trainer computes its batches in the order in which they were dealt; between pull and push are `window` at most.
+- A trainer computes its batches in the order in which they were dispatched; between pull and push are `window` at most.
 - `end` returns when no batch is left and none is out at any trainer.
 """
 
@@ -27,14 +28,14 @@ from marius_oac.pipeline.batch import Batch
 from marius_oac.types import ServedDense
 
 COORDINATOR = 0
-"""The node that deals: the first that has rows."""
+"""The node that dispatches batches: the first that has rows."""
 _ENDLESS = 2**62
 _A_LOOK = 0.2  # seconds after which an elastic worker that has nothing to do looks whether the user wants to stop
 
 
 @dataclass(frozen=True)
 class Dispatching:
-    """How batches are dealt.
+    """How batches are dispatched.
 
     Attributes:
         mode: the rules.
@@ -60,7 +61,8 @@ class Dispatching:
 
 
 class DispatchedRows(RemoteRows):
-    """The batches that a trainer is dealt in one call of `Pipeline.run`; `first` is the number of its first one."""
+    """The batches that are dispatched to a trainer in one call of `Pipeline.run`; `first` is the number of its first
+    one."""
 
     def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool], dispatching: Dispatching):
         super().__init__(source, first, stop_requested)
@@ -169,7 +171,7 @@ class DispatchedRows(RemoteRows):
             elif message.kind == Kind.FINISHED:
                 self._next = message.batch_index
             elif message.kind != Kind.ROWS:
-                raise Malformed(f"nobody sends a {message.kind.name} to who is dealt batches")
+                raise Malformed(f"nobody sends a {message.kind.name} to a trainer to which batches are dispatched")
             self._changed.notify_all()
 
     def _weighted(self, parts: list[np.ndarray], share: float, dense: bool) -> list[np.ndarray]:

@@ -1,4 +1,5 @@
-"""A node's rows and slice of the dense parameters in dealt modes (`modes`): as `shard`, a state machine.
+"""A node's rows and slice of the dense parameters in modes that dispatch batches (`modes`): as `shard`, a state
+machine.
 
     pull     a trainer gets the rows that it asks for, and the slice, as they are; nothing is sent again
     push     gradients with a token go to the aggregators of the tables and of the slice, which count alike; when they
@@ -36,7 +37,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Global batches [first, last), which are dealt in one mode.
+    """Global batches [first, last), which are dispatched in one mode.
 
     Attributes:
         parts: M, batches of the data list that a global batch is cut into: part p of batch n is number n * M + p.
@@ -80,7 +81,7 @@ class DispatchedShard(Shard):
     tables: rows of each table.
     trainers: how many pull and push.
     ahead: a trainer has pushed all but so many of the batches that it pulled.
-    stretch: what is dealt.
+    batch_range: what is dispatched.
     dense: the slice of the dense parameters; None: there are none here.
     desk: of the coordinator, if it is this node.
     """

@@ -55,7 +55,8 @@ class RemoteSource(RowSource):
         prepare: called before batches [first, last) are trained; returns when all nodes are ready for them.
         abort: called when this trainer can't go on: ends what else its threads wait for.
         factor: of a plan: what its learning rate is multiplied with.
-        finish: called where batches are dealt, when none is left or out; returns when all that were are in the rows.
+        finish: called where batches are dispatched, when none is left or out; returns when all that were are in the
+            rows.
         bind: called by each thread that receives, with "receive", before its first message.
     """
 
@@ -78,7 +79,7 @@ class RemoteSource(RowSource):
         self.trains = True
         """Whether this process has batches of its own; else it only serves rows."""
         self.dispatching: Dispatching | None = None
-        """How batches are dealt from the next `begin` on; None: they are not."""
+        """How batches are dispatched from the next `begin` on; None: they are not."""
         self.exchange: RemoteRows | NoRows | None = None
         self.bytes_sent = self.bytes_received = 0
         self.refused: Callable[[], int] = lambda: 0

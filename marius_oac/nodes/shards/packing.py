@@ -190,6 +190,6 @@ def _too_small(sizes: np.ndarray, budgets: np.ndarray, names: Sequence[str], uni
         return f"the nodes have room for {int(budgets.sum()):,} {unit} ({each}), {total:,} are to be placed"
     largest = int(sizes.max())
     return (
-        f"{total:,} {unit} in {sizes.size} shards of up to {largest:,} can't be dealt out to the nodes ({each}): "
+        f"{total:,} {unit} in {sizes.size} shards of up to {largest:,} can't be distributed to the nodes ({each}): "
         f"budgets are too tight for whole shards"
     )

@@ -1,7 +1,8 @@
 """Plans that know where their rows are, and who makes them.
 
-Where batches are dealt (`modes`), a trainer's pipeline numbers those that it is dealt, one after the other. Which one
-that is is asked for when its turn comes, and it is planned then: one batch ahead of the one that is computed.
+Where batches are dispatched (`modes`), a trainer's pipeline numbers those that are dispatched to it, one after the
+other. Which one that is is asked for when its turn comes, and it is planned then: one batch ahead of the one that is
+computed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RoutedPlanner:
         self._reserve: Callable[[], int | None] = lambda: None
 
     def dispatch(self, parts: Sequence[Planner] = (), reserve: Callable[[], int | None] = lambda: None) -> None:
-        """From now on batches are dealt; or not any more.
+        """From now on batches are dispatched; or not any more.
 
         Args:
             parts: plan part p of each global batch.

@@ -51,7 +51,7 @@ class ShardServer:
         self._trainers, self._on_lost = trainers, on_lost
         self._welcome: np.ndarray | None = None
         self._joining: list[int] = []  # elastic workers that want to know the run, before anybody does
-        self._waiting_workers: list[int] = []  # elastic workers that want batches, while none are dealt
+        self._waiting_workers: list[int] = []  # elastic workers that want batches, while none are dispatched
         self._endpoints, self._endpoint_of = [endpoint for endpoint, _ in endpoints], {}
         for endpoint, ranks in endpoints:
             self._endpoint_of |= dict.fromkeys(ranks, endpoint)

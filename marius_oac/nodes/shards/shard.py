@@ -72,7 +72,7 @@ class Shard:
     """
 
     desk: DispatchServer | None = None
-    """The coordinator's, where batches are dealt and it is this node."""
+    """The coordinator's, where batches are dispatched and it is this node."""
 
     def __init__(
         self,

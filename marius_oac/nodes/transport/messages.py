@@ -14,7 +14,7 @@
 | DENSE | trainer | none: it asks for the dense parameters that this shard has, with the optimizer's state |
 | FOUND | shard | of DENSE: float32 [n], as `DenseSlice.state` gives it |
 
-In dealt modes (`modes`) the first shard's node deals batches:
+In modes that dispatch batches (`modes`) the first shard's node dispatches batches:
 
 | kind | from | frames after the header |
 |---|---|---|
@@ -74,8 +74,8 @@ class Message:
         table: of LOOK_UP and FOUND; of SYNC what is to be done.
         final: of ROWS: no patch will follow; of RESERVE and DEAL: see above.
         stop_at: of PUSH, ROWS, PATCH and APPLIED: all trainers end before this batch.
-        step: in dealt modes, of TOKEN and PUSH: the token; of APPLIED, ANSWER and FILLED: the global step that the
-            shard is at; of ENTER: the batch's examples.
+        step: in modes that dispatch batches, of TOKEN and PUSH: the token; of APPLIED, ANSWER and FILLED: the global
+            step that the shard is at; of ENTER: the batch's examples.
         share, factor: of PUSH: the trainer's part of the batch; what the learning rate is multiplied with.
         arrays: the frames, flat.
     """

@@ -234,7 +234,7 @@ class ShardedTask(Task):
         return self.speed_monitor.end(reached, self.peers)
 
     def deal_outside(self, elastic_worker: bool) -> None:
-        """This is none of the group: batches are dealt to it whenever there are any. An elastic worker may leave
+        """This is none of the group: batches are dispatched to it whenever there are any. An elastic worker may leave
         meanwhile."""
         self.dispatch("gba")
         self._source.dispatching = replace(self._source.dispatching, elastic_worker=elastic_worker)
@@ -244,7 +244,7 @@ class ShardedTask(Task):
         return self._source.counts().get("stopped_max", 0) > 0
 
     def trained_outside(self) -> tuple[int, float]:
-        """See `Task.trained_outside`; known where batches are dealt."""
+        """See `Task.trained_outside`; known where batches are dispatched."""
         counts = self._source.counts()
         now = counts.get("outside_examples", 0), counts.get("outside_loss", 0.0)
         (examples, loss), self._outside = self._outside, now
@@ -261,7 +261,7 @@ class ShardedTask(Task):
 
     @property
     def _num_parts(self) -> int:
-        """M, batches that a global batch is cut into where they are dealt."""
+        """M, batches that a global batch is cut into where they are dispatched."""
         return self.config.nodes.mode_options.parts or self.trainers
 
     def _dispatching(self, kind: str) -> Dispatching:
@@ -371,7 +371,7 @@ class ShardedTask(Task):
 
 
 def with_share(planner: Planner, rank: int, count: int) -> Planner:
-    """A planner like this one, of other parts of the same batches, of which it is dealt some."""
+    """A planner like this one, of other parts of the same batches, of which some are dispatched to it."""
     other = copy.copy(planner)
     other.share = RankSlice(rank, count, dispatched=True)
     return other
@@ -385,7 +385,9 @@ def check_config(config: Any, trainers: int) -> None:
         raise ConfigError("over several nodes batches are computed in plan order", "pipeline.order")
     nodes, dense = config.nodes, config.nodes.dense
     if config.pipeline.mode == "async" and nodes.dispatches:
-        raise ConfigError("'async' is for nodes.mode sync; where batches are dealt use oac or sync", "pipeline.mode")
+        raise ConfigError(
+            "'async' is for nodes.mode sync; where batches are dispatched use oac or sync", "pipeline.mode"
+        )
     if config.pipeline.mode == "async" and dense.lockstep:
         what = f"'{dense.kind}' needs trainers in lockstep, and the mode is 'async'; use easgd, ma or bmuf"
         raise ConfigError(what, "nodes.dense.kind")

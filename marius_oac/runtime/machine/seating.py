@@ -6,7 +6,7 @@ one core for the network; whoever makes the batches gets what is left. On one NU
 everything, and threads and memory are left alone.
 
 Several processes of a run on one machine (Zhao et al. drive eight GPUs from one) share the cores of disks and network.
-The others are dealt out: those of a node to the processes at home there, which are those whose GPU is next to it, and
+The others are distributed: those of a node to the processes at home there, which are those whose GPU is next to it, and
 those of a node where none is at home to the processes whose home is nearest. Each then sits in its part as one process
 sits on the whole machine.
 
@@ -76,7 +76,7 @@ def choose(topology: Topology, processes: Sequence[Process] = (Process(),), over
 
 
 class _Floor:
-    """The cores of a machine, as they are dealt out to the processes: `parts` has those of each, by node."""
+    """The cores of a machine, as they are distributed to the processes: `parts` has those of each, by node."""
 
     def __init__(self, topology: Topology, processes: Sequence[Process], over_nodes: bool):
         self.topology, self.processes, self.over_nodes = topology, processes, over_nodes
