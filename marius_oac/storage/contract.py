@@ -1,8 +1,8 @@
-"""What every store of parameter rows does, wherever the rows lie.
+"""The contract of every store of parameter rows, in memory or on disk.
 
 Guarantees of every `ParameterStore`:
-- Each method may be called from any number of threads at once, `close`, `load`, `reset` and `resize` excepted;
-  `extend` by one thread at a time, beside any others that use the rows there were.
+- Any number of threads may call any method at once, except `close`, `load`, `reset` and `resize`. One thread at a
+  time may call `extend`, while others use the existing rows.
 - A row is read and written whole: value, optimizer state and timestamp belong together.
 - A call is a sequence of single-row operations in ascending order, not a transaction: two calls that overlap may
   interleave between rows. What holds a batch together is validation, above the store.
@@ -67,7 +67,7 @@ class RowLayout:
         return -(-(self.state_offset + 4 * self.state_width) // 8) * 8
 
     def table_at(self, address: int, stride: int | None = None) -> kernels.Table:
-        """What the kernels need to know of rows from `address` on: one behind the other, or at offsets of `stride`."""
+        """Returns the kernels' description of rows from `address` on: contiguous, or `stride` bytes apart."""
         narrow = self.value_dtype == "bfloat16"
         return kernels.Table(
             address=address,
@@ -98,7 +98,7 @@ class ParameterStore(ABC):
     ValueError, as is using a closed store. Timestamps are `NEVER`, -1, to `MAX_TIMESTAMP`.
 
     A store starts with `num_rows` rows, at the values of `initial`, the key of a row being its id; it has room for
-    `capacity`, and `extend` appends rows with keys of their own.
+    `capacity`, and `extend` appends rows whose keys the caller gives.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ParameterStore(ABC):
         self._read(rows, into, timestamps)
 
     def commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
-        """Overwrites each row whose timestamp is smaller than `timestamp`; returns how many rows refused.
+        """Overwrites each row whose timestamp is smaller than `timestamp`; returns how many rows were not.
 
         The write rule of OAC (Waleffe and Mohoney, section 3.1, "Parameter Timestamps"): the outcome is that of the
         largest timestamp, whatever the order of the calls. `values` is float32 [n, width].
@@ -138,8 +138,8 @@ class ParameterStore(ABC):
     def overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int:
         """Overwrites every row and its timestamp: the last writer wins, as in the paper's asynchronous baseline.
 
-        `seen`, int64 [n], are the timestamps read before; returns how many rows had another one by now: each is an
-        update of another batch that is lost.
+        `values` is float32 [n, width]; `seen`, int64 [n], are the timestamps that the caller read. Returns how many rows
+        have another timestamp by now: each is a lost update of another batch.
         """
         self._check_write(rows, "values", values, timestamp)
         self._check_array("seen", seen, np.int64, (rows.size,))
@@ -180,35 +180,35 @@ class ParameterStore(ABC):
         self.num_rows += keys.size
 
     def resize(self, num_rows: int) -> None:
-        """Has so many rows from now on, of any content: `load` them next. Nothing else may be using the store."""
+        """Sets the number of rows; their content is undefined until `load`. Nothing else may be using the store."""
         self._check_open()
         if not 0 <= num_rows <= self.capacity:
             raise ValueError(f"table {self.name!r}: {num_rows} is not in 0 to {self.capacity}")
         self.num_rows = num_rows
 
     def reset(self, rows: np.ndarray, keys: np.ndarray) -> None:
-        """Puts `rows` to the initial values of `keys`, int64 [n], as if they had never been written."""
+        """Sets `rows` to the initial values of `keys`, int64 [n], as if they had never been written."""
         self._check_rows(rows)
         self._check_array("keys", keys, np.int64, (rows.size,))
         self._reset(rows, keys)
 
     def held(self) -> ParameterStore:
-        """The same table for a caller who has all rows that it asks for held in memory (see `disk_tier`)."""
+        """Returns the same table for a caller that holds all rows it asks for in memory (see `disk_tier`)."""
         return self
 
     def flush(self) -> None:
-        """Returns when everything written so far is where the store keeps it for good."""
+        """Waits until everything written so far is in the store's permanent place."""
         self._check_open()
         self._flush()
 
     def close(self) -> None:
-        """Lets go of the memory; nothing else may be using the store. Closing twice does nothing."""
+        """Frees the memory; nothing else may be using the store. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
             self._release()
 
     def blocks(self, rows_per_block: int = ROWS_PER_BLOCK) -> Iterator[Block]:
-        """The whole table in row order, in new arrays; each row as it is when its block is made."""
+        """Yields the whole table in row order, in new arrays; a row is read when its block is made."""
         if rows_per_block < 1:
             raise ValueError(f"rows_per_block must be at least 1, not {rows_per_block}")
         for first in range(0, self.num_rows, rows_per_block):
