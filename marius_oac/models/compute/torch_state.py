@@ -1,4 +1,4 @@
-"""torch's threads and random numbers, set for the length of a block: results that hang on neither."""
+"""torch's threads and random numbers, set for the length of a block: results depend on neither."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ Guarantees:
   On the CPU torch works on one thread while a batch is computed, since its own sums and products depend on how many
   there are; what is large runs on our lanes.
 - torch's random numbers are drawn from (seed, timestamp, rank); the process's generators are as before afterwards.
-- A `compute` that raises has spoilt the rows it was given; the run must not go on.
+- A `compute` that raises leaves the rows it was given corrupted; the run must not go on.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Guarantees:
 - The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
   On the CPU torch works on one thread while a batch is computed, and what is large runs on the lanes.
 - Dropout's masks are drawn from (seed, timestamp); torch's generators are as before afterwards.
-- A `compute` that raises has spoilt the rows it was given and the dense parameters; the run must not go on.
+- A `compute` that raises leaves the rows it was given and the dense parameters corrupted; the run must not go on.
 """
 
 from __future__ import annotations

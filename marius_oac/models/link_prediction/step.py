@@ -5,7 +5,7 @@ Guarantees:
 - The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
 - On the CPU NumPy's products run on one thread each, in the whole process, until `close`, which the thread that made
   the step calls; steps that live at once are closed in the reverse order.
-- A `compute` that raises has spoilt the rows it was given and the relations; the run must not go on.
+- A `compute` that raises leaves the rows it was given and the relations corrupted; the run must not go on.
 """
 
 from __future__ import annotations
