@@ -138,8 +138,8 @@ class ParameterStore(ABC):
     def overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int:
         """Overwrites every row and its timestamp: the last writer wins, as in the paper's asynchronous baseline.
 
-        `values` is float32 [n, width]; `seen`, int64 [n], are the timestamps that the caller read. Returns how many rows
-        have another timestamp by now: each is a lost update of another batch.
+        `values` is float32 [n, width]; `seen`, int64 [n], are the timestamps that the caller read. Returns how many
+        rows have another timestamp by now: each is a lost update of another batch.
         """
         self._check_write(rows, "values", values, timestamp)
         self._check_array("seen", seen, np.int64, (rows.size,))
