@@ -4,7 +4,7 @@ One layer of all nodes after the other, so that a node is computed once per laye
 are taken in chunks of consecutive ones, values lie in mapped files: memory is bounded whatever the size of the graph.
 
 Guarantees:
-- The result is a pure function of encoder, values, neighbours and `memory`: the same bits for any number of lanes.
+- The result is a pure function of encoder, values, neighbours and `memory`: the same bits for any number of threads.
 - The file is there whole or not at all; nothing else is left behind, whatever is raised.
 """
 
@@ -64,7 +64,7 @@ def encode_nodes(
         read: gives the first layer's inputs.
         width: D, floats of such an input.
         out: replaced if it is there; its folder exists.
-        lanes: that share the work on the CPU.
+        thread_pool: that share the work on the CPU.
         memory: bytes that are held at most; see `encoding_bytes`.
 
     Raises:
@@ -129,7 +129,7 @@ def _ready(encoder: Encoder, device: torch.device) -> Iterator[None]:
         if device.type == "cpu":
             stack.enter_context(blas.one_thread_per_product())
             stack.enter_context(torch_threads(1))
-        stack.enter_context(torch.no_grad())  # inference_mode holds for one thread: no lane could write its results
+        stack.enter_context(torch.no_grad())  # inference_mode holds for one thread: no other could write its results
         encoder.eval()
         try:
             yield

@@ -3,7 +3,7 @@
 - `nogil`: a kernel lets other threads run. `kept`: compiled once per machine, not once per process.
 - `error_model="numpy"`: a division by zero gives inf or NaN, as in IEEE 754, so loops with divisions vectorise.
 - `_nrt=False` (Numba, "Extending"): kernels allocate nothing and count no references to arrays, so their callers bring
-  all memory. Counting takes locked instructions for every slice, for which lanes contend: it made loops over the 100
+  all memory. Counting takes locked instructions for every slice, for which threads contend: it made loops over the 100
   floats of a row take 4 to 8 times as long.
 - `forceinline`: a kernel holds all of its code. Otherwise a function that two kernels call stands in the machine code
   of both, and which of the two runs depends on what was compiled or loaded first; and as sums may be reordered, the

@@ -1,11 +1,12 @@
-"""A network's linear layers, batched products and rectifiers on our lanes, by NumPy's products instead of torch's.
+"""A network's linear layers, batched products and rectifiers on the threads of a pool, by NumPy's products instead of
+torch's.
 
 torch's products on one thread would leave the other cores idle, and on several give other bits for each number of
 threads. NumPy's BLAS is at least as fast on one core (twice on processors for which torch's MKL has no kernels).
 
 Guarantees:
-- The bits depend on the arguments' values, not on the number of lanes nor on where the arguments lie: blocks are cut by
-  shapes alone, a product runs on one thread (`blas.one_thread_per_product`), and sees aligned memory only.
+- The bits depend on the arguments' values, not on the number of threads nor on where the arguments lie: blocks are cut
+  by shapes alone, a product runs on one thread (`blas.one_thread_per_product`), and sees aligned memory only.
 - Tensors that are not float32 on the CPU are left to torch.
 - With a scratch, results lie in memory that is used again after the next `start`: fresh memory costs as much time as
   the rectifiers.
@@ -37,11 +38,11 @@ _ZERO = np.float32(0)
 class PooledProducts(TorchFunctionMode):
     """While entered, in this thread, the network's large operations run on `thread_pool`.
 
-    Each of torch's operations then takes a few microseconds more. Code that knows of lanes need not enter it: it calls
-    `linear` and `relu` of this module. A `thread_pool.Shared` in any case.
+    Each of torch's operations then takes a few microseconds more. Code that knows of the pool need not enter it: it
+    calls `linear` and `relu` of this module. A `thread_pool.Shared` in any case.
 
     Args:
-        lanes: shared out on.
+        thread_pool: shared out on.
         scratch: where results lie until the next `start`; None: in torch's own memory.
     """
 

@@ -1,8 +1,8 @@
 """A pool of threads for the tasks of one stage of a batch.
 
 Guarantees:
-- `run` returns when every task has ended, or raises the error of one of them once all lanes have stopped.
-- Which lane takes which task is left to chance: tasks must not depend on it, nor on each other.
+- `run` returns when every task has ended, or raises the error of one of them once all threads have stopped.
+- Which thread takes which task is left to chance: tasks must not depend on it, nor on each other.
 - `close` ends the threads; it may be called twice.
 """
 
@@ -32,7 +32,7 @@ class ThreadPool:
         self._pool = ThreadPoolExecutor(self._others, "compute") if self._others else None
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Runs every task once, on as many lanes as there are tasks for."""
+        """Runs every task once, on as many threads as there are tasks for."""
         queue = iter(tasks)  # Its `next` is one step for the interpreter: no task is taken twice.
         if self._pool is None or len(tasks) < 2:
             _drain(queue)

@@ -5,7 +5,7 @@ file) on tensors with torch; both gather the rows into `Gathered`, take the grad
 rows in place. A row is [embedding D | first-order weight, where the network has them | optimizer state].
 
 Guarantees:
-- The bits depend on the inputs alone: no block's bounds depend on the number of lanes, every sum has one order.
+- The bits depend on the inputs alone: no block's bounds depend on the number of threads, every sum has one order.
 - On the CPU what is handed out lies in aligned memory of our own, valid until the next `gather`.
 """
 

@@ -5,7 +5,7 @@ Guarantees:
   live until `close`.
 - The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
   On the CPU torch works on one thread while a batch is computed, since its own sums and products depend on how many
-  there are; what is large runs on our lanes.
+  there are; what is large runs on the threads of a pool.
 - torch's random numbers are drawn from (seed, timestamp, rank); the process's generators are as before afterwards.
 - A `compute` that raises leaves the rows it was given corrupted; the run must not go on.
 """
@@ -51,7 +51,7 @@ class CtrStep:
         layout: what lies in each table, in the order of the rows given to `compute`.
         network: taken over: moved to the device, trained in place.
         device: a CPU or CUDA device.
-        threads: lanes on the CPU, at least 1.
+        threads: on the CPU, at least 1.
         dense: how the network agrees with those of other nodes; rows then come without state, and leave with their
             gradients, the penalty's left out, in the place of their values. None: there is one node.
         rank: of this node; the others draw other random numbers.

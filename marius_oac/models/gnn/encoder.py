@@ -44,8 +44,8 @@ class Encoder(nn.Module):
             values: [inputs of the first block, D], or what a first layer of GraphSAGE would make of them.
             blocks: one for each layer, with `Means` for each but the first; the outputs of one are the inputs of the
                 next.
-            lanes: that what is float32 on the CPU shares its work on, products only if they are `PooledProducts`; None:
-                this thread.
+            thread_pool: that what is float32 on the CPU shares its work on, products only if they are `PooledProducts`;
+                None: this thread.
         Raises:
             ValueError: the blocks don't fit to the layers, the values or each other, or the means to the first layer.
             ConfigError: a layer makes another number of rows or floats than it should.

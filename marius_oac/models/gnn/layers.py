@@ -1,7 +1,7 @@
 """Layers of an encoder: GraphSAGE and GAT on blocks.
 
 A layer is an `nn.Module` with a `width`, floats of an output, an `activation` between it and the next layer, and
-`forward(values [n, D], block, lanes) -> [O, width]`.
+`forward(values [n, D], block, thread_pool) -> [O, width]`.
 """
 
 from __future__ import annotations

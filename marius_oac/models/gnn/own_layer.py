@@ -18,7 +18,7 @@ def load_layer(name: str, inputs: int, key: str = "encoder.layers") -> nn.Module
     Args:
         name: `my_layers.py:make`. It is called as `make(inputs)` and returns an `nn.Module` as `layers` describes it,
             or `marius_oac.dgl.DglLayer`, which is one: with `width`, floats of an output, `activation`, a function
-            between it and the next layer, and `forward(values [n, inputs], block, lanes) -> [O, width]`.
+            between it and the next layer, and `forward(values [n, inputs], block, thread_pool) -> [O, width]`.
         inputs: floats of an input.
         key: of the configuration, for the errors.
 

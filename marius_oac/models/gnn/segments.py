@@ -4,7 +4,7 @@ Sums are torch's embedding bags. What attention needs beyond them has kernels fo
 takes several passes over the edges.
 
 Guarantees:
-- The bits depend on the arguments' values alone, not on the number of lanes: each sum is formed by one thread, in the
+- The bits depend on the arguments' values alone, not on the number of threads: each sum is formed by one thread, in the
   order of the block's edges, forward and backward. Of torch only what adds up in one order on CUDA is used: embedding
   bags forward, along the block for results and along `Block.by_source` for gradients, and maxima.
 - On CUDA nothing waits for the device.
@@ -34,7 +34,7 @@ def neighbours(values: Tensor, block: Block, thread_pool: Shared | None = None) 
     """The outputs' own values and the sums of their neighbours', both [O, D], of values [n, D]; no neighbours: zeros.
 
     Args:
-        lanes: that kernels share their work on; None: this thread.
+        thread_pool: that kernels share their work on; None: this thread.
     Raises:
         ValueError: there are other than `block.num_inputs` values.
     """

@@ -1,9 +1,9 @@
 """The training step of encoded nodes: an encoder under a head, which is itself a step, over encoded nodes.
 
 Guarantees:
-- `compute` is called by one thread; on the CPU it shares its work with the head's lanes.
+- `compute` is called by one thread; on the CPU it shares its work with the head's pool.
 - The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
-  On the CPU torch works on one thread while a batch is computed, and what is large runs on the lanes.
+  On the CPU torch works on one thread while a batch is computed, and what is large runs on the pool.
 - Dropout's masks are drawn from (seed, timestamp); torch's generators are as before afterwards.
 - A `compute` that raises leaves the rows it was given and the dense parameters corrupted; the run must not go on.
 """
@@ -41,7 +41,7 @@ class Head(Step, Protocol):
     """A step whose only rows are encoded nodes: `compute` leaves its loss's gradient in the place of their values.
 
     Attributes:
-        lanes: which it lends to the encoder until it is closed.
+        thread_pool: which it lends to the encoder until it is closed.
     """
 
     thread_pool: ThreadPool
@@ -93,7 +93,7 @@ class EncodedStep:
     def _compute_arrays(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> float:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if _encoders(name)}
         values = torch.from_numpy(rows[0][:, : self._dimension]) if rows else None
-        # Layers of our own know of lanes; for others torch's operations are looked at one by one.
+        # Layers of our own know of the pool; for others torch's operations are looked at one by one.
         with torch_threads(1), self._products if self._own else nullcontext():
             self._products.start()
             inputs, encoded = self._encode(values, tensors, timestamp, self._products)

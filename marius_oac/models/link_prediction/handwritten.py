@@ -1,6 +1,6 @@
 """The loss and gradient of a batch written out for the CPU, with the row optimizer at its end; formula in `autograd`.
 
-A batch is five stages; the tasks of one stage may run in any order and on any lane:
+A batch is five stages; the tasks of one stage may run in any order and on any thread:
 1. candidates gathered side by side, relations as the forms want them;
 2. tiles (side, chunk, block of edges): queries Q, scores S = Q N^T, losses, S := gradient by the scores, dQ = S N;
    beside them the lists of places by entity and by relation;
@@ -11,7 +11,7 @@ A batch is five stages; the tasks of one stage may run in any order and on any l
 Distances have kernels in place of the matrix products.
 
 Guarantees:
-- The bits of the result depend on the inputs, not on the number of lanes: no block's size depends on it, no two tasks
+- The bits of the result depend on the inputs, not on the number of threads: no block's size depends on it, no two tasks
   write to the same place, every sum has one order, and a product runs on one thread (`LinkPredictionStep` sees to it).
 - They do not depend on where the caller's arrays lie: products only see our own aligned memory.
 """

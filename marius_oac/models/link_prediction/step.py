@@ -59,7 +59,7 @@ class LinkPredictionStep:
         config: the run's.
         num_relations: R, doubled already when reciprocal; 0 for a graph without relations.
         device: a CPU or CUDA device.
-        threads: lanes on the CPU, at least 1.
+        threads: on the CPU, at least 1.
         relations: float32 [R, relation_width(config)], the relations' initial values; copied. None if R or the width
             is 0.
         dense: how the relations agree with those of other nodes; entities' rows then come without state, and leave

@@ -90,7 +90,7 @@ class _Hub:
                 self.land(connection, way)
 
     def land(self, connection: _Line, way: Way) -> None:
-        """The oldest message of that lane arrives."""
+        """The oldest message in that direction arrives."""
         message = connection.directions[way].flying.popleft()
         if way is Way.REPLY:
             connection.replies.append(message)
