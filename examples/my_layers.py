@@ -6,8 +6,8 @@
         - {kind: module, module: my_layers.py:attention, neighbors: 10}
 
 Each name is called with the number of floats of an input. What it gives is a torch module with `width`, the floats of
-an output, `activation`, a function between it and the next layer, and `forward(values, block, thread_pool)`. Parameters may
-be drawn as torch does: its generator is seeded around the call.
+an output, `activation`, a function between it and the next layer, and `forward(values, block, thread_pool)`. Parameters
+may be drawn as torch does: its generator is seeded around the call.
 """
 
 import torch

@@ -97,7 +97,7 @@ CASES = [
             "can't be written: Error writing bytes to file", files={}),
     limited("limit-memory-clicks", "-v 6000000", "train c.yaml --out r", "",
             "there is no address space for", files=CLICKS, notes=None, made=RUN),
-    limited("limit-memory-libraries", "-v 900000", "predict $run --head 1 --relation 0", "",
+    limited("limit-memory-libraries", "-v 700000", "predict $run --head 1 --relation 0", "",
             "there is not enough memory, or address space (ulimit -v), for a library", files={}),
     limited("limit-stack", "-s 512", "eval $run", files={}, code=0),
     limited("limit-core-and-locked", "-c 0; ulimit -l 0", "eval $run", files={}, code=0),

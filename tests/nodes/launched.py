@@ -18,6 +18,7 @@ import psutil
 from marius_oac.errors import InputError, MariusOacError
 from marius_oac.nodes.launch.cluster import names
 from marius_oac.nodes.launch.launch import Request, on_nodes
+from marius_oac.runtime.console import standard_error
 from marius_oac.runtime.signals import stop_on_interrupt
 
 
@@ -115,4 +116,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_error():
+        sys.exit(main())
