@@ -193,7 +193,7 @@ class ParameterStore(ABC):
         self._reset(rows, keys)
 
     def held(self) -> ParameterStore:
-        """Returns the same table for a caller that holds all rows it asks for in memory (see `disk_tier`)."""
+        """Returns the same table for a caller that holds all rows it asks for in memory (see `disk.tier`)."""
         return self
 
     def flush(self) -> None:

@@ -333,7 +333,7 @@ def node_task(
     """The task as it is trained on nodes. Raises ConfigError where that is not possible.
 
     Args:
-        ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`node_rowless`).
+        ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`training.rowless`).
     """
     config, cluster = task.config, place.cluster
     if isinstance(task, NodeClassificationTask):

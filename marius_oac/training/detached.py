@@ -1,7 +1,7 @@
 """A trainer that is not in the group of the run's processes: it has no rows and no checkpoint, and batches are
 dispatched to it.
 
-Elastic workers are such (`node_guest`), and trainers of the run's own that may die (`node_rowless`).
+Elastic workers are such (`training.elastic`), and trainers of the run's own that may die (`training.rowless`).
 """
 
 from __future__ import annotations

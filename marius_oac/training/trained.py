@@ -32,7 +32,7 @@ def evaluate_run(
     trust: bool = False,
 ) -> Metrics | ClickMetrics:
     """Evaluates a run's result, whatever its task was, on a split, or one on a click log on files; its data lies at
-    `data_path`, or where it is found (`run_places`).
+    `data_path`, or where it is found (`folder.places`).
 
     Raises:
         InputError: files for a run on a graph; see also the classes' `evaluate`.

@@ -250,7 +250,7 @@ def test_arrays_that_do_not_match_the_relations_are_a_programming_error():
     with pytest.raises(ValueError, match="2 columns, but the graph has 3 relations"):
         EdgePlanner(np.zeros((4, 2), int), 5, 3, config())
     planner = EdgePlanner(np.zeros((4, 3), int), 5, 3, config())
-    with pytest.raises(ValueError, match="sequence must be"):
+    with pytest.raises(ValueError, match="batch_index must be"):
         planner.plan(-1)
 
 

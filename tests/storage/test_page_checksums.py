@@ -57,7 +57,7 @@ def rotated(value, by=31):
 
 
 def last_steps_undone(found, seed, thread_pool):
-    """The lane that stands at None, from the checksum and the other three; see `page_kernels.checksum`."""
+    """The lane that stands at None, from the checksum and the other three; see `cpu.pages.checksum`."""
     prime_2 = int(page_kernels._PRIME_2)
     inverse = pow(prime_2, -1, 1 << 64)
 

@@ -134,7 +134,7 @@ class BucketPlanner(GraphPlanner):
     @wrapping
     def _place(self, batch_index: int) -> Place:
         if batch_index >= self._ends[-1]:
-            raise ValueError(f"sequence must be below the {self._ends[-1]} batches of all epochs, not {batch_index}")
+            raise ValueError(f"batch_index must be below the {self._ends[-1]} batches of all epochs, not {batch_index}")
         epoch = bisect_right(self._ends, batch_index)
         batch = batch_index - (self._ends[epoch - 1] if epoch else 0)
         plan = self._schedule.epoch(epoch)

@@ -126,7 +126,7 @@ class GraphPlanner(ABC):
     def plan(self, batch_index: int) -> Plan:
         """Batch number `batch_index`, counted from 0 over all epochs."""
         if batch_index < 0:
-            raise ValueError(f"sequence must be at least 0, not {batch_index}")
+            raise ValueError(f"batch_index must be at least 0, not {batch_index}")
         at = self._place(batch_index)
         first, end, part = self.share.of_batch(at.size)
         size = end - first

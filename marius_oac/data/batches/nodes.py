@@ -63,7 +63,7 @@ class NodePlanner:
     def plan(self, batch_index: int) -> Plan:
         """Batch number `batch_index`, counted from 0 over all epochs."""
         if batch_index < 0:
-            raise ValueError(f"sequence must be at least 0, not {batch_index}")
+            raise ValueError(f"batch_index must be at least 0, not {batch_index}")
         epoch, batch = divmod(batch_index, self.batches_per_epoch)
         start = batch * self._batch_size
         places = np.empty(min(self._batch_size, len(self._nodes) - start), dtype=np.int64)

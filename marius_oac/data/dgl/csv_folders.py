@@ -1,5 +1,5 @@
 """dgl's CSV format: folders of `meta.yaml` and the files that it names (dgl.data.CSVDataset, version 1.0.0). They are
-read and written without dgl. See `dgl_edges` for what becomes of a graph.
+read and written without dgl. See `dgl.edges` for what becomes of a graph.
 """
 
 from __future__ import annotations

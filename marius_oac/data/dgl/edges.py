@@ -4,7 +4,7 @@ What becomes of a graph: with one type of nodes, names are dgl's ids, else TYPE/
 or where there is but one type of edges the number that it has as `_TYPE` (dgl.ETYPE) or `relation`; without these edges
 have no relations. Boolean `train_mask`, `val_mask` and `test_mask` of edges are the splits; edges with none of them are
 left out. Nodes without edges are no part of a prepared graph, so dgl's ids are names and not its ids. Labels, masks and
-features of nodes become files in the graph's folder (see `dgl_nodes`). The edges of a graph with labels all train,
+features of nodes become files in the graph's folder (see `dgl.nodes`). The edges of a graph with labels all train,
 unless they have masks or fractions are asked for.
 """
 

@@ -1,5 +1,5 @@
 """Graphs from dgl and for dgl: `DGLGraph` objects and dgl's binary files, which need dgl (see `marius_oac.dgl`). See
-`dgl_edges` for what becomes of a graph, and `dgl_csv` for dgl's other format.
+`dgl.edges` for what becomes of a graph, and `dgl.csv_folders` for dgl's other format.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def to_dgl_graph(graph: Graph, labels: Path | None = None, features: Path | None
     """A homogeneous `DGLGraph` of all edges, with masks, and relations as `_TYPE` where there are any; int64 ids.
 
     Args:
-        labels, features: files of the graph's nodes, which become `label` (see `dgl_nodes.node_arrays`), masks, `feat`.
+        labels, features: files of the graph's nodes, which become `label` (see `dgl.nodes.node_arrays`), masks, `feat`.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """The bridge to dgl, an extra of this package (`pip install 'marius-oac[dgl]'`): nothing else here needs it.
 
-Blocks to dgl's and back, and a `dgl.nn` module as a layer of an `Encoder`. See `dgl_sampling` for its sampler, and
-`dgl_graphs` and `dgl_csv` for its graphs.
+Blocks to dgl's and back, and a `dgl.nn` module as a layer of an `Encoder`. See `dgl.sampling` for its sampler, and
+`dgl.graphs` and `dgl.csv_folders` for its graphs.
 
 A module of dgl adds up in an order that may depend on dgl's version and number of threads: what is promised of bits
 holds for our own layers.

@@ -1,4 +1,4 @@
-"""Columns of a click log as NumPy: labels (`log_labels`), numbers (`log_numbers`), and the keys of what has rows.
+"""Columns of a click log as NumPy: labels (`logs.labels`), numbers (`logs.numbers`), and the keys of what has rows.
 
 A key is an int64. Integers are their own keys; a hexadecimal text is the integer it spells; any other text has its
 64-bit fingerprint for a key and a second, independent one of 32 bits beside it as a check, by which an index can tell

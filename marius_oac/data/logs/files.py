@@ -40,7 +40,7 @@ class LogFile:
         rows: examples, at least 1.
         fingerprint: of its size and of samples of its bytes, hexadecimal; by it files are told apart.
         kinds: whether keys of a feature of kind auto are "integer" or "string" here, by feature.
-        pieces: what is known of all of its bytes, see `log_pieces`.
+        pieces: what is known of all of its bytes, see `logs.pieces`.
     """
 
     path: Path

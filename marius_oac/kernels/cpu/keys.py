@@ -11,7 +11,8 @@ Guarantees, for any number of threads in `find` beside one in `insert` or `move`
 - Slots are only filled, never changed, and `move` publishes a block only when it holds all that the old one held: a key
   that was inserted before `find` began is found, in whichever block `find` got.
 - A row is returned only if its record holds the very vocabulary and key.
-- Blocks that were in the directory when `find` began must stay in memory until it has returned: `key_index` sees to it.
+- Blocks that were in the directory when `find` began must stay in memory until it has returned: `keys.index` sees to
+  it.
 """
 
 from typing import NamedTuple

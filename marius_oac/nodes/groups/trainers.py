@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Crowd:
-    """The processes of a group, and those outside of it (`node_rowless`).
+    """The processes of a group, and those outside of it (`training.rowless`).
 
     To shards the trainers of the group are peers 0 to `within` - 1, in the order of their ranks; then come those that
     only serve, and then those outside: so sums over trainers have the order that they would have without the others.

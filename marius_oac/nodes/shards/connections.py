@@ -40,7 +40,7 @@ class Connections:
         place: who this process is.
         lockstep: whether all trainers compute the same batches.
         group: of the processes that serve, and of those that train with them.
-        rowless: names of the run's trainers that are not in the group (`node_rowless`).
+        rowless: names of the run's trainers that are not in the group (`training.rowless`).
         tell: tells the latter of the run, as elastic workers are told; called by every process of the group, once.
         alpha: of EASGD's sync servers; None: there are none.
         crowd: which of the group train; None: all.

@@ -6,7 +6,7 @@ machine.
              have those of a global step, the optimizers run, once per row, and once on the slice
     dense    the slice with the optimizer's state
 
-The node of the first shard is the coordinator as well (`dealing_desk`).
+The node of the first shard is the coordinator as well (`gba.dispatch_server`).
 
 Guarantees:
 - What comes of a step is a function of the order in which pushes came.

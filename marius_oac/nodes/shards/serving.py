@@ -6,7 +6,7 @@ Guarantees:
 - The first error ends the threads and goes to `on_failure`; `fail` tells the trainers of it, so that none of them waits
   for an answer that will not come.
 - An elastic worker (`elastic_workers`) that is gone, or that can't be sent anything any more, ends nothing; nor does a
-  trainer of the run's own that is not in its group (`node_rowless`).
+  trainer of the run's own that is not in its group (`training.rowless`).
 - A message that does not fit (`Malformed`) comes from a trainer of this run, for nobody else gets through a door: it is
   a defect, and an error as any other, which names the trainer.
 """

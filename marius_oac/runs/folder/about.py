@@ -4,7 +4,7 @@
     data              the fingerprint of what is trained on, see `data.identity`
     kernels           which kernels matrix products ran on when the run began
     path              where the folder lay when its config.yaml was written
-    base              the folder that relative paths in config.yaml and log.json start from; see `run_places`
+    base              the folder that relative paths in config.yaml and log.json start from; see `folder.places`
     config            the configuration's keys that decide the run's bits, with their values
     files             SHA-256 of the task's own files in the folder, such as the user's code: of the present text, and
                       of the one before, which is there until the new one has been written

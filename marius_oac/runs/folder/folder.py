@@ -1,7 +1,7 @@
 """A run's folder.
 
     config.yaml        the resolved configuration
-    run.json           what the run is: see `run_about`
+    run.json           what the run is: see `folder.about`
     log.json           of a click log: its files
     metrics.jsonl      one line per step interval, epoch and evaluation
     order.npy          the computation order, where it is not the plan's
@@ -154,7 +154,7 @@ class RunFolder:
         check_change(self.config, config)
         if self.config.storage.path != config.storage.path:
             raise ConfigError(f"the run's rows lie in {list(self.config.storage.path)}", "storage.path")
-        if config.task != "ctr":  # a click log has other files every day; `run_log` looks after them
+        if config.task != "ctr":  # a click log has other files every day; `folder.log` looks after them
             self.check_data(fingerprint, config)
         if self.about.kernels != blas.kernels():
             began = self.about.kernels

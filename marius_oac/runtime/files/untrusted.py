@@ -2,7 +2,7 @@
 
 A run, a prepared graph or a checkpoint may come from a stranger, its checksums valid. Every JSON file that they consist
 of is read here: no more than so many bytes, so deep, no key twice, no number that isn't one, each field of its type.
-`untrusted_npy` does the same for arrays. Imports neither torch nor numba.
+`files.untrusted_arrays` does the same for arrays. Imports neither torch nor numba.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Guarantees:
 - `read` and `write` may be called by any number of threads, `write` never for a slot that another call reads or writes.
 - An error of the disk is an `OSError` that names the file, in the thread that called.
-- Files that are opened for writing are locked (flock(2)) until `close`, and have no links of either kind. `page_owner`
+- Files that are opened for writing are locked (flock(2)) until `close`, and have no links of either kind. `disk.owner`
   keeps copies of a run from writing to the same files one after the other.
 - Nothing outlives `close`.
 

@@ -36,7 +36,7 @@ class PagedTable:
         return slice(self.first_page, self.first_page + -(-num_rows // self.rows_per_page))
 
     def shape(self) -> list[int]:
-        """What `page_kernels.copy_pages` needs to know."""
+        """What `cpu.pages.copy_pages` needs to know."""
         layout = self.layout
         narrow = layout.value_dtype == "bfloat16"
         return [

@@ -8,7 +8,7 @@ The road of a batch through the tier:
     release    when its rows are written: the pages may go
 
 A changed page that has to leave its frame is copied out first and written after the frame's new page has been read; it
-goes to a new slot (see `page_slots`), so that a checkpoint's pages are never overwritten.
+goes to a new slot (see `disk.slots`), so that a checkpoint's pages are never overwritten.
 
 Guarantees:
 - A page that a claim holds stays in memory. Claims get all their frames at once or none, and in order; a claim that has

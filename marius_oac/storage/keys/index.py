@@ -1,6 +1,6 @@
 """Which row of a table belongs to which key: an exact index that grows while it is read.
 
-A row costs 16 bytes for its key and 5 to 7.5 bytes of slots (`key_kernels` says how they lie). The rows' part is
+A row costs 16 bytes for its key and 5 to 7.5 bytes of slots (`cpu.keys` says how they lie). The rows' part is
 reserved for the whole capacity at first and takes memory as rows come, so it never moves. It may lie in a file that the
 system pages, whose place on the disk is taken as rows come: a search looks at the part of a row that is there, and
 seldom at another's. The slots lie in many shards, each grown alone by half when it is four fifths full: built aside,

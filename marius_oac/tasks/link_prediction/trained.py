@@ -52,7 +52,7 @@ class TrainedModel:
     ) -> TrainedModel:
         """Opens a run's result: the checkpoint that its summary is about (the newest, or with early stopping the best),
         the newest of a run that has not ended, or the named one, or the "best" one; with the graph at `data_path`, or
-        where it is found (`run_places`).
+        where it is found (`folder.places`).
 
         Raises:
             CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
