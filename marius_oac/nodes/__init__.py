@@ -1,1 +1,1 @@
-"""Several nodes: groups, transport, rows on shards, dense agreement, global batch aggregation, launch."""
+"""Training on several nodes: launch, groups, transport, shards, dense parameters, global batch aggregation."""

@@ -72,7 +72,7 @@ def test_gradients_of_other_shapes_are_refused():
     sync = AllReduce(*ThreadGroup.members(1))
     sync.attach([torch.zeros(2)])
     sync.reduce([torch.zeros(2)], 1.0)
-    with pytest.raises(ValueError, match=r"tensors \[\(3,\)\], but they were \[\(2,\)\]"):
+    with pytest.raises(ValueError, match=r"tensors have the shapes \[\(3,\)\], not \[\(2,\)\]"):
         sync.reduce([torch.zeros(3)], 1.0)
     with pytest.raises(ValueError, match="attached already"):
         sync.attach([torch.zeros(2)])

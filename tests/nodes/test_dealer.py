@@ -188,7 +188,7 @@ def test_who_waits_is_woken_when_no_data_are_left():
 def test_a_checkpoint_goes_on_in_any_mode(kind):
     found = dispatcher(kind, 1, end=9)
     dispatch = found.ask(3)
-    with pytest.raises(ValueError, match="1 batches are out"):
+    with pytest.raises(ValueError, match="1 batches are outstanding"):
         found.state()
     found.done(3, dispatch.batch)
     found.stepped(1)

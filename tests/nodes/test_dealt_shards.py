@@ -289,9 +289,9 @@ def test_a_guest_that_leaves_before_is_missed_once_and_all_finish_then():
     assert ask(desk, 0) == [(Kind.DISPATCH, True)]
     ((to, call),) = desk.gone(1)
     assert (to, call.kind, call.batch_index) == (0, Kind.REFUSE, 1) and not call.arrays[0].size
-    with pytest.raises(Malformed, match="for whom nobody asked"):
+    with pytest.raises(Malformed, match="which nobody asked for"):
         desk.handle(0, Message(Kind.ANSWER, 5), [])
-    with pytest.raises(Malformed, match="which it does not have"):
+    with pytest.raises(Malformed, match="which that trainer does not have"):
         desk.handle(1, Message(Kind.ANSWER, 1), [])
     ((to, end),) = desk.handle(0, Message(Kind.ANSWER, 1), [])
     assert (to, end.kind) == (0, Kind.FINISHED) and desk.metrics()["batches_lost"] == 1
@@ -325,7 +325,7 @@ def test_nothing_is_finished_before_every_shard_has_filled_its_places():
     )  # it has the guest's batch
     ((to, fill),) = desk.handle(1, Message(Kind.ANSWER, 2, table=1), [np.array([False])])
     assert (to, fill.kind) == (1, Kind.FILL) and fill.arrays[0].tolist() == [0]
-    with pytest.raises(Malformed, match="what nobody asked for"):
+    with pytest.raises(Malformed, match="slots that nobody asked for"):
         desk.handle(0, Message(Kind.FILLED, 2, table=0, step=1), [])
     told = desk.handle(1, Message(Kind.FILLED, 2, table=1, step=1), [])
     assert [(to, message.kind) for to, message in told] == [(0, Kind.FINISHED), (1, Kind.FINISHED)]

@@ -153,7 +153,7 @@ def test_a_state_of_another_kind_is_refused():
     (group,) = ThreadGroup.members(1)
     sync = make("bmuf", group, None)
     sync.attach(tensors_of(start_of(1)))
-    with pytest.raises(ValueError, match="state of dense agreement {}, but this one has {'since'"):
+    with pytest.raises(ValueError, match="the state has the tensors {}, but this dense agreement has {'since'"):
         sync.load({})
 
 
@@ -228,7 +228,7 @@ def test_sync_servers_refuse_what_does_not_fit():
     servers.abort()
     with pytest.raises(Closed):
         servers.read(0)
-    with pytest.raises(ValueError, match="2 parameters on sync servers, but there are 1"):
+    with pytest.raises(ValueError, match="2 parameters are assigned to sync servers, not 1"):
         Easgd(ThreadGroup.members(1)[0], 0.5, 1, False, servers=servers, assign=lambda sizes: [0, 0]).attach(
             [torch.zeros(1)]
         )

@@ -1,4 +1,4 @@
-"""All-reduce: gradients are summed over the trainers in every iteration, so that all make the same update."""
+"""All-reduce: sums gradients over the trainers in every iteration, so that all make the same update."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import torch
 
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.flat import Flat
+from marius_oac.types import present
 
 
 class AllReduce(DenseAgreement):
-    """`marius_oac.types.DenseSync`: one all-reduce of all gradients together before each update.
+    """Implements `marius_oac.types.DenseSync` with one all-reduce of all gradients before each update.
 
-    With shares that are the trainers' parts of the global batch, gradients become those of the global batch's mean. One
+    With the trainers' parts of the global batch as shares, gradients become those of the global batch's mean loss. One
     trainer with share 1 keeps the bits of its gradients.
     """
 
     _flat: Flat | None = None
 
     def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> bool:
-        """See `DenseSync.reduce`; gradients have the same shapes in every call.
+        """See `DenseSync.reduce`.
 
         Raises:
-            ValueError: they have not.
+            ValueError: the gradients have other shapes than in the first call.
         """
         if self._flat is None:
             self._flat = Flat(gradients)
@@ -31,7 +32,7 @@ class AllReduce(DenseAgreement):
         with torch.no_grad():
             self._flat.fill(gradients)
             self._flat.buffer.mul_(share)
-            self._channel.all_reduce(self._flat.buffer)
+            present(self._channel).all_reduce(self._flat.buffer)
             self._flat.give(gradients)
         self._count(begun)
         return True

@@ -1,10 +1,10 @@
-"""How dense parameters of several trainers agree: the contract, and what its implementations have in common.
+"""How the dense parameters of several trainers are synchronised: the contract, and what implementations share.
 
 Guarantees:
-- Parameters are read and written through views that autograd does not watch: their versions do not change, so that a
+- Parameters are read and written through views that autograd does not track. Their versions do not change, so a
   background thread may write between a forward and its backward pass.
-- What the trainers say to each other goes through a channel of its own, so that other calls of the group can't meet it.
-- Once a call has raised, `stop` is all that may follow.
+- Trainers communicate through a channel of its own, separate from all other calls of the group.
+- After a call has raised only `stop` may follow.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from marius_oac.types import present
 
 
 class DenseAgreement:
-    """`marius_oac.types.DenseSync`, which a step sees, and what the run does with it: the base of all ways to agree.
+    """The base of all algorithms: `marius_oac.types.DenseSync`, which a step calls, and the calls of the run.
 
-    A run calls `start`, and at each point where it stands still `pause` (replicas may differ) or `finish` (they must
-    not), then `start` again; at last, whatever happened, `stop`. All trainers call them together, but for `stop`. Where
-    a model has no dense parameters, nothing is attached and nothing happens.
+    A run calls `start`. Where training pauses it calls `pause` (replicas may differ) or `finish` (they must not), then
+    `start` again. At last it calls `stop`, also after an error. All trainers make these calls together, except `stop`.
+    Where a model has no dense parameters, nothing is attached and the calls do nothing.
 
     Args:
         group: of the trainers.
@@ -48,7 +48,7 @@ class DenseAgreement:
         return None
 
     def attach(self, parameters: Sequence[torch.Tensor]) -> None:
-        """See `DenseSync.attach`; collective. All trainers begin with the values of rank 0.
+        """See `DenseSync.attach`; collective. All trainers take over the values of rank 0.
 
         Raises:
             ValueError: parameters are attached already, or have several types or devices.
@@ -70,7 +70,7 @@ class DenseAgreement:
         self._prepare(together)
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Makes tensors, in place, their mean over the trainers; collective, while nothing is started."""
+        """Replaces tensors, in place, by their mean over the trainers; collective, while nothing is started."""
         if self._channel is not None:
             for tensor in tensors:
                 self._channel.all_reduce(tensor)
@@ -84,20 +84,24 @@ class DenseAgreement:
         return share > 0
 
     def hand_over(self, gradients: Sequence[torch.Tensor], factor: float) -> None:
-        """See `DenseSync.hand_over`; of those that can be `dispatched`."""
-        raise TypeError(f"{type(self).__name__} hands nothing over")
+        """See `DenseSync.hand_over`.
+
+        Raises:
+            TypeError: this algorithm can't be `dispatched`.
+        """
+        raise TypeError(f"{type(self).__name__} hands no gradients over")
 
     def updated(self, batch_index: int) -> None:
-        """See `DenseSync.updated`; raises the error that has ended the background thread."""
+        """See `DenseSync.updated`; raises the error that ended the background thread."""
         self._iterations += 1
         self._quiet, self._total = False, None
 
     def pause(self) -> None:
-        """Ends work in the background; the trainers agree on which exchange was the last one."""
+        """Ends work in the background; the trainers agree on which exchange is the last one."""
         self._quiet = True
 
     def finish(self) -> None:
-        """`pause`; then all trainers hold the same parameters, and `metrics` is that of all."""
+        """Pauses, then makes the parameters of all trainers the same and sums their metrics; collective."""
         self.pause()
         if self._channel is None:
             return
@@ -106,22 +110,23 @@ class DenseAgreement:
         self._total = {name: sum(one[name] for one in each) for name in each[0]}
 
     def stop(self) -> None:
-        """Ends everything at once, whatever the others do, who will find this trainer lost if they wait for it.
+        """Ends everything at once, whatever the others do. Those that wait for this trainer find it lost.
 
-        Raises nothing that another call has raised, or would have: whoever does not `finish` has an error of his own.
+        It does not raise errors of the background thread: a run that does not `finish` has an error of its own.
         """
         if self._channel is not None:
-            if not self._quiet:  # else the others may still be in the call that was the last one here
+            if not self._quiet:  # otherwise the others may still be in the last call that this trainer made
                 self._channel.abort()
             self._channel.close()
 
     def waited(self) -> float:
-        """Seconds that the calling thread has spent in synchronisations so far: above all, waiting for others."""
+        """Returns the seconds that the calling thread has spent in synchronisations, mostly waiting for others."""
         return getattr(self._waiting, "seconds", 0.0)
 
     def metrics(self) -> dict[str, float]:
-        """Counts of iterations, synchronisations and payload bytes, the average sync gap in iterations, and bytes and
-        seconds per synchronisation: this trainer's; from `finish` to the next iteration those of all trainers, summed.
+        """Returns the metrics that `DenseSync.metrics` lists.
+
+        They are this trainer's; from `finish` to the next iteration those of all trainers, summed.
         """
         counts = self._total or self._counts()
         syncs = counts["syncs"]
@@ -135,20 +140,20 @@ class DenseAgreement:
         }
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint must keep beside parameters and the optimizer's state, by name: copies."""
+        """Returns copies of the tensors that a checkpoint keeps beside parameters and optimizer state, by name."""
         return {name: tensor.clone() for name, tensor in self._kept().items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes over, by copy, what `state` gave; after `attach`, while nothing is started. Collective.
+        """Copies a state that `state` returned; after `attach`, while nothing is started. Collective.
 
         Raises:
-            ValueError: the state is that of another way to agree, or of another model.
+            ValueError: the state is of another algorithm or model.
         """
         mine, theirs = (
             {name: (tuple(each.shape), each.dtype) for name, each in kept.items()} for kept in (self._kept(), state)
         )
         if mine != theirs:
-            raise ValueError(f"state of dense agreement {theirs}, but this one has {mine}")
+            raise ValueError(f"the state has the tensors {theirs}, but this dense agreement has {mine}")
         self._take(state)
 
     def _prepare(self, together: Flat) -> None:
@@ -158,16 +163,16 @@ class DenseAgreement:
         """Makes parameters the same on all trainers, if they are not."""
 
     def _kept(self) -> dict[str, torch.Tensor]:
-        """The tensors that a checkpoint keeps, by name."""
+        """Returns the tensors that a checkpoint keeps, by name."""
         return {}
 
     def _take(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes over a state that fits `_kept`."""
+        """Copies a state that fits `_kept`."""
         for name, tensor in self._kept().items():
             tensor.copy_(state[name])
 
     def _begin(self) -> tuple[float, int]:
-        """To be called when a synchronisation begins, and what `_count` wants to have when it is done."""
+        """Begins a synchronisation; the result is the argument of `_count` when it is done."""
         return time.perf_counter(), self._sent()
 
     def _count(self, begun: tuple[float, int]) -> None:
@@ -178,7 +183,7 @@ class DenseAgreement:
         self._syncs += 1
 
     def _sent(self) -> int:
-        """Payload bytes that this trainer has sent so far."""
+        """Returns the payload bytes that this trainer has sent so far."""
         return present(self._channel).bytes_sent
 
     def _counts(self) -> dict[str, float]:

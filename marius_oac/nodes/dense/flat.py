@@ -1,20 +1,26 @@
-"""Many tensors in one buffer, so that they travel in one call."""
+"""Packs many tensors into one buffer, so that one call transfers them all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 
 class Flat:
-    """A buffer as long as some tensors together.
+    """A flat buffer for tensors of given shapes.
 
     Args:
-        tensors: give shapes, type and device; all must have one type and device. They are not kept.
-        extra: numbers behind them in the buffer, for other purposes.
+        tensors: give the shapes, and one dtype and device; they are not kept.
+        extra: elements after them in the buffer, for other purposes.
+
+    Attributes:
+        buffer: [elements of all tensors + extra], zeros at first.
+        shapes: of the tensors.
+        parts: views of the buffer in these shapes.
+
     Raises:
-        ValueError: types or devices differ, or there is no tensor.
+        ValueError: dtypes or devices differ, or there is no tensor.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], extra: int = 0) -> None:
@@ -27,7 +33,7 @@ class Flat:
         self.parts = self.views(self.buffer)
 
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a buffer like this one, or of one without the extra numbers, in the tensors' shapes."""
+        """Returns views in the tensors' shapes of a buffer as long as this one; it may lack the extra elements."""
         parts = buffer[: sum(self._sizes)].split(self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
@@ -37,8 +43,7 @@ class Flat:
         Raises:
             ValueError: they have other shapes.
         """
-        self._check(tensors)
-        for part, tensor in zip(self.parts, tensors, strict=True):
+        for part, tensor in self._pairs(tensors):
             part.copy_(tensor)
 
     def give(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -47,11 +52,11 @@ class Flat:
         Raises:
             ValueError: they have other shapes.
         """
-        self._check(tensors)
-        for part, tensor in zip(self.parts, tensors, strict=True):
+        for part, tensor in self._pairs(tensors):
             tensor.copy_(part)
 
-    def _check(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _pairs(self, tensors: Sequence[torch.Tensor]) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         shapes = [tuple(tensor.shape) for tensor in tensors]
         if shapes != self.shapes:
-            raise ValueError(f"tensors {shapes}, but they were {self.shapes}")
+            raise ValueError(f"tensors have the shapes {shapes}, not {self.shapes}")
+        return zip(self.parts, tensors, strict=True)

@@ -1,4 +1,4 @@
-"""From the configuration to the way in which dense parameters agree."""
+"""Makes the configured algorithm of dense agreement."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def make_dense_sync(
     assign: Assign | None = None,
     weight_decay: float = 0.0,
 ) -> DenseAgreement:
-    """The configured way to agree; nothing is exchanged before its `attach`.
+    """Returns the configured algorithm; nothing is exchanged before its `attach`.
 
     Args:
         config: the section.
         group: of the trainers.
-        learning_rate, weight_decay: kstep's, which is an optimizer of its own.
+        learning_rate, weight_decay: of kstep, which is an optimizer of its own.
         lockstep: whether the trainers make the same steps.
         servers: easgd's sync servers, whose alpha is `config.alpha`.
         assign: see `Easgd`.
+
     Raises:
         ConfigError: the kind needs lockstep.
         ValueError: easgd without servers.
@@ -41,11 +42,11 @@ def make_dense_sync(
     if config.kind == "kstep":
         moments = (config.beta1, config.beta2)
         return KStep(group, learning_rate, config.k, config.warm_up, moments, config.epsilon, weight_decay)
-    speed_monitor = (config.alpha, config.iterations_between, config.background)
+    shadow = (config.alpha, config.iterations_between, config.background)
     if config.kind == "ma":
-        return Averaging(group, *speed_monitor)
+        return Averaging(group, *shadow)
     if config.kind == "bmuf":
-        return Bmuf(group, *speed_monitor, eta=config.eta, momentum=config.momentum, nesterov=config.nesterov)
+        return Bmuf(group, *shadow, eta=config.eta, momentum=config.momentum, nesterov=config.nesterov)
     if servers is None or assign is None:
         raise ValueError("easgd needs sync servers and an assignment of parameters to them")
-    return Easgd(group, *speed_monitor, servers=servers, assign=assign)
+    return Easgd(group, *shadow, servers=servers, assign=assign)

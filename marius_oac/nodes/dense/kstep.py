@@ -2,20 +2,20 @@
 
 With learning rate a, gradient g_i of trainer i, N trainers, t = 1, 2, ...:
 
-    g_i = g_i + w x_i, where there is a weight decay w (not in the paper; Adam's, as torch has it)
+    g_i = g_i + w x_i, with a weight decay w (not in the paper; as in torch's Adam)
     m_i = beta1 m_i + (1 - beta1) g_i
     v_i = beta2 v_i + (1 - beta2) g_i^2
     t mod k != 0:  x_i = x_i - a m_i / sqrt(v)
     t mod k == 0:  v = mean over i of v_i,  then x_i = mean over j of (x_j - a m_j / sqrt(v))
 
-v, the second moment that divides, is frozen between merges, while each trainer's own v_i goes on. m is never merged.
-v and v_i begin as epsilon; nothing is corrected for that, and nothing is added to the denominator. So with a small
-epsilon the first k - 1 steps would be a g / sqrt(epsilon): the trainers merge in each of the first `warm_up` steps.
-With `warm_up=0` the algorithm is the paper's to the letter, for models whose v is taken over from a checkpoint
+v, the second moment in the denominator, is frozen between merges, while each trainer's own v_i is updated. m is never
+merged. v and v_i begin as epsilon, without bias correction, and nothing is added to the denominator. With a small
+epsilon the first k - 1 steps would therefore be a g / sqrt(epsilon), so the trainers merge in each of the first
+`warm_up` steps. With `warm_up=0` the algorithm is exactly the paper's, for models whose v comes from a checkpoint
 (`models/compute/dense_moments.py`); their steps count, too, so t goes on from there.
 
-A trainer that has no example of a batch makes no step of its own: x_i, m_i and v_i stay, t counts, and it merges as
-all do.
+A trainer without an example of a batch makes no step of its own: x_i, m_i and v_i stay, t counts, and it merges as all
+others do.
 
 A merge is two all-reduces as long as the parameters, of v_i and of x_i - a m_i / sqrt(v), which needs the merged v.
 (One would do with x_i, m_i and v_i in it, and send half as much again.)
@@ -24,25 +24,27 @@ A merge is two all-reduces as long as the parameters, of v_i and of x_i - a m_i 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.flat import Flat
 from marius_oac.nodes.groups.contract import Group
+from marius_oac.types import present
 
 Mean = Callable[[Sequence[torch.Tensor]], None]
-"""Makes tensors, in place, their mean over the trainers."""
+"""Replaces tensors, in place, by their mean over the trainers."""
 
 
 class KStepAdam(torch.optim.Optimizer):
-    """One trainer's part of Algorithm 2. A parameter without gradient has gradient zero.
+    """One trainer's part of Algorithm 2. A parameter without a gradient counts as having gradient zero.
 
     `state[parameter]` holds `step` (t, int64), `exp_avg` (m_i), `exp_avg_sq` (v_i) and `merged_sq` (v) from the start.
 
     Args:
         parameters: tensors of one type and device, in one order on all trainers.
-        merge: called for each merge with what it consists of, which wants to be told how to take means.
+        merge: called for each merge with a function that does it, given how to take means.
         lr: a; may be changed in `param_groups`.
         k: steps from merge to merge.
         warm_up: steps at the beginning that each end in a merge.
@@ -51,7 +53,7 @@ class KStepAdam(torch.optim.Optimizer):
         weight_decay: w.
 
     Attributes:
-        idle: whether the next step is of no example of this trainer's.
+        idle: whether this trainer has no example of the next step's batch.
     """
 
     def __init__(
@@ -81,23 +83,24 @@ class KStepAdam(torch.optim.Optimizer):
     @property
     def merged(self) -> bool:
         """Whether the last step was a merge, or there was none yet."""
-        return self._merges(int(self._states("step")[0]))
+        step = int(self._states("step")[0])
+        return step <= self._warm_up or step % self._k == 0
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """One update; with a merge, where it is due."""
+    def step(self, closure: Any = None) -> Any:
+        """Makes one update, with a merge where it is due; takes no closure and returns None."""
         (group,) = self.param_groups
         for parameter in self._parameters:
             self.state[parameter]["step"] += 1
             if not self.idle:
-                self._accumulate(parameter, *group["betas"], group["weight_decay"])
+                self._accumulate(parameter, group["betas"], group["weight_decay"])
         if self.merged:
             self._merge(lambda mean: self._update_merged(mean, group["lr"]))
         else:
             self._update(group["lr"])
 
-    def _accumulate(self, parameter: torch.Tensor, beta1: float, beta2: float, weight_decay: float) -> None:
-        state, gradient = self.state[parameter], parameter.grad
+    def _accumulate(self, parameter: torch.Tensor, betas: tuple[float, float], weight_decay: float) -> None:
+        state, gradient, (beta1, beta2) = self.state[parameter], parameter.grad, betas
         state["exp_avg"].mul_(beta1)
         state["exp_avg_sq"].mul_(beta2)
         if weight_decay:
@@ -119,15 +122,12 @@ class KStepAdam(torch.optim.Optimizer):
         self._update(rate)
         mean(self._parameters)
 
-    def _merges(self, step: int) -> bool:
-        return step <= self._warm_up or step % self._k == 0
-
     def _states(self, name: str) -> list[torch.Tensor]:
         return [self.state[parameter][name] for parameter in self._parameters]
 
 
 class KStep(DenseAgreement):
-    """`marius_oac.types.DenseSync` by k-step Adam; trainers must make the same number of steps (lockstep).
+    """Implements `marius_oac.types.DenseSync` with k-step Adam; trainers must make equally many steps (lockstep).
 
     Args:
         group: of the trainers.
@@ -174,12 +174,12 @@ class KStep(DenseAgreement):
 
     def _mean(self, tensors: Sequence[torch.Tensor]) -> None:
         self._flat.fill(tensors)
-        self._channel.all_reduce(self._flat.buffer)
+        present(self._channel).all_reduce(self._flat.buffer)
         self._flat.buffer.div_(self._group.size)
         self._flat.give(tensors)
 
     def _agree(self) -> None:
-        """Between merges replicas differ: their mean, without an update."""
+        """Replaces replicas, which differ between merges, by their mean, without an update."""
         if not self._optimizer.merged:
             with torch.no_grad():
                 self._mean(self._live)

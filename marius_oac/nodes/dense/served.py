@@ -1,7 +1,7 @@
-"""Dense parameters of trainers to which batches are dispatched: they lie on the shards, whose optimizer runs there.
+"""Dense parameters on the shards, in modes that dispatch batches: the optimizer runs there.
 
-Each shard has a slice. A pull brings the parameters of that moment along, a push takes the gradients. In lockstep,
-before and after that, gradients are all-reduced: every trainer then has all parameters, and the optimizer's state.
+Each shard has a slice. A pull also returns the current parameters, and a push carries their gradients. In lockstep,
+before and after such a mode, gradients are all-reduced: every trainer then has all parameters and the optimizer state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from marius_oac.types import ServedDense
 
 
 def bounds_of(served: ServedDense | None, shards: int) -> list[int]:
-    """Where slices begin, and the last one ends."""
+    """Returns where the slice of each shard begins, then where the last one ends: multiples of `served.grain`."""
     if served is None:
         return [0] * (shards + 1)
     grains = served.size // served.grain
@@ -25,7 +25,7 @@ def bounds_of(served: ServedDense | None, shards: int) -> list[int]:
 
 
 class Served(AllReduce):
-    """`marius_oac.types.DenseSync` in lockstep; while `dispatched` is set, of parameters that are served."""
+    """All-reduces in lockstep; while `dispatched` is set, gradients go to the shards that have the parameters."""
 
     _handed: np.ndarray | None = None
 
@@ -39,12 +39,13 @@ class Served(AllReduce):
         self.updated(0)
 
     def handed(self) -> np.ndarray | None:
-        """The last batch's gradients, end to end, and their factor: float32 [size + 1], once; None: there are none."""
+        """Returns the last batch's gradients, concatenated, and their factor, float32 [size + 1]; the next call returns
+        None, as without dense parameters."""
         found, self._handed = self._handed, None
         return found
 
     def lay(self, values: np.ndarray) -> None:
-        """From now on the parameters are these, float32 [size]."""
+        """Overwrites the parameters with these values, float32 [size]."""
         with torch.no_grad():
             self._together.buffer.copy_(torch.from_numpy(values))
             self._together.give(self._live)

@@ -1,7 +1,8 @@
 """Dense agreement beside training: EASGD, model averaging and BMUF (ShadowSync, Zheng et al., section 3.3).
 
-Each trainer trains its own replica w_i. A synchronisation copies it, exchanges the copy, and then draws the replica, as
-it is by then, to what came back: w_i = (1 - alpha) w_i + alpha w. A plain copy would undo what training did meanwhile.
+Each trainer trains its own replica w_i. A synchronisation copies it, exchanges the copy for w, and then moves the
+replica, as it is by then, towards w: w_i = (1 - alpha) w_i + alpha w. A plain copy would undo the updates made
+meanwhile.
 
 | algorithm | w, with c_i the copies |
 |---|---|
@@ -9,17 +10,17 @@ it is by then, to what came back: w_i = (1 - alpha) w_i + alpha w. A plain copy 
 | MA (Algorithm 3) | mean of c_i |
 | BMUF (Algorithm 4) | d = mean of c_i - w_global; w_global = w_global + eta d |
 
-BMUF's momentum: u = momentum u + d takes the place of d, with Nesterov d + momentum u does; with the latter it is the
-outer step of DiLoCo. In the background a thread synchronises over and over, at most once per `sync_every` iterations
-of its trainer; in the foreground training does after every `sync_every` iterations.
+BMUF's momentum: u = momentum u + d replaces d; with Nesterov d + momentum u does, which makes it the outer step of
+DiLoCo. In the background a thread synchronises repeatedly, at most once per `sync_every` iterations of its trainer. In
+the foreground the training thread does so after every `sync_every` iterations.
 
 Guarantees:
-- In the background training never waits: it tells the thread that an iteration is done and takes a lock for no longer.
-- The thread writes into the live parameters while training reads and writes them, without locks: an element may
-  lose an update of either side, and nothing else is lost.
-- Algorithms that need all trainers end together: every exchange carries how many trainers want to end, and the one in
-  which all do is the last, for all of them, and changes nothing. So nobody is left waiting, whatever their pace.
-- The first error of the thread is raised by the next `updated` and by `pause`; the others' threads end with `NodeLost`
+- With background synchronisation training never waits: it only takes a lock to count an iteration.
+- The thread writes into the live parameters while training reads and writes them, without locks. An element may lose an
+  update of either side; nothing else is lost.
+- Algorithms that need all trainers end together. Every exchange carries how many trainers want to end. The one in which
+  all do is the last for all of them, and changes nothing. So no trainer is left waiting, whatever its speed.
+- The first error of the thread is raised by the next `updated` and by `pause`. The others' threads end with `NodeLost`
   once this trainer stops.
 """
 
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -37,23 +38,24 @@ from marius_oac.nodes.dense.sync_server import SyncServers, parts_of
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.workers import Workers
+from marius_oac.types import present
 
 Gate = Callable[[str], object]
-"""Called by whoever synchronises with "copied", once the replica has been copied, "received", before it is drawn to
-what came back, and "drawn", after a synchronisation; a test may block there."""
-
+"""Called by the thread that synchronises with "copied", once the replica has been copied, "received", before it is
+moved, and "drawn", after a synchronisation; a test may block there."""
 
 Assign = Callable[[Sequence[int]], Sequence[int]]
+"""Returns the sync server of each parameter, from their sizes in bytes; the same on all trainers."""
 
 
 class Shadow(DenseAgreement):
-    """What the algorithms have in common: when to synchronise, and how it ends.
+    """The base of the algorithms: when to synchronise, and how it ends.
 
     Args:
         group: of the trainers.
-        alpha: how far a replica is drawn, 0 to 1.
-        gap: iterations of this trainer from one synchronisation to the next; in the background the fewest.
-        background: whether a thread does it.
+        alpha: how far a replica moves towards w, 0 to 1.
+        sync_every: iterations of this trainer between synchronisations; in the background the fewest.
+        background: whether a thread synchronises.
         gate: see `Gate`.
     """
 
@@ -89,9 +91,7 @@ class Shadow(DenseAgreement):
 
     def pause(self) -> None:
         """See `DenseAgreement.pause`."""
-        with self._changed:
-            self._ending = True
-            self._changed.notify_all()
+        self._ask_to_end()
         if self._workers is not None:
             workers, self._workers = self._workers, None
             workers.join()
@@ -101,9 +101,7 @@ class Shadow(DenseAgreement):
 
     def stop(self) -> None:
         """See `DenseAgreement.stop`."""
-        with self._changed:
-            self._ending = True
-            self._changed.notify_all()
+        self._ask_to_end()
         super().stop()
         if self._workers is not None:
             try:
@@ -111,6 +109,11 @@ class Shadow(DenseAgreement):
             except BaseException as error:
                 if error is not self._error:  # such as Ctrl-C
                     raise
+
+    def _ask_to_end(self) -> None:
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
 
     def _work(self) -> None:
         try:
@@ -124,7 +127,7 @@ class Shadow(DenseAgreement):
             raise
 
     def _due(self) -> bool:
-        """Waits for iterations; False: it is time to end."""
+        """Waits until a synchronisation is due; returns False when the thread is to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending or self._since >= self._sync_every)
             self._since.zero_()
@@ -137,7 +140,7 @@ class Shadow(DenseAgreement):
 
     @abstractmethod
     def _synchronise(self) -> None:
-        """One synchronisation."""
+        """Makes one synchronisation."""
 
     def _end_together(self) -> None:
         """Returns when no trainer needs this one any more."""
@@ -147,7 +150,7 @@ class Shadow(DenseAgreement):
 
 
 class Averaging(Shadow):
-    """MA: replicas are drawn to their mean. At the end each becomes the mean."""
+    """MA: replicas move towards their mean. At the end each becomes the mean."""
 
     _flat: Flat
 
@@ -162,7 +165,7 @@ class Averaging(Shadow):
             pass
 
     def _exchange(self, ending: bool) -> bool:
-        """Whether all trainers wanted to end; if so, nothing has changed."""
+        """Synchronises; returns whether all trainers wanted to end, in which case nothing has changed."""
         begun = self._begin()
         if self._reduce(ending):
             return True
@@ -172,17 +175,17 @@ class Averaging(Shadow):
         return False
 
     def _reduce(self, ending: bool) -> bool:
-        """The copies' mean into the buffer; whether all want to end."""
+        """Writes the copies' mean into the buffer; returns whether all trainers want to end."""
         self._flat.fill(self._live)
         self._flat.buffer[-1] = float(ending)
         self._gate("copied")
-        self._channel.all_reduce(self._flat.buffer)
+        present(self._channel).all_reduce(self._flat.buffer)
         everybody = self._flat.buffer[-1].item() == self._group.size
         self._flat.buffer.div_(self._group.size)
         return everybody
 
     def _target(self) -> torch.Tensor:
-        """What replicas are drawn to, from the mean in the buffer."""
+        """Returns what replicas move towards, from the mean in the buffer."""
         return self._flat.buffer
 
     def _agree(self) -> None:
@@ -192,13 +195,13 @@ class Averaging(Shadow):
 
 
 class Bmuf(Averaging):
-    """BMUF: replicas are drawn to w_global, which takes a step towards their mean. At the end each becomes w_global.
+    """BMUF: replicas move towards w_global, which takes a step towards their mean. At the end each becomes w_global.
 
     Args:
-        group, alpha, gap, background, gate: see `Shadow`.
+        group, alpha, sync_every, background, gate: see `Shadow`.
         eta: the step's size.
         momentum: of the steps; 0: none.
-        nesterov: whether the momentum looks ahead.
+        nesterov: whether it is Nesterov's momentum.
     """
 
     def __init__(
@@ -232,16 +235,15 @@ class Bmuf(Averaging):
 
 
 class Easgd(Shadow):
-    """EASGD: each replica and w_ps at the sync servers are drawn to each other, whatever the other trainers do.
+    """EASGD: each replica and w_ps at the sync servers move towards each other, independently of other trainers.
 
-    At the end each trainer exchanges once more and then takes w_ps; the last bits of w_ps depend on who came first.
-    Payload is what this trainer sends; the answers are as long.
+    At the end each trainer exchanges once more and then takes w_ps, whose last bits depend on the order of these
+    exchanges. Payload is what this trainer sends; the answers are as long.
 
     Args:
-        group, alpha, gap, background, gate: see `Shadow`; the servers have an alpha of their own.
-        servers: where w_ps lies.
-        assign: gives the server of each parameter, in the order of `attach`, from their sizes in bytes; the same on all
-            trainers.
+        group, alpha, sync_every, background, gate: see `Shadow`; the servers have an alpha of their own.
+        servers: hold w_ps.
+        assign: see `Assign`; parameters are in the order of `attach`.
     """
 
     def __init__(
@@ -262,7 +264,7 @@ class Easgd(Shadow):
     def _prepare(self, together: Flat) -> None:
         assignment = self._assign([tensor.nbytes for tensor in self._live])
         if len(assignment) != len(self._live):
-            raise ValueError(f"{len(assignment)} parameters on sync servers, but there are {len(self._live)}")
+            raise ValueError(f"{len(assignment)} parameters are assigned to sync servers, not {len(self._live)}")
         self._parts = {
             server: [self._live[number] for number in numbers] for server, numbers in parts_of(assignment).items()
         }
@@ -270,7 +272,7 @@ class Easgd(Shadow):
         if not self._group.rank:
             for server in self._parts:
                 self._servers.write(server, self._copied(server))
-        self._channel.barrier()
+        present(self._channel).barrier()
 
     def stop(self) -> None:
         """See `DenseAgreement.stop`."""
@@ -298,11 +300,11 @@ class Easgd(Shadow):
     def _agree(self) -> None:
         for server in self._parts:
             self._exchange(server)
-        self._channel.barrier()
+        present(self._channel).barrier()
         for server, tensors in self._parts.items():
             for tensor, target in zip(tensors, self._flats[server].views(self._servers.read(server)), strict=True):
                 tensor.copy_(target)
-        # Nobody exchanges again before all have read: `finish` gathers their counts.
+        # `finish` now gathers their counts, so no trainer exchanges again before all have read.
 
     def _sent(self) -> int:
         return self._uploaded
@@ -311,9 +313,9 @@ class Easgd(Shadow):
         mine = {} if self._group.rank else {f"server.{server}": self._servers.read(server) for server in self._parts}
         return super()._kept() | mine
 
-    def _take(self, state: dict[str, torch.Tensor]) -> None:
+    def _take(self, state: Mapping[str, torch.Tensor]) -> None:
         self._since.copy_(state["since"])
         if not self._group.rank:
             for server in self._parts:
                 self._servers.write(server, state[f"server.{server}"].to(self._live[0].device))
-        self._channel.barrier()
+        present(self._channel).barrier()

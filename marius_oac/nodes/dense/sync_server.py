@@ -1,6 +1,6 @@
-"""Sync servers of EASGD: they hold w_ps, the copy of the dense parameters that every trainer is drawn to.
+"""Sync servers of EASGD: they hold w_ps, the copy of the dense parameters that every replica moves towards.
 
-Tensors are packed onto servers by an assignment that is made elsewhere; what lies on one server is one vector.
+The caller assigns tensors to servers. Those of one server form one vector.
 
 Guarantees:
 - An exchange is atomic at its server: w_ps moves once, and the answer is w_ps right after that.
@@ -16,23 +16,23 @@ import torch
 
 
 class SyncServers(Protocol):
-    """The road to all sync servers; may be used by several threads."""
+    """A client of all sync servers; may be used by several threads."""
 
     def write(self, server: int, values: torch.Tensor) -> None:
-        """w_ps of a server is these values, [length]."""
+        """Sets w_ps of a server to these values, [length]."""
 
     def read(self, server: int) -> torch.Tensor:
-        """A copy of w_ps of a server."""
+        """Returns a copy of w_ps of a server, [length]."""
 
     def exchange(self, server: int, values: torch.Tensor) -> torch.Tensor:
-        """w_ps moves towards the values by alpha; returns a copy of it."""
+        """Moves w_ps of a server towards the values, [length], by alpha; returns a copy of it."""
 
     def abort(self) -> None:
         """Makes waiting and later calls of this trainer raise `Closed`."""
 
 
 class SyncServer:
-    """One server's state machine: no threads, no network (Zheng et al., Algorithm 2, the first line of the loop).
+    """One server's w_ps, without threads or network (Zheng et al., Algorithm 2, the first line of the loop).
 
     Args:
         alpha: the elastic parameter: w_ps = (1 - alpha) w_ps + alpha w_i.
@@ -60,7 +60,7 @@ class SyncServer:
         """See `SyncServers`.
 
         Raises:
-            ValueError: the values are not as many as w_ps, or of another type.
+            ValueError: the values have another shape or dtype than w_ps.
         """
         mine = self.read()
         if (values.shape, values.dtype) != (mine.shape, mine.dtype):
@@ -70,5 +70,5 @@ class SyncServer:
 
 
 def parts_of(assignment: Sequence[int]) -> dict[int, list[int]]:
-    """The numbers of the tensors on each server, in ascending order, from the server of each tensor."""
+    """Returns the indices of the tensors on each server, ascending, from the server of each tensor."""
     return {server: [n for n, each in enumerate(assignment) if each == server] for server in sorted(set(assignment))}

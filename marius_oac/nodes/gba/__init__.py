@@ -1,1 +1,1 @@
-"""Global batch aggregation: batches and tokens that are dispatched, and gradients that are aggregated."""
+"""Global batch aggregation: dispatches batches and tokens, and aggregates gradients."""

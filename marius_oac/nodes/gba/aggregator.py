@@ -1,21 +1,21 @@
-"""The gradient buffer of a shard (Su et al., section 4.1, Algorithm 2): gradients come one by one, global steps go out.
+"""The gradient buffer of a shard (Su et al., section 4.1, Algorithm 2): averages gradients into global steps.
 
-A shard has one aggregator for its dense parameters and one for each table, and gives every push to all of them, with
-nothing in it where the batch has no rows here: so all count alike, and so do all shards.
+A shard has one aggregator for its dense parameters and one for each table. Every push goes to all of them, and is empty
+where the batch has no rows on this shard. So all aggregators count alike, on all shards.
 
     global step k takes the next M gradients, whatever their order
-    dense     sum of weight(k - token) * gradient / gradients taken, those that weigh nothing included
+    dense     sum of weight(k - token) * gradient / gradients taken, those of weight 0 included
     a row     sum of weight(last_update_step - token) * gradient / gradients taken that hold the row, as before
               (`Mode.rows_over`); last_update_step is its tag, the step that changed it last, -1 if none has
 
-The tag is k for the rows that a step returns, and only for these: a row whose gradients were all excluded has not
-changed, so what others computed from it is no older than before. Such a row is not returned. A tag from before the step
-is meant, so a row's weight is known when its gradient comes, and sums are formed at once: memory grows with the rows
-of a step, not with M.
+A step returns the rows that it changes, and only their tags become k. A row whose gradients were all excluded is not
+returned: it has not changed, so gradients computed from it are no staler than before. Weights use the tag from before
+the step. So a row's weight is known when its gradient arrives, and is summed at once: memory grows with the rows of a
+step, not with M.
 
 Guarantees:
-- The result is a function of what came, in which order; sums are float32, in order of arrival.
-- A batch is taken once; again, or after it was refused, is `Malformed` and changes nothing.
+- The result is a function of the gradients and the order of their arrival. Sums are float32, in that order.
+- A batch is taken once. Pushed again, or after it was refused, it is `Malformed` and changes nothing.
 - Memory grows with the rows of a step, and with how far batches overtake each other.
 """
 
@@ -34,16 +34,16 @@ from marius_oac.nodes.transport.messages import Malformed
 
 Average = TypeVar("Average")
 Tags = Callable[[np.ndarray], np.ndarray]
-"""last_update_step, int64 [n], of some rows, ascending int64 [n]."""
+"""Returns last_update_step, int64 [n], of rows, int64 [n], ascending."""
 
 
 class Aggregator(ABC, Generic[Average]):
-    """What takes a place in which global step.
+    """Counts gradients towards global steps, and knows which batches are settled: taken, discarded or refused.
 
     Args:
         mode: the rules.
         step: the global step to begin with.
-        first: batches before it are never taken.
+        first: batches before this one are settled.
 
     Attributes:
         step: the current global step; those before it are finished.
@@ -51,31 +51,35 @@ class Aggregator(ABC, Generic[Average]):
 
     def __init__(self, mode: Mode, step: int = 0, first: int = 0):
         self.mode, self.step = mode, step
-        self._places = 0  # taken of the current step's
+        self._places = 0  # slots of the current step that are filled
         self._below, self._above = first, set[int]()  # batches that are settled: all below, and these
         self._counts = dict.fromkeys(("gradients", "dropped", "staleness_sum", "staleness_max"), 0)
 
     def refuse(self, batch: int) -> bool:
-        """Takes this batch no more; whether it has been settled already. For the batches of a worker that is lost."""
+        """Refuses a batch of a lost worker from now on. Returns whether the batch was settled before."""
         before = self.settled(batch)
         self._settle(batch)
         return before
 
     def settled(self, batch: int) -> bool:
-        """Whether this batch has been taken, has vanished or was refused."""
+        """Whether this batch has been taken, discarded or refused."""
         return batch < self._below or batch in self._above
 
     def fill(self, token: int) -> Average | None:
-        """A place is taken by nothing: the batch, which was refused here, has been taken by another shard."""
+        """Fills a slot with no gradient, for a batch that this shard has refused and another shard has taken.
+
+        Returns:
+            The average of the step that this finishes; None if it finishes none.
+        """
         return self._placed() if self.mode.counts(token, self.step) else None
 
     def flush(self) -> Average | None:
-        """Ends the current step with the gradients that there are; None where there are none."""
+        """Ends the current step with the gradients that it has; returns its average, None where it has none."""
         return self._finished() if self._places else None
 
     def metrics(self) -> dict[str, int]:
-        """Counts so far: of gradients taken, of those dropped (they weighed nothing, or came too late to be taken), and
-        the sum and the maximum of the staleness of those taken, in global steps, below 0 counted as 0.
+        """Counts so far: `gradients` taken, those `dropped` (weight 0, or too late to be taken), `staleness_sum` and
+        `staleness_max` of those taken, in global steps, a negative staleness counted as 0.
 
         For rows, one gradient of one row is counted as one.
         """
@@ -89,7 +93,7 @@ class Aggregator(ABC, Generic[Average]):
             self._below += 1
 
     def _take(self, batch: int, token: int, count: int) -> bool:
-        """Settles a batch; whether it takes a place."""
+        """Settles a batch; returns whether it fills a slot of the current step."""
         if self.settled(batch):
             raise Malformed(f"batch {batch} is pushed again, or was refused")
         self._settle(batch)
@@ -99,7 +103,7 @@ class Aggregator(ABC, Generic[Average]):
         return counts
 
     def _weigh(self, staleness: np.ndarray) -> np.ndarray:
-        """What gradients count, float32 [n], of their staleness, int64 [n], and counts them."""
+        """Returns the weights, float32 [n], of gradients with this staleness, int64 [n], and counts them."""
         weights, stale = self.mode.weights(staleness), np.maximum(staleness, 0)
         self._counts["gradients"] += staleness.size
         self._counts["dropped"] += int(np.count_nonzero(weights == 0))
@@ -119,11 +123,11 @@ class Aggregator(ABC, Generic[Average]):
 
     @abstractmethod
     def _average(self, gradients: int) -> Average:
-        """What the step makes of so many gradients; then the next one begins with nothing."""
+        """Returns the average of a step of so many gradients, and clears the sums for the next step."""
 
 
 class DenseAggregator(Aggregator[np.ndarray]):
-    """Gradients of the dense parameters, as one vector.
+    """Averages gradients of the dense parameters, as one vector.
 
     Args:
         mode, step, first: see `Aggregator`.
@@ -135,7 +139,10 @@ class DenseAggregator(Aggregator[np.ndarray]):
         self._total, self._begun = np.zeros(size, np.float32), False
 
     def add(self, batch: int, token: int, gradient: np.ndarray) -> np.ndarray | None:
-        """Takes a gradient, float32 [size]; returns the average of a step that is finished by it, a new float32 [size].
+        """Takes a gradient, float32 [size].
+
+        Returns:
+            The average of the step that this finishes, a new float32 [size]; None if it finishes none.
 
         Raises:
             Malformed: the batch is settled, or the gradient has another shape or type.
@@ -157,13 +164,13 @@ class DenseAggregator(Aggregator[np.ndarray]):
 
 
 class RowAggregator(Aggregator[tuple[np.ndarray, np.ndarray]]):
-    """Gradients of the rows of a table.
+    """Averages gradients of the rows of a table.
 
     Args:
         mode, step, first: see `Aggregator`.
         dimension: floats of a row's gradient.
-        tags: last_update_step of rows, as the finished steps have left it: who applies a step sets that of the rows
-            that it returned to the number of the step, `step - 1` by then, before the next gradient comes.
+        tags: returns last_update_step of rows, as the finished steps have left it. The caller, before it adds the next
+            gradient, sets that of the rows which a step returned to the number of the step, `step - 1` by then.
     """
 
     def __init__(self, mode: Mode, dimension: int, tags: Tags, step: int = 0, first: int = 0):
@@ -179,10 +186,11 @@ class RowAggregator(Aggregator[tuple[np.ndarray, np.ndarray]]):
         """Takes a batch's rows, int64 [n], ascending and unique, and their gradients, float32 [n, D].
 
         Returns:
-            Of a step that is finished by it: the rows to update, ascending, and their averages, float32 [m, D]; new
-            arrays.
+            Of the step that this finishes: the rows to update, int64 [m], ascending, and their averages, float32
+            [m, D], both new arrays; None if it finishes none.
+
         Raises:
-            Malformed: the batch is settled, or these are no such arrays.
+            Malformed: the batch is settled, or the arrays have other shapes or types.
         """
         if rows.dtype != np.int64 or gradients.dtype != np.float32:
             raise Malformed(f"rows of {rows.dtype} and gradients of {gradients.dtype}")
@@ -205,10 +213,10 @@ class RowAggregator(Aggregator[tuple[np.ndarray, np.ndarray]]):
 
     def _reserve(self, needed: int) -> None:
         if needed > self._rows.size:
-            room = max(needed, 2 * self._rows.size)
+            capacity = max(needed, 2 * self._rows.size)
             for name in ("_rows", "_holders", "_kept", "_totals"):
                 old = getattr(self, name)
-                new = np.zeros((room, *old.shape[1:]), old.dtype)
+                new = np.zeros((capacity, *old.shape[1:]), old.dtype)
                 new[: self._count] = old[: self._count]
                 setattr(self, name, new)
         if 2 * needed > self._slots.size:

@@ -1,21 +1,22 @@
-"""What one process knows of all workers and shards: the dispatcher, the shards' global steps, and loss recoveries.
+"""Coordinates all workers and shards: owns the dispatcher, tracks the shards' global steps, recovers lost workers.
 
-A state machine like the dispatcher: no threads, no network, no clock. Numbers of workers and shards come in, and what
-is to be sent comes out.
+A state machine like the dispatcher: no threads, no network, no clock. Its arguments are numbers of workers and shards.
+It returns what is to be sent.
 
-    worker asks                   ask       a dispatch, WAIT or None
-    worker has all shards' acks   done      those to be told that they may ask again; an ack carries the shard's step
-    worker is gone                gone      every shard is told to refuse its batches, and answers which it has settled
-    a shard answers               answered  with the last answer: which places the shards fill, which batches are lost
+    event                           method    returns
+    a worker asks                   ask       a dispatch, WAIT or None
+    a worker has all shards' acks   done      the workers that may ask again; an ack carries the shard's step
+    a worker is gone                gone      its batches: every shard is to refuse them, and answers which are settled
+    a shard answers                 answered  after the last answer: the slots that shards fill, and the lost batches
 
-Only a recovery can tell what became of the pushes of a worker that died: a batch that every shard has taken is done;
-one that none has taken vanishes, token and all; of one that is torn between them the shards that lack it fill the
-place with nothing, so that all shards go on counting alike.
+Recovery finds out what became of the pushes of a worker that died. A batch that every shard has taken is done. One that
+no shard has taken is discarded with its token. One that only some shards have taken is torn: the other shards fill its
+slot with no gradient, so that all shards go on counting alike.
 
 Guarantees:
-- At rest all shards are at the same step, and have taken the same batches but for torn ones; a worker that dies tears
-  no more batches than it had pushed without all acks.
-- Nobody waits for the dead for longer than a recovery takes.
+- When no message is under way all shards are at the same step, and have taken the same batches except for torn ones. A
+  worker that dies tears only batches that it had pushed and not all shards had acknowledged.
+- Nobody waits for a dead worker for longer than its recovery takes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ from marius_oac.nodes.gba.dispatcher import WAIT, Dispatch, Dispatcher, Wait
 
 
 class Verdict(NamedTuple):
-    """For each shard the tokens of the places that it fills now; the batches that all shards have settled, and the lost
-    ones, ascending; who may ask again.
+    """What a recovery has found.
+
+    Attributes:
+        fills: for each shard the tokens of the slots that it fills now.
+        done: the batches that all shards have taken, ascending.
+        lost: the batches that are lost, ascending.
+        woken: the workers that may ask again.
     """
 
     fills: list[list[int]]
@@ -39,8 +45,9 @@ class Verdict(NamedTuple):
 
 
 @dataclass
-class _RollCall:
-    """Of a worker that is gone: its batches and their tokens; of each shard that has answered what it had settled."""
+class _Recovery:
+    """Of a worker that is gone: its batches' tokens, what each shard that has answered had settled, and whether the
+    worker is back."""
 
     out: dict[int, int]
     settled: dict[int, Sequence[bool]] = field(default_factory=dict)
@@ -48,34 +55,36 @@ class _RollCall:
 
 
 class Coordinator:
-    """Args:
-    dispatcher: of the mode.
-    shards: how many there are.
+    """Dispatches batches to workers and recovers those of lost workers.
+
+    Args:
+        dispatcher: of the mode.
+        shards: number of shards.
     """
 
     def __init__(self, dispatcher: Dispatcher, shards: int):
         self.dispatcher = dispatcher
         self._steps = [dispatcher.step] * shards
-        self._calls: dict[int, _RollCall] = {}
+        self._recoveries: dict[int, _Recovery] = {}
 
     @property
     def finished(self) -> bool:
-        """No batch is left, none is out: every shard may flush, after what it was told to fill."""
-        return self.dispatcher.finished and not self._calls
+        """Whether no batch is left or outstanding: shards may flush once they have filled the slots they were given."""
+        return self.dispatcher.finished and not self._recoveries
 
     def ask(self, worker: int) -> Dispatch | None | Literal[Wait.WAIT]:
-        """What a worker does next; one that is back waits for the end of the recovery of what its old self had."""
-        if worker in self._calls:
-            self._calls[worker].back = True
+        """Returns what a worker does next. One that is back waits until the batches that it had are recovered."""
+        if worker in self._recoveries:
+            self._recoveries[worker].back = True
             return WAIT
         return self.dispatcher.ask(worker)
 
     def expects(self, worker: int) -> bool:
-        """Whether the loss of the worker is being recovered from."""
-        return worker in self._calls
+        """Whether the worker's batches are being recovered."""
+        return worker in self._recoveries
 
     def done(self, worker: int, batch: int, steps: Sequence[int]) -> list[int]:
-        """All shards have acknowledged the push of a batch, each at its step. Returns who may ask again.
+        """Records that all shards have acknowledged the push of a batch, each at its step. Returns who may ask again.
 
         Raises:
             ValueError: the worker does not have this batch.
@@ -83,37 +92,38 @@ class Coordinator:
         return self.dispatcher.done(worker, batch) + self._stepped(dict(enumerate(steps)))
 
     def stepped(self, shard: int, step: int) -> list[int]:
-        """A shard is at a step, by what it has filled. Returns who may ask again."""
+        """Records a shard's step after it has filled slots. Returns who may ask again."""
         return self._stepped({shard: step})
 
     def gone(self, worker: int) -> list[int] | None:
-        """A worker has died or left, and nothing more comes from it.
+        """Begins the recovery of a worker that has died or left: it sends nothing any more.
 
         Returns:
-            The batches that every shard must refuse, and answer for, even if there are none; None: a recovery for it
-            is on, since it came back and went again.
+            The batches that every shard must refuse and answer for, even if there are none. None: the worker came back
+            and went again while its first loss is still being recovered.
         """
-        if worker in self._calls:
-            self._calls[worker].back = False
+        if worker in self._recoveries:
+            self._recoveries[worker].back = False
             return None
-        self._calls[worker] = _RollCall(self.dispatcher.out(worker))
-        return list(self._calls[worker].out)
+        self._recoveries[worker] = _Recovery(self.dispatcher.out(worker))
+        return list(self._recoveries[worker].out)
 
     def answered(self, shard: int, worker: int, settled: Sequence[bool], step: int) -> Verdict:
-        """A shard's answer: which of the batches it had settled before, in their order, and its step.
+        """Records a shard's answer: which of the batches it had settled before, in their order, and its step.
 
         Returns:
-            What follows; of the batches with the last answer.
+            What follows. It names batches and slots after the last shard's answer only.
         """
-        call = self._calls[worker]
-        call.settled[shard] = settled
-        woken, fills = self._stepped({shard: step}), [[] for _ in self._steps]
-        if len(call.settled) < len(self._steps):
+        recovery = self._recoveries[worker]
+        recovery.settled[shard] = settled
+        fills: list[list[int]] = [[] for _ in self._steps]
+        woken = self._stepped({shard: step})
+        if len(recovery.settled) < len(self._steps):
             return Verdict(fills, [], [], woken)
-        del self._calls[worker]
+        del self._recoveries[worker]
         done, torn = [], []
-        for number, (batch, token) in enumerate(call.out.items()):
-            lacking = [each for each in range(len(self._steps)) if not call.settled[each][number]]
+        for number, (batch, token) in enumerate(recovery.out.items()):
+            lacking = [each for each in range(len(self._steps)) if not recovery.settled[each][number]]
             if not lacking:
                 done.append(batch)
                 woken += self.dispatcher.done(worker, batch)
@@ -122,7 +132,7 @@ class Coordinator:
                 for each in lacking:
                     fills[each].append(token)
         lost = self.dispatcher.lost(worker, torn)
-        return Verdict(fills, sorted(done), lost.batches, woken + lost.woken + [worker] * call.back)
+        return Verdict(fills, sorted(done), lost.batches, woken + lost.woken + [worker] * recovery.back)
 
     def _stepped(self, steps: Mapping[int, int]) -> list[int]:
         for shard, step in steps.items():

@@ -1,4 +1,4 @@
-"""What shards count of the batches that are dispatched, added up."""
+"""Adds up what shards count of dispatched batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def add_counts(*counts: Mapping[str, float]) -> dict[str, float]:
-    """Counts of the same things by several: of names that end in `max` the largest, of others the sum."""
+    """Merges counts by name: the maximum where the name ends in `max`, else the sum."""
     found: dict[str, float] = {}
     for each in counts:
         for name, value in each.items():
@@ -18,8 +18,10 @@ def add_counts(*counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def dispatch_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of the batches that were dispatched, from what each process's shard has counted: tokens, lost batches and
-    trainers, and of dense parameters and rows: gradients, those dropped, average and largest staleness in global steps.
+    """Returns the metrics `dealt.*` of dispatched batches from the counts of each process's shard; {} without counts.
+
+    They are tokens, examples, lost batches and trainers, elastic workers and, of dense parameters and of rows, the
+    gradients, those dropped, and their mean and largest staleness in global steps.
     """
     if not any(counts):
         return {}

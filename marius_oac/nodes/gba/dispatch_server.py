@@ -1,15 +1,16 @@
-"""The coordinator's side of what trainers and it say to each other: a state machine, as `shard`.
+"""The coordinator's side of the protocol that dispatches batches: a state machine, as `shard` is.
 
-    RESERVE   which batch is the trainer's next one: DEAL at once; with `final` nothing more than whole global batches
-              is dispatched, since a user wants to stop
-    ENTER     it is about to pull: TOKEN, as soon as the mode lets it go on
-    DONE      all shards have its gradients: who waited for that gets a TOKEN
-    FINISHED  to all, once no batch is left, none is out, and every place is filled
-    REFUSE    an elastic worker is gone: no shard takes its batches any more, and each says what it has of them (ANSWER)
-    FILL      where others have a batch that a shard lacks, it fills the place (FILLED)
+    RESERVE   asks for the trainer's next batch; answered by DISPATCH at once. With `final` a user wants to stop: only
+              the current global batch is completed
+    ENTER     the trainer is about to pull; answered by TOKEN as soon as the mode lets it go on
+    DONE      all shards have the trainer's gradients; those that waited for this get a TOKEN
+    FINISHED  sent to all once no batch is left or outstanding and every slot is filled
+    REFUSE    sent when an elastic worker is gone: no shard takes its batches any more, and each answers which of them
+              it has (ANSWER)
+    FILL      asks a shard to fill the slot of a batch that other shards have and it lacks; answered by FILLED
 
-Elastic workers wait until the first trainer of the run asks: then all shards are ready. Who asks when all
-is through waits there for the next desk.
+Elastic workers wait until the first trainer of the run asks, since then all shards are ready. One that asks after the
+last batch waits for the next dispatch server.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ Out = tuple[int, Message]
 
 
 class DispatchServer:
-    """Args:
-    coordinator: has dispatched nothing yet.
-    carriers: ranks of the trainers whose processes have the shards, in the shards' order.
-    parts: see `BatchRange`.
-    trainers: of the run's group; ranks from there on belong to elastic workers, or to who is treated as such.
-    own: ranks below it are the run's own.
+    """Answers the messages of trainers about batches.
+
+    Args:
+        coordinator: has dispatched nothing yet.
+        carriers: ranks of the trainers whose processes have the shards, in the shards' order.
+        parts: see `BatchRange`.
+        trainers: number of trainers in the run's group. Higher ranks are elastic workers, or treated as such.
+        own: ranks below this one belong to the run itself; None: `trainers`.
     """
 
     def __init__(
@@ -41,19 +44,23 @@ class DispatchServer:
         self._own = trainers if own is None else own
         self.coordinator, self._carriers, self._parts, self._trainers = coordinator, carriers, parts, trainers
         self._entering: dict[int, int] = {}  # of each worker that waits for a token: the batch
-        self._through: list[int] = []  # peers that have been told that there is none left
-        self.waiting_workers: list[int] = []  # elastic workers that wait
+        self._through: list[int] = []  # peers that know that no batch is left
+        self.waiting_workers: list[int] = []  # ranks of elastic workers that wait for the run
         self._open, self._examples, self._stopped_outside = False, 0, False
         self._outside = 0, 0.0  # examples of batches that elastic workers have computed, and the sum of their losses
-        self._out: dict[int, int] = {}  # of each batch that is dispatched and neither done nor lost: its examples
-        self._filling: list[int] = []  # shards that have not said yet that they have filled their places
-        self._lives = trainers  # workers that there were: an elastic worker that comes again is another one
-        self._elastic_workers = 0  # of them those that are not the run's own
-        self._workers: dict[int, int] = {}
-        self._peers: dict[int, int] = {}
+        self._out: dict[int, int] = {}  # examples of each outstanding batch
+        self._filling: list[int] = []  # shards that have yet to fill slots
+        self._lives = trainers  # the next worker's number: an elastic worker that comes again gets a new one
+        self._elastic_workers = 0  # those that joined, without the run's own
+        self._workers: dict[int, int] = {}  # by rank
+        self._peers: dict[int, int] = {}  # ranks, by worker
 
     def handle(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
-        """What follows from a message of trainer `peer`. Raises Malformed."""
+        """Returns the messages to send after a message of trainer `peer`.
+
+        Raises:
+            Malformed: the message is not one that a trainer may send now.
+        """
         if message.kind == Kind.RESERVE:
             return self._asked(peer, message)
         if message.kind == Kind.ENTER:
@@ -63,18 +70,18 @@ class DispatchServer:
             about = array(steps, np.int64, len(self._carriers)), array(loss, np.float64, 1)
             return self._done(peer, message, *about)
         if self._carriers[message.table : message.table + 1] != [peer]:
-            raise Malformed(f"an answer for shard {message.table}, which it does not have")
+            raise Malformed(f"an answer for shard {message.table}, which that trainer does not have")
         if message.kind == Kind.FILLED:
             return self._filled(message)
         return self._answered(message, array(frames[0] if frames else b"", np.bool_, -1))
 
     def gone(self, peer: int) -> list[Out]:
-        """An elastic worker is gone, and nothing more comes from it."""
+        """Returns the messages to send when an elastic worker is gone."""
         for waiting in (self.waiting_workers, self._through):
             if peer in waiting:
                 waiting.remove(peer)
         worker = self._workers.pop(peer, None)
-        if worker is None or self.coordinator.finished:  # the shards may be asked by the next desk already
+        if worker is None or self.coordinator.finished:  # the shards may work for the next dispatch server already
             return []
         del self._peers[worker]
         self._entering.pop(worker, None)
@@ -82,8 +89,8 @@ class DispatchServer:
         return [(rank, Message(Kind.REFUSE, worker, [batches])) for rank in self._carriers]
 
     def metrics(self) -> dict[str, float]:
-        """Counts of tokens, of examples of the batches that are done, of lost batches and of elastic workers; examples
-        and the sum of losses of those outside of the group, and whether one of the run's own wants to stop."""
+        """Returns counts: tokens, examples of the batches that are done, lost batches, elastic workers; of trainers
+        outside the group the examples, the sum of losses, and whether a user wants to stop (`stopped_max`)."""
         dispatcher = self.coordinator.dispatcher
         counts = {"tokens": dispatcher.tokens, "examples": self._examples, "batches_lost": dispatcher.batches_lost}
         outside = {"outside_examples": self._outside[0], "outside_loss": self._outside[1]}
@@ -92,7 +99,7 @@ class DispatchServer:
 
     def _asked(self, peer: int, message: Message) -> list[Out]:
         if peer in self._through and peer < self._trainers:
-            raise Malformed("a batch is asked for again, though there is none left")
+            raise Malformed("a batch is asked for again, though none is left")
         if peer >= self._trainers and (not self._open or peer in self._through):
             self.waiting_workers.append(peer)
             return []
@@ -134,7 +141,7 @@ class DispatchServer:
 
     def _done(self, peer: int, message: Message, steps: np.ndarray, loss: np.ndarray) -> list[Out]:
         if not np.isfinite(loss).all():
-            raise Malformed("a loss that is no number")
+            raise Malformed("a loss that is not finite")
         try:
             woken = self.coordinator.done(self._workers.get(peer, -1), message.batch_index, steps.tolist())
         except ValueError as error:
@@ -147,7 +154,7 @@ class DispatchServer:
 
     def _answered(self, message: Message, settled: np.ndarray) -> list[Out]:
         if not self.coordinator.expects(message.batch_index):
-            raise Malformed(f"an answer about {message.batch_index}, for whom nobody asked")
+            raise Malformed(f"an answer about worker {message.batch_index}, which nobody asked for")
         verdict = self.coordinator.answered(message.table, message.batch_index, settled.tolist(), message.step)
         self._examples += sum(self._out.pop(batch) for batch in verdict.done)
         for batch in verdict.lost:
@@ -162,7 +169,7 @@ class DispatchServer:
 
     def _filled(self, message: Message) -> list[Out]:
         if message.table not in self._filling:
-            raise Malformed(f"shard {message.table} has filled what nobody asked for")
+            raise Malformed(f"shard {message.table} has filled slots that nobody asked for")
         self._filling.remove(message.table)
         return self._tokens(self.coordinator.stepped(message.table, message.step)) + self._maybe_finished()
 
@@ -176,8 +183,8 @@ class DispatchServer:
         return out
 
     def _maybe_finished(self, peers: Sequence[int] | None = None) -> list[Out]:
-        """Tells these, or all who are through, if it is so."""
+        """Returns FINISHED for these peers, or for all that are through, if everything is finished."""
         if not self.coordinator.finished or self._filling:
             return []
-        told = self._through if peers is None else peers
-        return [(each, Message(Kind.FINISHED, self.coordinator.dispatcher.next)) for each in told]
+        recipients = self._through if peers is None else peers
+        return [(each, Message(Kind.FINISHED, self.coordinator.dispatcher.next)) for each in recipients]

@@ -1,28 +1,27 @@
-"""The data list and the token list (Su et al., section 4.1): who computes which batch, and which global step it is for.
+"""The data list and the token list (Su et al., section 4.1): who computes which batch, for which global step.
 
 A state machine on one coordinator: no threads, no network, no clock. A worker asks, and gets
 
     Dispatch(batch, token)   it reads the parameters now, computes the batch, and pushes the gradient with the token
-    WAIT                 it asks again when one of the calls below has named it
-    None                 there is no batch left
+    WAIT                     it asks again when one of the calls below has named it
+    None                     there is no batch left
 
-It may `reserve` batches before, to prepare them: the next dispatches are those, in that order. A token is given at the
-last moment, when parameters are read, else gradients would seem older than they are.
+A worker may `reserve` batches earlier, to prepare them: its next dispatches are those, in that order. A token is given
+when the parameters are read and not before, since otherwise gradients would seem staler than they are.
 
 | kind | token | who waits |
 |---|---|---|
-| gba | first step + floor(i / M) for the i-th dispatch; a later one gets the place of a lost one in the list | nobody |
+| gba | first step + floor(i / M) for the i-th dispatch; a lost token is given to a later dispatch | nobody |
 | async, bsp | the step at which it was dispatched | nobody |
-| sync | the current step, which has M places | who finds no place, or has had its share: ceil(M / live workers) |
-| hop-bw | the same, with a place for every live worker if these are more than M | the same |
-| hop-bs | the step at which it was dispatched | who has had over b1 batches more than the slowest live one has done |
+| sync | the current step, which has M slots | who finds no slot, or has had its share: ceil(M / live workers) |
+| hop-bw | the same, with a slot for every live worker if these are more than M | the same |
+| hop-bs | the step at which it was dispatched | who was given over b1 batches more than the slowest live one has done |
 
 Guarantees:
-- Every batch of the list is reserved or dispatched once, in order. Those of a worker that is lost are dispatched to
-  nobody else.
-- Nobody waits for a worker that is lost. While batches remain, some live worker is not told to wait, or a gradient is
-  on its way that will end the waiting.
-- Memory grows with the workers and the batches that are out.
+- Every batch of the list is reserved or dispatched once, in order. Those of a lost worker are given to nobody else.
+- Nobody waits for a lost worker. While batches remain, some live worker need not wait, or a gradient is under way that
+  will end the wait.
+- Memory grows with the workers and the outstanding batches.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from marius_oac.nodes.gba.modes import Mode
 
 
 class Wait(Enum):
-    """The answer `WAIT`."""
+    """The type of `WAIT`."""
 
     WAIT = "wait"
 
@@ -45,24 +44,26 @@ WAIT: Final = Wait.WAIT
 
 
 class Dispatch(NamedTuple):
-    """A batch of the data list, and the global step that it is for."""
+    """A batch of the data list and its token, the global step that it is for."""
 
     batch: int
     token: int
 
 
 class Lost(NamedTuple):
-    """The batches that have vanished, ascending, and the workers that may ask again."""
+    """The batches that are lost, ascending, and the workers that may ask again."""
 
     batches: list[int]
     woken: list[int]
 
 
 class Dispatcher:
-    """Args:
-    mode: the rules.
-    first, end: the batches of the data list, [first, end).
-    step: the global step to begin with.
+    """Gives batches and tokens to workers.
+
+    Args:
+        mode: the rules.
+        first, end: the batches of the data list, [first, end).
+        step: the global step to begin with.
     """
 
     def __init__(self, mode: Mode, first: int, end: int, step: int = 0):
@@ -71,18 +72,18 @@ class Dispatcher:
         self._out: dict[int, dict[int, int]] = {}  # of each live worker: batch -> token
         self._reserved: dict[int, deque[int]] = {}
         self._waiting: dict[int, None] = {}  # in the order in which they asked
-        self._speed_monitor = _PACES[mode.kind](mode, step)
+        self._schedule = _SCHEDULES[mode.kind](mode, step)
 
     def joined(self, worker: int) -> None:
-        """A worker is here, for the first time or again. One that asks has joined."""
+        """Adds a worker, for the first time or again. `reserve` and `ask` do so, too."""
         if worker not in self._out:
             self._out[worker], self._reserved[worker] = {}, deque()
-            self._speed_monitor.workers(self._out)
+            self._schedule.workers(self._out)
 
     def reserve(self, worker: int) -> int | None:
-        """The next batch of the list, which is this worker's from now on; None: there is none left.
+        """Reserves the next batch of the list for this worker and returns it; None if none is left.
 
-        Once there is none left, those whom `woken` names may ask again.
+        Once none is left, the workers that `woken` returns may ask again.
         """
         self.joined(worker)
         if self.next >= self.end:
@@ -92,7 +93,7 @@ class Dispatcher:
         return self.next - 1
 
     def ask(self, worker: int) -> Dispatch | None | Literal[Wait.WAIT]:
-        """What a worker does next."""
+        """Returns what a worker does next."""
         self.joined(worker)
         self._waiting.pop(worker, None)
         if self._is_through(worker):
@@ -102,13 +103,13 @@ class Dispatcher:
             return WAIT
         if not self._reserved[worker]:
             self.reserve(worker)
-        dispatch = Dispatch(self._reserved[worker].popleft(), self._speed_monitor.dispatch(worker))
+        dispatch = Dispatch(self._reserved[worker].popleft(), self._schedule.dispatch(worker))
         self._out[worker][dispatch.batch] = dispatch.token
         self.tokens += 1
         return dispatch
 
     def done(self, worker: int, batch: int) -> list[int]:
-        """All shards have taken the worker's gradient of a batch, or let it vanish. Returns who may ask again.
+        """Records that all shards have taken the gradient of a batch, or discarded it. Returns who may ask again.
 
         Raises:
             ValueError: the worker does not have this batch.
@@ -116,75 +117,77 @@ class Dispatcher:
         if batch not in self._out.get(worker, ()):
             raise ValueError(f"worker {worker} has no batch {batch}")
         del self._out[worker][batch]
-        self._speed_monitor.done(worker)
+        self._schedule.done(worker)
         return self.woken()
 
     def stepped(self, step: int) -> list[int]:
-        """All shards have applied the global steps before `step`. Returns who may ask again."""
+        """Records that all shards have applied the global steps before `step`. Returns who may ask again."""
         if step > self.step:
             self.step = step
-            self._speed_monitor.stepped(step)
+            self._schedule.stepped(step)
         return self.woken()
 
     def lost(self, worker: int, torn: Collection[int] = ()) -> Lost:
-        """A worker has died, or has left: what it has in its hands vanishes, and no shard will take it any more.
+        """Removes a worker that has died or left. Its batches are lost: no shard takes them any more.
 
         Args:
             worker: which one.
-            torn: those of its batches that some shards have taken and some have not. Their places are filled with
-                nothing there, so their tokens are used, but they are lost as well.
+            torn: those of its batches that some shards have taken and some have not. They are lost as well, but their
+                tokens count as used: the shards that lack them fill their slots.
         """
         out, reserved = self._out.pop(worker, {}), self._reserved.pop(worker, ())
         self._waiting.pop(worker, None)
-        self._speed_monitor.lost(worker, [token for batch, token in out.items() if batch not in torn])
-        self._speed_monitor.workers(self._out)
+        self._schedule.lost(worker, [token for batch, token in out.items() if batch not in torn])
+        self._schedule.workers(self._out)
         self.batches_lost += len(out) + len(reserved)
         return Lost(sorted([*out, *reserved]), self.woken())
 
     def stop(self, multiple: int = 1) -> list[int]:
-        """Dispatches no batch from the next multiple of `multiple` on, where another dispatcher goes on: with M, which
-        makes a global batch, one of any local batch size. Returns who may ask again, to hear of it.
+        """Ends the data list at the next multiple of `multiple`. Returns who may ask again, to find no batch left.
+
+        Another dispatcher can go on from there. Where `multiple` is the parts of a global batch, it may have another
+        local batch size.
         """
         self.end = min(self.end, -(-self.next // multiple) * multiple)
         return self.woken()
 
     def out(self, worker: int) -> dict[int, int]:
-        """The tokens of the batches that a worker has, by batch, in the order of dispatch."""
+        """Returns the tokens of a worker's outstanding batches, by batch, in the order of dispatch."""
         return dict(self._out.get(worker, {}))
 
     def reserved(self, worker: int) -> list[int]:
-        """The batches that a worker has reserved, and has no token for, in order."""
+        """Returns the batches that a worker has reserved and has no token for, in order."""
         return list(self._reserved.get(worker, ()))
 
     @property
     def outstanding(self) -> int:
-        """Batches that are reserved or dispatched and neither done nor lost."""
+        """Number of batches that are reserved or dispatched, and neither done nor lost."""
         return sum(len(each) for held in (self._out, self._reserved) for each in held.values())
 
     @property
     def finished(self) -> bool:
-        """No batch is left, none is out: the shards may flush what does not make a whole step."""
+        """Whether no batch is left or outstanding: the shards may flush what does not make a whole step."""
         return self.next >= self.end and not self.outstanding
 
     def state(self) -> dict[str, int]:
-        """What a checkpoint keeps, and a dispatcher of any mode goes on from.
+        """Returns the state for a checkpoint; a dispatcher of any mode can load it.
 
         Raises:
-            ValueError: batches are out.
+            ValueError: batches are outstanding.
         """
         if self.outstanding:
-            raise ValueError(f"{self.outstanding} batches are out")
+            raise ValueError(f"{self.outstanding} batches are outstanding")
         return {"next": self.next, "step": self.step, "tokens": self.tokens, "batches_lost": self.batches_lost}
 
     def load(self, state: Mapping[str, int]) -> None:
-        """Goes on from a state; nothing is dispatched yet."""
+        """Continues from a state; called before anything is dispatched."""
         self.next, self.step = state["next"], state["step"]
         self.tokens, self.batches_lost = state["tokens"], state["batches_lost"]
-        self._speed_monitor = _PACES[self.mode.kind](self.mode, self.step)
-        self._speed_monitor.workers(self._out)
+        self._schedule = _SCHEDULES[self.mode.kind](self.mode, self.step)
+        self._schedule.workers(self._out)
 
     def woken(self) -> list[int]:
-        """Who waits, and may ask again."""
+        """Returns the waiting workers that may ask again."""
         woken = [each for each in self._waiting if self._is_through(each) or self._may(each)]
         for each in woken:
             del self._waiting[each]
@@ -194,42 +197,42 @@ class Dispatcher:
         return not self._reserved[worker] and self.next >= self.end
 
     def _may(self, worker: int) -> bool:
-        return self._speed_monitor.may(worker, self.next >= self.end)
+        return self._schedule.may(worker, self.next >= self.end)
 
 
-class _SpeedMonitor:
-    """When a worker goes on, and with which token. As it is, that of async and bsp."""
+class _Schedule:
+    """Decides when a worker goes on, and with which token. This one is that of async and bsp."""
 
     def __init__(self, mode: Mode, step: int):
         self._mode, self._step = mode, step
 
     def workers(self, live: Collection[int]) -> None:
-        """These are live now."""
+        """Sets the live workers."""
 
     def may(self, worker: int, last: bool) -> bool:
-        """Whether it goes on; `last`: all batches are reserved, and whoever has none has nothing to do any more."""
+        """Whether a worker goes on; `last`: all batches are reserved, so who has reserved none is through."""
         return True
 
     def dispatch(self, worker: int) -> int:
-        """The token of its next batch."""
+        """Returns the token of its next batch."""
         return self._step
 
     def done(self, worker: int) -> None:
-        """One of its batches is done."""
+        """Records that one of its batches is done."""
 
     def stepped(self, step: int) -> None:
         self._step = step
 
     def lost(self, worker: int, tokens: Collection[int]) -> None:
-        """It is gone, and these tokens with it."""
+        """Removes a worker, whose unused tokens these are."""
 
 
-class _Tokens(_SpeedMonitor):
+class _Tokens(_Schedule):
     """gba: every value M times, ascending.
 
-    The list is made as workers ask (Algorithm 2, lines 1 to 6), so that a lost token can be made good: the value that
-    is being dispatched is dispatched once more. Else tokens would run ahead of the steps, by one for every M lost ones,
-    and stale gradients pass for fresh.
+    The list is made as workers ask (Algorithm 2, lines 1 to 6), so that a lost token can be replaced: the current value
+    is given once more. Otherwise tokens would run ahead of the steps, by one for every M lost ones, and stale gradients
+    would count as fresh.
     """
 
     def __init__(self, mode: Mode, step: int):
@@ -246,8 +249,8 @@ class _Tokens(_SpeedMonitor):
         self._left += len(tokens)
 
 
-class _Rounds(_SpeedMonitor):
-    """sync, hop-bw: a step has places, and a place that is lost is free again."""
+class _Rounds(_Schedule):
+    """sync, hop-bw: a step has slots, and the slot of a lost batch is free again."""
 
     def __init__(self, mode: Mode, step: int):
         super().__init__(mode, step)
@@ -280,8 +283,8 @@ class _Rounds(_SpeedMonitor):
         self._had.pop(worker, None)
 
 
-class _Clocks(_SpeedMonitor):
-    """hop-bs: bounded staleness; who joins begins beside the slowest."""
+class _Clocks(_Schedule):
+    """hop-bs: bounded staleness; a worker that joins begins at the clock of the slowest."""
 
     def __init__(self, mode: Mode, step: int):
         super().__init__(mode, step)
@@ -309,10 +312,10 @@ class _Clocks(_SpeedMonitor):
         self._done.pop(worker, None)
 
 
-_PACES: dict[str, type[_SpeedMonitor]] = {
+_SCHEDULES: dict[str, type[_Schedule]] = {
     "gba": _Tokens,
-    "async": _SpeedMonitor,
-    "bsp": _SpeedMonitor,
+    "async": _Schedule,
+    "bsp": _Schedule,
     "sync": _Rounds,
     "hop-bw": _Rounds,
     "hop-bs": _Clocks,

@@ -1,13 +1,13 @@
-"""Slow trainers on demand: which of them takes how many times as long for a batch, and when. For tests and benchmarks.
+"""Slows trainers down on purpose, and times their batches. Slowdowns are for tests and benchmarks.
 
     LoadProfile   the slowdowns of one trainer
     TimedStep     a step that takes as long as the profile says, and keeps how long its batches took
 
 Guarantees:
-- A slowed batch has the bits of one that is not: its thread waits when the batch is computed, nothing else.
-- What a trainer waits for others in the middle of a batch is no time of its own, and is not made longer. (Two slow
-  trainers would else wait for each other's waits, longer with each batch.)
-- A wait ends when `stopped` is set. The batch then goes on as any other does, and ends as they do.
+- A slowed batch gives the same bits: its thread only waits after the batch is computed.
+- Time that a trainer waits for others within a batch is not counted as its own, and is not stretched. Otherwise two
+  slow trainers would stretch each other's waits, longer with each batch.
+- A wait ends when `stopped` is set. The batch then ends as any other does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ _KEPT = 4096
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Batches begun in [begin, end) take `factor` times as long, and `least` at full speed if they would take less; in
-    seconds, again after each `period`."""
+    """Makes batches that begin in [begin, end) take `factor` times as long.
+
+    Attributes:
+        factor: by which the time is multiplied.
+        begin, end: seconds since training began.
+        period: seconds after which [begin, end) comes again.
+        least: seconds that a batch takes at least, before the factor.
+    """
 
     factor: float
     begin: float = 0.0
@@ -39,34 +45,35 @@ class Slowdown:
     least: float = 0.0
 
     def at(self, now: float) -> bool:
-        """Whether it is on."""
+        """Whether it is on, `now` seconds after training began."""
         return self.begin <= now % self.period < self.end
 
 
 @dataclass(frozen=True)
 class LoadProfile:
-    """The slowdowns of one trainer; factors that meet are multiplied."""
+    """The slowdowns of one trainer. Where they overlap their factors are multiplied."""
 
     slowdowns: tuple[Slowdown, ...] = ()
 
     def seconds(self, own: float, now: float) -> float:
-        """What a batch takes that begins now, in seconds since training began, and took `own` seconds."""
+        """Returns the seconds of a batch that begins `now` seconds after training began and took `own` seconds."""
         found = [each for each in self.slowdowns if each.at(now)]
         return max([own, *(each.least for each in found)]) * math.prod(each.factor for each in found)
 
 
 class TimedStep:
-    """`marius_oac.types.Step`, and whatever else the step does, for the thread that computes.
+    """Wraps a `marius_oac.types.Step`: times its batches and slows them down. Other attributes are the step's own.
 
     Args:
         step: the trainer's.
-        waited: seconds that the calling thread has waited for other trainers so far.
+        waited: returns the seconds that the calling thread has waited for other trainers so far.
         stopped: set when the run can't go on.
         profile: of this trainer; its seconds count from the first batch of this process on.
-        clock: seconds.
+        clock: returns seconds.
 
     Attributes:
-        slowed: batches that took longer for the profile's sake, and `added`, by how many seconds in all.
+        slowed: batches that the profile made longer.
+        added: seconds that it added to them.
     """
 
     def __init__(
@@ -89,7 +96,7 @@ class TimedStep:
         self._began = begin if self._began is None else self._began
         loss = self._step.compute(rows, arrays, timestamp)
         if isinstance(loss, torch.Tensor) and loss.is_cuda:
-            torch.cuda.current_stream(loss.device).synchronize()  # else this would be the time of launching alone
+            torch.cuda.current_stream(loss.device).synchronize()  # otherwise only the kernel launches would be timed
         own = self._clock() - begin - (self._waited() - waited)
         taken = self._profile.seconds(own, begin - self._began)
         if taken > own:
@@ -100,7 +107,7 @@ class TimedStep:
         return loss
 
     def take(self) -> list[tuple[float, float]]:
-        """Of each batch since the last call, or the last thousands: its part of a global batch, and its seconds."""
+        """Returns (part of a global batch, seconds) of each batch since the last call, of the last 4096 at most."""
         taken = list(self._times)
         self._times.clear()
         return taken

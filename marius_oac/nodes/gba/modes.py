@@ -1,4 +1,4 @@
-"""What a mode of several nodes is: how many gradients make a global step, and what each of them counts.
+"""Training modes of several nodes: how many gradients make a global step, and how much each of them weighs.
 
 | kind | gradients of a step | who waits | a late gradient | source |
 |---|---|---|---|---|
@@ -6,11 +6,11 @@
 | gba | M = G / B | nobody | decays by its token | Su et al., section 4.1, Algorithm 2 |
 | async | 1 | nobody | counts | Su et al., section 3.1 |
 | bsp | b2 | nobody | counts | Su et al., section 5.1 |
-| hop-bs | 1 | who is more than b1 batches ahead | counts | Luo et al. 2019; Ho et al. 2013 |
-| hop-bw | N - b3 | everyone, until the step is applied | vanishes | Luo et al. 2019 |
+| hop-bs | 1 | workers more than b1 batches ahead | counts | Luo et al. 2019; Ho et al. 2013 |
+| hop-bw | N - b3 | everyone, until the step is applied | is discarded | Luo et al. 2019 |
 
-G is the global batch, B the local one, N the number of workers. All of them are driven by a `Dispatcher`, which says
-who computes what and when, and by one aggregator per vector or table on each shard. Neither has threads or a clock.
+G is the global batch, B the local one, N the number of workers. Every mode runs on a `Dispatcher`, which decides who
+computes which batch and when, and on one aggregator per vector or table on each shard. Neither has threads or a clock.
 
 Su et al.: "GBA: A Tuning-free Approach to Switch between Synchronous and Asynchronous Training for Recommendation
 Models", NeurIPS 2022. Its t_i = floor(i / K) is a misprint: a token's value is floor(i / M).
@@ -19,7 +19,7 @@ Models", NeurIPS 2022. Its t_i = floor(i / K) is a misprint: a token's value is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -35,16 +35,16 @@ class Mode:
     """The rules of one mode; made by `make_mode`.
 
     Attributes:
-        kind: which one.
+        kind: the mode's name.
         aggregate: M, the gradients that make a global step.
-        decay: gba: what a gradient that is s > 0 steps stale counts: "threshold" (Eq. 1): 1 up to `threshold`, then 0;
-            "polynomial": (1 + s) ** -power; "exponential": rate ** s.
+        decay: gba: the weight of a gradient that is s > 0 steps stale. "threshold" (Eq. 1): 1 up to `threshold`, then
+            0; "polynomial": (1 + s) ** -power; "exponential": rate ** s.
         threshold: gba: iota, in global steps.
         power, rate: gba: of the decays.
         bound: hop-bs: b1, the batches that a worker may be ahead of the slowest one.
-        rows_over: what the sum of a row's gradients is divided by: "holders", the gradients of the step that hold the
-            row (Algorithm 2, line 23); "gradients", all of them, which makes a step the gradient of the mean loss over
-            the global batch, as in lockstep.
+        rows_over: the divisor of the sum of a row's gradients: "holders", the gradients of the step that hold the row
+            (Algorithm 2, line 23); "gradients", all of them, which makes a step the gradient of the mean loss over the
+            global batch, as in lockstep.
     """
 
     kind: Kind
@@ -57,7 +57,8 @@ class Mode:
     rows_over: RowsOver = "holders"
 
     def weights(self, staleness: np.ndarray) -> np.ndarray:
-        """What gradients count: float32 [n], of their staleness in global steps, int64 [n]; 0 and below is fresh."""
+        """Returns the weights of gradients, float32 [n], by their staleness in global steps, int64 [n]; 0 and less is
+        fresh."""
         if self.kind != "gba":
             return np.ones(staleness.size, np.float32)
         if self.decay == "threshold":
@@ -67,20 +68,22 @@ class Mode:
         return found.astype(np.float32)
 
     def weight(self, staleness: int) -> float:
-        """What one gradient counts."""
+        """Returns the weight of one gradient, as `weights` does."""
         return float(self.weights(np.array([staleness], np.int64))[0])
 
     def counts(self, token: int, step: int) -> bool:
-        """Whether a gradient with this token takes a place in global step `step`; if not, it vanishes."""
+        """Whether a gradient with this token counts towards global step `step`; if not, it is discarded."""
         return self.kind != "hop-bw" or token == step
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Timestamps of rows in modes that dispatch batches: they count global batches, as in lockstep; in sync and gba
-    these are steps.
+    """Converts between global steps and the timestamps of rows, in modes that dispatch batches.
+
+    Timestamps count global batches, as in lockstep. In sync and gba a global step is one global batch.
 
     Attributes:
+        mode: the rules.
         parts: batches of the data list that a global batch is cut into.
         first: the global batch that is dispatched first, and the global step that begins with it.
     """
@@ -90,11 +93,11 @@ class Clock:
     first: int
 
     def timestamp(self, step: int) -> int:
-        """Of what a step changes."""
+        """Returns the timestamp of the rows that a step changes."""
         return self.first + (step - self.first) * self.mode.aggregate // self.parts
 
     def steps(self, timestamps: np.ndarray) -> np.ndarray:
-        """The first step that gives each of these timestamps, int64 [n]; those from before stay as they are."""
+        """Returns the first step that gives each timestamp, int64 [n]; timestamps before `first` stay as they are."""
         since = -(-(timestamps - self.first) * self.parts // self.mode.aggregate)
         return np.where(timestamps >= self.first, self.first + since, timestamps)
 
@@ -108,19 +111,20 @@ def make_mode(
     b1: int = 2,
     b2: int = 20,
     b3: int = 1,
-    **rules,
+    **rules: Any,
 ) -> Mode:
-    """The mode of a run.
+    """Returns the mode of a run.
 
     Args:
-        kind: which one.
-        workers: N, as many as are meant to train; only hop-bw counts them.
+        kind: the mode's name.
+        workers: N, as many as are meant to train; only hop-bw uses it.
         global_batch: G, the examples of a global step of sync and gba.
         local_batch: B, the examples that a worker computes at a time; G is a multiple of it.
         b1: hop-bs: batches that a worker may be ahead of the slowest one, at least 0.
         b2: bsp: gradients of a step.
-        b3: hop-bw: the slowest workers of a step that nobody waits for, fewer than there are workers.
+        b3: hop-bw: the slowest workers of a step that nobody waits for, fewer than `workers`.
         rules: `decay`, `threshold`, `power`, `rate`, `rows_over` of `Mode`.
+
     Raises:
         InputError: these numbers make no mode.
     """

@@ -1,24 +1,25 @@
-"""Which mode comes next, sync or gba, by what was measured: a state machine without clock, threads or network.
+"""Decides from measurements which mode runs next, sync or gba: a state machine without clock, threads or network.
 
-At every decision point it is told how fast the run went since the last one, in which mode, and how long each trainer
-took for its batches. What a mode should do without any cost of its own follows from these times alone: with x_i the
-seconds per example of trainer i, of N,
+Each decision uses how fast the run was since the last one, in which mode, and how long each trainer took for its
+batches. The ideal rate of a mode, without any overhead, follows from these times alone. With x_i the seconds per
+example of trainer i, of N:
 
-    sync   N / E[max x_i]       every part of a batch waits for the slowest one; the expectation takes times as
-                                independent that are near each other, so that jitter costs what it costs, which no
-                                mean shows, and trainers that grow slow together are taken to be slow together
-    gba    sum of 1 / E[x_i]    everybody goes at his own pace
+    sync   N / E[max x_i]       every part of a batch waits for the slowest trainer
+    gba    sum of 1 / E[x_i]    every trainer works at its own speed
 
-What a mode does in truth is less: rows travel, trainers come to rest. That is learned, for the mode that runs, as the
-ratio of what was measured to that. So that it is known of both, a run begins with a trial: two stretches of sync, two
-of gba; the first of each, in which caches fill and code is compiled, teaches nothing.
+The expectation of the maximum treats times that were measured close to each other as independent. So jitter costs what
+it costs, which no mean shows, and trainers that become slow together are taken to be slow together.
 
-The *gain* of gba is what is expected of it by what is expected of sync, less 1. It should be used where it is more
-than `margin`, and left where it is less than that by 0.03. A switch follows when that by which it is more, or less, has
-added up to 0.2, in logarithms and without falling to zero meanwhile, at `patience` decision points in a row or
-more. So a large gain is taken at once, a small one when it lasts, and noise between the two bounds changes nothing
-(Page, 1954: CUSUM). Where nothing but patience is lacking the next decision point should come soon: slow trainers cost
-most until the switch. Of what a mode costs so short a stretch says little, and teaches nothing.
+The real rate of a mode is lower: rows travel, and trainers pause. The policy learns the ratio of the measured rate to
+the ideal one for the mode that runs. To know it of both modes, a run begins with a trial: two intervals of sync, then
+two of gba. The first interval of each is not used, since caches fill and code is compiled in it.
+
+The *gain* of gba is its expected rate divided by that of sync, less 1. gba should run where the gain is above `margin`,
+and sync where it is below that by more than 0.03. The policy switches when the excess over that bound, in logarithms,
+has added up to 0.2 without falling to zero meanwhile, at `patience` decision points in a row or more (Page, 1954:
+CUSUM). So it acts on a large gain at once and on a small one when it lasts, and noise between the two bounds changes
+nothing. Where only patience is lacking the next decision should come soon, since slow trainers cost most until the
+switch. So short an interval says little of what a mode costs, and its ratio is not used.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ import numpy as np
 MODES = ("sync", "gba")
 TRIAL = ("sync", "sync", "gba", "gba")
 EVIDENCE = 0.2
-_BETWEEN = 0.03  # of the bounds, in logarithms
-_PIECES = 8  # of a stretch, within which times are near each other
-_REST = 50  # times what coming to rest takes
-_NEWEST = 0.5  # what the newest measurement counts
+_BETWEEN = 0.03  # between the bounds, in logarithms
+_PIECES = 8  # of an interval: times within a piece were measured close to each other
+_REST = 50  # an interval of gba takes this many times as long as the pause that ends it
+_NEWEST = 0.5  # weight of the newest ratio in the moving average
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Measured:
 
     Attributes:
         rate: global examples per second.
-        times: of each trainer, seconds per example of its batches in their order, float64 [batches]; what it waited for
-            others is no part of them. None of a trainer that has computed nothing.
+        times: of each trainer, seconds per example of its batches in their order, float64 [batches], without the time
+            that it waited for others; empty for a trainer that has computed nothing.
     """
 
     rate: float
@@ -55,16 +56,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Decision:
-    """What comes next, and why.
+    """Which mode runs next, and why.
 
     Attributes:
-        mode: of the next stretch.
-        switches: whether it is another one than that of the last.
-        expected: global examples per second of each mode; empty while that is not known.
+        mode: of the next interval.
+        switches: whether it differs from the last interval's.
+        expected: global examples per second of each mode; empty while they are not known.
         gain: what gba is expected to gain over sync: 0.1 is 10 %.
-        trial: it belongs to the trial, or ends it.
-        hurry: the next decision point should come soon.
         reason: in words.
+        trial: whether it belongs to the trial, or ends it.
+        hurry: whether the next decision should come soon.
     """
 
     mode: str
@@ -76,19 +77,21 @@ class Decision:
     hurry: bool = False
 
     def metrics(self) -> dict[str, Any]:
-        """As a line of metrics.jsonl holds them."""
+        """Returns the decision's fields of a line of metrics.jsonl."""
         known = {f"expected.{mode}": rate for mode, rate in self.expected.items()}
         known |= {"gain": self.gain} if known else {}
         return {"mode": self.mode, "switches": self.switches} | known | {"reason": self.reason}
 
 
 class Policy:
-    """Args:
-    margin: what gba must gain over sync to be preferred.
-    patience: decision points in a row that must speak for a switch.
+    """Chooses between sync and gba.
+
+    Args:
+        margin: what gba must gain over sync to be preferred.
+        patience: decisions in a row that must favour a switch.
 
     Attributes:
-        mode: of the next stretch; at first sync.
+        mode: of the next interval; at first sync.
     """
 
     def __init__(self, margin: float, patience: int):
@@ -101,7 +104,10 @@ class Policy:
         self._hurried = False
 
     def decide(self, measured: Measured) -> Decision:
-        """To be told after each stretch, which was trained in `mode`; who is told the same decides alike."""
+        """Takes the measurements of an interval that was trained in `mode`, and returns which mode comes next.
+
+        Policies that are given the same measurements decide alike.
+        """
         self._times |= {trainer: each for trainer, each in enumerate(measured.times) if each.size}
         if not self._times or not measured.rate > 0:
             return Decision(self.mode, False, {}, 0.0, "nothing was measured")
@@ -118,8 +124,10 @@ class Policy:
         return self._judge(expected, gain) if self._tried > len(TRIAL) else self._end_trial(expected, gain)
 
     def interval(self, every: int, global_batch: int, local_batch: int) -> int:
-        """Global batches up to the next decision point: `every`, or more in gba, where all come to rest when the
-        slowest trainer has done its batch: so many that this is a fiftieth of their time, or four times `every`.
+        """Returns the global batches up to the next decision: `every`, or more in gba.
+
+        In gba an interval ends with a pause: all trainers wait until the slowest has done its batch. The interval is so
+        long that this is a fiftieth of its time, and at most four times `every`.
         """
         if self.mode == "sync" or self._tried < len(TRIAL):
             return every
@@ -153,7 +161,11 @@ class Policy:
 
 
 def ideal_rates(times: Sequence[np.ndarray]) -> dict[str, float]:
-    """Examples per second of each mode that costs nothing itself, of trainers whose seconds per example are these."""
+    """Returns the examples per second of each mode, as if it had no overhead.
+
+    Args:
+        times: of each trainer, seconds per example, float64 [batches], none empty.
+    """
     pieces = min(_PIECES, *(each.size for each in times))
     cut = zip(*(np.array_split(each, pieces) for each in times), strict=True)
     slowest = sum(expected_slowest(near) for near in cut) / pieces
@@ -161,7 +173,7 @@ def ideal_rates(times: Sequence[np.ndarray]) -> dict[str, float]:
 
 
 def expected_slowest(samples: Sequence[np.ndarray]) -> float:
-    """The expected maximum of one draw from each of some samples, float64 [n_i] and not negative, independently."""
+    """Returns the expected maximum of independent draws, one from each sample, float64 [n_i], not negative."""
     values = np.unique(np.concatenate(samples))
     below = np.ones(values.size)
     for each in samples:
