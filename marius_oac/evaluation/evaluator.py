@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.graphs.graph import Graph, Split
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.splits import SPLITS, Split
 from marius_oac.errors import ConfigError
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import DrawnCandidates, evaluate

@@ -1,4 +1,4 @@
-"""Columns of dgl's that have to hold something definite: the ids of its CSV files, and everyone's masks."""
+"""Checked columns of dgl's data: the ids in its CSV files, and masks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARKS = "a mask is true or false, or 1 or 0"
 
 
 def table_ids(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
-    """A column of a CSV file with names or whole numbers from 0.
+    """A column of a CSV file that holds names or integers from 0.
 
     Raises:
         InputError: there is no such column, a value is missing or is something else.
@@ -41,10 +41,10 @@ def table_ids(table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
 
 
 def table_masks(table: pa.Table, path: Path) -> dict[str, np.ndarray]:
-    """The masks, bool [n], that a CSV file has.
+    """The masks of a CSV file by split, bool [n] each.
 
     Raises:
-        InputError: a value is missing, or is neither true nor false, 1 nor 0.
+        InputError: a value is missing, or is none of true, false, 1 and 0.
     """
     return {split: _table_mask(table.column(mask), mask, path) for split, mask in _present(table.column_names)}
 
@@ -58,7 +58,7 @@ def _table_mask(column: pa.ChunkedArray, name: str, path: Path) -> np.ndarray:
     elif not pa.types.is_boolean(column.type):
         words = pc.utf8_lower(column.cast(pa.string()))
         wrong = ~pc.is_in(words, value_set=pa.array(["0", "1", "true", "false"])).to_numpy()
-        wrong[:1] |= not wrong.any()  # each is right for itself, and they are not of one kind
+        wrong[:1] |= not wrong.any()  # each value is valid, but the column mixes words and numbers
     if wrong.any():
         row = int(np.argmax(wrong))
         refuse_row(path, row, f"column {name!r} holds {column[row].as_py()!r}; {_MARKS}")
@@ -66,7 +66,7 @@ def _table_mask(column: pa.ChunkedArray, name: str, path: Path) -> np.ndarray:
 
 
 def data_masks(data: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    """The masks, bool [n], of the tensors that dgl has of nodes or edges of a type.
+    """The masks among dgl's tensors of one type of nodes or edges, by split, bool [n] each.
 
     Raises:
         InputError: a mask is no vector of booleans, or of integers 0 and 1.
@@ -99,5 +99,5 @@ def _check_filled(column: pa.ChunkedArray, name: str, path: Path) -> None:
 
 
 def refuse_row(path: Path, row: int, reason: str) -> NoReturn:
-    """Raises InputError with the line of a row, from 0, of a CSV file."""
+    """Raises InputError with the line of a row of a CSV file, counted from 0."""
     raise InputError(reason, f"{path}:{line_of_row(path, row)}")

@@ -1,5 +1,5 @@
-"""dgl's CSV format: folders of `meta.yaml` and the files that it names (dgl.data.CSVDataset, version 1.0.0). They are
-read and written without dgl. See `dgl.edges` for what becomes of a graph.
+"""dgl's CSV format: folders with `meta.yaml` and the files that it names (dgl.data.CSVDataset, version 1.0.0). They are
+read and written without dgl. See `dgl.edges` for how a graph is converted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import yaml
 from pydantic import AfterValidator, Field
 
-from marius_oac.config.errors import read_mapping, shown
+from marius_oac.config.errors import read_mapping
 from marius_oac.data.dgl.columns import MASKS, refuse_row, table_ids, table_masks
 from marius_oac.data.dgl.edges import RELATION, Edges, named, prepare_edges, relation_names
 from marius_oac.data.dgl.nodes import NodeData, csv_columns, node_arrays, of_table
@@ -26,7 +26,7 @@ from marius_oac.data.prepare.prepare import PreparedGraph, new_folder
 from marius_oac.data.prepare.readers import check_readable
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.data.prepare.text import line_of_row
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.untrusted import Described, typed
 
 META = "meta.yaml"
@@ -38,19 +38,21 @@ def prepare_dgl_csv(folder: Path, out: Path, **options: Any) -> PreparedGraph:
     """Makes a graph folder of a folder in dgl's CSV format that holds one graph. Each file is read into memory.
 
     Args:
-        options: of `PrepareRequest`; fractions where the edges have no masks.
+        options: of `PrepareRequest`; fractions only if the edges have no masks.
+
     Raises:
-        InputError: a file is missing, broken, of another version, or holds several graphs; or as `prepare`.
+        InputError: a file is missing, broken, of another version, or holds several graphs; as `prepare`.
     """
     meta = _read_meta(Path(folder) / META)
     return prepare_edges(_csv_edges(Path(folder), meta), _csv_nodes(Path(folder), meta), folder, out, options)
 
 
 def write_dgl_csv(graph: Graph, out: Path, labels: Path | None = None, features: Path | None = None) -> None:
-    """Writes a prepared graph as a folder in dgl's CSV format; its names stand in `names.csv`, which dgl doesn't read.
+    """Writes a prepared graph as a folder in dgl's CSV format. Names go to `names.csv`, which dgl doesn't read.
 
     Args:
         labels, features: as `to_dgl_graph`.
+
     Raises:
         InputError: `out` exists, or can't be written.
     """
@@ -84,7 +86,7 @@ def _csv_table(edges: np.ndarray, split: str) -> pa.Table:
     if edges.shape[1] == 3:
         columns[RELATION] = edges[:, 1]
     for each, mask in MASKS.items():
-        columns[mask] = np.full(len(edges), each == split, np.int8)  # dgl reads numbers, no words
+        columns[mask] = np.full(len(edges), each == split, np.int8)  # dgl reads numbers, not true and false
     return pa.table({name: np.ascontiguousarray(column) for name, column in columns.items()})
 
 
@@ -122,7 +124,7 @@ def _csv_edges(folder: Path, meta: _Meta) -> Iterator[Edges]:
     for entry in found:
         name, etype = entry.file_name, entry.etype
         table = _read_csv(folder / name, meta.separator)
-        ends = [table_ids(table, column, folder / name) for column in (entry.src_id_field, entry.dst_id_field)]
+        head, tail = (table_ids(table, column, folder / name) for column in (entry.src_id_field, entry.dst_id_field))
         graphs = entry.graph_id_field
         if graphs in table.column_names and len(table.column(graphs).unique()) > 1:
             raise InputError("holds several graphs", folder / name)
@@ -130,14 +132,14 @@ def _csv_edges(folder: Path, meta: _Meta) -> Iterator[Edges]:
         if RELATION in table.column_names and len(found) == 1:
             relation = table_ids(table, RELATION, folder / name)
         if several:
-            ends = [named(kind, column.to_pylist()) for kind, column in zip(etype[::2], ends, strict=True)]
+            head, tail = named(etype[0], head.to_pylist()), named(etype[2], tail.to_pylist())
         if len(found) > 1:
             relation = pa.array([names[etype]] * len(table))
-        yield Edges(*ends, relation, table_masks(table, folder / name))
+        yield Edges(head, tail, relation, table_masks(table, folder / name))
 
 
 class _File(Described):
-    """What `meta.yaml` says of a file of nodes or edges."""
+    """The description of a file of nodes or edges in `meta.yaml`."""
 
     file_name: Annotated[str, AfterValidator(lambda name: _inside(name))]
     ntype: str = _PLAIN[0]
@@ -170,7 +172,7 @@ def _read_meta(path: Path) -> _Meta:
 def _read_csv(path: Path, separator: str) -> pa.Table:
     check_readable(path)
     try:
-        # With threads an error has no row number.
+        # With threads, errors have no row numbers.
         options = pv.ReadOptions(use_threads=False)
         return pv.read_csv(path, options, pv.ParseOptions(delimiter=separator))
     except OSError as error:

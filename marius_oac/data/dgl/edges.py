@@ -1,11 +1,11 @@
-"""Edges from dgl on their way into a graph folder.
+"""Converts edges from dgl to a graph folder.
 
-What becomes of a graph: with one type of nodes, names are dgl's ids, else TYPE/ID. The relation of an edge is its type,
-or where there is but one type of edges the number that it has as `_TYPE` (dgl.ETYPE) or `relation`; without these edges
-have no relations. Boolean `train_mask`, `val_mask` and `test_mask` of edges are the splits; edges with none of them are
-left out. Nodes without edges are no part of a prepared graph, so dgl's ids are names and not its ids. Labels, masks and
-features of nodes become files in the graph's folder (see `dgl.nodes`). The edges of a graph with labels all train,
-unless they have masks or fractions are asked for.
+With one type of nodes, names are dgl's ids, else TYPE/ID. The relation of an edge is its type. With one type of edges
+it is the number that the edge has as `_TYPE` (dgl.ETYPE) or `relation`; without these, edges have no relations. Boolean
+`train_mask`, `val_mask` and `test_mask` of edges are the splits; edges with none of them are left out. A prepared graph
+has no nodes without edges, so dgl's ids become names, not ids. Labels, masks and features of nodes become files in the
+graph's folder (see `dgl.nodes`). If nodes have labels, all edges are for training, unless edges have masks or fractions
+are given.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RELATION = "relation"
 
 
 class Edges:
-    """Some edges: `head` and `tail`, `relation` or None, and the splits' masks, if there are any."""
+    """Some edges: columns [n] `head` and `tail`, `relation` or None, and the splits' masks, bool [n], if any."""
 
     def __init__(self, head: Any, tail: Any, relation: Any, masks: Mapping[str, np.ndarray]) -> None:
         columns = {"head": head} | ({} if relation is None else {"relation": relation}) | {"tail": tail}
@@ -42,6 +42,7 @@ class Edges:
         return len(self._table)
 
     def by_split(self) -> Iterator[tuple[str, pa.Table]]:
+        """Yields (split, its edges), or ("all", all edges) without masks."""
         if not self._masks:
             yield "all", self._table
         for split, mask in self._masks.items():
@@ -51,12 +52,14 @@ class Edges:
 def prepare_edges(
     edges: Iterable[Edges], nodes: Sequence[NodeData], where: object, out: Path, options: Mapping[str, Any]
 ) -> PreparedGraph:
-    """By way of Parquet files, which are streamed.
+    """Makes a graph folder `out` of edges and nodes, by way of temporary Parquet files, which are streamed.
 
     Args:
         where: file or folder of the graph, for messages.
+        options: of `PrepareRequest`.
+
     Raises:
-        InputError: there are no edges, or some are of another kind than the others; or as `prepare`.
+        InputError: there are no edges, or some are of another kind than the others; as `prepare`.
     """
     out = Path(out)
     if os.path.lexists(out):
@@ -67,7 +70,8 @@ def prepare_edges(
             for fraction in ("valid_fraction", "test_fraction"):
                 options[fraction] = options.get(fraction) or 0.0
         made = folder / "graph"
-        prepared = prepare(PrepareRequest(**given, out=made, **options))
+        options |= given
+        prepared = prepare(PrepareRequest(out=made, **options))
         write_node_files(Graph.open(made, verify=False), nodes, made)
         for path in made.iterdir():
             path.rename(folder / path.name)
@@ -76,7 +80,7 @@ def prepare_edges(
 
 
 def _write_edges(edges: Iterable[Edges], folder: Path, where: object) -> dict[str, Path]:
-    """Files of edges, as a `PrepareRequest` names them."""
+    """Writes the edges of each split to a file. Returns the files by the names of `PrepareRequest`."""
     count = 0
     with ExitStack() as stack:
         writers: dict[str, pq.ParquetWriter] = {}
@@ -101,11 +105,12 @@ def _write_edges(edges: Iterable[Edges], folder: Path, where: object) -> dict[st
 
 
 def named(kind: str, ids: Iterable[Any]) -> pa.Array:
+    """The names KIND/ID of the nodes of one type, strings [n]."""
     return pa.array([f"{kind}/{number}" for number in ids])
 
 
 def relation_names(etypes: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
-    """The edges' type, or where several pairs of node types share it all three."""
+    """The name of each relation: the edges' type, or all three types if several pairs of node types share it."""
     etypes = list(etypes)
     short = [etype[1] for etype in etypes]
     return {etype: etype[1] if short.count(etype[1]) == 1 else "/".join(etype) for etype in etypes}

@@ -1,5 +1,5 @@
-"""Graphs from dgl and for dgl: `DGLGraph` objects and dgl's binary files, which need dgl (see `marius_oac.dgl`). See
-`dgl.edges` for what becomes of a graph, and `dgl.csv_folders` for dgl's other format.
+"""Conversion from and to `DGLGraph` objects and dgl's binary files, which need dgl (see `marius_oac.dgl`). See
+`dgl.edges` for how a graph is converted, and `dgl.csv_folders` for dgl's other format.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
     """Makes a graph folder of a `DGLGraph`, or of a binary file of `dgl.save_graphs` that holds one.
 
     Args:
-        options: of `PrepareRequest`; fractions where the edges have no masks.
+        options: of `PrepareRequest`; fractions only if the edges have no masks.
+
     Raises:
-        InputError: the file can't be read or holds several graphs, a mask or relation is none, dgl is missing; or as
-            `prepare`.
+        InputError: the file can't be read or holds several graphs; a mask or relation has other values; dgl is missing;
+            as `prepare`.
     """
     where = "dgl"
     if isinstance(graph, str | Path):
@@ -39,12 +40,12 @@ def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
     names = relation_names(graph.canonical_etypes)
 
     def edges_of(etype: tuple[str, str, str]) -> Edges:
-        ends = _ends(graph, etype)
+        head, tail = (ids.long().numpy() for ids in graph.edges(etype=etype, order="eid"))
         if several:
-            ends = tuple(named(kind, ids) for kind, ids in zip(etype[::2], ends, strict=True))
+            head, tail = named(etype[0], head), named(etype[2], tail)
         single = len(names) == 1 and not several
-        relation = _single_relation(graph, where) if single else pa.array([names[etype]] * len(ends[0]))
-        return Edges(*ends, relation, data_masks(graph.edges[etype].data, f"{where}: edges {names[etype]}"))
+        relation = _single_relation(graph, where) if single else pa.array([names[etype]] * len(head))
+        return Edges(head, tail, relation, data_masks(graph.edges[etype].data, f"{where}: edges {names[etype]}"))
 
     nodes = []
     for kind in graph.ntypes:
@@ -55,10 +56,10 @@ def prepare_dgl(graph: Any, out: Path, **options: Any) -> PreparedGraph:
 
 
 def to_dgl_graph(graph: Graph, labels: Path | None = None, features: Path | None = None) -> Any:
-    """A homogeneous `DGLGraph` of all edges, with masks, and relations as `_TYPE` where there are any; int64 ids.
+    """A homogeneous `DGLGraph` of all edges, with int64 ids, masks, and relations, if any, as `_TYPE`.
 
     Args:
-        labels, features: files of the graph's nodes, which become `label` (see `dgl.nodes.node_arrays`), masks, `feat`.
+        labels, features: files of the graph's nodes, which become `label`, masks and `feat`, see `nodes.node_arrays`.
     """
     import torch
 
@@ -75,7 +76,7 @@ def to_dgl_graph(graph: Graph, labels: Path | None = None, features: Path | None
 
 
 def write_dgl(graph: Graph, path: Path, labels: Path | None = None, features: Path | None = None) -> None:
-    """Writes `to_dgl_graph` as dgl's binary file.
+    """Writes the graph of `to_dgl_graph` as a binary file of dgl.
 
     Raises:
         InputError: `path` exists, or can't be written; dgl is missing.
@@ -104,11 +105,6 @@ def _load(path: Path) -> Any:
     if len(graphs) != 1:
         raise InputError(f"holds {len(graphs)} graphs; one is needed", path)
     return graphs[0]
-
-
-def _ends(graph: Any, etype: tuple[str, str, str]) -> tuple[np.ndarray, np.ndarray]:
-    heads, tails = graph.edges(etype=etype, order="eid")
-    return heads.long().numpy(), tails.long().numpy()
 
 
 def _single_relation(graph: Any, where: str) -> np.ndarray | None:

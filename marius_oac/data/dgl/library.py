@@ -1,10 +1,10 @@
-"""The bridge to dgl, an extra of this package (`pip install 'marius-oac[dgl]'`): nothing else here needs it.
+"""The interface to dgl, an extra of this package (`pip install 'marius-oac[dgl]'`). Only `data.dgl` needs it.
 
-Blocks to dgl's and back, and a `dgl.nn` module as a layer of an `Encoder`. See `dgl.sampling` for its sampler, and
+It converts blocks, and makes a `dgl.nn` module a layer of an `Encoder`. See `dgl.sampling` for dgl's sampler, and
 `dgl.graphs` and `dgl.csv_folders` for its graphs.
 
-A module of dgl adds up in an order that may depend on dgl's version and number of threads: what is promised of bits
-holds for our own layers.
+A module of dgl may sum in an order that depends on dgl's version and number of threads. Bitwise reproducibility is
+guaranteed only for our own layers.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _FIRST: list[ThreadPoolExecutor] = []
 
 
 def load() -> ModuleType:
-    """The module dgl, whose first stream of random numbers `first_thread` has, unless dgl has drawn some already.
+    """Imports dgl, and claims its first stream of random numbers for `first_thread`, unless dgl has drawn already.
 
     Raises:
-        InputError: it is not installed, or does not work here; says what to install.
+        InputError: dgl is not installed or can't be imported; says what to install.
     """
     found = sys.modules.get("dgl")
     if found is not None and _FIRST:
         return found
-    os.environ.setdefault("DGLBACKEND", "pytorch")  # else dgl asks in a file of the user's home
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else dgl looks for a file in the user's home
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # dgl 1.1 uses what its dependencies have since deprecated
+            warnings.simplefilter("ignore")  # dgl 1.1 uses functions that its dependencies have since deprecated
             dgl = importlib.import_module("dgl")
     except ImportError as error:
         raise InputError(
@@ -58,9 +58,10 @@ def load() -> ModuleType:
 
 
 def first_thread() -> ThreadPoolExecutor:
-    """The thread whose random numbers from dgl are a function of the seed alone; dgl has no other thread there.
+    """The thread whose random numbers from dgl depend only on the seed.
 
-    dgl numbers the threads of a process as they first draw or are seeded, and a thread's number is part of its seed.
+    dgl numbers the threads of a process in the order in which they first draw or are seeded, and adds a thread's number
+    to its seed. This thread is the first.
     """
     load()
     return _FIRST[0]
@@ -72,16 +73,16 @@ def _claim(dgl: ModuleType) -> None:
 
 
 def to_dgl(block: Block) -> Any:
-    """The same block as dgl has it, a `DGLBlock` with int64 ids."""
+    """The block as a `DGLBlock` with int64 ids."""
     edges = torch.arange(block.num_edges, device=block.sources.device)
     arrays = ("csc", (block.offsets, block.sources, edges))
     return load().create_block(arrays, num_src_nodes=block.num_inputs, num_dst_nodes=block.num_outputs)
 
 
 def from_dgl(block: Any) -> Block:
-    """A `DGLBlock` of one kind of nodes and edges as ours.
+    """A `DGLBlock` with one type of nodes and edges as a `Block`.
 
-    Its outputs must be its first inputs, which is how `dgl.to_block` and dgl's samplers make them.
+    Its output nodes must be its first input nodes, as `dgl.to_block` and dgl's samplers make them.
     """
     offsets, sources, _ = block.adj_tensors("csc")
     return Block(offsets.long(), sources.long(), block.num_src_nodes())
@@ -93,17 +94,17 @@ class DglLayer(nn.Module):
         Encoder([DglLayer(dgl.nn.GATConv(100, 32, 4, allow_zero_in_degree=True), 100, merge="concat"),
                  DglLayer(dgl.nn.SAGEConv(128, 50, "mean"), 128)])
 
-    Its parameters are drawn as dgl draws them, by torch's global generator.
+    dgl initialises its parameters from torch's global generator.
 
     Args:
-        module: called as `module(block, values)`, values [n, D], of a block whose outputs are its first inputs; its
-            result is [O, W], or [O, H, W] of H heads. It has to bear nodes without neighbours: many a module of dgl's
-            refuses them unless it is told `allow_zero_in_degree=True`.
+        module: called as `module(block, values)`, values float32 [n, D]. It returns [O, W], or [O, H, W] for H heads.
+            It must accept nodes without neighbours; many modules of dgl need `allow_zero_in_degree=True` for that.
         inputs: D.
-        merge: heads side by side, or their mean; None: the result has none.
+        merge: concatenate the heads ("concat") or average them ("mean"); None: there are no heads.
         activation: between this layer and the next.
+
     Raises:
-        ValueError: `merge` does not fit to what the module gives.
+        ValueError: `merge` does not match the shape of the module's result.
     """
 
     def __init__(
@@ -120,7 +121,11 @@ class DglLayer(nn.Module):
             self.width = self(torch.zeros(1, inputs), alone).shape[1]
 
     def forward(self, values: Tensor, block: Block, thread_pool: ThreadPool | None = None) -> Tensor:
-        """[O, width]; `thread_pool` are not used, dgl has threads of its own."""
+        """The module's result, [O, width], for values [n, D]. `thread_pool` is unused, since dgl has its own threads.
+
+        Raises:
+            ValueError: as the constructor.
+        """
         found = self.module(to_dgl(block), values)
         if found.dim() != (2 if self.merge is None else 3):
             raise ValueError(f"the module gives {tuple(found.shape)}, which does not fit to merge={self.merge!r}")

@@ -1,9 +1,9 @@
-"""What dgl knows of nodes, as node classification wants it: `labels.tsv` (see `data.node_labels`) and
-`features.parquet` (see `data.node_features`) in the graph's folder.
+"""Converts dgl's data of nodes to the files of node classification: `labels.tsv` (see `data.graphs.labels`) and
+`features.parquet` (see `data.graphs.features`) in the graph's folder.
 
-dgl has a node's class as `label`, its split as `train_mask`, `val_mask` or `test_mask`, and its features as `feat`.
-Nodes without a mask have no label here. What can't be taken (several labels of a node, features of some types of nodes
-alone) is left out, aloud.
+dgl keeps a node's class as `label`, its split as `train_mask`, `val_mask` or `test_mask`, and its features as `feat`.
+Nodes without a mask get no label. What can't be converted (several labels per node, features of only some types of
+nodes) is left out with a warning.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from marius_oac.data.graphs.labels import read_labels
 from marius_oac.data.prepare.splits import SPLITS
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
+from marius_oac.types import present
 
 LABEL, FEATURES = "label", "feat"
 LABELS_FILE, FEATURES_FILE = "labels.tsv", "features.parquet"
@@ -35,12 +36,12 @@ _AT_ONCE = 16 << 20  # bytes of features
 
 @dataclass(frozen=True)
 class NodeData:
-    """What is known of the nodes of one type.
+    """The data of the nodes of one type.
 
     Attributes:
         names: strings [n].
-        labels: [n], or [n, ...] or floats, which are refused; None: there are none.
-        masks: bool [n] of each split that there is.
+        labels: [n], integers or strings; None: there are none. Other shapes and floats are left out later.
+        masks: bool [n] of each split that has one.
         features: float32 [n, F]; None: there are none.
         where: file or type of nodes, for messages.
     """
@@ -53,14 +54,15 @@ class NodeData:
 
     @property
     def labelled(self) -> bool:
+        """Whether there are labels, and masks that say what they are for."""
         return self.labels is not None and bool(self.masks)
 
 
 def of_dgl(names: pa.Array, data: Mapping[str, Any], where: str) -> NodeData:
-    """Of the `ndata` of a type of nodes.
+    """The data in dgl's `ndata` of a type of nodes with these names, strings [n].
 
     Raises:
-        InputError: a mask is none.
+        InputError: as `data_masks`.
     """
     masks = data_masks(data, where)
     arrays = {key: data[key].numpy() for key in (LABEL, FEATURES) if key in data}
@@ -71,10 +73,10 @@ def of_dgl(names: pa.Array, data: Mapping[str, Any], where: str) -> NodeData:
 
 
 def of_table(names: pa.Array, table: pa.Table, path: Path) -> NodeData:
-    """Of a CSV file, whose `feat` is a number, or text with numbers between commas.
+    """The data in a CSV file of nodes with these names, strings [n]. `feat` is a number, or numbers joined by commas.
 
     Raises:
-        InputError: a mask is none; features that are no numbers, or not as many for every node.
+        InputError: as `table_masks`; features are no numbers, or nodes differ in how many they have.
     """
     masks = table_masks(table, path)
     found = {key: table.column(key) for key in (LABEL, FEATURES) if key in table.column_names}
@@ -94,10 +96,10 @@ def of_table(names: pa.Array, table: pa.Table, path: Path) -> NodeData:
 
 
 def write_node_files(graph: Graph, nodes: Sequence[NodeData], folder: Path) -> None:
-    """Writes what there is of the graph's own nodes into the folder.
+    """Writes the labels and features of the graph's nodes, if there are any, into the folder.
 
     Raises:
-        InputError: a node is in two splits.
+        InputError: a node is in two splits, or a name can't be written.
     """
     if any(each.labelled for each in nodes):
         _write_labels(graph, [each for each in nodes if each.labelled], folder / LABELS_FILE)
@@ -117,7 +119,8 @@ def _leave_out(what: str, why: str, nodes: Sequence[NodeData]) -> None:
 def _write_labels(graph: Graph, nodes: Sequence[NodeData], path: Path) -> None:
     parts = []
     for each in nodes:
-        if each.labels.ndim > 1 or each.labels.dtype.kind == "f":
+        found = present(each.labels)
+        if found.ndim > 1 or found.dtype.kind == "f":
             _leave_out("labels", "one whole number, or one name, is needed for each node", [each])
             continue
         masks = np.stack([each.masks.get(split, np.zeros(len(each.names), bool)) for split in SPLITS])
@@ -126,15 +129,14 @@ def _write_labels(graph: Graph, nodes: Sequence[NodeData], path: Path) -> None:
             raise InputError(f"node {each.names[int(np.argmax(twice))].as_py()!r} is in two splits", each.where)
         rows = np.flatnonzero(masks.any(0))
         splits = np.array(SPLITS)[masks[:, rows].argmax(0)]
-        labels = pa.array(each.labels[rows]).cast(pa.string())
+        labels = pa.array(found[rows]).cast(pa.string())
         parts.append(pa.table({"name": each.names.take(pa.array(rows)), "label": labels, "split": splits}))
     if not parts:
         return
     table = pa.concat_tables(parts)
     known = np.zeros(len(table), bool)
     for names in _graph_names(graph):
-        found = pc.index_in(names, value_set=table.column("name")).drop_null()
-        known[found.to_numpy()] = True
+        known[pc.index_in(names, value_set=table.column("name")).drop_null().to_numpy()] = True
     options = pv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")  # a .tsv has no quoting
     with path.open("wb") as out:
         out.write(b"name\tlabel\tsplit\n")
@@ -146,7 +148,8 @@ def _write_labels(graph: Graph, nodes: Sequence[NodeData], path: Path) -> None:
 
 def _write_features(graph: Graph, nodes: Sequence[NodeData], path: Path) -> None:
     names = pa.chunked_array([each.names for each in nodes])
-    width = nodes[0].features.shape[1]
+    features = [present(each.features) for each in nodes]
+    width = features[0].shape[1]
     starts = np.cumsum([0, *(len(each.names) for each in nodes)])
     schema = pa.schema([("name", pa.string()), ("features", pa.list_(pa.float32(), width))])
     with pq.ParquetWriter(path, schema) as writer:
@@ -157,9 +160,9 @@ def _write_features(graph: Graph, nodes: Sequence[NodeData], path: Path) -> None
                 raise InputError(f"edges have a node that is none: {missing!r}", nodes[0].where)
             rows = rows.to_numpy().astype(np.int64)
             values = np.empty((len(part), width), np.float32)
-            for start, each in zip(starts, nodes, strict=False):
-                own = (rows >= start) & (rows < start + len(each.names))
-                values[own] = each.features[rows[own] - start]
+            for start, each in zip(starts, features, strict=False):
+                own = (rows >= start) & (rows < start + len(each))
+                values[own] = each[rows[own] - start]
             column = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)
             writer.write_batch(pa.record_batch([part, column], schema=schema))
 
@@ -171,9 +174,10 @@ def _graph_names(graph: Graph, at_once: int = 1 << 19) -> Iterator[pa.Array]:
 
 
 def node_arrays(graph: Graph, labels: Path | None, features: Path | None) -> dict[str, np.ndarray]:
-    """What the files say, by dgl's names, in the order of the graph's nodes.
+    """The arrays of the graph's nodes by dgl's names, read from files of labels and features; None: no such file.
 
-    `label` is int64: the label itself where all are whole numbers, else the number of its class; -1: none.
+    `label` is int64 [N]: the label itself if all are integers, else the number of its class; -1: none. Masks are
+    bool [N], `feat` is float32 [N, F].
 
     Raises:
         InputError: as `read_labels` and `open_features`.
@@ -195,7 +199,7 @@ def node_arrays(graph: Graph, labels: Path | None, features: Path | None) -> dic
 
 
 def csv_columns(arrays: Mapping[str, np.ndarray]) -> dict[str, pa.Array]:
-    """The same as dgl's CSV format has it: numbers, no words; those of a vector with commas between them."""
+    """Arrays [n] or [n, F] as columns of dgl's CSV format: masks as 0 and 1, vectors as numbers joined by commas."""
     columns: dict[str, pa.Array] = {}
     for name, array in arrays.items():
         if array.ndim == 1:

@@ -1,4 +1,4 @@
-"""`prepare` for every kind of source, dgl's among them."""
+"""`prepare` for all kinds of sources, including dgl's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from marius_oac.errors import InputError
 
 
 def prepare_source(request: PrepareRequest) -> PreparedGraph:
-    """`prepare`, or where the source is dgl's (a .bin file, a folder with a `meta.yaml`) what makes a graph of it.
+    """Calls `prepare`, or for a source of dgl's (a .bin file, a folder with a `meta.yaml`) its converter.
 
     Raises:
         InputError: as `prepare`, `prepare_dgl` and `prepare_dgl_csv`; the request says how to read what dgl describes.
     """
     source = Path(request.source or "")
-    folder = os.path.exists(source / META)  # also of a name that is too long
+    folder = os.path.exists(source / META)  # unlike Path.exists, False for a name that is too long
     if request.source is None or not (folder or source.suffix == ".bin"):
         return prepare(request)
     if request.from_dir is not None or request.read != ReadOptions(relations=request.read.relations):
@@ -27,6 +27,6 @@ def prepare_source(request: PrepareRequest) -> PreparedGraph:
     options = {name: getattr(request, name) for name in names}
     if folder:
         return prepare_dgl_csv(source, request.out, **options)
-    from marius_oac.data.dgl.graphs import prepare_dgl  # loads torch, which takes seconds
+    from marius_oac.data.dgl.graphs import prepare_dgl  # imports torch, which takes seconds
 
     return prepare_dgl(source, request.out, **options)

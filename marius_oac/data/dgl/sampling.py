@@ -1,11 +1,12 @@
-"""Neighbourhoods drawn by dgl, with the contract of `data.sampling`.
+"""Neighbourhoods sampled by dgl, with the contract of `data.neighbors.sampling`.
 
 Guarantees: a sample is a function of (edges, direction, fan-outs, seed, epoch, batch, seeds, excluded edges) and of
-dgl's version, whatever thread asks for it, how many do, and how many threads dgl is given. For that all samples are
-drawn on one thread, one after the other: dgl gives each thread of a process a stream of random numbers of its own,
-numbered in the order in which threads first draw, and seeding changes the place in it alone. `marius_oac.dgl.load`
-makes this thread the first; a process in which another one had drawn before is refused. An excluded edge is in no
-block, in no direction.
+dgl's version. It doesn't depend on which and how many threads ask for samples, nor on dgl's number of threads. No block
+has an excluded edge, in either direction.
+
+To that end one thread draws all samples. dgl gives each thread of a process its own stream of random numbers, numbered
+in the order in which threads first draw; seeding only sets the position in the stream. `marius_oac.dgl.load` makes this
+thread the first. A process in which another thread drew before is refused.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ _NONE = np.empty(0, dtype=np.int64)
 class DglSampler:
     """Draws neighbours uniformly without replacement, by `dgl.sampling.sample_neighbors`.
 
-    dgl needs the graph in memory as int64: 17 bytes for each entry (an edge in a direction) and 16 for each node, up to
-    three times that while it is made. Relations are read from `edges`, at the places drawn.
+    dgl needs the graph in memory as int64: 17 bytes for each entry (an edge in a direction) and 16 for each node, and
+    up to three times as much while the graph is made. Relations are read from `edges` for the sampled edges.
 
     Args:
-        edges: int32 or int64 [E, 2 or 3], may be mapped: heads, relations where there are any, tails.
-        num_relations: R, of the edges; 0: none. In direction `both` r + R is the relation r away from a node.
-        direction: as `data.neighbors.open_neighbors`.
-        fanouts: neighbours per node and layer, -1 for all of them, the layer next to the rows first.
+        edges: int32 or int64 [E, 2 or 3], may be mapped: heads, relations if any, tails.
+        num_relations: R, of the edges; 0: none. In direction `both`, relation r of an edge that leads away from a node
+            is r + R.
+        direction: as `data.neighbors.neighbors.open_neighbors`.
+        fanouts: neighbours per node and layer, -1 for all of them; the first layer, next to the rows, comes first.
         seed: of the run.
 
     Raises:
         InputError: dgl is missing, or has drawn in this process before this package loaded it.
-        ValueError: as `data.sampling.NeighborSampler` and `data.neighbors.open_neighbors`.
+        ValueError: as `NeighborSampler` and `open_neighbors`.
     """
 
     def __init__(
@@ -66,21 +68,21 @@ class DglSampler:
         self._thread = first_thread()
         self._graph = self._thread.submit(self._make_graph).result()
         self._degrees = np.diff(self._graph.adj_tensors("csc")[0].numpy())
-        self._allowed = self._graph.edata[_ALLOWED].numpy()  # the same memory
+        self._allowed = self._graph.edata[_ALLOWED].numpy()  # shares memory
 
     def most_rows(self, seeds: int) -> int:
-        """No blocks of so many seeds have more rows."""
+        """The largest number of rows that the blocks of so many seeds can have."""
         return most_rows(self._fanouts, self._num_nodes, seeds)
 
     def sample(self, seeds: np.ndarray, epoch: int, batch: int, excluded: np.ndarray = _NONE) -> Blocks:
         """The blocks of a batch.
 
         Args:
-            seeds: int64 [n], different nodes in any order: those that are encoded.
-            excluded: int64 [B], numbers of edges that must not be seen: the batch's own.
+            seeds: int64 [n], the nodes to encode, all different, in any order.
+            excluded: int64 [B], numbers of edges that must not be sampled: the batch's own.
 
         Raises:
-            ValueError: seeds that are none, or not all different.
+            ValueError: seeds are no nodes of the graph, or not all different.
         """
         check_seeds(seeds, self._num_nodes)
         key = stream_key(self._seed, "neighbors by dgl", epoch, batch)
@@ -88,7 +90,7 @@ class DglSampler:
         return self._thread.submit(self._sample, seeds.copy(), seed, excluded).result()
 
     def _make_graph(self) -> Any:
-        """In-edges are what is sampled, and no thread but this one has a say in their order."""
+        """The graph as dgl samples it, by its in-edges. It is made by one thread, so that their order is fixed."""
         _check_stream(self._dgl)
         heads, tails = (torch.from_numpy(self._edges[:, end].astype(np.int64)) for end in (0, -1))
         if self._direction == "both":
@@ -117,11 +119,11 @@ class DglSampler:
             self._allowed[hidden] = True
 
     def _draw(self, nodes: np.ndarray, fanout: int, some_hidden: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Neighbours, the entries that they come by, and how many each node has: int64 [m], [m], [n].
+        """Neighbours, their entries, and the number of neighbours of each node: int64 [m], [m], [n].
 
-        dgl's `exclude_edges` would take edges from what was drawn, and leave fewer. Its masks are exact, but for them
-        it reads all entries of a node. So nodes are drawn for without a mask, and those that got a hidden entry once
-        more with it. A sample without hidden entries is uniform among these, whichever way it came.
+        dgl's `exclude_edges` removes edges from a sample and so leaves fewer. Its masks are exact, but with a mask it
+        reads all entries of a node. So all nodes are sampled without a mask first, and nodes that got a hidden entry
+        are sampled again with it. In both cases a sample without hidden entries is uniform among all such samples.
         """
         sources, entries = self._ask(nodes, fanout)
         degrees = self._degrees[nodes]
@@ -140,21 +142,21 @@ class DglSampler:
         return sources[good], entries[good], np.bincount(owners[good], minlength=len(nodes))
 
     def _ask(self, nodes: np.ndarray, fanout: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Neighbours and their entries, int64 [m]; those of one node together, nodes in their order."""
+        """Neighbours and their entries, int64 [m] each, grouped by node, in the order of `nodes`."""
         drawn = self._dgl.sampling.sample_neighbors(
             self._graph, torch.from_numpy(nodes), fanout, copy_ndata=False, **options
         )
         return drawn.edges()[0].numpy(), drawn.edata[self._dgl.EID].numpy()
 
     def _rows(self, nodes: np.ndarray, entries: np.ndarray) -> np.ndarray:
-        """The place in `nodes` of each entry's node."""
+        """The index in `nodes`, int64 [n], of each entry's node; int64 [m]."""
         numbers, away = self._numbers(entries)
         ends = np.where(away, self._edges[numbers, 0], self._edges[numbers, -1])
         order = np.argsort(nodes)
         return order[np.searchsorted(nodes, ends, sorter=order)]
 
     def _numbers(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The edge of each entry, int64, and whether it leads away from the node; bool."""
+        """The edge of each entry, int64 [m], and whether it leads away from the node, bool [m]."""
         if self._direction != "both":
             return entries, np.full(len(entries), self._direction == "out")
         away = entries >= len(self._edges)
@@ -172,7 +174,7 @@ class DglSampler:
 
 
 def _check_stream(dgl: Any) -> None:
-    """Raises InputError unless this thread has the stream that it would have in any other process."""
+    """Raises InputError unless this thread has dgl's first stream."""
     dgl.seed(0)
     if dgl.random.choice(1 << 30, len(_FIRST_STREAM)).tolist() != _FIRST_STREAM:
         raise InputError(

@@ -1,9 +1,9 @@
-"""Generated graphs: any size, seeded, written in chunks, with skewed degrees and structure that a model can learn.
+"""Generated graphs of any size: seeded, written in chunks, with skewed degrees and structure that a model can learn.
 
-Ranks follow a bounded Zipf law. Every node belongs to one of `num_clusters` clusters, and a relation sends a head's
-cluster to one tail cluster: even relations reflect it (c -> s - c, symmetric, within reach of DistMult), odd ones shift
-it (c -> c + s, which takes ComplEx, TransE or RotatE). Without relations the tail stays in the head's cluster.
-A share `noise` of the edges ignores all that. Edge i depends on the seed and on i // CHUNK_EDGES alone.
+Ranks follow a bounded Zipf law. Every node belongs to one of `num_clusters` clusters, and a relation maps a head's
+cluster to one tail cluster. Even relations reflect it (c -> s - c, symmetric, which DistMult can represent), odd ones
+shift it (c -> c + s, which needs ComplEx, TransE or RotatE). Without relations the tail is in the head's cluster. A
+fraction `noise` of the edges has random tail clusters. Edge i depends only on the seed and on i // CHUNK_EDGES.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import mapped_npy
 
 CHUNK_EDGES = 1 << 20
-"""Edges drawn at a time (24 MiB); part of what the seed means, so never an option."""
+"""Edges drawn at a time (24 MiB). The draw for a seed depends on it, so it is not an option."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedGraph:
-    """What to generate; see the module's text for the law.
+    """A graph to generate; see the module's docstring for its distribution.
 
     Raises:
-        InputError: a size that isn't positive, more clusters than nodes, noise outside [0, 1], or exponent below 0.
+        InputError: a size is not positive, there are more clusters than nodes, noise is outside [0, 1], or the exponent
+            is below 0.
     """
 
     num_nodes: int
@@ -60,30 +61,30 @@ class GeneratedGraph:
         return 3 if self.num_relations else 2
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Edges in order, int64 [n, 3] or [n, 2] at a time; n is `CHUNK_EDGES` but for the last."""
+        """Yields the edges in order, int64 [n, 3] or [n, 2]. n is `CHUNK_EDGES` except for the last chunk."""
         law = _Law(self)
         for number, start in enumerate(range(0, self.num_edges, CHUNK_EDGES)):
             size = min(CHUNK_EDGES, self.num_edges - start)
-            # A whole chunk is always drawn, so that a longer graph of the same seed begins with the shorter one.
+            # A whole chunk is always drawn, so that a longer graph of the same seed begins with the same edges.
             yield law.draw(np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, 0, number])))[:size]
 
     def edges(self) -> np.ndarray:
-        """All edges at once, int64 [num_edges, 3 or 2]: for graphs that fit."""
+        """All edges, int64 [num_edges, 3 or 2], in memory."""
         return np.concatenate(list(self.chunks()))
 
     def clusters(self, nodes: np.ndarray) -> np.ndarray:
-        """The cluster of each node, int64 [n] in [0, num_clusters); nodes are int64 [n], as edges have them."""
+        """The cluster of each node, int64 [n] in [0, num_clusters), of ids int64 [n] as edges have them."""
         return _Law(self).ranks(nodes) % self.num_clusters
 
 
 class _Law:
-    """The distribution that a `GeneratedGraph` describes, with what is drawn once per graph."""
+    """The distribution of a `GeneratedGraph`, with the parameters that are drawn once per graph."""
 
     def __init__(self, spec: GeneratedGraph) -> None:
         self.spec = spec
         rng = np.random.Generator(np.random.Philox(key=spec.seed, counter=[0, 0, 1, 0]))
         self.shifts = rng.integers(0, spec.num_clusters, size=max(1, spec.num_relations))
-        # An affine bijection scatters hubs over the id range: rows that are hot must not also be neighbours.
+        # An affine bijection scatters hubs over the id range, so that frequent rows are not adjacent.
         self.multiplier = int(rng.integers(1, spec.num_nodes + 1))
         while math.gcd(self.multiplier, spec.num_nodes) != 1:
             self.multiplier = self.multiplier % spec.num_nodes + 1
@@ -106,7 +107,7 @@ class _Law:
         return np.stack(columns, axis=1)
 
     def _zipf(self, uniform: np.ndarray, size: int) -> np.ndarray:
-        """Ranks int64 in [0, size) from uniforms, by the inverse of the continuous law's distribution function."""
+        """Ranks int64 in [0, size) of uniform numbers, by the inverse of the continuous distribution function."""
         power = 1.0 - self.spec.exponent
         edge = float(size + 1)
         value = edge**uniform if abs(power) < 1e-9 else ((edge**power - 1.0) * uniform + 1.0) ** (1.0 / power)
@@ -118,7 +119,7 @@ class _Law:
         return (rank + self.offset) % self.spec.num_nodes
 
     def ranks(self, nodes: np.ndarray) -> np.ndarray:
-        """What `_scatter` made these nodes of."""
+        """The ranks of nodes, the inverse of `_scatter`."""
         ranks = (nodes - self.offset) % self.spec.num_nodes
         if self.spec.num_nodes < 1 << 31:
             return ranks * pow(self.multiplier, -1, self.spec.num_nodes) % self.spec.num_nodes
@@ -126,17 +127,16 @@ class _Law:
 
 
 def write_graph(spec: GeneratedGraph, path: Path) -> None:
-    """Write the graph's edges with names ("/m/0000042", "/r/7") as .tsv, .csv, .gz of both, or .parquet.
+    """Writes the graph's edges with names ("/m/0000042", "/r/7") as .tsv, .csv, .gz of both, or .parquet.
 
-    Integer ids go to .npy (int64 [num_edges, 3 or 2]). Memory stays at some chunks, whatever the size.
+    A .npy file gets integer ids, int64 [num_edges, 3 or 2]. Memory holds a few chunks, for a graph of any size.
 
     Raises:
-        InputError: a suffix that isn't one of these.
+        InputError: the suffix is none of these.
     """
     suffix = "".join(Path(path).suffixes[-2:]) if path.suffix == ".gz" else path.suffix
     if suffix == ".npy":
-        shape = (spec.num_edges, spec.num_columns)
-        out = mapped_npy(path, shape, np.int64)
+        out = mapped_npy(path, (spec.num_edges, spec.num_columns), np.int64)
         for number, chunk in enumerate(spec.chunks()):
             out[number * CHUNK_EDGES : number * CHUNK_EDGES + len(chunk)] = chunk
         out.flush()
@@ -148,9 +148,9 @@ def write_graph(spec: GeneratedGraph, path: Path) -> None:
         options = pa_csv.WriteOptions(
             include_header=False, delimiter="\t" if ".tsv" in suffix else ",", quoting_style="none"
         )
-        with gzip.open(path, "wb", compresslevel=1) if suffix.endswith(".gz") else path.open("wb") as out:
+        with gzip.open(path, "wb", compresslevel=1) if suffix.endswith(".gz") else path.open("wb") as file:
             for chunk in spec.chunks():
-                pa_csv.write_csv(_named(chunk), out, options)
+                pa_csv.write_csv(_named(chunk), file, options)
     else:
         raise InputError(f"a graph is written as .tsv, .csv, .gz of both, .parquet or .npy, not {suffix!r}", path)
 

@@ -1,16 +1,18 @@
-"""Generated click logs: any size, seeded, skewed, drifting, with structure that a model can learn and a known best AUC.
+"""Generated click logs of any size: seeded, skewed, drifting, with structure that a model can learn and a known best
+AUC.
 
     python -m marius_oac.data.generate.log --out logs --days 10 --rows 1000000 --keys 100000000
 
-Shaped like Criteo's: `label`, numbers n0, n1 ..., 64-bit integer keys c0, c1 ... from vocabularies whose sizes fall
-geometrically. Keys are drawn by a bounded Zipf law. Every key has four latent factors; the logit of a click is the sum
-of one factor of each key (for LR), the inner products of all pairs of keys (for FM and what builds on it) and effects
-of the numbers. With `lists` an example also has `history`, past keys of c0's vocabulary, newest last, which count the
-more the closer they are to c0 and the newer they are, and `tags`, a bag whose mean effect counts.
+The columns are those of Criteo's logs: `label`, numbers n0, n1 ..., and 64-bit integer keys c0, c1 ... from
+vocabularies whose sizes fall geometrically. Keys are drawn from a bounded Zipf distribution. Every key has four latent
+factors. The logit of a click is the sum of one factor of each key (for LR), the inner products of all pairs of keys
+(for FM and models built on it) and effects of the numbers. With `lists` an example also has `history`, past keys of
+c0's vocabulary, newest last, weighted by their similarity to c0 and their recency; and `tags`, a bag whose mean effect
+is added.
 
-Day by day the factors turn, each key's at its own speed, and a share of the ranks gets new keys. Example i of a day
-depends on the seed, the day and i alone: no table is kept, and neither the sizes of blocks nor the number of examples
-play a part.
+From day to day the factors rotate, each key's at its own speed, and a fraction of the ranks gets new keys. Example i of
+a day depends only on the seed, the day and i. No table is kept, and the block size and the number of examples don't
+matter.
 """
 
 from __future__ import annotations
@@ -36,34 +38,35 @@ from marius_oac.kernels.cpu.random import stream_key, wrapping
 from marius_oac.runtime.command import run_command
 from marius_oac.runtime.files.atomic import disk_errors, unfinished_here
 from marius_oac.runtime.progress import Progress
+from marius_oac.types import present
 
 BLOCK_ROWS = 1 << 16  # examples of a block, and of a row group
 MAX_DAY = 1 << 20
 TAGS, MOST_TAGS = 1000, 5
-HISTORY, RECENCY = 20, 0.7  # most past keys; what an older one counts of the next
+HISTORY, RECENCY = 20, 0.7  # most past keys; the weight of each relative to the next newer one
 _SPREAD = {"linear": 1.0, "pairs": 0.7, "numbers": 0.5, "history": 1.0, "tags": 0.5}
-"""Standard deviations that the parts of the logit would have, were keys drawn evenly."""
+"""Standard deviations of the parts of the logit if keys were drawn uniformly."""
 _WAVE = 1 / 3  # variance of a factor
 _SAMPLE = 4096  # examples that the bias is fitted to
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSpec:
-    """What to generate; see the module's text for the law.
+    """A log to generate; see the module's docstring for its distribution.
 
     Attributes:
         seed: any integer.
-        categorical: columns of keys.
-        numeric: columns of numbers, about normal, standardised.
-        keys: distinct keys of a day, all columns together; of 26 columns the first has more than a third of them.
+        categorical: number of columns of keys.
+        numeric: number of columns of numbers, approximately standard normal.
+        keys: distinct keys of a day in all columns together. The first of 26 columns has more than a third of them.
         skew: P(rank k) ~ k ** -skew.
-        drift: turns that the fastest factors make in a day.
-        new_keys: share of the keys that is replaced by new ones from a day to the next.
-        click_rate: of day 0, about.
-        lists: whether there are columns `history` and `tags`, these with another 1000 keys.
+        drift: rotations per day of the fastest factors.
+        new_keys: fraction of the keys that is replaced by new ones from one day to the next.
+        click_rate: approximate click rate of day 0.
+        lists: whether there are columns `history` and `tags`; the latter have another 1000 keys.
 
     Raises:
-        InputError: a value out of range.
+        InputError: a value is out of range.
     """
 
     seed: int = 0
@@ -92,7 +95,7 @@ class LogSpec:
 
     @property
     def vocabulary_sizes(self) -> tuple[int, ...]:
-        """Keys of each column on a day, falling from the first to the last by a factor of 10**5 in all."""
+        """The number of keys of each column on a day. It falls by a factor of 10**5 from the first to the last."""
         weights = 10.0 ** (-5 * np.arange(self.categorical) / max(1, self.categorical - 1))
         free = self.keys - 2 * self.categorical
         sizes = [2 + int(share) for share in free * (weights / weights.sum())]
@@ -100,7 +103,7 @@ class LogSpec:
         return tuple(sizes)
 
     def schema(self) -> dict[str, Any]:
-        """The columns as the section `data` of a config names them."""
+        """The columns, as in the section `data` of a config."""
         columns: dict[str, Any] = {
             "label": "label",
             "numeric": [f"n{j}" for j in range(self.numeric)],
@@ -113,17 +116,17 @@ class LogSpec:
 
 
 class GeneratedBlock(NamedTuple):
-    """Some examples in order, and the true probabilities of their clicks, float32 [n]."""
+    """Consecutive examples, and the true probabilities of their clicks, float32 [n]."""
 
     examples: LogBlock
     probabilities: np.ndarray
 
 
 def day_batches(day: int, rows: int, spec: LogSpec, block_rows: int = BLOCK_ROWS) -> Iterator[GeneratedBlock]:
-    """The first `rows` examples of a day (from 0) in blocks of `block_rows`; the last may be shorter.
+    """Yields the first `rows` examples of a day (from 0) in blocks of `block_rows`; the last may be shorter.
 
     Raises:
-        InputError: a day or a number of examples out of range.
+        InputError: the day or the number of examples is out of range.
     """
     _check_day(day, rows)
     if block_rows < 1:
@@ -136,24 +139,24 @@ def day_batches(day: int, rows: int, spec: LogSpec, block_rows: int = BLOCK_ROWS
 def true_probabilities(day: int, rows: int, spec: LogSpec) -> tuple[np.ndarray, np.ndarray]:
     """Labels and true probabilities of the first `rows` examples of a day, float32 [rows] each.
 
-    No model can be expected to have a better AUC or log loss on them than these probabilities have.
+    The expected AUC and log loss of a model on them can't be better than those of these probabilities.
 
     Raises:
         InputError: as `day_batches`.
     """
-    blocks = [(block.examples.labels, block.probabilities) for block in day_batches(day, rows, spec)]
-    labels, probabilities = zip(*blocks, strict=True)
-    return np.concatenate(labels), np.concatenate(probabilities)
+    blocks = list(day_batches(day, rows, spec))
+    labels = np.concatenate([present(block.examples.labels) for block in blocks])
+    return labels, np.concatenate([block.probabilities for block in blocks])
 
 
 def write_day(path: Path, day: int, rows: int, spec: LogSpec) -> None:
-    """Writes the first `rows` examples of a day (from 0) to a new Parquet file: all of it or nothing.
+    """Writes the first `rows` examples of a day (from 0) to a new Parquet file, which is complete or doesn't exist.
 
     Columns: label int8, n0 ... float32, c0 ... int64 and, with `lists`, tags and history list<int64>. Row groups have
-    BLOCK_ROWS examples, and memory stays at a few of them.
+    BLOCK_ROWS examples; memory holds a few of them.
 
     Raises:
-        InputError: the file is there already or can't be written, a day or a number of examples out of range.
+        InputError: the file exists or can't be written; the day or the number of examples is out of range.
     """
     path = Path(path)
     _check_day(day, rows)
@@ -177,7 +180,7 @@ def write_day(path: Path, day: int, rows: int, spec: LogSpec) -> None:
 
 
 class _Law:
-    """The distribution that a `LogSpec` describes, without the bias that makes its click rate."""
+    """The distribution of a `LogSpec`, without the bias that sets its click rate."""
 
     @wrapping
     def __init__(self, spec: LogSpec) -> None:
@@ -208,7 +211,8 @@ class _Law:
 
     @wrapping
     def logits(self, day: int, start: int, size: int) -> tuple[np.ndarray, np.ndarray, dict[str, Bag], np.ndarray]:
-        """Keys uint64 [columns, size], numbers float32 [size, N], lists and logits without bias, float64 [size]."""
+        """Returns keys uint64 [columns, size], numbers float32 [size, N], lists, and logits without the bias, float64
+        [size]."""
         spec = self.spec
         time = np.array([day * spec.new_keys, day * spec.drift])
         keys, logits = np.empty((spec.categorical, size), np.uint64), np.empty(size)
@@ -226,7 +230,7 @@ class _Law:
 
     @wrapping
     def block(self, day: int, start: int, size: int, bias: float) -> GeneratedBlock:
-        """Examples start to start + size of a day."""
+        """The examples [start, start + size) of a day."""
         keys, numbers, bags, logits = self.logits(day, start, size)
         probabilities, labels = np.empty(size, np.float32), np.empty(size, np.float32)
         kernels.draw_labels(start, self._draws("labels", day), bias, logits, probabilities, labels)
@@ -236,7 +240,7 @@ class _Law:
     def _list(
         self, name: str, day: int, start: int, size: int, longest: int, law: np.ndarray, streams: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets and values of a column of lists."""
+        """Offsets int64 [size + 1] and values uint64 [v] of a column of lists."""
         offsets = np.empty(size + 1, np.int64)
         kernels.lengths_of(start, self._draws(f"{name} lengths", day), longest, offsets)
         values = np.empty(offsets[-1], np.uint64)
@@ -250,7 +254,7 @@ class _Law:
 
 @lru_cache(maxsize=64)
 def _bias(spec: LogSpec) -> float:
-    """What makes the mean probability of the first examples of day 0 the click rate, by bisection."""
+    """The bias for which the mean probability of the first examples of day 0 is the click rate, by bisection."""
     logits = _Law(spec).logits(0, 0, _SAMPLE)[-1]
     low, high = -50.0, 50.0
     for _ in range(60):
@@ -280,7 +284,7 @@ def _table(block: LogBlock, spec: LogSpec) -> pa.Table:
         pa.ListArray.from_arrays(pa.array(bag.offsets.astype(np.int32)), pa.array(bag.keys))
         for bag in block.bags.values()
     ]
-    columns = [block.labels.astype(np.int8), *numbers, *block.keys.values()]
+    columns = [present(block.labels).astype(np.int8), *numbers, *block.keys.values()]
     return pa.Table.from_arrays([*map(pa.array, columns), *lists], schema=_arrow_schema(spec))
 
 

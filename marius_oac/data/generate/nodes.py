@@ -1,13 +1,13 @@
-"""What nodes of a generated graph bring along: labels, and features from which they can be guessed.
+"""Labels of the nodes of a generated graph, and features that predict them.
 
-A node's label is the number of its cluster, so a graph without relations has its classes as communities: edges stay
-inside but for the share `noise`. A node's features are a noisy view of its cluster: a point on the unit sphere, drawn
-per cluster, plus Gaussian noise in each direction. Alone they say little; the mean over a node's neighbours says more.
+A node's label is the number of its cluster. In a graph without relations the clusters are communities: a fraction
+`noise` of the edges leaves them. A node's features are a point on the unit sphere, drawn per cluster, plus Gaussian
+noise in each direction. One node's features predict its label poorly; the mean over its neighbours predicts it better.
 
     python -m marius_oac.data.generate.nodes --out data/communities --nodes 200000 --edges 2000000 --communities 24
 
-makes a graph with both. They go to files as a prepared graph's nodes are named there. What a node gets depends on the
-seed and its number in the generated graph alone, not on which others there are.
+makes a graph with both. Files name the nodes as the prepared graph does. A node's label and features depend only on the
+seed and its number in the generated graph.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from marius_oac.runtime.command import run_command
 from marius_oac.runtime.console import logger
 
 CHUNK_NODES = 1 << 14
-"""Nodes whose numbers are drawn together; part of what the seed means, so never an option."""
+"""Nodes whose random numbers are drawn together. The draw for a seed depends on it, so it is not an option."""
 _BATCH_NODES = 1 << 16
-_SPLITS, _NOISE, _CENTERS = 2, 3, 4  # streams of the seed; `generate` has 0 and 1
+_SPLITS, _NOISE, _CENTERS = 2, 3, 4  # streams of the seed; `generate.graph` uses 0 and 1
 
 
 def write_labels(
     spec: GeneratedGraph, graph: Graph, path: Path, shares: tuple[float, float, float] = (0.6, 0.2, 0.2)
 ) -> None:
-    """Writes a file of labels as `read_labels` takes it (.tsv or .csv).
+    """Writes a file of labels for `read_labels` (.tsv or .csv).
 
     Args:
-        graph: prepared from what `write_graph` wrote, in any format.
-        shares: probabilities that a node is in train, valid and test; what is left to 1 has no label.
+        graph: prepared from the output of `write_graph`, in any format.
+        shares: probabilities that a node is in train, valid and test. The other nodes have no label.
 
     Raises:
-        InputError: shares below 0 or with a sum above 1; another suffix; a graph that isn't the spec's.
+        InputError: shares are below 0 or sum to more than 1; another suffix; the graph isn't the spec's.
     """
     if len(shares) != len(SPLITS) or not min(shares) >= 0 or not sum(shares) <= 1 + 1e-9:
         raise InputError(f"three numbers of 0 and more that sum to at most 1 are needed, not {shares}", "shares")
@@ -70,14 +70,14 @@ def write_labels(
 
 
 def write_features(spec: GeneratedGraph, graph: Graph, path: Path, width: int, noise: float = 0.5) -> None:
-    """Writes a file of features as `open_features` takes it (.parquet), float32 [`width`] for each node of the graph.
+    """Writes a file of features for `open_features` (.parquet), float32 [`width`] for each node of the graph.
 
     Args:
-        graph: prepared from what `write_graph` wrote, in any format.
-        noise: standard deviation of each feature around its cluster's, whose norm is 1.
+        graph: prepared from the output of `write_graph`, in any format.
+        noise: standard deviation of each feature around the cluster's vector, whose norm is 1.
 
     Raises:
-        InputError: a width below 1, noise below 0; another suffix; a graph that isn't the spec's.
+        InputError: width is below 1 or noise below 0; another suffix; the graph isn't the spec's.
     """
     if width < 1:
         raise InputError(f"must be at least 1, not {width}", "width")
@@ -99,7 +99,7 @@ def write_features(spec: GeneratedGraph, graph: Graph, path: Path, width: int, n
 
 
 def _nodes(spec: GeneratedGraph, graph: Graph) -> Iterator[tuple[pa.Array, np.ndarray]]:
-    """Names of the prepared graph's nodes in the order of their ids, and their numbers in the generated one."""
+    """Yields names of the prepared graph's nodes, in the order of their ids, and their numbers in the generated one."""
     with pq.ParquetFile(graph.path / "nodes.parquet", pre_buffer=False) as file:
         for batch in file.iter_batches(batch_size=_BATCH_NODES, columns=["name"]):
             names = batch.column("name")
@@ -113,7 +113,7 @@ def _nodes(spec: GeneratedGraph, graph: Graph) -> Iterator[tuple[pa.Array, np.nd
 
 
 def _chunks(spec: GeneratedGraph, nodes: np.ndarray, stream: int) -> Iterator[tuple[np.ndarray, np.random.Generator]]:
-    """(where nodes of one chunk stand, what draws for this chunk)."""
+    """Yields (indices of the nodes of one chunk, the chunk's random generator)."""
     chunks = nodes // CHUNK_NODES
     for chunk in np.unique(chunks):
         yield np.flatnonzero(chunks == chunk), _rng(spec, stream, int(chunk))
@@ -153,7 +153,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes graph, labels and features, all of them or nothing; returns the exit code."""
+    """Writes graph, labels and features, either all of them or nothing. Returns the exit code."""
     return run_command("generate.nodes", lambda: _generate(_parser().parse_args(argv)))
 
 

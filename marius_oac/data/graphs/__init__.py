@@ -1,1 +1,1 @@
-"""A prepared graph, opened for reading, and the arrays that follow from it."""
+"""A prepared graph, opened for reading, and the arrays derived from it."""

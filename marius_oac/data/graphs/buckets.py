@@ -1,10 +1,10 @@
-"""A graph's training edges sorted by bucket (`orderings`), in a folder of their own; memory is bounded whatever their
-number.
+"""A graph's training edges sorted by bucket (`orderings`), in a separate folder. Memory is bounded for any number of
+edges.
 
-    edges.npy       the edges, of the graph's type, bucket (0, 0) first, then (0, 1), ...; in a bucket as in the graph
+    edges.npy       the edges, of the graph's type: bucket (0, 0) first, then (0, 1), ...; in a bucket in graph order
     buckets.json    format, partitions, the graph's fingerprint, size and SHA-256 of the edges
 
-The folder is made and checked as `derived` says.
+The folder is made and checked by `derived`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from marius_oac.kernels.cpu.jit import compiled
 FORMAT, VERSION = "marius_oac.buckets", 1
 EDGES, MANIFEST = "edges.npy", "buckets.json"
 CHUNK_BYTES = 16 << 20
-"""Edges that are sorted at once; twice as much memory is held, before any table is made."""
+"""Bytes of the edges that are sorted at once. Sorting takes twice as much memory, before any table is made."""
 
 
 def partition_starts(num_nodes: int, partitions: int) -> np.ndarray:
-    """Where each partition begins, and the number of nodes: int64 [P + 1]. Sizes differ by one at most."""
+    """The first node of each partition, and the number of nodes: int64 [P + 1]. Sizes differ by at most one."""
     return np.array([part * num_nodes // partitions for part in range(partitions + 1)], dtype=np.int64)
 
 
 def count_buckets(edges: np.ndarray, num_nodes: int, partitions: int) -> np.ndarray:
-    """Edges of each bucket, int64 [P, P].
+    """The number of edges in each bucket, int64 [P, P] by the partitions of head and tail.
 
     Args:
-        edges: as `Graph.edges` gives them, ids in range.
+        edges: int32 or int64 [E, 2 or 3], as `Graph.edges` gives them, ids in range.
     """
     counts = np.zeros(partitions * partitions, dtype=np.int64)
     plain, per_chunk, resident = as_kernel_input(edges), _edges_per_chunk(edges), Resident(edges, CHUNK_BYTES)
@@ -49,11 +49,13 @@ def count_buckets(edges: np.ndarray, num_nodes: int, partitions: int) -> np.ndar
 def open_buckets(
     folder: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int, num_relations: int, fingerprint: str
 ) -> np.ndarray:
-    """The sorted edges in `folder`, mapped; they are sorted first where there are none, or none that are sound.
+    """The sorted edges in `folder`, int32 or int64 [E, 2 or 3], mapped read-only. They are sorted first if the folder
+    is missing or damaged.
 
     Args:
-        folder: of these files alone.
-        counts: of `count_buckets`.
+        folder: holds only these files.
+        edges: as `Graph.edges` gives them.
+        counts: of `count_buckets`, int64 [P, P].
         fingerprint: the graph's.
 
     Raises:
@@ -76,7 +78,7 @@ def _edges_per_chunk(edges: np.ndarray) -> int:
 
 
 def _is_sorted(edges: np.ndarray, counts: np.ndarray, num_nodes: int, num_relations: int) -> bool:
-    """Whether ids are in range, and each bucket has as many edges as it should, all its own."""
+    """Whether ids are in range, and each bucket has the right number of edges and no others."""
     found, per_chunk, resident = np.zeros(counts.size, np.int64), _edges_per_chunk(edges), Resident(edges, CHUNK_BYTES)
     plain, last = as_kernel_input(edges), -1
     for begin in range(0, len(plain), per_chunk):
@@ -93,7 +95,7 @@ def _is_sorted(edges: np.ndarray, counts: np.ndarray, num_nodes: int, num_relati
 
 
 def _sort(path: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int) -> None:
-    """Counting sort: each chunk is sorted in memory, and its part of each bucket written behind what is there."""
+    """Counting sort: each chunk is sorted in memory, and its part of each bucket is appended to the bucket."""
     per_chunk, row_bytes = _edges_per_chunk(edges), edges.itemsize * edges.shape[1]
     plain, resident = as_kernel_input(edges), Resident(edges, CHUNK_BYTES)
     with open(path, "wb") as file:
@@ -118,8 +120,10 @@ def _sort(path: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int) -> 
 
 
 @compiled
-def _number_buckets(edges, num_nodes, partitions, numbers, counts):
-    """Each edge's bucket into `numbers`, and how many each has added to `counts`, int64 [P * P]."""
+def _number_buckets(
+    edges: np.ndarray, num_nodes: int, partitions: int, numbers: np.ndarray, counts: np.ndarray
+) -> None:
+    """Writes each edge's bucket to `numbers`, int64 [E], and adds each bucket's edges to `counts`, int64 [P * P]."""
     last = edges.shape[1] - 1
     for i in range(edges.shape[0]):
         head, tail = np.int64(edges[i, 0]), np.int64(edges[i, last])
@@ -130,7 +134,7 @@ def _number_buckets(edges, num_nodes, partitions, numbers, counts):
 
 
 @compiled
-def _scatter(edges, numbers, places, out):
+def _scatter(edges: np.ndarray, numbers: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
     for i in range(numbers.size):
         place = places[numbers[i]]
         places[numbers[i]] += 1

@@ -1,7 +1,8 @@
-"""Folders of arrays that follow from a graph: made once, checked when they are opened again, made anew if damaged.
+"""Folders of arrays derived from a graph: made once, checked each time they are opened, made again if damaged.
 
-A folder is made under another name and renamed when the disk has it: if it is there, it is whole. Its manifest says
-what it belongs to, and size and SHA-256 of every file. Of several processes that need it one makes it; the others wait.
+A folder is made under another name and renamed once it is on the disk, so a folder that exists is complete. Its
+manifest says what it belongs to, and the size and SHA-256 of every file. If several processes need it, one makes it and
+the others wait.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from marius_oac.runtime.files.untrusted_arrays import map_npy
 
 @dataclass(frozen=True)
 class DerivedArray:
-    """A .npy file of such a folder: the types that it may have, and its shape; None: any length."""
+    """A .npy file of such a folder: the types that it may have, and its shape. A length of None may be any length."""
 
     name: str
     dtypes: tuple[type | np.dtype, ...]
@@ -58,16 +59,17 @@ def open_derived(
     again: str,
     sound: Callable[..., bool] = lambda *arrays: True,
 ) -> list[np.ndarray]:
-    """The arrays in `folder`, mapped read-only; they are made first where there are none that are sound.
+    """The arrays in `folder`, mapped read-only, in the order of `arrays`. They are made first if the folder is missing
+    or damaged.
 
     Args:
-        folder: of these files alone.
+        folder: holds only these files.
         manifest: the name of the manifest.
-        wanted: what the folder must belong to; JSON.
+        wanted: the keys and values that the manifest must have; JSON.
         make: writes the files into the folder that it is given.
-        again: what is said after the reason when they are made anew.
-        sound: whether the arrays, in their order, hold what kernels may use: who has written the folder may have
-            written its checksums too.
+        again: the end of the warning that gives the reason for making them again.
+        sound: whether the arrays, in their order, hold values that kernels may use. Checksums don't show that: whoever
+            wrote the folder may have written them too.
 
     Raises:
         InputError: the disk is full, or can't be written.
@@ -85,15 +87,15 @@ def open_derived(
 
 
 def read_derived(path: Path) -> dict[str, Any]:
-    """What the manifest of such a folder says. Raises InputError where it is damaged; OSError: it can't be read."""
+    """The manifest of such a folder. Raises InputError if it is damaged, OSError if it can't be read."""
     content = read_bounded(path)
     tree = parse_json(content, path, dict[str, Any])
-    # Those that the version before made have no checksum of their own.
+    # A manifest of the version before has no checksum.
     return parse_sealed(content, path, dict[str, Any]) if "sha256" in tree else tree
 
 
 def derived_files(tree: dict[str, Any], path: Path) -> dict[str, DescribedFile]:
-    """The files that a manifest lists, by name. Raises InputError where it lists none."""
+    """The files that a manifest lists, by name. Raises InputError if it lists none."""
     files = {name: typed(entry, path, DescribedFile) for name, entry in tree.items() if name.endswith(".npy")}
     if not files:
         raise InputError("is damaged: it lists no files", path)
@@ -102,7 +104,7 @@ def derived_files(tree: dict[str, Any], path: Path) -> dict[str, DescribedFile]:
 
 @contextmanager
 def _alone_in(parent: Path) -> Iterator[None]:
-    """Within the block no other process is in such a block for this folder; a lock that ends with the process."""
+    """Keeps other processes out of such a block for this folder. The lock is released when the process ends."""
     parent.mkdir(parents=True, exist_ok=True)
     opened = os.open(parent, os.O_RDONLY)
     try:
@@ -155,7 +157,7 @@ def _open(
         for each in arrays:
             if _digest(folder / each.name) != content.get(each.name):
                 return f"{each.name} is damaged"
-        found = [map_npy(folder / each.name, each.dtypes, each.shape) for each in arrays]
+        found: list[np.ndarray] = [map_npy(folder / each.name, each.dtypes, each.shape) for each in arrays]
     except (OSError, InputError):
         return "is damaged"
     return found if sound(*found) else "holds numbers that are out of range"

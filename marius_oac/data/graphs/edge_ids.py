@@ -1,7 +1,7 @@
-"""Are the ids of edges those of nodes and relations? Asked before any kernel sees them, once for each file and process.
+"""Checks that the ids of edges are those of nodes and relations, once for each file and process, before kernels run.
 
-Guarantees: edges that `check_ids` has let pass have ids in range for as long as their file is not written to. It reads
-them through once, in bounded memory; asked again about the same file it looks at the file's times and size alone.
+Guarantees: edges that passed `check_ids` have ids in range as long as their file is not written to. The first check
+reads all edges, in bounded memory. Later checks of the same file only compare its times and size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _passed: set[tuple[int, ...]] = set()
 
 
 def check_ids(edges: np.ndarray, num_nodes: int, num_relations: int, path: Path) -> None:
-    """Raises InputError, with the file and the edge, where an id is out of range.
+    """Raises InputError, with the file and the edge, if an id is out of range.
 
     Args:
         edges: int32 or int64 [E, 3] (head, relation, tail) or [E, 2], mapped from `path`.
@@ -47,12 +47,13 @@ def check_ids(edges: np.ndarray, num_nodes: int, num_relations: int, path: Path)
 
 
 @compiled
-def first_bad_edge(edges, num_nodes, num_relations):
-    """The first edge with an id out of range; -1: none."""
+def first_bad_edge(edges: np.ndarray, num_nodes: int, num_relations: int) -> int:
+    """The index of the first edge with an id out of range; -1: none. Edges are int32 or int64 [n, 2 or 3]."""
     last = edges.shape[1] - 1
     nodes, relations = np.uint64(num_nodes), np.uint64(num_relations)
-    wrong = False
-    for i in range(edges.shape[0]):  # without a way out, so that it becomes vector instructions; negative ids are large
+    wrong: bool | np.bool_ = False
+    # No early exit, so that LLVM vectorises the loop. As unsigned integers negative ids are large.
+    for i in range(edges.shape[0]):
         wrong |= (np.uint64(np.int64(edges[i, 0])) >= nodes) | (np.uint64(np.int64(edges[i, last])) >= nodes)
         if last == 2:
             wrong |= np.uint64(np.int64(edges[i, 1])) >= relations

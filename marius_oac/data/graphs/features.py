@@ -1,12 +1,12 @@
 """Features of nodes: a Parquet file that names nodes becomes an array by node id.
 
 The file has the columns `name` and `features` (or `embedding`, as `marius-oac export` writes it), a list of 32- or
-64-bit floats, and one row for every node of the graph. It is laid into a folder, once:
+64-bit floats, and one row for every node of the graph. It is converted once, into a folder:
 
     features.npy     float32 [N, F], row i is node i's
     features.json    format, the graph's fingerprint, size and SHA-256 of the file and of the array
 
-The folder is made and checked as `derived` says.
+The folder is made and checked by `derived`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ FORMAT, VERSION = "marius_oac.features", 1
 FEATURES, MANIFEST = "features.npy", "features.json"
 COLUMNS = ("features", "embedding")
 CHUNK_BYTES = 32 << 20
-"""Features that are laid out at once; a few times as much memory is held."""
-_READ_BYTES = 1 << 20  # of a column's bytes in the file, else a whole row group's would be held
+"""Bytes of features that are converted at once. Conversion takes a few times as much memory."""
+_READ_BYTES = 1 << 20  # of a column, read at once; by default Arrow would hold a whole row group
 
 
 class _Manifest(Described):
@@ -51,19 +51,19 @@ class _Manifest(Described):
 
 
 def open_features(path: str | os.PathLike[str], graph: Graph, folder: Path) -> np.ndarray:
-    """The features of a graph's nodes, float32 [N, F], mapped read-only; they are laid into `folder` first where there
-    are none, none that are sound, or another file's.
+    """The features of a graph's nodes, float32 [N, F], mapped read-only. They are converted first if `folder` is
+    missing, damaged or made from another file.
 
-    Memory: some `CHUNK_BYTES`, 1 byte per node, and what `encode.connect` may take. Rows of names that the graph
-    doesn't have are left out, aloud.
+    Memory: a few `CHUNK_BYTES`, 1 byte per node, and the memory limit of `encode.connect`. Rows whose name is not in
+    the graph are left out, with a warning.
 
     Args:
-        path: the Parquet file, see above; integers are taken for names, too.
-        folder: of these features alone.
+        path: the Parquet file, see above. Names may be integers.
+        folder: holds only these features.
 
     Raises:
-        InputError: the file can't be read, is damaged or has other columns; a node without a row or with two; rows of
-            different lengths, or with something else than a finite 32-bit float; the disk is full.
+        InputError: the file can't be read, is damaged or has other columns; a node has no row or two rows; rows differ
+            in length, or have a value that is no finite 32-bit float; the disk is full.
     """
     source = Path(path)
     check_readable(source)
@@ -77,13 +77,13 @@ def open_features(path: str | os.PathLike[str], graph: Graph, folder: Path) -> n
 
 
 def features_fingerprint(folder: Path) -> str:
-    """Of the features that `open_features` has laid into a folder: equal exactly where these are."""
+    """The fingerprint of the features in a folder of `open_features`. It is equal exactly if the features are."""
     return read_json(folder / MANIFEST, _Manifest).features.sha256
 
 
 @dataclass(frozen=True)
 class _FeatureFile:
-    """A Parquet file of features whose schema is sound."""
+    """A Parquet file of features whose schema was checked."""
 
     path: Path
     column: str
@@ -111,7 +111,7 @@ class _FeatureFile:
 
     @staticmethod
     def _width(path: Path, column: str) -> int:
-        """Floats in the first row."""
+        """The number of floats in the first row."""
         _, first = next(_batches(path, column, 1))
         width = pc.list_value_length(first)[0].as_py()
         if not width:
@@ -158,7 +158,7 @@ class _FeatureFile:
 
 
 def _batches(path: Path, column: str, rows: int) -> Iterator[tuple[int, pa.Array]]:
-    """(number of the first row, counted from 1; up to so many rows of the column)."""
+    """Yields (number of the first row, counted from 1; at most `rows` rows of the column)."""
     try:
         first = 1
         for batch in parquet_batches(path, [column], rows, buffer_bytes=_READ_BYTES):
@@ -204,7 +204,7 @@ def _lay_out(file: _FeatureFile, graph: Graph, folder: Path) -> None:
 
 
 def _check_rows(file: _FeatureFile, graph: Graph, ids: np.ndarray) -> None:
-    """Refuses a node without a row or with two; says how many rows are of no node."""
+    """Refuses a node without a row or with two. Warns how many rows belong to no node."""
     seen, unknown, first_unknown = np.zeros(graph.num_nodes, np.bool_), 0, -1
     for start in range(0, len(ids), BATCH_ROWS):
         part = np.asarray(ids[start : start + BATCH_ROWS])
@@ -230,7 +230,7 @@ def _check_rows(file: _FeatureFile, graph: Graph, ids: np.ndarray) -> None:
 
 
 def _second_row(ids: np.ndarray, seen: np.ndarray) -> int:
-    """The first of these rows whose node, if any, was seen or has an earlier row among them; -1: none."""
+    """The first row whose node was seen before or has an earlier row here; -1: none. ids int64 [n], seen bool [N]."""
     order = np.argsort(ids, kind="stable")
     nodes = ids[order]
     again = (nodes >= 0) & seen[nodes]

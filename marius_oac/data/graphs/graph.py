@@ -1,4 +1,4 @@
-"""A prepared graph, opened for reading: edges stay on disk, mapped; names are read where they are asked for."""
+"""A prepared graph, opened for reading. Edges are mapped from disk; names are read on demand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +16,10 @@ from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.data.prepare.layout import FORMAT, MANIFEST, VERSION, fingerprint
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.data.prepare.registry import find_dataset, is_known
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.prepare.splits import SPLITS, Split
 from marius_oac.errors import InputError, shown
 from marius_oac.runtime.files.untrusted import Count, Described, DescribedFile, FileName, check_file, read_json, typed
 from marius_oac.runtime.files.untrusted_arrays import map_npy
-
-Split = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,10 @@ class Graph:
     Attributes:
         path: the folder.
         num_nodes: nodes have ids 0..num_nodes - 1.
-        num_relations: likewise; 0 where edges have no relation.
-        num_edges: edges of each split.
-        fingerprint: equal exactly where the graphs' files are; a run records it.
-        dtype: int32 or int64, of the edges.
+        num_relations: relations have ids 0..num_relations - 1; 0: edges have no relation.
+        num_edges: the number of edges of each split.
+        fingerprint: equal exactly if the graphs' files are equal. A run records it.
+        dtype: of the edges, int32 or int64.
     """
 
     path: Path
@@ -46,18 +44,19 @@ class Graph:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], verify: bool = True) -> Graph:
-        """Open a graph folder.
+        """Opens a graph folder.
 
         Args:
-            verify: read every file through and compare its SHA-256 (about a second per GB); sizes and headers are
-                always compared.
+            verify: read every file and compare its SHA-256 (about a second per GB). Sizes and headers are always
+                compared.
 
         Raises:
-            InputError: names the file that is missing, damaged, foreign, or of a newer version.
+            InputError: a file is missing, damaged, of another format, or of a newer version; names the file.
         """
         folder = Path(path)
         manifest = _read_manifest(folder)
-        counts, nodes, relations = manifest.edges.model_dump(), manifest.num_nodes, manifest.num_relations
+        counts: dict[Split, int] = {split: getattr(manifest.edges, split) for split in SPLITS}
+        nodes, relations = manifest.num_nodes, manifest.num_relations
         needed = [f"{split}.npy" for split in SPLITS] + ["nodes.parquet"] + ["relations.parquet"] * (relations > 0)
         for name in needed:
             if name not in manifest.files:
@@ -72,9 +71,9 @@ class Graph:
         return cls(folder, nodes, relations, counts, digest, arrays["train"].dtype)
 
     def edges(self, split: Split) -> np.ndarray:
-        """The split's edges, [n, 3] (head, relation, tail) or [n, 2] (head, tail), `dtype`, mapped read-only.
+        """The split's edges, int32 or int64 [n, 3] (head, relation, tail) or [n, 2] (head, tail), mapped read-only.
 
-        Their ids are those of nodes and relations: all are looked at when a split is first asked for.
+        All ids are checked when a split is opened for the first time.
 
         Raises:
             InputError: an id is out of range, or the file has changed.
@@ -85,29 +84,31 @@ class Graph:
         return edges
 
     def node_names(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Names of nodes, in the order asked. Raises InputError for an id outside [0, num_nodes)."""
+        """The names of nodes, in the order of `ids`. Raises InputError for an id outside [0, num_nodes)."""
         return names_of(self.path / "nodes.parquet", ids, self.num_nodes)
 
     def relation_names(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Names of relations, in the order asked. Raises InputError for an id outside [0, num_relations)."""
+        """The names of relations, in the order of `ids`. Raises InputError for an id outside [0, num_relations)."""
         return names_of(self.path / "relations.parquet", ids, self.num_relations)
 
     def node_ids(self, names: Sequence[str]) -> np.ndarray:
-        """Ids of nodes, int64 [len(names)]. Raises InputError for an unknown name, with the nearest known ones."""
+        """The ids of nodes, int64 [len(names)]. Raises InputError for an unknown name, with the most similar names."""
         return ids_of(self.path / "nodes.parquet", names, self.num_nodes, "node")
 
     def relation_ids(self, names: Sequence[str]) -> np.ndarray:
-        """Ids of relations, int64 [len(names)]. Raises InputError for an unknown name, with the nearest known ones."""
+        """The ids of relations, int64 [len(names)]. Raises InputError for an unknown name, with similar names."""
         return ids_of(self.path / "relations.parquet", names, self.num_relations, "relation")
 
 
 def open_or_prepare(name_or_path: str | os.PathLike[str], cache_dir: Path | None = None) -> Graph:
-    """Open a graph folder, or a data set that comes with this package, prepared on first use into `cache_dir`.
+    """Opens a graph folder, or a data set that comes with this package. The latter is prepared into `cache_dir` on
+    first use.
 
-    Several processes may do so at once: each prepares in a folder of its own, and the first to end gives it its name.
+    Several processes may do so at once: each prepares in its own temporary folder, and the first to finish renames its
+    folder to the final name.
 
     Raises:
-        InputError: there is no such graph (says how to prepare it), or what `Graph.open` and `prepare` raise.
+        InputError: there is no such graph (says how to prepare it); as `Graph.open` and `prepare`.
     """
     path = Path(name_or_path)
     if path.is_dir():
@@ -136,7 +137,7 @@ class _Edges(Described):
 
 
 class _Manifest(Described):
-    """What `graph.json` says that a graph is read by."""
+    """The fields of `graph.json` that are needed for reading."""
 
     num_nodes: Count
     num_relations: Count

@@ -1,4 +1,4 @@
-"""Labels of nodes: a file that names nodes, with the class and the split of each that has a label.
+"""Labels of nodes: a file with the name, the class and the split of each labelled node.
 
 The file is text (.tsv, .csv, .gz of these) with a header, or Parquet, with the columns `name`, `label` and `split`
 (train, valid or test).
@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from marius_oac.data.graphs.graph import Graph, Split
+from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.node_lookup import NodeLookup
 from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
 from marius_oac.data.prepare.readers import read_edges
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.prepare.splits import SPLITS, Split
 from marius_oac.data.prepare.text import line_of_row
 from marius_oac.errors import InputError
 
@@ -42,9 +42,9 @@ class Labels:
 
     Attributes:
         nodes: ids of each split, int64 [n], ascending; no node is in two.
-        classes: their classes, int64 [n], aligned with `nodes`.
-        names: of the classes: number i is `names[i]`.
-        fingerprint: SHA-256 over all of it.
+        classes: of each split, the class of each node, int64 [n], aligned with `nodes`.
+        names: the name of each class.
+        fingerprint: SHA-256 (hexadecimal) of all of it.
     """
 
     nodes: Mapping[Split, np.ndarray]
@@ -54,12 +54,12 @@ class Labels:
 
 
 def read_labels(path: str | os.PathLike[str], graph: Graph) -> Labels:
-    """Reads a file of labels, see above. Classes are numbered in the order of their names; by value if all of these
-    are integers. Memory: some 50 bytes per labelled node.
+    """Reads a file of labels (see above). Classes are numbered in the order of their names, or by value if all names
+    are integers. Memory: about 50 bytes per labelled node.
 
     Raises:
-        InputError: the file can't be read, is damaged or has other columns; an unknown node or split, an empty label,
-            a node with two rows, a class that no node of train has, fewer than two classes.
+        InputError: the file can't be read, is damaged or has other columns; a node or split is unknown; a label is
+            empty; a node has two rows; no node of train has some class; there are fewer than two classes.
     """
     source = Path(path)
     if not source.name.lower().endswith(SUFFIXES):
@@ -81,7 +81,7 @@ def read_labels(path: str | os.PathLike[str], graph: Graph) -> Labels:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a file: node, class and split of each; classes are numbered as they come in `names`."""
+    """Rows of a file: the node, int64, the class, int64, by its place in `names`, and the split, int8; [n] each."""
 
     path: Path
     ids: np.ndarray
@@ -90,11 +90,11 @@ class _Rows:
     names: list[str]
 
     def check_nodes(self, graph: Graph) -> None:
-        """Refuses a node that the graph doesn't have, and one with two rows."""
+        """Refuses a node that is not in the graph, and a node with two rows."""
         if (self.ids < 0).any():
             row = int(np.argmax(self.ids < 0))
             try:
-                graph.node_ids([_name(self.path, row)])  # says which names are near
+                graph.node_ids([_name(self.path, row)])  # its error lists similar names
             except InputError as error:
                 _refuse(self.path, row, error.message)
         order = np.argsort(self.ids, kind="stable")
@@ -105,7 +105,7 @@ class _Rows:
             _refuse(self.path, row, f"node {graph.node_names([self.ids[row]])[0]!r} has a label already, in {earlier}")
 
     def check_classes(self) -> None:
-        """Refuses what no classifier can be trained on, and classes that it would never see."""
+        """Refuses labels that no classifier can be trained on, and classes that training would never see."""
         if not (self.splits == 0).any():
             raise InputError("no node is in train", self.path)
         if len(self.names) < 2:
@@ -118,7 +118,7 @@ class _Rows:
             _refuse(self.path, row, f"no node of train has the label {name!r} of this one of {split}")
 
     def by_node(self) -> Labels:
-        """What the rows say, in an order that is not theirs."""
+        """The labels ordered by node, which does not depend on the order of the rows."""
         numbers = all(_INTEGER.fullmatch(name) for name in self.names)
         names = sorted(self.names, key=lambda name: (int(name), name) if numbers else name)
         place = {name: number for number, name in enumerate(names)}
@@ -138,7 +138,7 @@ class _Rows:
 
 
 def _rows(path: Path) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
-    """Names, labels and splits, as strings."""
+    """Yields names, labels and splits, as strings."""
     if path.suffix.lower() == ".parquet":
         _check_type(path)
     options = ReadOptions(columns=COLUMNS, header=True, comment="")
@@ -148,8 +148,8 @@ def _rows(path: Path) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
 
 
 def _check_type(path: Path) -> None:
-    """Refuses labels in Parquet that are floats, dates and such; the reader would speak of ids."""
-    with suppress(pa.ArrowException, OSError, KeyError):  # what the reader says itself
+    """Refuses labels in Parquet that are floats, dates and so on. The reader's message would be about ids."""
+    with suppress(pa.ArrowException, OSError, KeyError):  # the reader reports these
         held = pq.read_schema(path).field("label").type
         plain = held.value_type if pa.types.is_dictionary(held) else held
         if not (pa.types.is_integer(plain) or plain in (pa.string(), pa.large_string(), pa.string_view())):
@@ -166,7 +166,7 @@ def _name(path: Path, row: int) -> str:
 
 
 def _split_numbers(path: Path, first_row: int, names: pa.Array) -> np.ndarray:
-    """Index into `SPLITS`, int8, of each row."""
+    """The index into `SPLITS` of each row, int8 [n]."""
     found = pc.index_in(names, value_set=pa.array(SPLITS))
     if found.null_count:
         at = pc.index(pc.is_null(found), True).as_py()
@@ -177,14 +177,14 @@ def _split_numbers(path: Path, first_row: int, names: pa.Array) -> np.ndarray:
 
 
 def _class_numbers(labels: pa.Array, numbers: dict[str, int]) -> np.ndarray:
-    """The number of each label, int64, in the order in which labels come; new ones are added to `numbers`."""
+    """The class of each label, int64 [n]. Classes are numbered as they appear; new ones are added to `numbers`."""
     encoded = labels.dictionary_encode()
     new = [numbers.setdefault(label, len(numbers)) for label in encoded.dictionary.to_pylist()]
     return np.array(new, np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
 
 
 def _place(path: Path, row: int) -> str:
-    """What a user calls a row, counted from 0: its line, or in Parquet its number from 1."""
+    """How a message names a row, counted from 0: by its line, or in Parquet by its number from 1."""
     return f"row {row + 1}" if path.suffix.lower() == ".parquet" else f"line {line_of_row(path, row)}"
 
 

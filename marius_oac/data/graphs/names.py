@@ -1,4 +1,4 @@
-"""The names of nodes and relations, in a prepared graph's Parquet files; read where they are asked for."""
+"""The names of nodes and relations in a prepared graph's Parquet files, read on demand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEXTS = (pa.string(), pa.large_string())
 
 
 def check_names(path: Path, count: int) -> None:
-    """Raises InputError unless the file says that it holds so many names."""
+    """Raises InputError unless the file's metadata say that it holds `count` names."""
     with _reading(path), pq.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
         if schema.names != ["name"] or schema.field("name").type not in _TEXTS:
@@ -31,10 +31,10 @@ def check_names(path: Path, count: int) -> None:
 
 
 def names_of(path: Path, ids: Sequence[int] | np.ndarray, count: int) -> list[str]:
-    """Names of ids, in the order asked; reads the row groups that hold them, and no others.
+    """The names of ids, in the order of `ids`. Only the row groups that hold them are read.
 
     Raises:
-        InputError: an id outside [0, count), or the file is damaged.
+        InputError: an id is outside [0, count), or the file is damaged.
     """
     wanted = np.asarray(ids, dtype=np.int64)
     outside = wanted[(wanted < 0) | (wanted >= count)]
@@ -59,10 +59,14 @@ def names_of(path: Path, ids: Sequence[int] | np.ndarray, count: int) -> list[st
 
 
 def ids_of(path: Path, names: Sequence[str], count: int, kind: str) -> np.ndarray:
-    """Ids of names, int64 [len(names)]; memory holds a batch and the question, whatever the graph's size.
+    """The ids of names, int64 [len(names)]. Memory holds a batch of the file and `names`, for a graph of any size.
+
+    Args:
+        count: the number of names in the file.
+        kind: "node" or "relation", for messages.
 
     Raises:
-        InputError: an unknown name, with the nearest known ones; or the file is damaged.
+        InputError: a name is unknown (lists similar names), or the file is damaged.
     """
     if not count:
         raise InputError("this graph has no relations", kind)
@@ -82,7 +86,7 @@ def ids_of(path: Path, names: Sequence[str], count: int, kind: str) -> np.ndarra
 
 
 def name_batches(path: Path, rows: int = ROWS_AT_ONCE) -> Iterator[pa.Array]:
-    """All names in the order of their ids, so many at a time. Raises InputError where the file is damaged."""
+    """Yields all names in the order of their ids, `rows` at a time. Raises InputError if the file is damaged."""
     with _reading(path):
         for batch in parquet_batches(path, ["name"], rows):
             yield _filled(decoded(batch.column("name"), path), path)

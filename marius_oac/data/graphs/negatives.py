@@ -1,7 +1,7 @@
 """Negatives: nodes drawn uniformly, or in proportion to their degree in the training graph.
 
-A uniformly drawn end of a uniformly drawn edge is a node drawn by degree, so there is no table to build or hold. Draws
-are independent: a node may come twice, and may be the true answer.
+A uniformly drawn end of a uniformly drawn edge is a node drawn in proportion to its degree, so no table is needed.
+Draws are independent: a node may be drawn twice, and may be the true answer.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from marius_oac.kernels.cpu.random import below, bits_at, wrapping
 
 
 def count_by_degree(count: int, degree_fraction: float) -> int:
-    """How many of `count` negatives are drawn by degree: the first round(count * degree_fraction)."""
+    """The number of the `count` negatives that are drawn by degree, which come first."""
     return round(count * degree_fraction)
 
 
 @wrapping
 def draw_nodes(key: np.uint64, edges: np.ndarray, num_nodes: int, count: int, degree_fraction: float) -> np.ndarray:
-    """Nodes drawn from the stream `key` (see `random.stream_key`), int64 [count]: first those by degree, then uniform.
+    """Draws nodes from the stream `key` (see `random.stream_key`), int64 [count]: first by degree, then uniformly.
 
     Args:
         edges: training edges, int32 or int64 [E, 2] or [E, 3], C order; ends are the first and the last column.
-            E >= 1 where degree_fraction > 0.
+
+    Raises:
+        ValueError: nodes are drawn by degree, but there is no edge; as `as_kernel_input`.
     """
     by_degree = count_by_degree(count, degree_fraction)
     if by_degree and not len(edges):
@@ -36,10 +38,10 @@ def draw_nodes(key: np.uint64, edges: np.ndarray, num_nodes: int, count: int, de
 
 
 def as_kernel_input(edges: np.ndarray) -> np.ndarray:
-    """The same memory as a plain read-only array, so that kernels are compiled for two types only (int32, int64).
+    """A plain read-only view of edges, so that kernels are compiled for two types only (int32, int64).
 
     Raises:
-        ValueError: not int32 or int64 [E, 2] or [E, 3] in C order.
+        ValueError: the edges are not int32 or int64 [E, 2] or [E, 3] in C order.
     """
     if edges.dtype not in (np.int32, np.int64) or edges.ndim != 2 or edges.shape[1] not in (2, 3):
         raise ValueError(f"edges must be int32 or int64 [E, 2] or [E, 3], not {edges.dtype} {list(edges.shape)}")
@@ -51,11 +53,24 @@ def as_kernel_input(edges: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def fill_negatives(key, edges, among, nodes, by_degree, first, out):
-    """Fills out, int64 [groups, K]: of each group the first `by_degree` by degree; number i uses bits i of `key`.
+def fill_negatives(
+    key: np.uint64,
+    edges: np.ndarray,
+    among: np.ndarray,
+    nodes: np.ndarray,
+    by_degree: int,
+    first: int,
+    out: np.ndarray,
+) -> None:
+    """Draws the negatives of groups: in each group the first `by_degree` by degree, the others uniformly.
 
-    `first` is the number of the first group, from 0.
-    `among` and `nodes` are spans: of the edges whose ends are drawn by degree, and of the nodes drawn uniformly.
+    Args:
+        key: of the stream; draw i of all groups uses the stream's number i.
+        edges: int32 or int64 [E, 2] or [E, 3].
+        among: int64 [2, n], spans (see `spans`) of the edges whose ends are drawn by degree.
+        nodes: int64 [2, m], spans of the nodes that are drawn uniformly.
+        first: the number of the first group, from 0.
+        out: int64 [groups, K], filled here.
     """
     groups, count = out.shape
     last = edges.shape[1] - 1

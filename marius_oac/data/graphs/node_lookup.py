@@ -1,4 +1,4 @@
-"""Many names of nodes looked up at once, in bounded memory: DuckDB joins them with the graph's, and spills."""
+"""Looks up many names of nodes at once in bounded memory: DuckDB joins them with the graph's names, and spills."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KNOWN = pa.schema([("name", pa.string()), ("id", pa.int64())])
 
 
 class NodeLookup:
-    """Takes names in, gives ids out. Use it as a context manager.
+    """Maps names to ids. Use it as a context manager.
 
     Args:
-        work: an existing folder for the data base and what it spills; of this object alone.
+        work: an existing folder for the database and its spilled data, used by nothing else.
 
     Raises:
         InputError: by any method, if the disk is full.
@@ -35,7 +35,7 @@ class NodeLookup:
         self.rows = 0  # names added so far
 
     def add(self, names: pa.Array) -> None:
-        """Append names, strings without nulls; the same name may come again."""
+        """Appends names, strings without nulls. Names may repeat."""
         numbers = pa.array(np.arange(self.rows, self.rows + len(names)))
         with query_errors(self._work, "nothing was kept"):
             self._connection.register("incoming", pa.table([numbers, names], schema=_ASKED))
@@ -44,7 +44,7 @@ class NodeLookup:
         self.rows += len(names)
 
     def find(self, ids: np.ndarray) -> None:
-        """Writes the id of each name, in the order in which they were added, to `ids`, int64 [rows]; -1: unknown."""
+        """Writes the id of each name, in the order of addition, to `ids`, int64 [rows]; -1: unknown."""
         ids[:] = -1
         with query_errors(self._work, "nothing was kept"):
             known = pa.RecordBatchReader.from_batches(_KNOWN, self._known())

@@ -1,10 +1,10 @@
-"""Mapped files that are larger than memory: how much of one counts as this process's memory at a time.
+"""Limits how much of a mapped file is resident in this process's memory.
 
-A page of a mapped file that was read stays with the process until the system takes it back, which on a machine with
-enough memory it never does: a pass over all edges in random order ends with all of them in memory. Letting go of the
-pages costs a fault when one is read again, not a read of the disk while the system has it cached.
+A page of a mapped file that was read stays resident until the system reclaims it, which on a machine with enough memory
+never happens: after a pass over all edges in random order all of them are resident. Dropping the pages costs a fault
+when one is read again, but no read from disk as long as the page cache has it.
 
-Guarantees: `touched` may be called by any number of threads while others read the array; nothing that they see changes.
+Guarantees: any number of threads may call `touched` while others read the array. What they read doesn't change.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import threading
 
 import numpy as np
 
-BYTES_A_TOUCH = 1 << 21  # a fault brings in what the system keeps as one around the page: a huge page at most
+BYTES_A_TOUCH = 1 << 21  # a fault maps up to a huge page around the address
 
 
 class Resident:
-    """Keeps at most about `most_bytes` of a mapped array in this process.
+    """Keeps at most about `most_bytes` of a mapped array resident.
 
     Args:
-        array: as `np.load(..., mmap_mode="r")` gives it. One that is not mapped, or is no larger than `most_bytes`, is
-            left alone.
+        array: any shape and dtype, as `np.load(..., mmap_mode="r")` gives it. Nothing is done for an array that is not
+            mapped or is no larger than `most_bytes`.
         most_bytes: None: no limit.
     """
 
@@ -35,7 +35,7 @@ class Resident:
         self._touched = 0
 
     def touched(self, count: int) -> None:
-        """So many elements have been read, at random."""
+        """Counts `count` elements that were read in random order; drops all pages when the limit is reached."""
         if self._map is None:
             return
         with self._lock:
@@ -47,6 +47,6 @@ class Resident:
             self.drop()
 
     def drop(self) -> None:
-        """Lets go of all pages."""
+        """Drops all pages."""
         if self._map is not None:
             self._map.madvise(mmap.MADV_DONTNEED)

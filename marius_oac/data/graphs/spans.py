@@ -1,7 +1,7 @@
-"""Spans: runs of consecutive ids, end to end, where a batch's edges and negatives may come from.
+"""Spans: runs of consecutive ids, from which a batch's edges and negatives are drawn.
 
-An array int64 [2, n]: span k holds the ids `spans[0, k]`, `spans[0, k] + 1`, ..., and spans 0 to k together hold
-`spans[1, k]` ids. (One array, as a kernel takes much longer to be called with a tuple of them.)
+Spans are an array int64 [2, n]: span k holds the ids `spans[0, k]`, `spans[0, k] + 1`, ..., and spans 0 to k together
+hold `spans[1, k]` ids. (They are one array because calling a kernel with a tuple of arrays takes much longer.)
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from marius_oac.kernels.cpu.jit import compiled
 
 
 def spans_of(first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """From where each span begins and how long it is, int64 [n]; empty spans are left out."""
+    """The spans, int64 [2, m], with these first ids and lengths, int64 [n] each. Empty spans are left out."""
     kept = lengths > 0
     return np.stack([first[kept], np.cumsum(lengths[kept])])
 
 
 def span_up_to(count: int) -> np.ndarray:
-    """The one span 0 to count - 1."""
+    """The single span 0 to count - 1, int64 [2, 1]."""
     return np.array([[0], [count]], dtype=np.int64)
 
 
 @compiled
-def located(spans, position):
-    """The id at `position`, 0 <= position < spans[1, -1]."""
+def located(spans: np.ndarray, position: int) -> int:
+    """The id at `position` of spans int64 [2, n], 0 <= position < spans[1, -1]."""
     low, high = 0, spans.shape[1] - 1
     while low < high:
         middle = (low + high) >> 1

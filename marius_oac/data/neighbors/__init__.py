@@ -1,1 +1,1 @@
-"""Neighbours of nodes, and sampled neighbourhoods for encoders."""
+"""Neighbours of nodes, and sampled neighbourhoods for graph encoders."""

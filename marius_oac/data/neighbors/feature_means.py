@@ -1,8 +1,8 @@
-"""Means of the features of sampled neighbours, formed where batches are planned.
+"""Means of the features of sampled neighbours, computed where batches are planned.
 
-What is given, not trained, has no gradient, so that its mean over a node's neighbours can be part of the batch. The
-step looks at two rows of each output node then, its own and the mean, instead of one of each input node, of which there
-are several times as many unless outputs share them; and these are what goes to a GPU.
+Features are not trained and need no gradient, so the means over neighbours can be part of the batch. The step then
+reads two rows per output node, its own and the mean, instead of one per input node. There are usually several times as
+many input nodes, and all of them would be copied to a GPU.
 """
 
 from __future__ import annotations
@@ -20,33 +20,40 @@ _AHEAD = 16  # messages
 def feature_means(
     features: np.ndarray, nodes: np.ndarray, offsets: np.ndarray, sources: np.ndarray, with_own: bool
 ) -> np.ndarray:
-    """The mean of each output node's neighbours, float32 [O, F], added up in their order; without any, zeros.
+    """The mean of each output node's neighbours, float32 [O, F], added up in their order; zeros without neighbours.
 
-    Its memory is aligned, as that of `features_of`: products of the step need no copy.
+    The result is aligned, as that of `features_of`, so that the step's matrix products need no copy.
 
     Args:
         features: float32 [N, F].
-        nodes: int64 [n], the id of each input node, of which the output nodes are the first.
-        offsets, sources: of a `sampling.Block`.
-        with_own: a node is one of its neighbours, the last.
+        nodes: int64 [n], the id of each input node. The output nodes come first.
+        offsets, sources: of a `sampling.Block`, int64 [O + 1] and [messages].
+        with_own: count the node itself as its last neighbour.
     """
     count = len(offsets) - 1
     means = aligned_empty((count, features.shape[1]), np.float32)
     plain = features.view(np.ndarray)
-    plain.flags.writeable = False  # so that there is one type to compile for
+    plain.flags.writeable = False  # so that the kernel is compiled for one type
     _add_up(plain, nodes[:count], offsets, nodes[sources], with_own, means)
     return means
 
 
 def features_of(features: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """The features of some nodes, float32 [n, F], copied."""
+    """A copy of the features, float32 [N, F], of the nodes with ids int64 [n]: float32 [n, F]."""
     found = aligned_empty((len(nodes), features.shape[1]), np.float32)
-    # `take` needs a third of the time of brackets; by default it would write to a buffer first, lest an id be wrong.
+    # `take` needs a third of the time of indexing. Its default mode "raise" would write to a buffer first.
     return np.take(features.view(np.ndarray), nodes, axis=0, out=found, mode="clip")
 
 
 @compiled
-def _add_up(features, own, offsets, neighbors, with_own, means):
+def _add_up(
+    features: np.ndarray,
+    own: np.ndarray,
+    offsets: np.ndarray,
+    neighbors: np.ndarray,
+    with_own: bool,
+    means: np.ndarray,
+) -> None:
     width = features.shape[1]
     for i in range(own.size):
         for j in range(width):

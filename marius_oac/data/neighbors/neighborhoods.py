@@ -1,17 +1,17 @@
-"""What a batch holds for an encoder beside its examples: sampled blocks around its nodes, and their features.
+"""What a batch holds for a graph encoder besides its examples: sampled blocks around its nodes, and their features.
 
 | array | type, shape | meaning |
 |---|---|---|
 | `blocks.K.offsets`, `blocks.K.sources` | int64 [O + 1], [messages] | block K of `sampling.Block`, from the outermost |
 | `inputs` | int64 [n] | the row of each input node of block 0 |
-| `features` | float32 [n, F] | only where nodes have some: of each input node of block 0, in their order |
+| `features` | float32 [n, F] | only if nodes have features: those of each input node of block 0, in their order |
 
-Where the first layer gets nothing but features and starts with their means, these stand for `inputs` and block 0:
+If the first layer gets only features and starts with their means, these arrays replace `inputs` and block 0:
 
 | array | type, shape | meaning |
 |---|---|---|
-| `means` | float32 [O, F] | of the features of the neighbours of each output node of block 0 |
-| `features` | float32 [O, F] | those of the output nodes, unless the means are with them |
+| `means` | float32 [O, F] | the mean of the features of each output node's neighbours in block 0 |
+| `features` | float32 [O, F] | those of the output nodes, unless the means include them |
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import numpy as np
 
 from marius_oac.data.neighbors.feature_means import feature_means, features_of
 from marius_oac.data.neighbors.sampling import Blocks
-from marius_oac.types import Plan, TableSpec
+from marius_oac.types import Plan, TableSpec, present
 
 
 class Sampler(Protocol):
-    """Draws the blocks of a batch: `sampling.NeighborSampler`, or dgl's."""
+    """Draws the blocks of a batch: `sampling.NeighborSampler`, or `data.dgl.sampling.DglSampler`."""
 
     def most_rows(self, seeds: int) -> int:
-        """No blocks of so many seeds have more rows."""
+        """The largest number of rows that the blocks of so many seeds can have."""
 
     def sample(self, seeds: np.ndarray, epoch: int, batch: int, excluded: np.ndarray = ...) -> Blocks:
         """See `NeighborSampler.sample`."""
@@ -39,16 +39,16 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """How a planner's batches get what an encoder needs.
+    """Adds to a planner's batches what an encoder needs.
 
     Attributes:
-        sampler: of the blocks.
-        embedded: nodes have rows of their own.
-        features: float32 [N, F], an array or a memmap that plan threads read from; None: there are none.
-        means: the aggregator of a first layer whose means are formed here; None: it forms them itself.
+        sampler: draws the blocks.
+        embedded: whether nodes have rows in the table.
+        features: float32 [N, F], an array or a memmap that plan threads read from; None: nodes have no features.
+        means: the aggregator of a first layer whose means are computed here; None: the layer computes them.
 
     Raises:
-        ValueError: means of what is not features alone.
+        ValueError: means are asked for, but nodes have rows or no features.
     """
 
     sampler: Sampler
@@ -74,12 +74,13 @@ class Neighborhoods:
         examples: int,
         excluded: np.ndarray,
     ) -> Plan:
-        """A batch whose nodes to encode are `nodes`, int64 [s], all different.
+        """The plan of a batch that encodes `nodes`, int64 [s], all different.
 
         Args:
             place: epoch, and batch within it.
-            arrays: of the batch; what names nodes there are indices into `nodes`.
-            excluded: int64, numbers of edges that must not be seen.
+            arrays: of the batch's examples, which name nodes by indices into `nodes`.
+            examples: the number of examples in the batch.
+            excluded: int64 [B], numbers of edges that must not be sampled.
         """
         blocks = self.sampler.sample(nodes, *place, excluded)
         arrays = {**arrays, **(self._inputs(blocks) if self.means is None else self._means(blocks))}
@@ -91,13 +92,14 @@ class Neighborhoods:
     def _inputs(self, blocks: Blocks) -> dict[str, np.ndarray]:
         arrays = {"inputs": blocks.inputs}
         if self.features is not None:
-            # In the order of the inputs: gathered once, and here, where batches are planned beside the computing.
+            # In the order of the inputs, so that the step need not gather them.
             arrays["features"] = features_of(self.features, blocks.rows[blocks.inputs])
         return arrays
 
     def _means(self, blocks: Blocks) -> dict[str, np.ndarray]:
-        nodes, block, with_own = blocks.rows[blocks.inputs], blocks.layers[0], self.means == "gcn"
-        arrays = {"means": feature_means(self.features, nodes, block.offsets, block.sources, with_own)}
+        features, nodes, block = present(self.features), blocks.rows[blocks.inputs], blocks.layers[0]
+        with_own = self.means == "gcn"
+        arrays = {"means": feature_means(features, nodes, block.offsets, block.sources, with_own)}
         if not with_own:
-            arrays["features"] = features_of(self.features, nodes[: len(block.offsets) - 1])
+            arrays["features"] = features_of(features, nodes[: len(block.offsets) - 1])
         return arrays

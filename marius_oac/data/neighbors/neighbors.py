@@ -1,13 +1,13 @@
-"""The neighbours of a graph's nodes: its training edges sorted by node (compressed sparse rows), in a folder of their
-own. Memory is bounded whatever the size of the graph.
+"""The neighbours of a graph's nodes: its training edges sorted by node (compressed sparse rows), in a separate folder.
+Memory is bounded for a graph of any size.
 
     offsets.npy      int64 [N + 1]: node v's entries are [offsets[v], offsets[v + 1])
-    entries.npy      int32 or int64 [M, 2 or 3]: neighbour, relation where there are any, number of the edge; a node's
-                     in the order of these numbers
+    entries.npy      int32 or int64 [M, 2 or 3]: neighbour, relation if the graph has relations, number of the edge; the
+                     entries of a node are sorted by edge number
     neighbors.json   format, direction, the graph's fingerprint and sizes, size and SHA-256 of the arrays
 
-An entry's numbers lie side by side, int32 where they fit, so that drawing one misses the cache once. The folder is made
-and checked as `derived` says.
+The numbers of an entry are adjacent, and int32 if they fit, so that drawing an entry costs one cache miss. The folder
+is made and checked by `derived`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMAT, VERSION = "marius_oac.neighbors", 1
 OFFSETS, ENTRIES, MANIFEST = "offsets.npy", "entries.npy", "neighbors.json"
 _RECORDS, _NARROW = "records.npy", 1 << 31
 CHUNK_BYTES = 32 << 20
-"""Records that are sorted at once; about three times as much memory is held."""
+"""Bytes of records that are sorted at once. Sorting takes about three times as much memory."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Neighbors:
     Attributes:
         offsets: int64 [N + 1].
         entries: int32 or int64 [M, 2 or 3], see above. M is E, or 2 E of direction `both`.
-        edges: the graph's, as they were given.
-        num_relations: that entries tell apart: R, or 2 R of direction `both`; 0: none.
+        edges: int32 or int64 [E, 2 or 3], the graph's, as they were given.
+        num_relations: the number of different relations of entries: R, or 2 R of direction `both`; 0: none.
     """
 
     offsets: np.ndarray
@@ -60,6 +60,7 @@ class Neighbors:
 
     @property
     def num_nodes(self) -> int:
+        """N."""
         return len(self.offsets) - 1
 
 
@@ -99,13 +100,13 @@ class _Source:
 
     @property
     def group_nodes(self) -> int:
-        """Consecutive nodes that are sorted together: their counts fit a chunk, and so do their entries on average."""
+        """The number of consecutive nodes in a group. Their counts fit a chunk, and on average so do their entries."""
         entry_bytes = self.dtype.itemsize * self.columns
         groups = -(-max(self.num_entries * entry_bytes, self.num_nodes * 8) // CHUNK_BYTES)
         return -(-self.num_nodes // max(1, groups))
 
     def sound(self, offsets: np.ndarray, entries: np.ndarray) -> bool:
-        """Whether every number that a kernel goes by is in range."""
+        """Whether all values that kernels use as indices are in range."""
         relations = [self.num_relations * sum(self.ways)] * (self.columns == 3)
         bounds = np.array([self.num_nodes, *relations, len(self.edges)], np.uint64)
         plain, resident = as_kernel_input(entries), Resident(entries, CHUNK_BYTES)
@@ -117,7 +118,7 @@ class _Source:
         return ascends(offsets.view(np.ndarray), len(entries))
 
     def chunks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The edges, as many at a time as fill a chunk with their records, and the number of the first."""
+        """Yields (number of the first edge, edges [n, 2 or 3]); the records of n edges fill a chunk."""
         per_chunk = max(1, CHUNK_BYTES // (self.dtype.itemsize * (self.columns + 1) * sum(self.ways)))
         plain, resident = as_kernel_input(self.edges), Resident(self.edges, CHUNK_BYTES)
         for begin in range(0, len(plain), per_chunk):
@@ -128,14 +129,14 @@ class _Source:
 def open_neighbors(
     folder: Path, edges: np.ndarray, num_nodes: int, num_relations: int, direction: Direction, fingerprint: str
 ) -> Neighbors:
-    """The neighbours in `folder`, mapped; they are gathered first where there are none, or none that are sound.
+    """The neighbours in `folder`, mapped read-only. They are gathered first if the folder is missing or damaged.
 
     Args:
-        folder: of these files alone.
-        edges: as `Graph.edges` gives them, ids in range; every relation of the edges is kept.
-        direction: `in`: of a node's neighbours, the edges lead to it (they are heads, it is the tail); `out`: away
-            from it; `both`: one entry for each, the relation of those that lead away being r + R. An edge from a node
-            to itself is its neighbour once, in `both` twice.
+        folder: holds only these files.
+        edges: int32 or int64 [E, 2 or 3], as `Graph.edges` gives them, ids in range.
+        direction: which edges make a node's neighbours. `in`: those that lead to the node; `out`: those that lead away
+            from it; `both`: all of them, and the relation of those that lead away is r + R. A loop makes a node its own
+            neighbour once, in `both` twice.
         fingerprint: the graph's.
 
     Raises:
@@ -160,7 +161,7 @@ def open_neighbors(
 
 
 def _sort(folder: Path, source: _Source, progress: Progress) -> None:
-    """Counting sort in two passes: edges to records, group by group; then each group's records to entries."""
+    """Counting sort in two passes: first edges become records, sorted by group; then each group becomes entries."""
     records = mapped_npy(folder / _RECORDS, (source.num_entries, source.columns + 1), source.dtype)
     starts = _write_records(source, records, progress)
     offsets = mapped_npy(folder / OFFSETS, (source.num_nodes + 1,), np.int64)
@@ -176,7 +177,7 @@ def _sort(folder: Path, source: _Source, progress: Progress) -> None:
 
 
 def _write_records(source: _Source, out: np.ndarray, progress: Progress) -> np.ndarray:
-    """The records sorted by group into `out`; returns where each group begins, and the number of records."""
+    """Writes the records, sorted by group, to `out`. Returns where each group begins and the total, int64 [G + 1]."""
     groups = -(-source.num_nodes // source.group_nodes)
     counts = np.zeros(groups, dtype=np.int64)
     for _, edges in source.chunks():
@@ -196,10 +197,11 @@ def _write_records(source: _Source, out: np.ndarray, progress: Progress) -> np.n
 def _sort_group(
     records: np.ndarray, start: int, end: int, first_node: int, end_node: int, entries: np.ndarray
 ) -> np.ndarray:
-    """Entries of a group's nodes, from its records [start, end), to the same places; returns where each node's end.
+    """Writes the entries of a group's nodes, whose records are [start, end), to the same places of `entries`. Returns
+    where each node's entries end, int64 [nodes of the group].
 
-    A group may be larger than a chunk, if one of its nodes is: a node's entries are written one after the other, so
-    that letting go of the pages in between costs little.
+    A group is larger than a chunk if one of its nodes is. The entries of a node are written in sequence, so dropping
+    the pages in between costs little.
     """
     per_chunk = max(1, CHUNK_BYTES // (records.itemsize * records.shape[1]))
     plain, out = records.view(np.ndarray), entries.view(np.ndarray)

@@ -2,9 +2,9 @@
 (Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS 2017, Algorithm 2).
 
 Guarantees: a sample is a pure function of (neighbours, fan-outs, seed, epoch, batch, seeds, excluded edges). A sampler
-holds no state that changes, so any number of threads sample at once and in any order; nearly all of its time is spent
-without the GIL. A node's neighbours in a layer depend on (seed, epoch, batch, layer, node) and on what is excluded of
-its own edges alone. An excluded edge is in no block, in no direction.
+has no mutable state, so any number of threads may sample at once, in any order, and they rarely hold the GIL. A node's
+neighbours in a layer depend only on (seed, epoch, batch, layer, node) and on which of its own edges are excluded. No
+block has an excluded edge, in either direction.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NONE = np.empty(0, dtype=np.int64)
 
 
 class Drawn(NamedTuple):
-    """Neighbours that were drawn, all int64: node i has [offsets[i], offsets[i + 1]) of them, in no particular order.
+    """Sampled neighbours, all int64. Those of node i are [offsets[i], offsets[i + 1]), in no particular order.
 
     Attributes:
         offsets: [n + 1].
         neighbors: [m], ids of nodes.
-        relations: [m], or [0] where there are none.
-        edges: [m], the number of the edge that each came by.
+        relations: [m], or [0] if edges have no relations.
+        edges: [m], the number of each neighbour's edge.
     """
 
     offsets: np.ndarray
@@ -46,9 +46,9 @@ class Block(NamedTuple):
 
     Attributes:
         offsets: [output nodes + 1]: output node i gets messages [offsets[i], offsets[i + 1]).
-        sources: [messages], local index of the input node that each comes from.
-        relations: [messages], or [0] where there are none.
-        edges: [messages], the number of the edge of each.
+        sources: [messages], the local index of each message's input node.
+        relations: [messages], or [0] if edges have no relations.
+        edges: [messages], the number of each message's edge.
     """
 
     offsets: np.ndarray
@@ -58,13 +58,13 @@ class Block(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """What an encoder needs of a batch.
+    """The layers of a batch.
 
     Attributes:
-        layers: one per fan-out. The input nodes of the first are the rows; the output nodes of each are the input
-            nodes of the next, in their order; those of the last are the seeds, in theirs.
+        layers: one per fan-out. The output nodes of each layer are the input nodes of the next, in the same order;
+            those of the last layer are the seeds, in their order.
         rows: int64 [n], sorted unique ids of the first layer's input nodes.
-        inputs: int64 [n], `rows[inputs]` are the first layer's input nodes in their order.
+        inputs: int64 [n]; `rows[inputs]` are the first layer's input nodes in their order.
     """
 
     layers: tuple[Block, ...]
@@ -77,12 +77,12 @@ class NeighborSampler:
 
     Args:
         neighbors: of `open_neighbors`.
-        fanouts: neighbours per node and layer, -1 for all of them, the layer next to the rows first.
+        fanouts: neighbours per node and layer, -1 for all of them; the first layer, next to the rows, comes first.
         seed: of the run.
-        most_bytes: of the neighbours' file that may be in memory at a time; None: all of it.
+        most_bytes: of the neighbours' file that may be resident at a time; None: no limit.
 
     Raises:
-        ValueError: no layers, or a fan-out that is neither -1 nor at least 1.
+        ValueError: there are no layers, or a fan-out is neither -1 nor at least 1.
     """
 
     def __init__(self, neighbors: Neighbors, fanouts: Sequence[int], seed: int, most_bytes: int | None = None) -> None:
@@ -93,7 +93,7 @@ class NeighborSampler:
         self._resident = Resident(neighbors.entries, most_bytes)
 
     def most_rows(self, seeds: int) -> int:
-        """No blocks of so many seeds have more rows."""
+        """The largest number of rows that the blocks of so many seeds can have."""
         return most_rows(self._fanouts, self._num_nodes, seeds)
 
     @wrapping
@@ -101,11 +101,11 @@ class NeighborSampler:
         """The blocks of a batch.
 
         Args:
-            seeds: int64 [n], different nodes in any order: those that are encoded.
-            excluded: int64 [B], numbers of edges that must not be seen: the batch's own.
+            seeds: int64 [n], the nodes to encode, all different, in any order.
+            excluded: int64 [B], numbers of edges that must not be sampled: the batch's own.
 
         Raises:
-            ValueError: seeds that are none, or not all different.
+            ValueError: seeds are no nodes of the graph, or not all different.
         """
         check_seeds(seeds, self._num_nodes)
         key, hidden = np.uint64(fold(np.uint64(fold(self._key, epoch)), batch)), self._hidden(excluded)
@@ -119,18 +119,18 @@ class NeighborSampler:
 
     @wrapping
     def draw(self, nodes: np.ndarray, fanout: int, key: np.uint64, excluded: np.ndarray = _NONE) -> Drawn:
-        """One layer's neighbours of nodes, int64 [n], which are not checked, with a key of `random.stream_key`."""
+        """One layer's neighbours of nodes, int64 [n], which are not checked, from the stream `key`."""
         return self._draw(np.uint64(key), nodes, fanout, self._hidden(excluded))[1]
 
     def _hidden(self, excluded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of excluded edges and their numbers, as sets. Of the nodes of a batch most are no such end."""
+        """The ends of excluded edges, and the edges' numbers, as sets. Few nodes of a batch are in the former."""
         ends = self._edges[excluded][:, :: self._edges.shape[1] - 1].ravel()
         return as_set(ends.astype(np.int64, copy=False)), as_set(excluded)
 
     def _draw(
         self, key: np.uint64, nodes: np.ndarray, fanout: int, hidden: tuple[np.ndarray, np.ndarray]
     ) -> tuple[np.ndarray, Drawn]:
-        """The ids of the nodes and behind them of their neighbours, int64 [n + m], and the neighbours, their end."""
+        """Returns the ids of the nodes followed by those of the neighbours, int64 [n + m], and the neighbours."""
         count = len(nodes)
         starts, degrees = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         most = int(find_neighborhoods(self._offsets, nodes, fanout, starts, degrees))
@@ -151,14 +151,14 @@ class NeighborSampler:
 
 
 def checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
-    """Raises ValueError: no layers, or a fan-out that is neither -1 nor at least 1."""
+    """The fan-outs as a tuple. Raises ValueError if there are none, or one is neither -1 nor at least 1."""
     if not fanouts or not all(fanout == ANY or 1 <= fanout < 1 << 31 for fanout in fanouts):
         raise ValueError(f"fan-outs are -1 or at least 1, one per layer, not {list(fanouts)}")
     return tuple(fanouts)
 
 
 def check_seeds(seeds: np.ndarray, num_nodes: int) -> None:
-    """Raises ValueError where they are no ids of nodes, int64 [n]."""
+    """Raises ValueError unless seeds are ids of nodes, int64 [n]."""
     if seeds.dtype != np.int64 or seeds.ndim != 1:
         raise ValueError(f"seeds must be int64 [n], not {seeds.dtype} {list(seeds.shape)}")
     if seeds.size and not 0 <= seeds.min() <= seeds.max() < num_nodes:
@@ -166,7 +166,7 @@ def check_seeds(seeds: np.ndarray, num_nodes: int) -> None:
 
 
 def most_rows(fanouts: Sequence[int], num_nodes: int, seeds: int) -> int:
-    """No blocks of so many seeds have more rows."""
+    """The largest number of rows that the blocks of so many seeds can have."""
     rows = seeds
     for fanout in fanouts:
         rows = num_nodes if fanout == ANY else rows * (1 + fanout)
@@ -175,14 +175,14 @@ def most_rows(fanouts: Sequence[int], num_nodes: int, seeds: int) -> int:
 
 @wrapping
 def as_set(members: np.ndarray) -> np.ndarray:
-    """Integers >= 0, int64 [n], as an open-addressed set: int64 [a power of two, at least 2 n and 2]."""
+    """An open-addressed set of integers >= 0, int64 [n], as an array int64 [a power of two, at least 2 n and 2]."""
     slots = np.full(1 << bit_length(max(1, 2 * members.size - 1)), -1, dtype=np.int64)
     fill_set(members, slots)
     return slots
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """The same memory, read-only, so that kernels are compiled for one type."""
+    """A plain read-only view, so that kernels are compiled for one type."""
     plain = array.view(np.ndarray)
     plain.flags.writeable = False
     return plain

@@ -1,6 +1,6 @@
-"""The last steps of preparing, on integers: repetitions, splits, names that train lacks, and the files themselves.
+"""The last steps of preparing a graph, on integer ids: repetitions, splits, names that train lacks, and the files.
 
-Edges pass twice, in chunks: once to see which names train has, once to be written.
+Edges are read twice, in chunks: first to find the names that train has, then to write the files.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from marius_oac.data.prepare.encode import Encoder
 from marius_oac.data.prepare.layout import NpyWriter, write_names
-from marius_oac.data.prepare.splits import SPLITS
+from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import mapped_npy
 from marius_oac.runtime.progress import Progress
@@ -25,17 +24,9 @@ CHUNK_EDGES = 1 << 20
 INT32_IDS = 1 << 31  # ids below this fit int32
 
 
-class Splits(Protocol):
-    """`GivenSplits` or `DrawnSplits`."""
-
-    over_kept: bool
-
-    def of(self, numbers: np.ndarray) -> np.ndarray: ...
-
-
 @dataclass
 class Counts:
-    """What was written, and what was met on the way; see `prepare.PreparedGraph`."""
+    """Counts of what was written and what was left out; see `prepare.PreparedGraph`."""
 
     num_nodes: int = 0
     num_relations: int = 0
@@ -47,7 +38,7 @@ class Counts:
 
 
 class RawEdges:
-    """Edges with ids of all names, in reading order, in a file of the work folder; repetitions may be marked."""
+    """Edges as ids of all names, in reading order, in a file of the work folder. Repetitions may be marked."""
 
     def __init__(self, encoder: Encoder, work: Path, drop_duplicates: bool) -> None:
         self.columns = len(encoder.columns)
@@ -70,11 +61,15 @@ class RawEdges:
 
     @property
     def kept_rows(self) -> int:
-        """Edges that remain."""
+        """The number of edges that are kept."""
         return self.rows if self._dropped is None else self.rows - self.duplicates
 
     def chunks(self, over_kept: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(edges [n, columns], their numbers [n]): as read, or counted over the edges kept. Arrays are the caller's."""
+        """Yields (edges, int32 or int64 [n, columns]; their numbers, int64 [n]). The caller may change the arrays.
+
+        Args:
+            over_kept: count only the kept edges; else the numbers are those of all edges as read.
+        """
         kept = 0
         with open(self._path, "rb") as file:
             for start in range(0, self.rows, CHUNK_EDGES):
@@ -89,22 +84,22 @@ class RawEdges:
 
 
 class Assembler:
-    """Writes the files of a graph folder, but for its manifest.
+    """Writes the files of a graph folder except its manifest.
 
     Args:
         unseen: "skip", "error" or "keep", see `prepare.PrepareRequest`.
     """
 
-    def __init__(self, encoder: Encoder, raw: RawEdges, splits: Splits, unseen: str) -> None:
+    def __init__(self, encoder: Encoder, raw: RawEdges, splits: GivenSplits | DrawnSplits, unseen: str) -> None:
         self._encoder, self._raw, self._splits, self._unseen = encoder, raw, splits, unseen
         self._nodes = np.zeros(encoder.count("nodes"), dtype=np.bool_)
         self._relations = np.zeros(encoder.count("relations") if raw.columns == 3 else 0, dtype=np.bool_)
 
     def write(self, folder: Path) -> Counts:
-        """Returns what was written.
+        """Writes the files and returns the counts.
 
         Raises:
-            InputError: nothing is left to train on; with `unseen` "error", the first edge with a name train lacks.
+            InputError: no edge is left to train on; with `unseen` "error", an edge has a name that train lacks.
         """
         counts = Counts(duplicates=self._raw.duplicates)
         for edges, split in self._chunks():
@@ -180,5 +175,5 @@ def _tables(encoder: Encoder) -> list[str]:
 
 
 def _compact(keep: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """New ids of the kept ones, in the old order; what the others get is never used."""
+    """The new ids of those to keep, in the old order. Those of the others are never used."""
     return np.cumsum(keep, dtype=np.int64).astype(dtype) - dtype.type(1)

@@ -1,6 +1,6 @@
-"""Downloads of known data sets: streamed to a temporary file, checked, renamed; archives are read, never unpacked.
+"""Downloads known data sets to a temporary file, checks and renames it. Archives are read, never unpacked.
 
-From an archive only the wanted members are copied, each to a name of our own, so that no path in it matters.
+Only the wanted members of an archive are copied, to file names of our choice, so that the archive's paths don't matter.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from marius_oac.data.prepare.registry import KnownDataset, verify
 from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
+from marius_oac.types import present
 
 TIMEOUT_SECONDS = 30.0  # without a single byte
 _PIECE_BYTES = 1 << 20
 
 
 def default_cache_dir() -> Path:
-    """$XDG_CACHE_HOME/marius_oac, or ~/.cache/marius_oac."""
+    """The folder $XDG_CACHE_HOME/marius_oac, or ~/.cache/marius_oac."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marius_oac"
 
 
 def fetch(dataset: KnownDataset, cache_dir: Path, timeout: float = TIMEOUT_SECONDS) -> dict[str, Path]:
-    """The data set's files by split, downloaded into `cache_dir/downloads/<name>` unless they are there.
+    """The data set's files by split, downloaded into `cache_dir/downloads/<name>` unless they exist.
 
     Raises:
-        InputError: it can't be fetched at all (says what to do instead), or what `download` raises; a checksum that
-            is known and differs (the file is removed).
+        InputError: the data set can't be fetched automatically (says what to do instead); as `download`; a known
+            checksum differs (the file is removed).
     """
     if dataset.obstacle:
         raise InputError(dataset.obstacle, dataset.name)
@@ -80,16 +81,16 @@ def _fetch_archive(dataset: KnownDataset, folder: Path, paths: dict[str, Path], 
 
 
 def download(url: str, target: Path, sha256: str | None = None, timeout: float = TIMEOUT_SECONDS) -> None:
-    """Fetch one file. `target` appears whole or not at all.
+    """Downloads one file. `target` is complete or doesn't exist.
 
     Args:
         url: http or https.
-        sha256: of the file's bytes, hex; None isn't checked.
-        timeout: seconds without a byte after which the server counts as gone.
+        sha256: of the file's bytes, hexadecimal; None: not checked.
+        timeout: seconds without data after which the download fails.
 
     Raises:
         InputError: another kind of address, no connection, an error status, fewer bytes than announced, another
-            checksum, or no place on the disk.
+            checksum, or a full disk.
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise InputError("only http and https addresses are fetched", url)
@@ -130,7 +131,7 @@ def _receive(answer: BinaryIO, url: str) -> bytes:
 
 @contextmanager
 def _new_file(target: Path) -> Iterator[BinaryIO]:
-    """A file beside `target` that becomes `target` when the block ends well, and is removed when it doesn't."""
+    """A file beside `target` that is renamed to `target` if the block succeeds, and removed otherwise."""
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with open(part, "wb") as file:
@@ -145,7 +146,7 @@ def _new_file(target: Path) -> Iterator[BinaryIO]:
 
 
 def extract(archive: Path, members: dict[str, Path]) -> None:
-    """Copy members of a .zip or .tgz, named by their path in it, to the given targets.
+    """Copies members of a .zip or .tgz, given by their paths in it, to the given targets.
 
     Raises:
         InputError: the archive is damaged or lacks a member (or the member is a link or folder), or the disk is full.
@@ -161,10 +162,9 @@ def extract(archive: Path, members: dict[str, Path]) -> None:
             with tarfile.open(archive, "r:*") as opened_tar:
                 found = {_plain(info.name): info for info in opened_tar if info.isfile()}
                 for member, target in members.items():
-                    source_file = opened_tar.extractfile(_pick(found, member, archive))
-                    assert source_file is not None  # a plain file, by `isfile`
-                    with source_file:
-                        _copy(source_file, target)
+                    # None only for members that are no regular files
+                    with present(opened_tar.extractfile(_pick(found, member, archive))) as file:
+                        _copy(file, target)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise InputError(f"the archive is damaged: {error}", archive) from None
     except OSError as error:
@@ -181,6 +181,6 @@ def _pick(found: dict[str, Any], member: str, archive: Path) -> Any:
     return found[member]
 
 
-def _copy(source: BinaryIO, target: Path) -> None:
+def _copy(source: IO[bytes], target: Path) -> None:
     with _new_file(target) as file:
         shutil.copyfileobj(source, file, _PIECE_BYTES)

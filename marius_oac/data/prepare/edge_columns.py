@@ -1,4 +1,4 @@
-"""Names of the columns of edges: whether a first line holds some, and which of them is head, relation and tail."""
+"""Names of the columns of edges: whether a first line holds names, and which columns are head, relation and tail."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _INTEGER = re.compile(r"\s*[+-]?\d+\s*")
 
 
 def column_names(count: int) -> list[str]:
-    """["head", "relation", "tail"], or without the relation for two columns."""
+    """["head", "relation", "tail"], or ["head", "tail"] for two columns."""
     return ["head", "relation", "tail"] if count == 3 else ["head", "tail"]
 
 
 def hold_names(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the fields of a first line are names of columns, by what they are, or by `rows` of fields that follow:
-    where all of these begin and end in integers, what does so in neither is no edge."""
+    """Whether the fields of a first line are names of columns: they are well-known names, or all `rows` that follow
+    begin and end with integers and the first line does neither."""
     if not rows or any(len(row) != len(first) for row in rows):
         return False
     words = [_word(field) for field in first]
@@ -43,8 +43,8 @@ def hold_names(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 
 def roles(names: Sequence[str]) -> list[int] | None:
-    """The numbers of the head's, the relation's and the tail's column, or of head and tail where names speak of no
-    relation; None where they don't say."""
+    """The numbers of the columns of head, relation and tail, or of head and tail if no name means a relation; None if
+    the names don't tell."""
     words = [_word(name) for name in names]
     found = [_the_one(words, known) for known in (_HEADS, _RELATIONS, _TAILS)]
     head, relation, tail = found
@@ -57,13 +57,14 @@ def roles(names: Sequence[str]) -> list[int] | None:
 
 
 def _the_one(words: Sequence[str], known: frozenset[str]) -> int | None:
-    """The number of the word that is one of these, if there is only one."""
+    """The index of the only word that is one of these; None if there is none or more than one."""
     found = [number for number, word in enumerate(words) if word in known]
     return found[0] if len(found) == 1 else None
 
 
 def _word(name: str) -> str:
-    """What a name is made of: `source` of `source_id`, `FromNode` and `:START_ID`."""
+    """The name in lower case without punctuation and without the endings id, name and node: `source` of `source_id`,
+    `from` of `FromNode`, `start` of `:START_ID`."""
     word = re.sub(r"[^a-z0-9]", "", name.lower())
     for ending in ("id", "name", "node"):
         shorter = word.removesuffix(ending)

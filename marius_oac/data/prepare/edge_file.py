@@ -13,18 +13,18 @@ from marius_oac.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How edges stand in a file.
+    """How edges are stored in a file.
 
     Attributes:
         columns: names or numbers (from 0) of the head, relation and tail columns, or of source and destination.
-            Default: columns of such names where the file has names, else the file's two or three columns.
+            Default: columns with such names if the file has names, else the file's two or three columns.
         relations: False ignores the relation column.
-        header: whether a text file's first line holds column names; None: as it looks, which is said where it does.
+        header: whether a text file's first line holds column names; None: guessed, with a warning if it seems to.
         delimiter: one character; default by suffix (tab for .tsv, .txt and .tab, comma for .csv).
         comment: lines of a text file that begin with this are skipped and counted; "" for none.
 
     Raises:
-        InputError: two or three columns are needed; a delimiter or comment that isn't one ASCII character.
+        InputError: there are not two or three columns, or the delimiter or comment is not one ASCII character.
     """
 
     columns: tuple[str, ...] | None = None
@@ -53,10 +53,11 @@ class ReadOptions:
 
 @dataclass
 class EdgeFile:
-    """One file of edges. `readers.read_edges` reads it once, and sets `comment_lines` to the number of lines that it
-    skipped.
+    """One file of edges.
 
-    `holds` is what an error calls the rows: other files of two or three columns of names are read the same way.
+    Attributes:
+        comment_lines: the number of lines that `readers.read_edges` skipped, which it sets.
+        holds: what messages call the rows. Other files of two or three columns of names are read the same way.
     """
 
     path: Path
@@ -65,14 +66,14 @@ class EdgeFile:
     holds: str = "edges"
 
     def select(self, width: int, names: Sequence[str] | None) -> list[int]:
-        """The numbers of the columns to read, in the order head, relation (where used), tail.
+        """The numbers of the columns to read, in the order head, relation (if used), tail.
 
         Args:
-            width: the file's columns.
-            names: their names, where the file has them.
+            width: the number of columns of the file.
+            names: their names, if the file has names.
 
         Raises:
-            InputError: a column that isn't there, or no way to tell which columns are meant.
+            InputError: a column is missing, or it is unclear which columns are meant.
         """
         wanted = self.options.columns
         if wanted is None:

@@ -1,7 +1,7 @@
-"""Names become ids in bounded memory: DuckDB sorts, joins and spills; nothing here holds a graph.
+"""Maps names to ids in bounded memory: DuckDB sorts, joins and spills to disk.
 
-Ids follow the names' order: bytes for strings, numbers for integer ids (so ids that are already 0..n-1 stay what they
-are). The order of lines, the number of threads and the memory limit play no part.
+Ids follow the order of the names: strings by bytes, integers by value (so ids that are already 0..n-1 don't change).
+They don't depend on the order of lines, the number of threads or the memory limit.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ import pyarrow as pa
 
 from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
+from marius_oac.types import present
 
-MEMORY_LIMIT_BYTES = 2 << 30  # 2 GiB for DuckDB; what is beyond goes to the work folder
+MEMORY_LIMIT_BYTES = 2 << 30  # 2 GiB for DuckDB, which spills the rest to the work folder
 MAX_THREADS = 8  # each thread needs its own buffers within the limit
 STREAM_ROWS = 1 << 19
 INSERT_ROWS = 1 << 20
 
 
 class Encoder:
-    """Takes edges in, gives ids, names and repetitions out. Use it as a context manager.
+    """Assigns ids to the names in edges, and finds repeated edges. Use it as a context manager.
 
     Args:
-        work: an existing folder for the data base and what it spills.
+        work: an existing folder for the database and its spilled data.
 
     Raises:
-        InputError: names in one file and integer ids in another, relations in one and none in another.
-        duckdb.Error: the disk is full (see `queries.query_errors`), or a fault of the data base.
+        InputError: one file has names and another integer ids, or one has relations and another none.
+        duckdb.Error: the disk is full (see `queries.query_errors`), or the database failed.
     """
 
     def __init__(self, work: Path) -> None:
@@ -45,11 +46,10 @@ class Encoder:
     @property
     def columns(self) -> list[str]:
         """["head", "relation", "tail"] or ["head", "tail"], known after the first batch."""
-        assert self._schema is not None
-        return self._schema.names
+        return present(self._schema).names
 
     def add(self, batch: pa.RecordBatch, path: Path) -> None:
-        """Append edges, columns as `readers.read_edges` gives them; `path` is who to blame."""
+        """Appends edges, columns as `readers.read_edges` gives them. Errors name `path`."""
         if self._schema is None:
             self._schema = batch.schema
             kinds = ", ".join(f'"{field.name}" {_sql_type(field.type)}' for field in batch.schema)
@@ -76,7 +76,7 @@ class Encoder:
         self._inserted, self._pending = self.rows, []
 
     def resolve(self, progress: Progress) -> None:
-        """Give every name its id, in three steps. Call it once, after the last `add` and before what follows."""
+        """Assigns an id to every name, in three steps. Call it once, after the last `add` and before other methods."""
         self._insert()
         execute = self._connection.execute
         execute(_numbering("nodes", "SELECT head AS name FROM raw UNION ALL SELECT tail FROM raw"))
@@ -93,16 +93,16 @@ class Encoder:
         progress.add(1)
 
     def count(self, table: str) -> int:
-        """Rows of "nodes" or "relations"."""
+        """The number of rows of table "nodes" or "relations"."""
         return self._connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
 
     def edges(self) -> Iterator[np.ndarray]:
-        """The edges' ids in reading order, int64 [n, 3 or 2] at a time."""
+        """Yields the edges as ids in reading order, int64 [n, 3 or 2]."""
         for batch in self._stream(f"SELECT {', '.join(self.columns)} FROM edges ORDER BY i"):
             yield np.stack([np.asarray(batch.column(name)) for name in self.columns], axis=1)
 
     def names(self, table: str) -> Iterator[pa.Array]:
-        """The names of "nodes" or "relations" in the order of their ids, as strings."""
+        """Yields the names of table "nodes" or "relations" in the order of their ids, as strings."""
         for batch in self._stream(f"SELECT name::VARCHAR AS name FROM {table} ORDER BY id"):
             yield batch.column("name")
 
@@ -112,7 +112,7 @@ class Encoder:
         return self._connection.execute(query).fetchall()[0][0]
 
     def repetitions(self) -> Iterator[np.ndarray]:
-        """Numbers (int64, in reading order) of the edges that equal an earlier one, ascending."""
+        """Yields the numbers, in reading order, of the edges that equal an earlier one: int64 [n], ascending."""
         key = ", ".join(self.columns)
         groups = f"SELECT {key}, min(i) AS first FROM edges GROUP BY {key} HAVING count(*) > 1"
         for batch in self._stream(f"SELECT e.i FROM edges AS e JOIN ({groups}) AS g USING ({key}) "
@@ -133,8 +133,8 @@ class Encoder:
 
 
 def connect(work: Path) -> duckdb.DuckDBPyConnection:
-    """A data base in the existing folder `work`, where it spills what is beyond `MEMORY_LIMIT_BYTES`."""
-    settings = {
+    """Opens a database in the existing folder `work`, where it spills data beyond `MEMORY_LIMIT_BYTES`."""
+    settings: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{MEMORY_LIMIT_BYTES >> 20}MiB",
         "temp_directory": str(work / "spill"),
         "threads": min(MAX_THREADS, os.cpu_count() or 1),
@@ -151,6 +151,6 @@ def _sql_type(kind: pa.DataType) -> str:
 
 
 def _numbering(table: str, names: str) -> str:
-    """SQL that gives each distinct name its place in the names' order."""
+    """SQL that makes a table of the distinct names, whose ids follow their order."""
     distinct = f"SELECT DISTINCT name FROM ({names})"
     return f"CREATE TABLE {table} AS SELECT name, row_number() OVER (ORDER BY name) - 1 AS id FROM ({distinct})"

@@ -1,7 +1,7 @@
-"""What a graph folder holds, byte for byte, and how its files are written.
+"""The files of a graph folder, and how they are written.
 
 `train.npy`, `valid.npy`, `test.npy`: ids, C order, [edges, 3] (head, relation, tail) or [edges, 2] (head, tail), int32
-where nodes and relations number at most 2**31, else int64. `nodes.parquet`, `relations.parquet`: one string column
+if there are at most 2**31 nodes and relations, else int64. `nodes.parquet`, `relations.parquet`: one string column
 `name`, in the order of the ids. `graph.json`: version, counts, options, and size and SHA-256 of every other file.
 """
 
@@ -22,11 +22,15 @@ import pyarrow.parquet as pq
 FORMAT = "marius_oac.graph"
 VERSION = 1
 MANIFEST = "graph.json"
-NAME_ROWS = 1 << 17  # names in a row group: what looking up one name must read (some MiB)
+NAME_ROWS = 1 << 17  # names in a row group, which looking up one name reads (some MiB)
 
 
 class NpyWriter:
-    """Writes a .npy file whose length is only known at the end. Use it as a context manager."""
+    """Writes a .npy file whose number of rows is known only at the end. Use it as a context manager.
+
+    Args:
+        columns, dtype: of the array, [rows, columns].
+    """
 
     def __init__(self, path: Path, columns: int, dtype: np.dtype) -> None:
         self._columns, self._dtype, self.rows = columns, dtype, 0
@@ -34,12 +38,12 @@ class NpyWriter:
         self._header_bytes = self._write_header()
 
     def append(self, edges: np.ndarray) -> None:
-        """Add rows [n, columns], cast to the file's type."""
+        """Appends rows [n, columns], cast to the file's dtype."""
         self._file.write(np.ascontiguousarray(edges, dtype=self._dtype).data)
         self.rows += len(edges)
 
     def _write_header(self) -> int:
-        # NumPy pads the header so that the number of rows may grow in place.
+        # NumPy pads the header, so that a larger number of rows fits.
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.rows, self._columns)}
         self._file.seek(0)
         np.lib.format.write_array_header_1_0(self._file, header)
@@ -59,7 +63,7 @@ class NpyWriter:
 
 
 def write_names(path: Path, batches: Iterable[pa.Array]) -> None:
-    """Write names, given in the order of their ids, as a Parquet file with one column `name`."""
+    """Writes names, given in the order of their ids, as a Parquet file with one column `name`."""
     schema = pa.schema([pa.field("name", pa.string(), nullable=False)])
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for names in _regrouped(batches):
@@ -67,7 +71,7 @@ def write_names(path: Path, batches: Iterable[pa.Array]) -> None:
 
 
 def _regrouped(batches: Iterable[pa.Array]) -> Iterator[pa.Array]:
-    """The same names, `NAME_ROWS` at a time: how they came must not show in the file."""
+    """Yields the same names, `NAME_ROWS` at a time, so that the file doesn't depend on the batches."""
     pending = pa.chunked_array([], pa.string())
     for batch in batches:
         pending = pa.chunked_array([*pending.chunks, batch])
@@ -79,7 +83,11 @@ def _regrouped(batches: Iterable[pa.Array]) -> Iterator[pa.Array]:
 
 
 def write_manifest(folder: Path, content: dict[str, Any], names: Iterable[str]) -> str:
-    """Write `graph.json` with size and SHA-256 of the named files, all forced to disk; returns the fingerprint."""
+    """Writes `graph.json` with size and SHA-256 of the named files, flushes all to disk, and returns the fingerprint.
+
+    Args:
+        content: further keys and values of the manifest.
+    """
     files = {}
     for name in names:
         with open(folder / name, "rb") as file:
@@ -96,6 +104,6 @@ def write_manifest(folder: Path, content: dict[str, Any], names: Iterable[str]) 
 
 
 def fingerprint(files: dict[str, Any]) -> str:
-    """SHA-256 (hex) over the names and digests of a graph's files: equal exactly where the graphs are."""
+    """SHA-256 (hexadecimal) over the names and digests of a graph's files. It is equal exactly if the graphs are."""
     text = "".join(f"{name}:{files[name]['sha256']}\n" for name in sorted(files))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""Parquet files within a bound of memory: what their pages would become is asked before any of them is decoded.
+"""Reads Parquet files in bounded memory: the decoded size of their pages is checked before any page is decoded.
 
-A few kilobytes of Parquet may stand for gigabytes: pages are compressed, a text that is repeated stands in the file
-once, a list of equal values is a count. Footers say what they like; so the headers of the pages themselves are read, as
-Arrow reads them, and texts of a dictionary stay numbers until their lengths are known.
+A few kilobytes of Parquet can decode to gigabytes: pages are compressed, repeated texts are stored once, and lists of
+equal values are run-length encoded. Footers can't be trusted, so the headers of the pages are read, as Arrow reads
+them. Dictionary-encoded texts stay indices until their lengths are known.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.runtime.files.untrusted import open_regular
 
 MOST_PAGE_BYTES = 256 << 20
-"""Of a page when it is decompressed. Writers make pages of 1 MiB, but for larger values."""
+"""The largest decompressed page. Writers make pages of about 1 MiB, except for larger values."""
 MOST_BATCH_BYTES = 1 << 30
-"""Of the texts that are decoded at once."""
+"""The largest size of the texts that are decoded at once."""
 MOST_LISTED, MOST_PER_BYTE = 1 << 28, 512
-"""Values of a column of lists in a row group, one row of which may have them all; of more than so many, values for each
-byte in the file."""
+"""A row group of a column of lists may have MOST_LISTED values, all of which may be in one row, or MOST_PER_BYTE values
+for each byte in the file if that is more."""
 MOST_PER_TEXT_BYTE = 4096
-"""Bytes that lists of texts may become for each of their bytes in the file, where that is more than is read at once."""
+"""Lists of texts may decode to MOST_BATCH_BYTES, or to so many bytes for each of their bytes in the file if that is
+more."""
 _HEADER_BYTES, _MOST_HEADER_BYTES = 512, 1 << 20
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 
 
 @dataclass(frozen=True)
 class ReadingPlan:
-    """How columns can be read: rows at once, and those that stay dictionaries, by their paths."""
+    """How columns can be read: the number of rows at once, and the paths of columns that stay dictionaries."""
 
     rows: int
     dictionaries: tuple[str, ...]
@@ -48,18 +49,18 @@ class ReadingPlan:
 def parquet_batches(
     path: Path, columns: Sequence[str], rows: int, groups: Sequence[int] | None = None, buffer_bytes: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of at most so many rows. Columns of texts may come as dictionaries: `decoded` makes texts of them.
+    """Yields batches of at most so many rows. Columns of texts may be dictionaries, which `decoded` decodes.
 
     Args:
-        groups: row groups; None: all.
-        buffer_bytes: of a column's bytes in the file that are read at once; 0: a row group's.
+        groups: the row groups to read; None: all.
+        buffer_bytes: how many bytes of a column are read at once; 0: a row group's.
 
     Raises:
         InputError: a page or a list is too large.
-        pa.ArrowException, OSError: it is no Parquet file, is damaged, or can't be read.
+        pa.ArrowException, OSError: the file is no Parquet file, is damaged, or can't be read.
     """
     plan = reading_plan(path, columns, rows)
-    # Without pre_buffer=False the whole file would gather in memory while it is read.
+    # With pre_buffer Arrow would hold the whole file in memory.
     settings = {"pre_buffer": False, "buffer_size": buffer_bytes, "read_dictionary": list(plan.dictionaries)}
     with pq.ParquetFile(path, **settings) as parquet:
         chosen = list(range(parquet.num_row_groups) if groups is None else groups)
@@ -67,14 +68,14 @@ def parquet_batches(
 
 
 def reading_plan(path: Path, columns: Sequence[str], rows: int) -> ReadingPlan:
-    """How to read at most so many rows at once, for who opens the file. Raises as `parquet_batches` does."""
+    """How a caller that opens the file can read at most so many rows at once. Raises as `parquet_batches`."""
     about = os.stat(path)
     known = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
     return _planned(known, path, tuple(columns), rows)
 
 
 def decoded(column: pa.Array, path: Path) -> pa.Array:
-    """A column without a dictionary. Raises InputError where that would take too much memory."""
+    """The column, decoded if it is a dictionary. Raises InputError if that would take too much memory."""
     if not pa.types.is_dictionary(column.type):
         return column
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -88,7 +89,7 @@ def decoded(column: pa.Array, path: Path) -> pa.Array:
 
 @lru_cache(256)
 def _planned(known: tuple[int, ...], path: Path, columns: tuple[str, ...], rows: int) -> ReadingPlan:
-    """`known` says which file it is, and when it was written."""
+    """The plan; `known` identifies the file and when it was written."""
     dictionaries, widest = set(), 0
     with open_regular(path) as file, pq.ParquetFile(path) as parquet:
         metadata = parquet.metadata
@@ -103,12 +104,12 @@ def _planned(known: tuple[int, ...], path: Path, columns: tuple[str, ...], rows:
                 if leaf.max_repetition_level and values > max(MOST_LISTED, MOST_PER_BYTE * chunk.total_compressed_size):
                     raise InputError(f"{where}: {values:,} values of lists, at most {MOST_LISTED:,} are read", path)
                 if leaf.physical_type == "BYTE_ARRAY" and leaf.max_repetition_level:
-                    # Arrow can't leave lists of texts as they are where row groups meet.
+                    # Arrow can't keep dictionaries in lists across row groups.
                     _check_listed_texts(file, chunk, place, values, where, path)
                 elif leaf.physical_type == "BYTE_ARRAY" and dictionary * rows > MOST_BATCH_BYTES:
                     dictionaries.add(leaf.path)
                 if "DELTA_BYTE_ARRAY" in chunk.encodings:
-                    width += page  # a text may repeat the one before
+                    width += page  # a text may share the whole of the text before
                 if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
                     width += leaf.length
             widest = max(widest, width)
@@ -118,13 +119,18 @@ def _planned(known: tuple[int, ...], path: Path, columns: tuple[str, ...], rows:
 def _check_listed_texts(
     file: BinaryIO, chunk: Any, place: tuple[int, int, int], values: int, where: str, path: Path
 ) -> None:
-    """Raises InputError where lists of the longest text would be much more than the file: one row may have them all."""
+    """Raises InputError if the values would be too large, were each as long as the longest text of the dictionary. One
+    row may have them all.
+
+    Args:
+        place: of the dictionary page: where it is, its bytes there, and decompressed.
+    """
     at, packed, size = place
     most = max(MOST_BATCH_BYTES, MOST_PER_TEXT_BYTE * chunk.total_compressed_size)
     if size * values <= most:
         return
     content, longest = os.pread(file.fileno(), packed, at), size
-    with suppress(pa.ArrowException, OSError, ValueError):  # of a kind that this program can't unpack
+    with suppress(pa.ArrowException, OSError, ValueError):  # a codec that this build lacks
         if chunk.compression != "UNCOMPRESSED":
             content = pa.decompress(content, size, chunk.compression.lower(), asbytes=True)
         longest = _longest(np.frombuffer(content, np.uint8))
@@ -134,9 +140,9 @@ def _check_listed_texts(
 
 
 @compiled
-def _longest(content):
-    """Of texts that stand one behind the other, each behind its length in 4 bytes."""
-    at, longest = 0, 0
+def _longest(content: np.ndarray) -> np.int64:
+    """The length of the longest of consecutive texts, each preceded by its length in 4 bytes; content is uint8 [n]."""
+    at, longest = np.int64(0), np.int64(0)
     while at + 4 <= content.size:
         length = np.int64(content[at]) | np.int64(content[at + 1]) << 8
         length |= np.int64(content[at + 2]) << 16 | np.int64(content[at + 3]) << 24
@@ -146,8 +152,8 @@ def _longest(content):
 
 
 def _largest(file: BinaryIO, chunk: Any, where: str, path: Path) -> tuple[int, int, int, tuple[int, int, int]]:
-    """Bytes of the dictionary and of the largest page, decompressed, and values, of a chunk of a column; and of the
-    dictionary where it lies, its bytes there, and decompressed."""
+    """Measures a column chunk. Returns the decompressed bytes of the dictionary and of the largest page, the number of
+    values, and of the dictionary its position, its bytes in the file, and its decompressed bytes."""
     at = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
     end, values, dictionary, largest, place = at + chunk.total_compressed_size, 0, 0, 0, (0, 0, 0)
     while at < end and values < chunk.num_values:
@@ -167,7 +173,7 @@ def _largest(file: BinaryIO, chunk: Any, where: str, path: Path) -> tuple[int, i
 
 
 def _page_header(file: BinaryIO, at: int, where: str, path: Path) -> tuple[int, dict[int, Any]]:
-    """Its length, and its fields by number (parquet-format, `PageHeader`, in Thrift's compact protocol)."""
+    """The header's length, and its fields by number (parquet-format, `PageHeader`, in Thrift's compact protocol)."""
     size = _HEADER_BYTES
     while size <= _MOST_HEADER_BYTES:
         content = os.pread(file.fileno(), size, at) if 0 <= at < 1 << 62 else b""
@@ -182,10 +188,11 @@ def _page_header(file: BinaryIO, at: int, where: str, path: Path) -> tuple[int, 
 
 
 class _Thrift:
-    """One struct of the compact protocol: integers and structs in it by field number, the rest passed over.
+    """One struct of the compact protocol: its integers and structs by field number. Other fields are skipped.
 
     Raises:
-        IndexError: the content ends before it does. ValueError: it is none.
+        IndexError: the content ends before the struct does.
+        ValueError: it is no struct.
     """
 
     def __init__(self, content: bytes):
@@ -202,16 +209,16 @@ class _Thrift:
         return fields
 
     def _value(self, kind: int, depth: int, boolean: int | None = 1) -> Any:
-        if kind in (1, 2):  # true and false; in a list they have a byte of their own
-            return self._pass(boolean) if boolean else kind == 1
+        if kind in (1, 2):  # true and false; in a list each takes a byte
+            return self._skip(boolean) if boolean else kind == 1
         if kind == 3:
             return self._byte()
         if kind in (4, 5, 6):
             return self._integer()
         if kind == 7:
-            return self._pass(8)
+            return self._skip(8)
         if kind == 8:
-            return self._pass(self._varint())
+            return self._skip(self._varint())
         if kind in (9, 10):
             head = self._byte()
             for _ in range(self._varint() if head >> 4 == 15 else head >> 4):
@@ -240,7 +247,7 @@ class _Thrift:
         value = self._varint()
         return (value >> 1) ^ -(value & 1)
 
-    def _pass(self, count: int) -> None:
+    def _skip(self, count: int) -> None:
         self.at += count
         if self.at > len(self._content):
             raise IndexError

@@ -1,4 +1,4 @@
-"""From files of edges to a graph folder: read, number, split, write; all of it streaming, none of it half-done.
+"""Makes a graph folder from files of edges: reads, assigns ids, splits and writes them, all streaming.
 
 The folder is built beside its destination and renamed at the end, so a graph folder that exists is complete.
 """
@@ -33,23 +33,25 @@ DEFAULT_FRACTION = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRequest:
-    """What to prepare, and where to.
+    """What to prepare, and where to write it.
 
-    Either `source` (one file, or a known data set's name) or `train` with, where there are some, `valid` and `test`.
-    Raises InputError where these or the options contradict each other.
+    Give either `source` (one file, or a known data set's name), or `train` and optionally `valid` and `test`.
 
     Attributes:
         out: the graph folder to make; it must not exist.
         source: a file that is split by fractions, or a name in the registry.
-        from_dir: a folder that holds the known data set's files already; nothing is downloaded then.
+        from_dir: a folder that holds the known data set's files; nothing is downloaded then.
         cache_dir: where downloads of known data sets are kept.
-        read: how edges stand in the files; a known data set brings its own.
-        valid_fraction, test_fraction: shares of a single file, 0.05 each by default; refused with given splits.
-        seed: of the draw.
-        unseen: edges of valid or test whose entity or relation never occurs in train are left out ("skip") or
-            refused ("error"), or they stay and their names get rows that nothing trains ("keep").
-        duplicates: edges that equal an earlier one (order: train, valid, test) are counted and stay ("keep") or are
-            left out before fractions are drawn ("drop").
+        read: how edges are stored in the files; the registry knows this for known data sets.
+        valid_fraction, test_fraction: fractions of a single file, 0.05 each by default; refused with given splits.
+        seed: of the draw of splits.
+        unseen: what happens to edges of valid or test with an entity or relation that train lacks. They are left out
+            ("skip"), refused ("error"), or kept, and their names get rows that are never trained ("keep").
+        duplicates: what happens to edges that equal an earlier one (order: train, valid, test). They are counted and
+            kept ("keep"), or left out before fractions are drawn ("drop").
+
+    Raises:
+        InputError: the files or the options contradict each other.
     """
 
     out: Path
@@ -83,14 +85,14 @@ class PrepareRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedGraph:
-    """What `prepare` made.
+    """The result of `prepare`.
 
     Attributes:
-        edges: edges of each split as written.
-        duplicates: edges that equalled an earlier one, kept or dropped as was asked.
-        unseen_edges: edges of valid and test with an entity or relation that train lacks, skipped or kept.
-        unseen_nodes, unseen_relations: how many such names there are.
-        comment_lines: lines of text files that were skipped as comments.
+        edges: the number of edges written for each split.
+        duplicates: the number of edges that equal an earlier one, kept or dropped as requested.
+        unseen_edges: the number of edges of valid and test with an entity or relation that train lacks.
+        unseen_nodes, unseen_relations: the number of such entities and relations.
+        comment_lines: the number of lines of text files that were skipped as comments.
     """
 
     path: Path
@@ -122,13 +124,12 @@ class PreparedGraph:
 
 
 def prepare(request: PrepareRequest) -> PreparedGraph:
-    """Make a graph folder (see `graph.Graph` for what it holds).
+    """Makes a graph folder (see `layout` for its files).
 
-    Peak memory is bounded by some chunks of edges, `encode.MEMORY_LIMIT_BYTES` and 9 bytes per node.
+    Peak memory is a few chunks of edges, `encode.MEMORY_LIMIT_BYTES` and 9 bytes per node.
 
     Raises:
-        InputError: anything that is wrong with the request, a file or a name; `out` exists; the disk is full. Nothing
-            is left behind.
+        InputError: the request, a file or a name is wrong; `out` exists; the disk is full. No files are left then.
     """
     out = Path(request.out)
     if os.path.lexists(out):
@@ -164,7 +165,7 @@ def prepare(request: PrepareRequest) -> PreparedGraph:
 
 
 def _find_files(request: PrepareRequest) -> tuple[dict[str, Path], ReadOptions]:
-    """The files by split ("all" for one without splits), and how to read them."""
+    """The files by split ("all" for a single file), and how to read them."""
     if request.train is not None:
         given = {"train": request.train, "valid": request.valid, "test": request.test}
         files = {split: Path(path) for split, path in given.items() if path is not None}
@@ -189,7 +190,7 @@ def _looks_like_a_path(source: str) -> bool:
 
 
 def _read(encoder: Encoder, files: dict[str, Path], read: ReadOptions) -> tuple[tuple[int, int, int], int]:
-    """Reads all files; returns the number of the first edge after each split, and the comment lines."""
+    """Reads all files. Returns the number of the first edge after each split, and the number of comment lines."""
     ends, comment_lines = {}, 0
     for split in ("all", *SPLITS):
         if split in files:

@@ -1,4 +1,4 @@
-"""A full disk, as DuckDB and Arrow tell of it."""
+"""Recognises a full disk in the errors of DuckDB and Arrow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pyarrow as pa
 from marius_oac.errors import InputError
 
 _OF_THE_DISK = (duckdb.IOException, duckdb.FatalException, duckdb.TransactionException)
-"""What DuckDB raises where a file of its own can't be read, written or flushed; nothing else that is asked of it here
-is a transaction."""
+"""Raised by DuckDB if one of its files can't be read, written or flushed. Our queries raise TransactionException for no
+other reason."""
 
 
 @contextmanager
 def query_errors(where: object, hint: str) -> Iterator[None]:
-    """Within the block that a disk is full, or fails under DuckDB, becomes an InputError that names `where` and gives
-    the `hint`."""
+    """Within the block, errors of a full or failing disk become an InputError that names `where` and ends in `hint`."""
     try:
         yield
     except (OSError, duckdb.Error, pa.ArrowException) as error:
@@ -31,7 +30,7 @@ def query_errors(where: object, hint: str) -> Iterator[None]:
 
 
 def disk_full(error: BaseException) -> bool:
-    """Whether this error, from us or a library, says that there is no space left."""
+    """Whether this error, ours or a library's, means that there is no space left."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     text = str(error).lower()

@@ -1,8 +1,8 @@
-"""Files of edges, read in bounded memory into Arrow batches of two or three columns.
+"""Reads files of edges in bounded memory into Arrow batches of two or three columns.
 
-Text (.tsv, .txt, .csv, .gz of these), Parquet and NumPy files all come out the same way: columns `head`, `relation`
-(unless there are no relations) and `tail`, either UTF-8 strings or non-negative int64, a batch at a time. What is wrong
-with a file is said with its line or row number, counted from 1.
+Text (.tsv, .txt, .csv, .gz of these), Parquet and NumPy files give the same batches: columns `head`, `relation` (unless
+there are no relations) and `tail`, either UTF-8 strings or non-negative int64. Errors name the line or row, counted
+from 1.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def read_edges(file: EdgeFile) -> Iterator[pa.RecordBatch]:
     """Yields the edges in file order.
 
     Raises:
-        InputError: the file is missing, empty, truncated or damaged, binary, not UTF-8, ragged, of the wrong
-            column count, has empty names, or ids that aren't integers in [0, 2**63).
+        InputError: the file is missing, empty, truncated or damaged, binary, not UTF-8 or ragged; it has the wrong
+            number of columns, empty names, or ids that aren't integers in [0, 2**63).
     """
     check_readable(file.path)
     suffixes = [suffix.lower() for suffix in file.path.suffixes]
@@ -84,7 +84,14 @@ def _read_parquet(file: EdgeFile) -> Iterator[pa.RecordBatch]:
 
 
 def checked_names(column: pa.Array, name: str, first_row: int, path: Path) -> pa.Array:
-    """A Parquet column as strings or int64; refuses nulls, empty names and what isn't an id."""
+    """A Parquet column as strings or int64.
+
+    Args:
+        name, first_row, path: the column's name, the number of the first row, from 1, and the file, for messages.
+
+    Raises:
+        InputError: a value is null, an empty name, or no id.
+    """
     column = decoded(column, path)
     if column.null_count:
         row = first_row + pc.index(pc.is_null(column), True).as_py()
@@ -141,7 +148,7 @@ def _read_npy(file: EdgeFile) -> Iterator[pa.RecordBatch]:
         raise InputError(f"ids must be integers, not {ids.dtype}", file.path)
     rows = len(ids)
     for start in range(0, rows, BATCH_ROWS):
-        # Mapped anew each time: pages that were read would otherwise stay in this process's memory for good.
+        # Mapped again for each batch, else all pages that were read would stay resident.
         part = _open_npy(file.path)[start : start + BATCH_ROWS]
         part = _checked_ids(np.array(part[:, chosen]), start + 1, file.path)
         columns = [pa.array(np.ascontiguousarray(part[:, index])) for index in range(part.shape[1])]

@@ -1,7 +1,7 @@
-"""Known data sets: where they come from, how they stand in their files, under which licence; see `datasets.yaml`.
+"""Known data sets: their sources, file formats and licences; see `datasets.yaml`.
 
-A checksum stands only where the project has verified it against a file that it had; None means "not verified". It is
-the SHA-256 of a split's text, decompressed, so that it holds for train.txt and train.txt.gz alike.
+A checksum is given only if the project has verified it with an actual file; None means "not verified". It is the
+SHA-256 of a split's decompressed text, so it is the same for train.txt and train.txt.gz.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUFFIXES = (".txt", ".tsv", ".csv")
 
 @dataclass(frozen=True, kw_only=True)
 class KnownDataset:
-    """One data set of the registry, `datasets.yaml`, which says what the fields are."""
+    """One data set of the registry, `datasets.yaml`, which documents the fields."""
 
     name: str
     nodes: int
@@ -65,7 +65,7 @@ def _names() -> dict[str, KnownDataset]:
 
 
 def is_known(name: str) -> bool:
-    """Whether the registry has a data set of this name or alias, whatever the case."""
+    """Whether the registry has a data set of this name or alias, ignoring case."""
     return name.lower() in _names()
 
 
@@ -90,10 +90,10 @@ def describe() -> str:
 
 
 def find_dataset(name: str) -> KnownDataset:
-    """The data set of this name or alias.
+    """The data set of this name or alias, ignoring case.
 
     Raises:
-        InputError: there is none; says which names are near.
+        InputError: there is none; lists similar names.
     """
     names = _names()
     if name.lower() in names:
@@ -105,9 +105,9 @@ def find_dataset(name: str) -> KnownDataset:
 
 
 def locate(dataset: KnownDataset, folder: Path) -> dict[str, Path]:
-    """The data set's files in a folder, by split, checksums verified where there are any.
+    """The data set's files in a folder, by split. Known checksums are verified.
 
-    A split's file may have its name in the archive, its address's name, or be called train.txt, train.tsv, train.csv
+    A split's file may have its name in the archive or in its address, or be called train.txt, train.tsv, train.csv
     (also .gz), train.parquet or train.npy.
 
     Raises:
@@ -133,7 +133,7 @@ def locate(dataset: KnownDataset, folder: Path) -> dict[str, Path]:
 
 
 def verify(dataset: KnownDataset, split: str, path: Path) -> None:
-    """Raises InputError where the registry knows the split's checksum and this text file's differs."""
+    """Raises InputError if the registry has a checksum for the split and that of this text file differs."""
     if dataset.sha256 is None or path.suffix in (".parquet", ".npy"):
         return
     digest = hashlib.sha256()

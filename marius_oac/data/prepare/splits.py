@@ -1,25 +1,26 @@
-"""Which edge goes where: given files, or seeded fractions of one file."""
+"""Splits of edges: given as files, or drawn by a seed as fractions of one file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from marius_oac.errors import InputError, shown
 
-SPLITS = ("train", "valid", "test")
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 
 def check_split(name: object) -> None:
-    """Raises InputError where this is the name of no split."""
+    """Raises InputError unless this is the name of a split."""
     if name not in SPLITS:
         raise InputError(f"must be {', '.join(SPLITS[:-1])} or {SPLITS[-1]}, not {shown(name)}", "split")
 
 
 STRATUM_EDGES = 1 << 16
-"""Edges among which each stratum draws its share; part of what the seed means, so never an option."""
+"""The number of edges in a stratum. The draw for a seed depends on it, so it is not an option."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +28,23 @@ class GivenSplits:
     """The splits are files, read in the order train, valid, test.
 
     Attributes:
-        ends: number of the first edge after each of the three.
+        ends: the number of the first edge after each of the three.
     """
 
     ends: tuple[int, int, int]
     over_kept: ClassVar[bool] = False  # edges are numbered as read, repetitions included
 
     def of(self, numbers: np.ndarray) -> np.ndarray:
-        """Index into `SPLITS` of the edges with these numbers, int8 of the same shape."""
+        """The index into `SPLITS` of each edge, int8 [n]; `numbers` are the edges', int64 [n]."""
         return np.searchsorted(self.ends, numbers, side="right").astype(np.int8)
 
 
 @dataclass(frozen=True)
 class DrawnSplits:
-    """A seeded draw without replacement: exactly round(fraction * edges) edges of each kind.
+    """A seeded draw without replacement: exactly round(fraction * edges) edges of valid and of test.
 
-    Every stratum of `STRATUM_EDGES` edges gets its proportional share, so the draw streams: which split an edge goes
-    to depends on (seed, edges, fractions, edge number) alone, and nothing is held for the whole graph.
+    Every stratum of `STRATUM_EDGES` edges gets a proportional share, so that the draw can be streamed: an edge's split
+    depends only on (seed, edges, fractions, edge number), and memory holds one stratum.
     """
 
     edges: int
@@ -57,7 +58,7 @@ class DrawnSplits:
         check_fractions(self.valid_fraction, self.test_fraction)
 
     def of(self, numbers: np.ndarray) -> np.ndarray:
-        """Index into `SPLITS` of the edges with these ascending numbers, int8 of the same shape."""
+        """The index into `SPLITS` of each edge, int8 [n]; `numbers` are the edges', int64 [n], ascending."""
         if not len(numbers):
             return np.empty(0, np.int8)
         first, last = int(numbers[0]) // STRATUM_EDGES, int(numbers[-1]) // STRATUM_EDGES
@@ -67,8 +68,8 @@ class DrawnSplits:
     def _stratum(self, number: int) -> np.ndarray:
         start = number * STRATUM_EDGES
         stop = min(start + STRATUM_EDGES, self.edges)
-        # Cumulative shares in integers: they add up to the totals exactly. The test split's are of the edges that
-        # validation leaves, so that even a stratum of one edge never owes more than it has.
+        # Cumulative shares are integers, so that they add up to the totals exactly. The test split's shares are of the
+        # edges that validation leaves, so that no stratum, however small, has to give more edges than it has.
         valid, test = (round(fraction * self.edges) for fraction in (self.valid_fraction, self.test_fraction))
         valid_before, valid_after = (valid * edges // self.edges for edges in (start, stop))
         left = max(self.edges - valid, 1)
@@ -81,7 +82,7 @@ class DrawnSplits:
 
 
 def check_fractions(valid: float, test: float) -> None:
-    """Raises InputError unless both lie in [0, 1) and leave something to train on."""
+    """Raises InputError unless both lie in [0, 1) and leave edges to train on."""
     for name, fraction in (("valid_fraction", valid), ("test_fraction", test)):
         if not 0 <= fraction < 1:
             raise InputError(f"a fraction in [0, 1) is needed, not {fraction}", name)

@@ -1,7 +1,8 @@
-"""Text files of edges: blocks of whole lines go to Arrow's CSV parser; a block it refuses is read again line by line.
+"""Reads text files of edges: Arrow's CSV parser gets blocks of whole lines. A block that it refuses is read again line
+by line.
 
-The second reading is what finds the line to blame: the parser itself works on pieces in parallel and can't say.
-A TSV has no quoting. A CSV may quote names (RFC 4180), but not across lines.
+The second pass finds the faulty line, which the parser doesn't know because it works on chunks in parallel. A TSV has
+no quoting. A CSV may quote names (RFC 4180), but not across lines.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import csv
 import gzip
 import zlib
 from collections.abc import Iterator
+from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,15 +23,16 @@ from marius_oac.data.prepare.edge_columns import column_names, hold_names
 from marius_oac.data.prepare.edge_file import EdgeFile
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
+from marius_oac.types import present
 
 BLOCK_BYTES = 16 << 20
 _PARSED_BYTES = 1 << 20  # at once; Arrow takes no line that is longer
-_LOOKED_AT = 100  # lines that may tell whether the one before them holds names
+_LOOKED_AT = 100  # lines that are compared with the first to decide whether it is a header
 _BOM = b"\xef\xbb\xbf"
 
 
 def read_text(file: EdgeFile, delimiter: str) -> Iterator[pa.RecordBatch]:
-    """Yields the file's edges as batches of strings; see `readers.read_edges` for what is refused."""
+    """Yields the file's edges as batches of strings. Raises InputError as `readers.read_edges`."""
     parser = _Parser(file, delimiter)
     for first_line, block in _blocks(file.path):
         yield from parser.parse(first_line, block)
@@ -38,13 +40,13 @@ def read_text(file: EdgeFile, delimiter: str) -> Iterator[pa.RecordBatch]:
         raise InputError(f"the file has no {file.holds}", file.path)
 
 
-def open_maybe_compressed(path: Path) -> BinaryIO:
-    """Opens for reading, through gzip where the name ends in .gz."""
-    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")  # type: ignore[return-value]
+def open_maybe_compressed(path: Path) -> BufferedIOBase:
+    """Opens a file for reading, decompressed if the name ends in .gz."""
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
 def read_pieces(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """The file's bytes, decompressed.
+    """Yields the file's bytes, decompressed, `size` at a time.
 
     Raises:
         InputError: the compressed file is truncated or damaged, or the disk fails.
@@ -64,7 +66,7 @@ def read_pieces(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
 
 
 def line_of_row(path: Path, row: int) -> int:
-    """The line of row number `row`, from 0, of a file with a header and no comments."""
+    """The line, from 1, of row number `row`, from 0, of a file with a header and no comments."""
     for first_line, block in _blocks(path):
         for number, line in enumerate(block.split(b"\n"), first_line):
             if line.removesuffix(b"\r"):
@@ -75,7 +77,7 @@ def line_of_row(path: Path, row: int) -> int:
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number of the first line, whole lines), the last line's end added where it is missing."""
+    """Yields (number of the first line, whole lines). The last line gets a line break if it has none."""
     line, rest = 1, b""
     for piece in read_pieces(path):
         if line == 1 and not rest:
@@ -100,7 +102,7 @@ def _has_newline(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 class _Parser:
-    """Parses blocks of one file; the first line that isn't blank or a comment settles the columns."""
+    """Parses blocks of one file. The first line that isn't blank or a comment decides the columns."""
 
     def __init__(self, file: EdgeFile, delimiter: str) -> None:
         self.file, self.delimiter, self.rows = file, delimiter, 0
@@ -134,8 +136,7 @@ class _Parser:
         yield from table.to_batches()
 
     def _arrow(self, body: bytes) -> pa.Table:
-        assert self.width is not None
-        names = [str(index) for index in range(self.width)]
+        names = [str(index) for index in range(present(self.width))]
         wanted = [str(index) for index in self.chosen]
         table = pa_csv.read_csv(
             pa.py_buffer(body),
@@ -159,7 +160,7 @@ class _Parser:
         return b"\n".join(kept)
 
     def _settle_columns(self, first_line: int, block: bytes, body: bytes) -> bytes:
-        """Finds width and columns in the first line of data; returns the body without its header."""
+        """Finds the width and the columns in the first line of data. Returns the body without its header."""
         lines = list(islice(self._lines(first_line, block), 1 + _LOOKED_AT))
         if not lines:
             return body
@@ -182,7 +183,7 @@ class _Parser:
         return body
 
     def _has_header(self, lines: list[tuple[int, bytes]]) -> bool:
-        """Whether the first of some lines with their numbers holds column names."""
+        """Whether the first of some numbered lines holds column names."""
         asked, columns = self.file.options.header, self.file.options.columns
         if asked is not None:
             return asked
@@ -191,11 +192,11 @@ class _Parser:
             return True
         try:
             return hold_names(first, [self._fields(*line) for line in lines[1:]])
-        except InputError:  # it is found again where it stands
+        except InputError:  # raised again when the line is parsed
             return False
 
     def _lines(self, first_line: int, block: bytes) -> Iterator[tuple[int, bytes]]:
-        """The block's lines with their numbers, but for blank ones and comments."""
+        """Yields the block's lines with their numbers, except blank lines and comments."""
         for number, line in enumerate(block.split(b"\n"), first_line):
             line = line.removesuffix(b"\r")
             if line and not (self.comment and line.startswith(self.comment)):

@@ -56,9 +56,12 @@ class NpyWriter:
         self._file.close()
 
 
-def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np.ndarray:
-    """A .npy file of zeros, mapped to be written. Its place on the disk is taken: a full disk is an error here, where
-    later it would be the end of the process."""
+def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np.memmap:
+    """Makes a .npy file of zeros, of this shape and type, and maps it for writing.
+
+    Disk space is allocated here, so that a full disk is an OSError; a later write to the mapping would kill the
+    process.
+    """
     dtype = np.dtype(dtype)
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": shape})

@@ -14,8 +14,9 @@ import os
 import stat
 from collections.abc import Callable
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -54,7 +55,7 @@ class DescribedFile(Described):
     sha256: Sha256
 
 
-def open_regular(path: Path, error: Error = InputError) -> BinaryIO:
+def open_regular(path: Path, error: Error = InputError) -> BufferedReader:
     """Opens a file for reading, without waiting for a pipe's other end.
 
     Raises:

@@ -12,8 +12,8 @@ import torch
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs import identity
-from marius_oac.data.graphs.graph import Graph, Split, open_or_prepare
-from marius_oac.data.prepare.splits import check_split
+from marius_oac.data.graphs.graph import Graph, open_or_prepare
+from marius_oac.data.prepare.splits import Split, check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.evaluator import Evaluator
 from marius_oac.evaluation.metrics import Metrics

@@ -11,9 +11,9 @@ import numpy as np
 from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs import identity
-from marius_oac.data.graphs.graph import Graph, Split, open_or_prepare
+from marius_oac.data.graphs.graph import Graph, open_or_prepare
 from marius_oac.data.graphs.labels import read_labels
-from marius_oac.data.prepare.splits import check_split
+from marius_oac.data.prepare.splits import Split, check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.predict import Prediction
