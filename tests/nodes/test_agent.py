@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from marius_oac.errors import DivergedError, InputError, MariusOacError, NodeLost
-from marius_oac.nodes.launch.agent import LOST, PARENT, LocalProcesses, end_with_parent, exit_code_of, told_if_lost
+from marius_oac.nodes.launch.agent import LOST, PARENT, LocalProcesses, end_with_parent, exit_code_of, node_loss_marked
 from marius_oac.nodes.launch.remote import end_of
 
 GUARD = [sys.executable, "-m", "marius_oac.nodes.launch.guard"]
@@ -70,7 +70,7 @@ def test_the_launchers_exit_code_is_one_of_the_documented(code, found):
 )
 def test_an_agent_is_told_that_a_node_was_lost(monkeypatch, error, code):
     monkeypatch.setenv(PARENT, "1")
-    with pytest.raises(type(error)), told_if_lost():
+    with pytest.raises(type(error)), node_loss_marked():
         raise error
     assert error.exit_code == code
 
@@ -78,7 +78,7 @@ def test_an_agent_is_told_that_a_node_was_lost(monkeypatch, error, code):
 def test_torchrun_is_told_nothing(monkeypatch):
     monkeypatch.delenv(PARENT, raising=False)
     error = NodeLost("b", "gone")
-    with pytest.raises(NodeLost), told_if_lost():
+    with pytest.raises(NodeLost), node_loss_marked():
         raise error
     assert error.exit_code == 1
 

@@ -56,7 +56,7 @@ def test_differences_name_the_node():
     assert refusal(None, said(1, data="other")) == "node n1: its data is not the one of node n0"
     assert refusal(None, None, None, said(3, nodes="x")) == "node n3: its nodes.yaml is not the one of node n0"
     assert refusal(None, said(1, problem="log/*.csv: no such file")) == "node n1: log/*.csv: no such file"
-    assert refusal(None, said(1, rank=0, node="n1")) == "node n1: two processes take themselves for its number 0"
+    assert refusal(None, said(1, rank=0, node="n1")) == "node n1: two processes claim to be its number 0"
 
 
 def test_clocks_apart():

@@ -96,7 +96,7 @@ def test_processes_may_end_by_themselves_before_they_are_started_again(monkeypat
 
 def test_two_of_one_name_are_refused(meetings):
     together(meetings)
-    with pytest.raises(InputError, match="node b: is there already: two were started of the same name"):
+    with pytest.raises(InputError, match="node b: two agents of this name were started"):
         Meeting(meetings[0]._store, NODES, 1, 60.0).next_rendezvous()
 
 

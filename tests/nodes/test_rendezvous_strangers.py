@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.launch.agent import listen
 from marius_oac.nodes.launch.meeting import Meeting
-from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreLine
+from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreProxy
 from marius_oac.nodes.transport.contract import Security
 from tests.nodes.transport.strangers import Recorder, place, throw
 from tests.threads import PATIENCE
@@ -87,7 +87,7 @@ def test_strangers_at_the_gate_are_counted_and_the_agents_meet(tmp_path):
         with pytest.raises(DistError):
             TCPStore(host, port, is_master=False, timeout=timedelta(seconds=1))
         silent = stack.enter_context(socket.create_connection((host, port)))
-        line = stack.enter_context(StoreLine(gate.address, "a", 1, SECURE, PATIENCE, PATIENCE))
+        line = stack.enter_context(StoreProxy(gate.address, "a", 1, SECURE, PATIENCE, PATIENCE))
         afar = TCPStore(LOOPBACK, line.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
         with ThreadPoolExecutor(2) as pool:
             assert list(pool.map(meet, range(2), [store, afar])) == [0, 1]

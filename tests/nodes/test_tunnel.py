@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from marius_oac.errors import InputError, NodeLost, NodeRefused
-from marius_oac.nodes.launch.tunnel import _HEAD, _LIMITS, _OPEN, LOOPBACK, StoreGate, StoreLine
+from marius_oac.nodes.launch.tunnel import _HEAD, _LIMITS, _OPEN, LOOPBACK, StoreGate, StoreProxy
 from marius_oac.nodes.transport.contract import TAKEN, Limits, Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from tests.nodes.transport.strangers import place
@@ -31,7 +31,7 @@ class World:
         stack.callback(self.gate.close)
 
     def line(self, index=1, address=None, security=SECURE):
-        line = StoreLine(address or self.gate.address, "a", index, security, PATIENCE, PATIENCE)
+        line = StoreProxy(address or self.gate.address, "a", index, security, PATIENCE, PATIENCE)
         self.stack.callback(line.close)
         return line
 
@@ -211,7 +211,7 @@ def test_nobody_listens(world):
     with socket.create_server((LOOPBACK, 0)) as free:
         where = f"{LOOPBACK}:{free.getsockname()[1]}"
     with pytest.raises(NodeLost, match=f"node a: it didn't answer at {where} within 0.3 s"):
-        StoreLine(where, "a", 1, SECURE, PATIENCE, 0.3)
+        StoreProxy(where, "a", 1, SECURE, PATIENCE, 0.3)
 
 
 # --- whoever holds the wire ------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""From the command line to a trainer on every node."""
+"""Starts trainers on every node from one command line."""

@@ -1,13 +1,14 @@
-"""One node's processes, started and watched by torchrun's agent in this process.
+"""Starts and watches one node's processes with torchrun's agent, in this process.
 
 Guarantees:
-- A process that fails ends them all, with its exit code, and a message that names its node. Those that are asked to
-  end and don't are killed.
-- SIGINT, SIGTERM, SIGHUP are passed on to every process, once each time they come: the first stops a trainer after the
+- When a process fails all are stopped. The run ends with its exit code and a message that names its node. Processes
+  that are asked to stop and don't are killed.
+- SIGINT, SIGTERM and SIGHUP are passed on to every process, each time they come. The first stops a trainer after the
   batches in flight, the second at once.
-- After the loss of a node all processes are started again, `restarts` times at most; after any other end none is.
-- No process outlives the agent, even if it is killed (`end_with_parent`, which each process calls).
-- Standard output and error of the first process are this process's own. What another says is shown if it fails first.
+- After the loss of a node all processes are started again, `restarts` times at most. After any other end none is.
+- No process outlives the agent, even if the agent is killed (each process calls `end_with_parent`).
+- The first process writes to this process's standard output and error. The output of another one is shown if it fails
+  first.
 """
 
 from __future__ import annotations
@@ -26,25 +27,28 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from marius_oac.config.cluster import SECRET_VARIABLE, START_VARIABLE
 from marius_oac.errors import InputError, MariusOacError, NodeLost
-from marius_oac.nodes.launch.cluster import endpoint
-from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreLine
+from marius_oac.nodes.launch.cluster import STARTED_TWICE, endpoint
+from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreProxy
 from marius_oac.nodes.transport.contract import TAKEN, Security
 from marius_oac.runtime.console import logger, say
 from marius_oac.runtime.signals import StopSignal
 
+if TYPE_CHECKING:  # torch is imported when its logging is set up
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
 SAVING = 600  # seconds that a process which was asked to stop may take to write a checkpoint (torch: 30)
-PARENT = "MARIUS_OAC_PARENT"  # variable: the process that has started this one, and must not be outlived
-SPARE = (
-    "MARIUS_OAC_SPARE"  # variable: a folder; a process that the run can lose makes a file there, named by its number
-)
+PARENT = "MARIUS_OAC_PARENT"  # environment variable: pid of the parent, which this process must not outlive
+# Environment variable: a folder. A process without which the run can go on makes a file there, named by its pid.
+SPARE = "MARIUS_OAC_SPARE"
 LOST = 75  # exit code of a process that has lost another node: its agent may start it again
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-_LINES = 40  # of what a process said before it failed
-_ASKED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)  # exit codes of those that were asked to end
+_LINES = 40  # of a failed process's standard error that are shown
+_ASKED = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)  # exit codes of processes that were asked to stop
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,14 @@ class LocalProcesses:
 
     Attributes:
         command: of each process, without the interpreter.
-        names: of each process, for messages.
-        nodes: names of all nodes, whose agents meet; `index`: which of them this is.
-        endpoint: IP:PORT where they meet, if they are several: the first node's agent listens there.
+        names: of the processes, for messages.
         secret: of the run.
+        nodes: names of all nodes.
+        index: of this node in `nodes`.
+        endpoint: IP:PORT of the rendezvous, where the first node's agent listens; unused with one node.
         address: this node's, as the others know it.
         restarts: how often all processes are started again after one was lost.
-        timeout: seconds after which an agent that is silent is lost.
+        timeout: seconds after which a silent agent is lost.
         patience: seconds that agents wait for each other.
     """
 
@@ -76,14 +81,14 @@ class LocalProcesses:
 
 
 def run(processes: LocalProcesses) -> int:
-    """Runs the processes until all have ended; returns the exit code: 0, the failed one's, or 128 and the signal.
+    """Runs the processes until all have ended; returns the exit code: 0, the failed process's, or 128 + the signal.
 
     Raises:
-        NodeLost: a process was ended by a signal that nobody here sent; or the agent of another node has not come, has
-            ended, or does not answer.
-        InputError: the agents can't meet here, or there is another one of this node.
+        NodeLost: a process was ended by a signal that this process did not send; or the agent of another node has not
+            come, has ended, or does not answer.
+        InputError: this process can't listen at the rendezvous, or another agent of this node runs.
     """
-    with _variables({"TORCH_CPP_LOG_LEVEL": "ERROR"}):  # at the end agents lose sight of each other, which is no news
+    with _variables({"TORCH_CPP_LOG_LEVEL": "ERROR"}):  # torch would warn when agents disconnect at the end
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -92,7 +97,7 @@ def run(processes: LocalProcesses) -> int:
 
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.addHandler(logging.NullHandler())
-    elastic.propagate = False  # what it has to say of a failure is said below, in a line
+    elastic.propagate = False  # `_explain` says it in one line
     ours = {SECRET_VARIABLE: processes.secret, PARENT: str(os.getpid()), START_VARIABLE: ""}
     began = time.monotonic()
     with (
@@ -110,16 +115,17 @@ def run(processes: LocalProcesses) -> int:
         except SignalException as error:
             if not agent.failures:
                 return 128 + int(error.sigval)
-            failures = agent.failures  # the others are told to stop because of it
+            failures = agent.failures  # the failure made this agent stop the others
         except DistError as error:
             why = str(error).partition("\n")[0]
-            raise NodeLost(processes.nodes[0], f"its agent, through which all meet, has ended: {why}") from error
+            raise NodeLost(processes.nodes[0], f"its agent, which serves the rendezvous, has ended: {why}") from error
         return _explain(processes, failures, Path(logs)) if failures else 0
 
 
 def exit_code_of(codes: Sequence[int]) -> int | None:
-    """What the exit codes of a node's processes come to; None: one was lost, here or elsewhere: they may be started
-    again. A mistake, a full disk or a defect would be there the next time, too; who was asked to stop is to stop.
+    """Returns a node's exit code from those of its processes; None: a process was lost, so all may be started again.
+
+    Other failures are final: a mistake, a full disk or a defect would fail again, and a stopped run is to stop.
     """
     defects = [code for code in codes if 0 < code < 128 and code != LOST]
     if defects:
@@ -130,7 +136,7 @@ def exit_code_of(codes: Sequence[int]) -> int | None:
 
 
 def _spared(processes: LocalProcesses, spare: Path, pid: int, code: int) -> bool:
-    """Whether the run goes on without the process that has ended so; says so."""
+    """Whether the run goes on without a process that has ended with this code; if so, logs it."""
     if code >= 0 or code in _ASKED or not (spare / str(pid)).exists():
         return False
     name = signal.Signals(-code).name
@@ -141,10 +147,10 @@ def _spared(processes: LocalProcesses, spare: Path, pid: int, code: int) -> bool
 
 
 def end_with_parent() -> None:
-    """From now on this process, which an agent or a guard started, is killed when that ends (on Linux).
+    """Has the kernel kill this process when its parent, an agent or a guard, ends (on Linux).
 
     Raises:
-        MariusOacError: it has ended already.
+        MariusOacError: the parent has ended already.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -155,8 +161,8 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def told_if_lost() -> Iterator[None]:
-    """Within the block, NodeLost gets an exit code by which this process's agent knows it from all other failures."""
+def node_loss_marked() -> Iterator[None]:
+    """Gives a NodeLost of the block the exit code `LOST`, by which the agent knows that it may start again."""
     try:
         yield
     except NodeLost as error:
@@ -166,10 +172,11 @@ def told_if_lost() -> Iterator[None]:
 
 
 @contextmanager
-def told_to_end() -> Iterator[None]:
-    """What SIGTERM does to a process within the block, outside of a training loop: it stops it, as Ctrl-C does.
+def stopped_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM stop the block as Ctrl-C does, where no training loop handles it.
 
-    An agent sends it to all when one has failed. The one that has failed is on its way out, and must be let to say why.
+    An agent sends it to all processes when one has failed. It has no effect while an exception is handled, so that the
+    process that has failed can report its error.
     """
 
     def handle(number: int, frame: object) -> None:
@@ -187,11 +194,12 @@ def told_to_end() -> Iterator[None]:
 
 
 @contextmanager
-def _store_of(processes: LocalProcesses) -> Iterator[Any]:
-    """The store by which agents meet, and then their processes: the first node's agent keeps it on the loopback.
+def _store_of(processes: LocalProcesses) -> Iterator[TCPStore]:
+    """Yields the store of the agents' rendezvous, and of their processes'. The first node's agent keeps it on the
+    loopback.
 
     Raises:
-        InputError: the port is taken, or the address is another's; or there is another agent of this node.
+        InputError: the port is taken, or the address is not this machine's; or another agent of this node runs.
         NodeLost: the first node's agent is not there, or has another secret.
     """
     from torch.distributed import TCPStore
@@ -199,38 +207,32 @@ def _store_of(processes: LocalProcesses) -> Iterator[Any]:
     secret = hashlib.sha256(processes.secret.encode()).digest()
     about = Security(secret=secret, run="rendezvous"), processes.timeout
     if processes.index:
-        with _store_line(processes, *about) as line:
+        with _store_proxy(processes, *about) as proxy:
             patience = timedelta(seconds=processes.patience)
-            yield TCPStore(LOOPBACK, line.port, None, False, patience, wait_for_workers=False)
+            yield TCPStore(LOOPBACK, proxy.port, None, False, patience, wait_for_workers=False)
         return
     store = listen(LOOPBACK, 0, processes.patience)
     several = len(processes.nodes) > 1
-    with StoreGate(processes.endpoint, store.port, processes.nodes, *about, _log) if several else nullcontext():
+    gate = StoreGate(processes.endpoint, store.port, processes.nodes, *about, logger.warning) if several else None
+    with gate or nullcontext():
         yield store
 
 
-def _store_line(processes: LocalProcesses, security: Security, timeout: float) -> StoreLine:
+def _store_proxy(processes: LocalProcesses, security: Security, timeout: float) -> StoreProxy:
+    index, first = processes.index, processes.nodes[0]
     try:
-        return StoreLine(processes.endpoint, processes.nodes[0], processes.index, security, timeout, processes.patience)
+        return StoreProxy(processes.endpoint, first, index, security, timeout, processes.patience)
     except NodeLost as error:
         if str(error).endswith(TAKEN):
-            raise InputError("is there already: two were started of the same name", _node(processes)) from None
+            raise InputError(STARTED_TWICE, f"node {processes.nodes[index]}") from None
         raise
 
 
-def _node(processes: LocalProcesses) -> str:
-    return f"node {processes.nodes[processes.index]}"
-
-
-def _log(line: str) -> None:
-    logger.warning(line)
-
-
-def listen(host: str, port: int, patience: float) -> Any:
-    """torch's store on one address alone; port 0: any that is free.
+def listen(host: str, port: int, patience: float) -> TCPStore:
+    """Starts torch's store at one address alone, and returns it; port 0: any that is free.
 
     Raises:
-        InputError: the port is taken, or the address is another's.
+        InputError: the port is taken, or the address is not this machine's.
     """
     from torch.distributed import TCPStore
 
@@ -241,28 +243,29 @@ def listen(host: str, port: int, patience: float) -> Any:
             port = listening.getsockname()[1]
             return TCPStore(host, port, None, True, seconds, wait_for_workers=False, master_listen_fd=descriptor)
     except OSError as error:
-        raise InputError(f"can't listen there: {os.strerror(error.errno).lower()}", endpoint(host, port)) from None
+        why = os.strerror(error.errno or 0).lower()
+        raise InputError(f"can't listen there: {why}", endpoint(host, port)) from None
 
 
-def _explain(processes: LocalProcesses, failures: Mapping[int, Any], logs: Path) -> int:
-    """Says whose failure ended the run; returns the exit code."""
+def _explain(processes: LocalProcesses, failures: Mapping[int, ProcessFailure], logs: Path) -> int:
+    """Reports the failure that ended the run; returns the exit code."""
     codes = {each.local_rank: each.exitcode for each in failures.values()}
     ended = exit_code_of(list(codes.values()))
     soonest = min(each.timestamp for each in failures.values())
-    for each in failures.values() if ended is None else ():  # later ones were killed because they did not end
+    for each in failures.values() if ended is None else ():  # later ones were killed because they did not stop
         if each.exitcode < 0 and each.exitcode not in _ASKED and each.timestamp <= soonest + 1:
             how = signal.Signals(-each.exitcode).name
             raise NodeLost(processes.names[each.local_rank], f"process {each.pid} was ended by {how}")
     for local, code in codes.items():
-        # LOST: it ended because of another one. 2: all have refused alike, and the first has said so.
+        # LOST: it ended because of another one. 2: all have found the same mistake, and the first has reported it.
         if local and 0 < code < 128 and code != LOST and (codes.get(0) != 2 or code != 2):
-            for line in _said(logs, local):
+            for line in _last_lines(logs, local):
                 say(f"{processes.names[local]}: {line}")
     return 1 if ended is None else ended
 
 
-def _said(logs: Path, local: int) -> list[str]:
-    """The last lines that a process said on standard error."""
+def _last_lines(logs: Path, local: int) -> list[str]:
+    """Returns the last lines of a process's standard error."""
     attempts = sorted(logs.glob(f"*/attempt_*/{local}/stderr.log"), key=lambda path: path.stat().st_mtime)
     text = attempts[-1].read_text("utf-8", "replace") if attempts else ""
     return [line.rpartition("\r")[2] for line in text.split("\n") if line][-_LINES:]
@@ -270,7 +273,7 @@ def _said(logs: Path, local: int) -> list[str]:
 
 @contextmanager
 def _variables(ours: Mapping[str, str]) -> Iterator[None]:
-    """The agent's processes inherit this process's variables."""
+    """Sets environment variables within the block; the agent's processes inherit them."""
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:
@@ -285,7 +288,7 @@ def _variables(ours: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_restored() -> Iterator[None]:
-    """The agent puts handlers of its own in place, and leaves them there."""
+    """Restores signal handlers after the block: the agent sets its own and leaves them."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     before = [signal.getsignal(number) for number in numbers]
     try:

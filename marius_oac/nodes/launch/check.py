@@ -1,7 +1,7 @@
-"""`marius-oac nodes check`: whether several nodes could train together, before anybody waits for them.
+"""`marius-oac nodes check`: checks whether several nodes could train together, before they do.
 
-A process on each node (`probe`) says what it has, and measures how fast it reaches the next one. Nothing is changed
-anywhere; configs and data are compared when training starts, and what cannot be seen from here is said.
+A process on each node (`probe`) reports what the node has, and measures its connection to the next node. Nothing is
+changed anywhere. Configs and data are compared when training starts; the report says what was not checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from types import TracebackType
@@ -26,8 +26,9 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.launch.agree import CLOCKS_APART
 from marius_oac.nodes.launch.cluster import Machine, check_machine, size_text
 from marius_oac.nodes.launch.remote import reach
+from marius_oac.types import present
 
-PATIENCE = 30.0  # seconds until a node that says nothing is taken for unreachable
+PATIENCE = 30.0  # seconds until a silent node counts as unreachable
 _MEASURED = 64 << 20  # bytes from each node to the next
 _NOT_CHECKED = (
     "not checked: other ports, which gloo and NCCL choose freely between nodes; GPUs; whether config and data are the "
@@ -37,7 +38,14 @@ _NOT_CHECKED = (
 
 @dataclass
 class Found:
-    """What is known of a node: what its probe said, and what is wrong."""
+    """What is known of a node.
+
+    Attributes:
+        facts: what its probe reported; empty where the node was not reached.
+        clock: seconds by which its clock is ahead of this machine's; None: unknown.
+        link: the speed of the connection to the next node, in words.
+        wrong: what is wrong, a line each.
+    """
 
     node: NodeConfig
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +54,7 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
     def cells(self) -> tuple[str, ...]:
-        """Its line of the table."""
+        """Returns the node's line of the table."""
         if not self.facts:
             return (self.node.name, self.node.address, "", "", "", "", "", "unreachable")
         versions = self.facts["versions"]
@@ -65,13 +73,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Report:
-    """What `nodes check` prints; `ok` if nothing is wrong."""
+    """What `nodes check` prints: a table of the nodes, then what is wrong, a line each."""
 
     found: Sequence[Found]
     wrong: Sequence[str]
 
     @property
     def ok(self) -> bool:
+        """Whether nothing is wrong."""
         return not self.wrong
 
     def __str__(self) -> str:
@@ -83,10 +92,14 @@ class Report:
 
 
 def check(cluster: ClusterConfig, here: bool = False) -> Report:
-    """Asks every node, and looks at what it says.
+    """Probes every node and reports what it finds.
 
     Args:
-        here: all nodes are on this machine: nobody need be reached.
+        cluster: the nodes.
+        here: whether all nodes are on this machine, so that neither ssh nor Slurm is needed.
+
+    Raises:
+        InputError: ssh or srun is not here.
     """
     secret = secrets.token_hex(32)
     found = [Found(node) for node in cluster.nodes]
@@ -112,7 +125,7 @@ def check(cluster: ClusterConfig, here: bool = False) -> Report:
 
 
 def _ports(cluster: ClusterConfig, node: NodeConfig) -> list[int]:
-    """Those that a node needs: of its shard servers, and of the rendezvous on the first one."""
+    """Returns the ports that a node needs: of its shard servers and, on the first node, of the rendezvous."""
     first = cluster.node_port(node)
     if not first:
         return [0]
@@ -142,7 +155,7 @@ def _take_facts(one: Found, facts: Mapping[str, Any]) -> None:
 
 
 def _take_clock(one: Found, probe: _Probe) -> None:
-    """Its clock against this one's; half of the round trip is what this may be wrong by."""
+    """Compares a node's clock to this machine's; the result is off by half of the round trip at most."""
     begin = time.time()
     said = probe.ask({"do": "clock"})
     end = time.time()
@@ -155,7 +168,7 @@ def _take_clock(one: Found, probe: _Probe) -> None:
 
 
 def _measure(one: Found, probe: _Probe, other: Found, receiver: _Probe) -> None:
-    """Bytes from a node to the next one, through one connection."""
+    """Measures the connection from a node to the next one."""
     if other.facts["port"] is None:
         one.link = "not measured"
         return
@@ -172,7 +185,7 @@ def _measure(one: Found, probe: _Probe, other: Found, receiver: _Probe) -> None:
 
 
 def _of_all(cluster: ClusterConfig, found: Sequence[Found], here: bool) -> list[str]:
-    """What is wrong with no node in particular: the secret, budgets of nodes that share a machine."""
+    """Returns what is wrong with the whole: the secret, budgets of nodes that share a machine."""
     wrong = []
     if cluster.secret is not None and not here:
         try:
@@ -190,60 +203,60 @@ def _of_all(cluster: ClusterConfig, found: Sequence[Found], here: bool) -> list[
 
 
 class _Probe:
-    """A node's probe, as it is spoken to from here."""
+    """The connection to a node's probe."""
 
     def __init__(self, command: Sequence[str]) -> None:
         try:
-            self._process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
         except FileNotFoundError:
             raise InputError(f"there is no {command[0]} here to reach nodes with", "nodes check") from None
+        self._in, self._out, self._err = map(present, (process.stdin, process.stdout, process.stderr))
         self._read = b""
 
     def say(self, value: Mapping[str, Any]) -> None:
-        """A question. One that has ended does not hear it, and has no answer."""
-        try:
-            self._process.stdin.write(json.dumps(value).encode() + b"\n")
-        except BrokenPipeError:
-            return
+        """Sends a request; to a probe that has ended it sends nothing."""
+        with suppress(BrokenPipeError):
+            self._in.write(json.dumps(value).encode() + b"\n")
 
     def answer(self) -> dict[str, Any]:
-        """The next answer, or its `problem`."""
+        """Returns the next answer; where none comes, {"problem": why}."""
         deadline = time.monotonic() + PATIENCE
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(self._out, selectors.EVENT_READ)
             while b"\n" not in self._read:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return {"problem": f"has said nothing for {PATIENCE:g} s"}
-                more = os.read(self._process.stdout.fileno(), 1 << 16)
+                    return {"problem": f"has not answered for {PATIENCE:g} s"}
+                more = os.read(self._out.fileno(), 1 << 16)
                 if not more:
-                    return {"problem": self._last_words()}
+                    return {"problem": self._last_line()}
                 self._read += more
         line, _, self._read = self._read.partition(b"\n")
         try:
-            return json.loads(line)
+            found: dict[str, Any] = json.loads(line)
+            return found
         except ValueError:
             return {"problem": f"says {line[:60]!r} in place of an answer"}
 
     def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Question and answer."""
+        """Sends a request and returns the answer."""
         self.say(value)
         return self.answer()
 
-    def _last_words(self) -> str:
-        said = self._process.stderr.read().decode("utf-8", "replace").strip().splitlines()
-        return said[-1] if said else f"has ended with exit code {self._process.wait()}"
+    def _last_line(self) -> str:
+        lines = self._err.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else f"has ended with exit code {self._process.wait()}"
 
     def __enter__(self) -> _Probe:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._process.stdin.close()
+        self._in.close()
         try:
             self._process.wait(PATIENCE if kind is None else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
-        self._process.stderr.close()
+        self._out.close()
+        self._err.close()

@@ -1,8 +1,8 @@
-"""Which entry of nodes.yaml a process is.
+"""Finds the entry of nodes.yaml that a process belongs to.
 
-torchrun numbers processes as their machines happen to arrive. Who is who follows from the addresses of the machine
-(or from `--node`, where several nodes share one), and a process's `rank` is its place in the file: the same in
-every start, so that sums over nodes have the same order, and the same bits.
+torchrun numbers processes in the order in which their machines arrive. Here a process finds its node by the machine's
+addresses, or by `--node` where several nodes share one. Its `rank` follows the order of the file, so it is the same in
+every start: sums over nodes keep their order, and their bits.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import difflib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -19,14 +21,18 @@ from marius_oac.config.cluster import ClusterConfig, NodeConfig, is_loopback
 from marius_oac.errors import InputError
 from marius_oac.runtime.machine.topology import running_kernel
 
+STARTED_TWICE = "two agents of this name were started"
+"""Why an agent is refused at the rendezvous."""
+
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine is and has.
+    """A machine's identity and resources.
 
     Attributes:
-        host: its name; with `boot`, who shares memory and disks with whom.
-        addresses: of each network interface.
+        host: its name.
+        boot: identifies the running kernel: processes with the same `host` and `boot` share memory and disks.
+        addresses: of each network interface, by its name.
         cores: CPUs that this process may use.
         memory: bytes in all.
     """
@@ -38,27 +44,29 @@ class Machine:
     memory: int
 
     def interface_of(self, address: str) -> str | None:
-        """The interface that has an address."""
+        """Returns the interface that has an address; None if none has."""
         wanted = set(_resolved(address))
         return next((name for name, own in self.addresses.items() if wanted & set(own)), None)
 
     def is_at(self, address: str) -> bool:
-        """Whether an address or host name is this machine's."""
+        """Whether an address or host name belongs to this machine."""
         own = {self.host, self.host.partition(".")[0]}
         return is_loopback(address) or address in own or self.interface_of(address) is not None
 
 
 @dataclass(frozen=True)
 class Place:
-    """Who a process is.
+    """A process's node and number.
 
     Attributes:
-        node: its entry in nodes.yaml; `index` is the entry's number.
+        cluster: all nodes.
+        node: the process's entry in nodes.yaml.
+        index: the entry's number.
         local: the process's number on its node, from 0.
-        interface: for collectives and for its server; None: the machine has no interface with the node's address
-            (a name that is translated on the way): libraries choose.
-        attempt: how often torchrun has started this node again since one was lost. Nodes may differ in it: who was
-            stopped because of another counts no attempt.
+        interface: for collectives and for its server; None: the machine has no interface with the node's address (it is
+            translated on the way), so libraries choose one.
+        attempt: how often torchrun has started this node again since one was lost. It may differ between nodes: one
+            that was stopped because of another does not count it.
         beside: trainers that torchrun started on this machine before this process.
     """
 
@@ -72,12 +80,12 @@ class Place:
 
     @property
     def rank(self) -> int:
-        """Number among all processes, 0 to `size` - 1, in the order of nodes.yaml (not torchrun's RANK)."""
+        """The process's number among all, 0 to `size` - 1, in the order of nodes.yaml (not torchrun's RANK)."""
         return sum(node.processes for node in self.cluster.nodes[: self.index]) + self.local
 
     @property
     def size(self) -> int:
-        """Processes in all."""
+        """Number of processes."""
         return self.cluster.size
 
     @property
@@ -87,18 +95,18 @@ class Place:
 
     @property
     def port(self) -> int:
-        """Port of its shard server; 0: a free one, which it tells the others."""
+        """The port of its shard server; 0: any free one, announced to the others."""
         first = self.cluster.node_port(self.node)
         return first and first + self.local
 
     @property
     def threads(self) -> int | None:
-        """Threads that compute: its share of the node's cores; None: the config's."""
+        """Threads that compute: the process's share of the node's cores; None: as the config says."""
         return None if self.node.cores is None else max(1, self.node.cores // self.node.processes)
 
     @property
     def device(self) -> str | None:
-        """Its device; None: the config's."""
+        """The process's device; None: as the config says."""
         if not self.node.trainers:
             return "cpu"
         if self.node.gpus is None:
@@ -106,7 +114,7 @@ class Place:
         return f"cuda:{self.node.gpus[self.local]}" if self.node.gpus else "cpu"
 
     def environment(self) -> dict[str, str]:
-        """Variables for torch.distributed, to be set before a process group is made: its rank, the interface."""
+        """Returns the environment variables that torch.distributed needs before a process group is made."""
         found = {"RANK": str(self.rank)}
         if self.interface is not None:
             found |= {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": self.interface}
@@ -114,40 +122,42 @@ class Place:
 
 
 def names(cluster: ClusterConfig) -> list[str]:
-    """The node of each process, by rank; a node's second process is called NAME/1."""
+    """Returns the name of each process, by rank: its node's; a node's second process is called NAME/1."""
     return [f"{node.name}/{local}" if local else node.name for node in cluster.nodes for local in range(node.processes)]
 
 
 def weights_of(cluster: ClusterConfig) -> list[float]:
-    """How much of the rows each process should carry beside others, by rank; 0: none."""
+    """Returns the weight of each process's share of the rows, by rank; 0: it has none."""
     return [node.shards for node in cluster.nodes for _ in range(node.processes)]
 
 
 def trains_of(cluster: ClusterConfig) -> list[bool]:
-    """Whether each process trains, by rank."""
+    """Returns whether each process trains, by rank."""
     return [node.trainers > 0 for node in cluster.nodes for _ in range(node.processes)]
 
 
 def endpoint(host: str, port: int) -> str:
-    """HOST:PORT; an IPv6 address stands in brackets."""
+    """Returns HOST:PORT, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listening_at(host: str, port: int) -> str:
-    """IP:PORT where the servers of a node listen that is called `host`: at its first address, and at no other of the
-    machine's. Raises OSError where the name has none.
+    """Returns IP:PORT where a node's servers listen: the first address of its name, and no other of the machine's.
+
+    Raises:
+        OSError: the name has no address.
     """
     found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
     return endpoint(str(found[0][4][0]), port)
 
 
 def elastic_worker_name(number: int) -> str:
-    """What elastic worker number `number` is called."""
+    """Returns the name of an elastic worker, from its number, from 0."""
     return f"elastic worker {number + 1}"
 
 
 def this_machine() -> Machine:
-    """This machine, as psutil and the kernel tell of it."""
+    """Returns this machine, as psutil and the kernel describe it."""
     found = {
         name: tuple(one.address.partition("%")[0] for one in each if one.family in (socket.AF_INET, socket.AF_INET6))
         for name, each in psutil.net_if_addrs().items()
@@ -167,11 +177,17 @@ def find_place(
     machine: Machine | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Place:
-    """Who this process is, of those that torchrun started; a process of node `name` if it is given.
+    """Returns the node and number of this process, which torchrun has started.
+
+    Args:
+        cluster: all nodes.
+        name: the node's name; None: the machine's addresses decide.
+        machine: this machine; None: it is looked at.
+        environment: torchrun's variables.
 
     Raises:
-        InputError: this machine is no node, or torchrun started another number of processes than nodes.yaml says; the
-            entry's interface is not here, or has not its address; more cores or memory than there are.
+        InputError: this machine is no node; torchrun started another number of processes than nodes.yaml says; the
+            entry's interface is not here or lacks its address, or it has more cores or memory than the machine.
     """
     machine = machine or this_machine()
     here = _entries_here(cluster, name, machine)
@@ -202,10 +218,11 @@ def find_place(
 
 
 def check_machine(node: NodeConfig, machine: Machine) -> str | None:
-    """The interface of a node on its machine.
+    """Checks a node's entry against its machine; returns its network interface, None where libraries choose.
 
     Raises:
-        InputError: see `find_place`.
+        InputError: the entry's interface is not here or lacks its address, or it has more cores or memory than the
+            machine.
     """
     who = f"node {node.name}"
     if node.interface is not None:
@@ -214,7 +231,7 @@ def check_machine(node: NodeConfig, machine: Machine) -> str | None:
             raise InputError(f"{machine.host} has no interface {node.interface}; it has {there}", f"{who}: interface")
         own = machine.addresses[node.interface]
         wanted = [one for one in _resolved(node.address) if is_loopback(node.address) or not is_loopback(one)]
-        if wanted and not set(wanted) & set(own):  # many machines take their own name for 127.0.1.1: that says nothing
+        if wanted and not set(wanted) & set(own):  # many machines resolve their own name to 127.0.1.1: not compared
             has = ", ".join(own) or "none"
             raise InputError(f"{node.interface} does not have {node.address}; it has {has}", f"{who}: interface")
     if node.cores is not None and node.cores > machine.cores:
@@ -227,12 +244,25 @@ def check_machine(node: NodeConfig, machine: Machine) -> str | None:
 
 
 def size_text(num_bytes: int) -> str:
-    """As people say it."""
+    """Returns a size in GiB or MiB, as text."""
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.0f} MiB"
 
 
+def disk_sizes(folders: Iterable[str], what: Literal["total", "free"]) -> dict[str, int]:
+    """Returns the bytes of each disk under the folders, by device number; folders need not exist yet."""
+    found = {}
+    for folder in folders:
+        existing = next(one for one in (Path(folder), *Path(folder).absolute().parents) if one.exists())
+        found[str(existing.stat().st_dev)] = int(getattr(psutil.disk_usage(str(existing)), what))
+    return found
+
+
 def node_named(cluster: ClusterConfig, name: str) -> int:
-    """The number of an entry. Raises InputError where nodes.yaml has none of that name."""
+    """Returns the index of the node with that name.
+
+    Raises:
+        InputError: nodes.yaml has none.
+    """
     known = [node.name for node in cluster.nodes]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

@@ -1,30 +1,33 @@
-"""torch's elastic agent, which starts processes again only after one was lost."""
+"""torch's elastic agent, changed to start processes again only after one was lost."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std, SubprocessContext
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.nodes.launch.meeting import Meeting
 
 
 class Agent(LocalElasticAgent):
-    """Args:
-    meeting: of all agents.
-    command: of each process, without the interpreter; `count`: processes.
-    address: this node's.
-    restarts: how often they are started again, on all nodes together.
-    saving: seconds that a process which was asked to stop may take.
-    logs: folder for what all but the first process say.
-    ended: the exit code that processes' exit codes come to; None: they may be started again.
-    spared: whether the run goes on without a process: its number, and how it has ended.
+    """Starts and watches the processes of one node.
+
+    Args:
+        meeting: of all agents.
+        command: of each process, without the interpreter.
+        count: number of processes.
+        address: this node's.
+        restarts: how often processes are started again, on all nodes together.
+        saving: seconds that a process which was asked to stop may take.
+        logs: folder for the output of all processes but the first.
+        ended: returns the node's exit code from those of its processes; None: they may be started again.
+        spared: returns whether the run goes on without a process, from its pid and exit code.
     """
 
     def __init__(
@@ -64,12 +67,12 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started = super()._start_workers(worker_group)
         lost: set[int] = set()
-        for handler in self._pcontext.subprocess_handlers.values():
+        for handler in cast(SubprocessContext, self._pcontext).subprocess_handlers.values():
             self._spare(handler.proc, lost, len(started))
         return started
 
     def _spare(self, process: Any, lost: set[int], count: int) -> None:
-        """One that the run goes on without has ended well, for those who look how it has ended."""
+        """Makes `process.poll` report exit code 0 for a process that the run goes on without."""
         poll = process.poll
 
         def look() -> int | None:
@@ -94,7 +97,7 @@ class Agent(LocalElasticAgent):
         return result
 
     def _exit_barrier(self) -> None:
-        """Nobody waits for the others: what they may still have to do needs no agent but their own. One whose processes
-        were all lost says nothing: should the others start again, they miss it."""
+        """Leaves without waiting for the other agents, which need only their own processes. An agent whose processes
+        were all lost does not announce an end: if the others start again, it is to be missed."""
         if not self._all_spared:
             self._meeting.leave(0)

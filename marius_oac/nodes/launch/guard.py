@@ -2,12 +2,12 @@
 
 `python -m marius_oac.nodes.launch.guard COMMAND...` runs it.
 
-The first line of standard input is the run's secret, which so stands on no command line. After it, any line asks the
-command to stop (SIGINT), and so does the end of the input; the second time it is SIGTERM. ssh passes on no signals, but
-ends the input when it ends, however it ends: what a launcher started elsewhere ends with it.
+The first line of standard input is the run's secret, which therefore appears on no command line. After it, any line and
+the end of the input ask the command to stop: the first time with SIGINT, then with SIGTERM. ssh passes on no signals,
+but closes the input when it ends, for whatever reason. So what a launcher started elsewhere ends with the launcher.
 
-Guarantees: the command has ended when this process ends, and is killed with it (`agent.end_with_parent`); its exit code
-is passed on. What does not end in time is killed. Without a first line nothing is started.
+Guarantees: the command has ended when this process ends, and is killed with it (`agent.end_with_parent`). Its exit code
+is passed on. A command that does not stop in time is killed. Without a first line nothing is started.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ PATIENCE = 660.0  # seconds from the first request to stop: a checkpoint may hav
 
 
 def main(command: Sequence[str]) -> int:
-    """Runs the command; returns its exit code, or 128 and the signal that ended it."""
-    secret = sys.stdin.buffer.raw.readline().decode("ascii", "replace").strip()  # type: ignore[attr-defined]
+    """Runs the command; returns its exit code, or 128 + the signal that ended it."""
+    with open(0, "rb", buffering=0, closefd=False) as unbuffered:  # the selector must see all that follows
+        secret = unbuffered.readline().decode("ascii", "replace").strip()
     if not secret:
         return 1  # the launcher has ended
     variables = {**os.environ, SECRET_VARIABLE: secret, PARENT: str(os.getpid())}
@@ -44,8 +45,8 @@ def main(command: Sequence[str]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _watch(process: subprocess.Popen) -> None:
-    """Until the process has ended, or will not."""
+def _watch(process: subprocess.Popen[bytes]) -> None:
+    """Returns when the process has ended, or has not stopped in time."""
     deadline = None
     asking = iter((signal.SIGINT, signal.SIGTERM))
     ended = os.pidfd_open(process.pid)

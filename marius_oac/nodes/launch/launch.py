@@ -1,10 +1,10 @@
-"""From the command line to a trainer on every node.
+"""Starts trainers on every node from one command line.
 
-Three ways lead there, and each ends in the same processes:
+There are three ways, which start the same processes:
 - torchrun started this process: it trains.
 - `--local-nodes N`: this process starts N nodes on this machine, and listens for them on 127.0.0.1 alone.
-- `--nodes FILE`: this process starts the same command with `--node NAME` on each node, by ssh or under Slurm by srun;
-  with `--node NAME` it starts that node's processes.
+- `--nodes FILE`: this process starts the same command with `--node NAME` on each node, by ssh or, under Slurm, by srun.
+  With `--node NAME` it starts that node's processes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from marius_oac.nodes.launch.agent import (
     LocalProcesses,
     end_with_parent,
     listen,
+    node_loss_marked,
     run,
-    told_if_lost,
-    told_to_end,
+    stopped_by_sigterm,
 )
 from marius_oac.nodes.launch.cluster import (
     Place,
@@ -40,19 +40,21 @@ from marius_oac.nodes.launch.cluster import (
 )
 from marius_oac.nodes.launch.remote import commands, start
 from marius_oac.runtime.console import answer, logger, report
+from marius_oac.types import present
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _NO_SHARED_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-MEETING = 3  # times `timeout`: so long nodes wait for each other to start, and to start again
+MEETING = 3  # times `timeout`: how long nodes wait for each other to start, and to start again
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user typed.
+    """The options of the command line. Several nodes are asked for by `nodes` or `local`.
 
     Attributes:
         argv: the arguments of `marius-oac`.
-        nodes: of `--nodes`; `local`: of `--local-nodes`; one of them is given.
+        nodes: the file of `--nodes`.
+        local: the number of `--local-nodes`.
         node: of `--node`: start, or be, this node alone.
         dry_run: print the commands.
         program: what `python` runs with these arguments.
@@ -67,7 +69,11 @@ class Request:
 
     @property
     def wanted(self) -> bool:
-        """Whether several nodes are asked for. Raises InputError for what means nothing without them."""
+        """Whether several nodes are asked for.
+
+        Raises:
+            InputError: an option is given that makes sense only with several nodes, or with the other of the two.
+        """
         several = self.nodes is not None or self.local is not None
         for given, option in ((self.node, "--node"), (self.dry_run, "--dry-run")):
             if given and not several:
@@ -77,27 +83,34 @@ class Request:
         return several
 
     def cluster(self) -> ClusterConfig:
-        """The nodes. Raises InputError where they are described wrongly."""
-        if self.nodes is not None:
-            return ClusterConfig.load(self.nodes)
-        return local_cluster(self.local)
+        """Returns the nodes.
+
+        Raises:
+            InputError: nodes.yaml is wrong, or `local` is less than 1.
+        """
+        return local_cluster(present(self.local)) if self.nodes is None else ClusterConfig.load(self.nodes)
 
 
 def local_cluster(count: int) -> ClusterConfig:
-    """`count` nodes on this machine. Raises InputError for fewer than one."""
+    """Returns `count` nodes on this machine.
+
+    Raises:
+        InputError: `count` is less than 1.
+    """
     if count < 1:
         raise InputError(f"must be at least 1, not {count}", "--local-nodes")
     return ClusterConfig.local(count, this_machine().cores)
 
 
 def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
-    """Trains here if torchrun has started this process, else starts the nodes; returns the exit code.
+    """Trains in this process if torchrun has started it, else starts the nodes; returns the exit code.
 
     Args:
+        request: the options of the command line.
         train: does this process's part of the training; a result that is not None is printed.
 
     Raises:
-        InputError: nodes.yaml or its secret is wrong, or this machine is not as it says. Nothing was started.
+        InputError: nodes.yaml or its secret is wrong, or this machine does not fit it. Nothing was started.
         NodeLost: a process was ended by a signal, or a node has not come.
     """
     cluster = request.cluster()
@@ -107,7 +120,7 @@ def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
         read_secret(cluster)
         if place.attempt and not place.local:
             logger.info(f"node {place.node.name}: started again ({place.attempt})")
-        with told_to_end(), told_if_lost(), _store():
+        with stopped_by_sigterm(), node_loss_marked(), _store():
             os.environ.update(place.environment())
             result = train(place)
         if not place.rank and result is not None:
@@ -119,7 +132,7 @@ def on_nodes(request: Request, train: Callable[[Place], Any]) -> int:
 
 
 def start_local(request: Request, cluster: ClusterConfig) -> int:
-    """Starts the nodes of `--local-nodes` on this machine, and waits for them."""
+    """Runs the nodes of `--local-nodes` on this machine; returns the exit code."""
     command = [*request.program, *request.argv]
     if request.dry_run:
         torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cluster.size)]
@@ -133,11 +146,10 @@ def start_local(request: Request, cluster: ClusterConfig) -> int:
 
 
 def start_node(request: Request, cluster: ClusterConfig) -> int:
-    """Starts the processes of `--node NAME` on this machine, and waits for them. They end with the guard, if there is
-    one."""
+    """Runs the processes of `--node NAME` on this machine; returns the exit code. They end with their guard, if any."""
     if PARENT in os.environ:
         end_with_parent()
-    index = node_named(cluster, request.node)
+    index = node_named(cluster, present(request.node))
     node = cluster.nodes[index]
     check_machine(node, this_machine())
     command = [*request.program, *request.argv]
@@ -160,7 +172,7 @@ def start_node(request: Request, cluster: ClusterConfig) -> int:
 
 
 def _meeting_point(cluster: ClusterConfig) -> str:
-    """IP:PORT. Raises InputError where the first node's name has no address."""
+    """Returns IP:PORT of the rendezvous. Raises InputError where the first node's name has no address."""
     first = cluster.nodes[0]
     try:
         return listening_at(first.address, cluster.port)
@@ -169,7 +181,7 @@ def _meeting_point(cluster: ClusterConfig) -> str:
 
 
 def start_everywhere(request: Request, cluster: ClusterConfig) -> int:
-    """Starts the same command on each node, and waits for all."""
+    """Runs the same command on each node; returns the exit code."""
     words = [*request.program, *(word for word in request.argv if word != "--dry-run")]
     made = commands(cluster, words)
     if request.dry_run:
@@ -181,19 +193,19 @@ def start_everywhere(request: Request, cluster: ClusterConfig) -> int:
 
 
 def new_secret() -> str:
-    """A secret for one run: 32 random bytes as hexadecimal digits."""
+    """Returns a secret for one run: 32 random bytes as hexadecimal digits."""
     return secrets.token_hex(32)
 
 
 @contextmanager
 def _store() -> Iterator[None]:
-    """The store by which the processes find each other that the user's own torchrun started: kept by its rank 0.
+    """Serves, from rank 0, the store by which the processes of the user's own torchrun find each other.
 
-    torch's own would listen on every interface. It is a new one for each start, where torchrun's agent keeps none:
-    what a start left in an agent's store leads the next one astray. Those that our agent started have its store.
+    torch's own store would listen on every interface. This one is new for each start: the keys of an earlier start in
+    torchrun's agent's store would mislead the next one. Processes that our agent started use the agent's store.
 
     Raises:
-        InputError: torchrun would start again with the agent's store.
+        InputError: torchrun would start processes again with its agent's store.
     """
     if START_VARIABLE in os.environ:
         yield

@@ -1,10 +1,11 @@
-"""Where the agents of a run meet, each time before they start their processes.
+"""The rendezvous of a run's agents, each time before they start their processes.
 
 Guarantees:
-- A meeting ends within `patience` seconds: all have come, or one line says who has not.
-- Who has ended for good (`leave`) is not waited for: the others end, too, with its exit code if that says why.
-- An agent that was killed can't come back; a second one of the same name is refused.
-- What agents tell each other is text.
+- It ends within `patience` seconds: all have come, or one line names those that have not.
+- An agent that has ended for good (`leave`) is not waited for: the others end, too, with its exit code if that says
+  why.
+- An agent that was killed can't come back, and a second one of the same name is refused.
+- Agents exchange text only.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from torch.distributed import DistError, DistStoreError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.launch.cluster import STARTED_TWICE
 
 _LOOK = 0.2  # seconds between two looks: signals are handled meanwhile
 _ENDED = "ended"
-_PASSED_ON = ("2", "129", "130", "143")  # exit codes that say why the run ends, on every node alike
-_DEFECTS = (1, 2)  # exit codes of what the others can't go on without; the others have been asked to stop, or are done
+_PASSED_ON = ("2", "129", "130", "143")  # exit codes with which every node ends: a mistake, or a signal
+_DEFECTS = (1, 2)  # exit codes after which the others must stop; after any other they stop by themselves or are done
 
 
 class Meeting(RendezvousHandler):
     """torch's rendezvous of nodes that are known by name.
 
     Args:
-        store: that all agents have, each at some port of its machine's loopback. Their processes find each other by it,
-            too.
+        store: shared by all agents, each of which reaches it at a port of its machine's loopback. Their processes find
+            each other by it, too.
         nodes: all nodes' names, in the order of nodes.yaml.
-        index: which of them this one is.
-        patience: seconds that a meeting may take.
-        began: when the first one began (`time.monotonic`); None: it begins with its call.
-        grace: seconds that this agent's processes have to end by themselves when others begin another meeting.
+        index: of this node.
+        patience: seconds that a rendezvous may take.
+        began: when the first one began (`time.monotonic`); None: when it is called.
+        grace: seconds that this agent's processes have to end by themselves when others begin another rendezvous.
     """
 
     def __init__(
@@ -51,18 +53,18 @@ class Meeting(RendezvousHandler):
         self._patience, self._began, self._grace = patience, began, grace
         self._seen: tuple[int, float] | None = None
         self.round = -1
-        """Meetings before the last one."""
+        """The number of the last rendezvous, from 0."""
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Waits for all.
+        """Waits for all agents.
 
         Raises:
             InputError: another agent has this one's name.
-            NodeLost: somebody has not come, or has ended.
+            NodeLost: an agent has not come, or has ended.
         """
         self.round += 1
         if self._store.add(f"{self.round}/{self._index}", 1) > 1:
-            raise InputError("is there already: two were started of the same name", f"node {self._nodes[self._index]}")
+            raise InputError(STARTED_TWICE, f"node {self._nodes[self._index]}")
         self._store.set(f"{self.round}", "begun")
         self._wait()
         start = PrefixStore(f"start {self.round}", self._store)
@@ -72,7 +74,7 @@ class Meeting(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Processes make no store of their own."""
+        """True: processes make no store of their own."""
         return True
 
     def _wait(self) -> None:
@@ -101,17 +103,18 @@ class Meeting(RendezvousHandler):
         raise error
 
     def leave(self, code: int) -> None:
-        """This agent ends with that exit code, and comes to no further meeting. Never raises: nobody may be there."""
+        """Announces that this agent ends with that exit code and comes to no further rendezvous. Never raises, even if
+        the store is gone."""
         with suppress(DistError):
             self._store.compare_set(_ENDED, "", f"{self._index} {code}")
             if code in _DEFECTS:
-                self._store.set(f"{self.round + 1}", "begun")  # so that those who train look who it is
+                self._store.set(f"{self.round + 1}", "begun")  # agents whose processes train look at this key
 
     def num_nodes_waiting(self) -> int:
-        """Whether the next meeting has begun: then this agent stops its processes and comes, too.
+        """Returns 1 if the next rendezvous has begun, so that this agent stops its processes and joins it; else 0.
 
-        Not at once: those that have lost another node end by themselves, and what one of them ends with may be why the
-        others have lost it, and no reason to start again.
+        It waits for `grace` first. Processes that have lost another node end by themselves, and their exit codes may
+        say why the others have lost them, which may be no reason to start again.
         """
         with suppress(DistError):  # the first node's agent may end before this one
             if not self._store.check([f"{self.round + 1}"]):
@@ -124,11 +127,11 @@ class Meeting(RendezvousHandler):
         return 0
 
     def get_backend(self) -> str:
-        """torch's name for it."""
+        """Returns the name that torch shows."""
         return "marius-oac"
 
     def get_run_id(self) -> str:
-        """The same for all."""
+        """Returns a name that is the same for all."""
         return "marius-oac"
 
     def is_closed(self) -> bool:
@@ -139,5 +142,5 @@ class Meeting(RendezvousHandler):
         """See `leave`."""
 
     def shutdown(self) -> bool:
-        """There is nothing to be let go of."""
+        """Returns True: there is nothing to release."""
         return True

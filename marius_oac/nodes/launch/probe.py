@@ -1,15 +1,15 @@
-"""What a node says of itself to `nodes check`, and how fast it reaches another one.
+"""Describes a node to `nodes check`, and measures its connection to another one.
 
 `python -m marius_oac.nodes.launch.probe` runs it.
 
-Speaks JSON, a line each way, with the checker that started it and holds its standard input; ends when that ends. It
-listens on the node's own address and port alone, and only for those who know the check's secret, for as long as asked:
+It reads requests from standard input and writes answers to standard output, each a line of JSON, and ends when the
+input ends. It listens on the node's own address and port alone, and serves only nodes that know the check's secret:
 
-- `{"secret", "address", "ports", "path"}`: once; it listens at the first of the ports. Answers with the facts:
-  versions, clock, memory, disk, ports that are taken.
-- `{"do": "clock"}`: the time now.
-- `{"do": "receive"}`: takes one measurement from another node. Answers with the bytes that came.
-- `{"do": "send", "address", "port", "num_bytes"}`: measures. Answers with bytes and seconds, and a round trip's.
+- `{"secret", "address", "ports", "path"}`: comes first. Listens at the first free one of the ports. Answers with the
+  facts: versions, clock, memory, disk, ports that are taken.
+- `{"do": "clock"}`: answers with the time.
+- `{"do": "receive"}`: takes part in one measurement of another node. Answers with the bytes that came.
+- `{"do": "send", "address", "port", "num_bytes"}`: measures. Answers with bytes, seconds, and the round trip's seconds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import sys
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from marius_oac import __version__
-from marius_oac.nodes.launch.cluster import this_machine
+from marius_oac.nodes.launch.cluster import disk_sizes, this_machine
 from marius_oac.runtime.console import answer
+from marius_oac.types import present
 
 PATIENCE = 20.0  # seconds that a measurement may take
 _BLOCK = 1 << 20
@@ -38,7 +38,7 @@ _TRIPS = 20
 
 
 def main() -> None:
-    """Answers until standard input ends."""
+    """Answers requests until standard input ends."""
     asked = json.loads(sys.stdin.readline() or "{}")
     if not asked:
         return
@@ -49,7 +49,8 @@ def main() -> None:
             family = socket.AF_INET6 if ":" in asked["address"] else socket.AF_INET
             opened = socket.create_server((asked["address"], port), family=family)
         except OSError as error:
-            taken[port] = (os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)).lower()
+            number = error.errno or 0
+            taken[port] = (os.strerror(number) if number > 0 else str(error)).lower()
             continue
         if server is None:
             server = opened
@@ -63,7 +64,7 @@ def main() -> None:
             if asked["do"] == "clock":
                 _answer({"clock": time.time()})
             elif asked["do"] == "receive":
-                _answer({"num_bytes": _receive(server, secret)})
+                _answer({"num_bytes": _receive(present(server), secret)})
             else:
                 _answer(_send(asked, secret))
         except (OSError, ValueError) as error:
@@ -78,10 +79,6 @@ def _facts(asked: Mapping[str, Any]) -> dict[str, Any]:
         torch = version("torch").partition("+")[0]
     except PackageNotFoundError:
         torch = None
-    disks = {}
-    for folder in asked["path"] or ["."]:
-        existing = next(one for one in (Path(folder), *Path(folder).absolute().parents) if one.exists())
-        disks[str(existing.stat().st_dev)] = psutil.disk_usage(str(existing)).free
     return {
         "versions": {"marius_oac": __version__, "torch": torch},
         "python": platform.python_version(),
@@ -92,12 +89,12 @@ def _facts(asked: Mapping[str, Any]) -> dict[str, Any]:
         "cores": machine.cores,
         "memory": machine.memory,
         "free_memory": psutil.virtual_memory().available,
-        "free_disk": sum(disks.values()),
+        "free_disk": sum(disk_sizes(asked["path"] or ["."], "free").values()),
     }
 
 
 def _receive(server: socket.socket, secret: bytes) -> int:
-    """Takes a stranger's connection for nobody's, and waits for the next one."""
+    """Serves one measurement and returns its bytes; drops connections that don't know the secret."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         connection, _ = server.accept()

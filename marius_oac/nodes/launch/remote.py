@@ -1,11 +1,12 @@
-"""The same command on every node, from one place: by ssh, or under Slurm by srun.
+"""Runs the same command on every node from one place: by ssh or, under Slurm, by srun.
 
 Guarantees:
-- When this process ends, however it ends, what it started elsewhere is asked to stop (see `guard`).
-- A node that fails stops all; the first failure's node is named, and its exit code is passed on, unless another node's
-  says that it has refused (2).
-- SIGINT or SIGTERM stops trainers after the batches in flight, a second one at once; a third one waits for nobody.
-- The first node's output is shown as it is, that of the others behind their names.
+- When this process ends, for whatever reason, the commands it started are asked to stop (see `guard`).
+- A node that fails stops all. The first node that failed is named and its exit code is passed on, unless another node
+  ends with that of a mistake (2).
+- SIGINT or SIGTERM stops trainers after the batches in flight, a second one at once. After a third one this process
+  waits for none.
+- The first node's output is shown as it is, that of others with the node's name before each line.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,21 +28,21 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.launch.guard import PATIENCE
 from marius_oac.runtime.console import say
 from marius_oac.runtime.signals import handled, woken_by_signals
+from marius_oac.types import present
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_REFUSED = (
-    2  # exit code of a mistake, a full disk, ...: where one node ends with it, others may have lost that node first
-)
+_REFUSED = 2  # exit code of a user's mistake or a full disk; other nodes may report that node's loss before it
 
 
 def commands(
     cluster: ClusterConfig, words: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> list[tuple[str, list[str]]]:
-    """Each node's name, and the command that starts it from here.
+    """Returns each node's name and the command that starts it from here.
 
     Args:
+        cluster: the nodes.
         words: the arguments of Python on a node; `--node NAME` is added.
-        environment: where SLURM_JOB_ID says that Slurm starts them.
+        environment: if it has SLURM_JOB_ID, srun starts them.
     """
     return [
         (
@@ -54,14 +55,14 @@ def commands(
 
 
 def python_of(node: NodeConfig) -> str:
-    """The Python of a node."""
+    """Returns the path of a node's Python."""
     return node.python or sys.executable
 
 
 def reach(
     cluster: ClusterConfig, node: NodeConfig, words: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """The command that runs a node's Python with these arguments, by ssh or under Slurm; standard input goes there."""
+    """Returns the command that runs a node's Python with these arguments, by ssh or srun; it passes on its input."""
     folder, there = node.directory or os.getcwd(), [python_of(node), *words]
     if "SLURM_JOB_ID" in environment:  # a step on one node; threads are bound by the program itself, if at all
         step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node.name}", "--cpu-bind=none", "--unbuffered"]
@@ -74,24 +75,23 @@ def reach(
 
 @dataclass
 class _Started:
-    """A node's command, as it runs here."""
+    """A node's command that this process has started."""
 
     name: str
-    process: subprocess.Popen
+    process: subprocess.Popen[bytes]
     partial: dict[int, bytes] = field(default_factory=dict)
 
-    def tell(self, line: bytes | None) -> None:
-        """A line for its guard; None: the end. Of one that has ended nobody listens."""
-        try:
-            if line is not None and not self.process.stdin.closed:
-                self.process.stdin.write(line)
-            elif line is None:
-                self.process.stdin.close()
-        except BrokenPipeError:
-            pass
+    def write(self, line: bytes | None) -> None:
+        """Sends a line to the command's guard; None closes its input. A guard that has ended gets nothing."""
+        guard = present(self.process.stdin)
+        with suppress(BrokenPipeError):
+            if line is None:
+                guard.close()
+            elif not guard.closed:
+                guard.write(line)
 
     def show(self, descriptor: int) -> bool:
-        """Shows what has come since; False at the end."""
+        """Shows new output; returns False at its end."""
         found = os.read(descriptor, 1 << 16)
         *lines, rest = (self.partial.pop(descriptor, b"") + found).split(b"\n")
         if not found and rest:
@@ -105,6 +105,10 @@ class _Started:
 
 def start(each: Sequence[tuple[str, Sequence[str]]], secret: str) -> int:
     """Runs the commands until all have ended; returns the exit code.
+
+    Args:
+        each: names of the nodes and their commands.
+        secret: of the run, which is sent to each guard.
 
     Raises:
         InputError: ssh or srun is not here.
@@ -120,11 +124,11 @@ def start(each: Sequence[tuple[str, Sequence[str]]], secret: str) -> int:
             except FileNotFoundError:
                 raise InputError(f"there is no {command[0]} here to start it with", f"node {name}") from None
             started.append(_Started(name, process))
-            started[-1].tell(f"{secret}\n".encode())
+            started[-1].write(f"{secret}\n".encode())
         return _Watch(started).until_all_have_ended()
     finally:
         for one in started:
-            one.tell(None)
+            one.write(None)
             if one.process.poll() is None:
                 one.process.terminate()
             one.process.wait()
@@ -134,10 +138,10 @@ def start(each: Sequence[tuple[str, Sequence[str]]], secret: str) -> int:
 
 
 def end_of(code: int) -> tuple[int, str]:
-    """The exit code that a node's comes to here, and in words how it has ended.
+    """Returns the exit code to report for a node, and how it has ended, in words.
 
     Args:
-        code: of its guard, or of what reaches it: negative where a signal has ended that.
+        code: of the node's guard, or of ssh or srun; negative where a signal has ended that.
     """
     number = code - 128 if code > 128 else max(0, -code)
     try:
@@ -150,7 +154,7 @@ def end_of(code: int) -> tuple[int, str]:
 
 
 class _Watch:
-    """Output, ends and signals of all that were started."""
+    """Watches the output and the ends of all commands, and handles signals."""
 
     def __init__(self, started: Sequence[_Started]) -> None:
         self.started = started
@@ -185,7 +189,7 @@ class _Watch:
         return 128 + self.signal if self.signal else self.failed
 
     def _ended(self, one: _Started) -> bool:
-        """A command has ended; False, as `show` at the end."""
+        """Handles the end of a command; returns False, as `show` does at the end."""
         code, how = end_of(one.process.wait())
         if code and not self.signal:
             if not self.failed:
@@ -199,8 +203,8 @@ class _Watch:
         self._ask()
 
     def _ask(self) -> None:
-        """Asks all to stop: politely, then at once, then not any more."""
+        """Asks all to stop: the first time after the batches in flight, then at once."""
         self.asked += 1
         self.deadline = self.deadline or time.monotonic() + PATIENCE
         for one in self.started:
-            one.tell(b"stop\n" if self.asked == 1 else None)
+            one.write(b"stop\n" if self.asked == 1 else None)

@@ -1,15 +1,15 @@
-"""The first node's store, within reach of the others: TCP connections carried from one machine's loopback to another's.
+"""Forwards TCP connections to the first node's store, from the loopback of other machines to that of the first.
 
-torch's store knows no secret, so it listens on the loopback of the first node's machine. There a `StoreGate` listens
-for the other nodes. Each of these has a `StoreLine`: it listens on its own loopback, and what connects there is
-connected to the store.
+torch's store has no authentication, so it listens on the loopback of the first node's machine. There a `StoreGate`
+listens for the other nodes. Each of them has a `StoreProxy`, which listens on its own loopback and forwards every
+connection to the store.
 
 Guarantees:
-- Between machines all travels over one connection of our transport for each node, always encrypted: both ends have
-  proved the run's secret, and what is sent can be neither read, changed, replayed nor reordered. What strangers say has
-  no effect; it is counted, and said at the end.
-- Each direction of a connection ends by itself, after all that was said before.
-- An end that is lost ends the connections that it had, and nothing else. The first error is kept in `error`.
+- Each node's traffic travels over one connection of our transport, always encrypted. Both ends have proved the run's
+  secret, and data can be neither read, changed, replayed nor reordered. Messages of strangers have no effect; they are
+  counted, and the counts are logged at the end.
+- Each direction of a forwarded connection ends by itself, after all data before its end.
+- The loss of a node ends its connections and nothing else. The first error is kept in `error`.
 - `close` leaves no thread or socket.
 """
 
@@ -22,7 +22,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.transport.contract import Endpoint, Limits, Security, nonsense
@@ -33,24 +33,26 @@ from marius_oac.runtime.channel import Closed
 LOOPBACK = "127.0.0.1"
 _CHUNK = 64 << 10
 _LIMITS = Limits(max_bytes=_CHUNK + 64, max_frames=2, queue=64)
-_HEAD = struct.Struct("<BQ")  # what, number of the connection
+_HEAD = struct.Struct("<BQ")  # what happened, number of the connection
 _OPEN, _SAID, _ENDED = range(3)
 _STUCK = 60  # seconds that a process of this machine may take to read what was sent to it
+Key = TypeVar("Key", bound=Hashable)
 
 
 class _Stream:
-    """A local connection. `say` is called by one thread; another one runs `carry`, and closes it at last."""
+    """A local connection. One thread calls `send`; another one runs `forward`, which closes it at last."""
 
     def __init__(self, local: socket.socket):
         local.settimeout(None)
         local.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _STUCK, 0))
         local.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._local = local
-        self._silent = threading.Event()  # nothing more is said to it
-        self._saying, self._shutting = threading.Lock(), threading.Lock()  # while it is not closed
+        self._silent = threading.Event()  # nothing more is sent to it
+        self._sending, self._shutting = threading.Lock(), threading.Lock()  # held while it must not be closed
 
-    def say(self, data: bytes | memoryview) -> None:
-        with self._saying:
+    def send(self, data: bytes | memoryview) -> None:
+        """Sends data to the local end; cuts the connection if that fails."""
+        with self._sending:
             try:
                 if not self._silent.is_set():
                     self._local.sendall(data)
@@ -58,30 +60,30 @@ class _Stream:
                 self.cut()
 
     def end(self) -> None:
-        """Nothing more will be said to it."""
+        """Ends the direction to the local end."""
         self._shut(socket.SHUT_WR)
 
     def cut(self) -> None:
-        """Both directions end now."""
+        """Ends both directions now."""
         self._shut(socket.SHUT_RDWR)
 
-    def carry(self, put: Callable[[int, bytes], None], opens: bool) -> None:
-        """Hands over that it is there, if it `opens` the connection, and what it says, until both directions end."""
+    def forward(self, put: Callable[[int, bytes], None], opens: bool) -> None:
+        """Forwards what the local end sends until both directions end; first that it is there, if it `opens`."""
         try:
             if opens:
                 put(_OPEN, b"")
-            while data := self._heard():
+            while data := self._received():
                 put(_SAID, data)
             put(_ENDED, b"")
             self._silent.wait()
-        except (NodeLost, Closed):  # whoever receives from that end hears of it, too
+        except (NodeLost, Closed):  # the thread that receives from the other end finds out, too
             pass
         finally:
             self._silent.set()
-            with self._saying, self._shutting:
+            with self._sending, self._shutting:
                 self._local.close()
 
-    def _heard(self) -> bytes:
+    def _received(self) -> bytes:
         try:
             return self._local.recv(_CHUNK)
         except OSError:
@@ -94,16 +96,16 @@ class _Stream:
         self._silent.set()
 
 
-class _Tunnel(ABC):
-    """What both ends share: local connections by key, and a thread for each besides the one that receives."""
+class _Tunnel(ABC, Generic[Key]):
+    """The base of both ends: has local connections by key, a thread for each, and one that receives."""
 
     def __init__(self, endpoint: Endpoint):
         self._endpoint = endpoint
         self.error: BaseException | None = None
         """Why it ended before it was closed."""
         self._lock = threading.Lock()
-        self._streams: dict[Hashable, _Stream] = {}
-        self._carriers: set[threading.Thread] = set()
+        self._streams: dict[Key, _Stream] = {}
+        self._forwarders: set[threading.Thread] = set()
         self._over = False
         self._receiver = threading.Thread(target=self._receive, name="tunnel")
         self._receiver.start()
@@ -122,20 +124,20 @@ class _Tunnel(ABC):
         self._endpoint.close()
         self._receiver.join()
         with self._lock:
-            carriers = list(self._carriers)
-        for carrier in carriers:
-            carrier.join()
+            forwarders = list(self._forwarders)
+        for forwarder in forwarders:
+            forwarder.join()
 
     @abstractmethod
     def _end(self, error: BaseException) -> None:
-        """Nothing is received any more."""
+        """Ends the connection to the other nodes."""
 
     @abstractmethod
     def _next(self) -> None:
-        """Receives a message and does what it says."""
+        """Receives a message and handles it."""
 
     @abstractmethod
-    def _put(self, key: Hashable, what: int, data: bytes) -> None:
+    def _put(self, key: Key, what: int, data: bytes) -> None:
         """Sends a message about a connection."""
 
     def _receive(self) -> None:
@@ -153,49 +155,49 @@ class _Tunnel(ABC):
         self._end(error)
 
     def _finish(self) -> None:
-        """From now on there are no connections."""
+        """Cuts all connections and takes no new ones."""
         with self._lock:
             self._over = True
             streams = list(self._streams.values())
         for stream in streams:
             stream.cut()
 
-    def _add(self, key: Hashable, local: socket.socket, opens: bool) -> None:
+    def _add(self, key: Key, local: socket.socket, opens: bool) -> None:
         stream = _Stream(local)
 
-        def carry() -> None:
+        def forward() -> None:
             try:
-                stream.carry(lambda what, data: self._put(key, what, data), opens)
+                stream.forward(lambda what, data: self._put(key, what, data), opens)
             except BaseException as error:  # noqa: BLE001 - kept
                 self._fail(error)
             with self._lock:
                 if self._streams.get(key) is stream:
                     del self._streams[key]
-                self._carriers.discard(carrier)
+                self._forwarders.discard(forwarder)
 
-        carrier = threading.Thread(target=carry, name="tunnel, a connection")
+        forwarder = threading.Thread(target=forward, name="tunnel, a connection")
         with self._lock:
             if self._over:
                 local.close()
                 return
             self._streams[key] = stream
-            self._carriers.add(carrier)
-            carrier.start()
+            self._forwarders.add(forwarder)
+            forwarder.start()
 
-    def _say(self, key: Hashable, what: int, data: memoryview) -> None:
-        """What the other end has sent about a connection."""
+    def _handle(self, key: Key, what: int, data: memoryview) -> None:
+        """Handles what the other end has sent about a connection."""
         with self._lock:
             stream = self._streams.get(key)
-        if stream is None:  # it was cut here, of which the other end has not heard yet
+        if stream is None:  # it was cut here, which the other end doesn't know yet
             return
         if what == _SAID:
-            stream.say(data)
+            stream.send(data)
         else:
             stream.end()
 
 
 def _read(name: str, frames: Sequence[memoryview]) -> tuple[int, int, memoryview]:
-    """What, number, data. Raises NodeLost for a message that can't be."""
+    """Returns what happened, the connection's number, and data. Raises NodeLost for a malformed message."""
     if len(frames) != 2 or len(frames[0]) != _HEAD.size:
         raise NodeLost(name, nonsense("malformed message"))
     what, number = _HEAD.unpack(frames[0])
@@ -204,15 +206,19 @@ def _read(name: str, frames: Sequence[memoryview]) -> tuple[int, int, memoryview
     return what, number, frames[1]
 
 
-class StoreGate(_Tunnel):
+class StoreGate(_Tunnel[tuple[int, int]]):
     """The first node's end.
 
     Args:
         where: IP:PORT to listen at.
         store: port of the store, on this machine's loopback.
         names: of all nodes, this one first.
+        security: of the run.
         timeout: seconds after which a silent node is lost.
-        log: gets a line about strangers.
+        log: called with a line about refused strangers.
+
+    Attributes:
+        address: IP:PORT where it listens.
 
     Raises:
         InputError: it can't listen there.
@@ -231,13 +237,14 @@ class StoreGate(_Tunnel):
         super().__init__(self._server)
 
     def close(self) -> None:
+        """Closes as `_Tunnel.close` does, then logs refused strangers."""
         super().close()
         if refused := self._server.refused:
             reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(refused.items()))
             self._log(f"strangers at the rendezvous, {self.address}, were refused: {reasons}")
 
     def _end(self, error: BaseException) -> None:
-        self._server.fail(str(error))  # the others hear of it
+        self._server.fail(str(error))  # the others get the reason
 
     def _next(self) -> None:
         request = self._server.receive()
@@ -249,7 +256,7 @@ class StoreGate(_Tunnel):
         if what == _OPEN:
             self._open(key)
         else:
-            self._say(key, what, data)
+            self._handle(key, what, data)
 
     def _open(self, key: tuple[int, int]) -> None:
         try:
@@ -260,7 +267,7 @@ class StoreGate(_Tunnel):
             self._add(key, local, opens=False)
 
     def _cut(self, peer: int) -> None:
-        """All connections of a node that is gone."""
+        """Cuts all connections of a node that is gone."""
         with self._lock:
             theirs = [key for key in self._streams if key[0] == peer]
             streams = [self._streams.pop(key) for key in theirs]
@@ -272,13 +279,14 @@ class StoreGate(_Tunnel):
         self._server.send(peer, [_HEAD.pack(what, number), data])
 
 
-class StoreLine(_Tunnel):
+class StoreProxy(_Tunnel[int]):
     """Another node's end; waits until the first one listens.
 
     Args:
         address: HOST:PORT of the first node's gate.
         name: the first node's.
         index: this node's number, from 1.
+        security: of the run.
         timeout: seconds after which a silent first node is lost.
         patience: seconds to wait for it.
 
@@ -304,6 +312,7 @@ class StoreLine(_Tunnel):
         self._acceptor.start()
 
     def close(self) -> None:
+        """Stops listening, then closes as `_Tunnel.close` does."""
         self._finish()
         self._acceptor.join()
         self._listener.close()
@@ -312,7 +321,7 @@ class StoreLine(_Tunnel):
     def _finish(self) -> None:
         super()._finish()
         with suppress(OSError):  # it was done before
-            self._listener.shutdown(socket.SHUT_RDWR)  # whoever accepts is woken
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
 
     def _accept(self) -> None:
         while True:
@@ -329,7 +338,7 @@ class StoreLine(_Tunnel):
 
     def _next(self) -> None:
         what, number, data = _read(self._name, self._client.receive())
-        self._say(number, what, data)
+        self._handle(number, what, data)
 
     def _put(self, key: int, what: int, data: bytes) -> None:
         self._client.send([_HEAD.pack(what, key), data])
