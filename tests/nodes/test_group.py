@@ -188,7 +188,7 @@ def test_a_group_has_as_many_channels_as_the_pulse_has_numbers_for():
         TorchGroup(0, ["a"], "more", None, shared, [0])
 
 
-@pytest.mark.parametrize("values, message", [({}, "RANK: not set"), ({"RANK": "x"}, "RANK: 'x' is no number")])
+@pytest.mark.parametrize("values, message", [({}, "RANK: not set"), ({"RANK": "x"}, "RANK: 'x' is not a number")])
 def test_an_environment_without_torchrun_is_refused(monkeypatch, values, message):
     monkeypatch.delenv("RANK", raising=False)
     for name, value in values.items():

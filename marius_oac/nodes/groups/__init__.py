@@ -1,1 +1,1 @@
-"""What a set of nodes can do together, and who is still there."""
+"""Collective calls of a set of nodes, and how the loss of one is detected."""

@@ -1,16 +1,16 @@
-"""What a set of nodes can do together: the contract, and how payload is counted.
+"""Collective calls of a set of nodes: the contract, and how payload is counted.
 
 Guarantees of every implementation:
 - A call is collective: every member makes the same calls of a group in the same order, with tensors of the same shape
-  and type. One thread of a member calls; `abort` may be called by any other.
-- `all_reduce` leaves the same bits on every member, and the same bits in every run for the same members and size. The
-  order of the sums is the implementation's own.
-- A call that can't end any more raises: `NodeLost` where another member is gone, `Closed` where this one aborted. After
-  that every call of the group does.
+  and dtype. One thread of a member calls; any other may call `abort`.
+- `all_reduce` leaves the same bits on every member, and the same bits in every run with the same members and size. The
+  implementation chooses the order of the sums.
+- A call that can't complete raises `NodeLost` if another member is gone, and `Closed` if this one has aborted. Every
+  later call of the group raises, too.
 - Nothing is unpickled: plain values travel as JSON.
 
-Payload counts what the algorithm hands to the network of this member's tensors and values, without headers: in a ring
-an all-reduce sends 2 (N - 1) / N of the tensor and a gather N - 1 values as long as the longest; a binomial broadcast
+Payload counts the bytes that the algorithm sends of this member's tensors and values, without headers. In a ring an
+all-reduce sends 2 (N - 1) / N of the tensor, and a gather N - 1 values as long as the longest. A binomial broadcast
 sends one tensor to each child.
 """
 
@@ -26,14 +26,14 @@ import torch
 
 
 class Group(ABC):
-    """A set of members that call each other.
+    """A set of members that make collective calls.
 
     Args:
         rank: this member's number, from 0.
         names: of all members by rank, for messages.
 
     Attributes:
-        size: members.
+        size: number of members.
         bytes_sent: payload that this member has sent through this group; channels count their own.
     """
 
@@ -44,7 +44,7 @@ class Group(ABC):
         self.bytes_sent = 0
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """The sum over members, in place.
+        """Replaces a tensor, in place, by its sum over the members.
 
         Raises:
             ValueError: the tensor is not contiguous.
@@ -54,7 +54,7 @@ class Group(ABC):
         self.bytes_sent += ring_bytes(tensor.nbytes, self.size)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Root's tensor to every member, in place.
+        """Overwrites a tensor, in place, with that of member `root`.
 
         Raises:
             ValueError: the tensor is not contiguous, or root is no member.
@@ -66,10 +66,10 @@ class Group(ABC):
         self.bytes_sent += tensor.nbytes * _children((self.rank - root) % self.size, self.size)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every member's value, a plain one, by rank, as JSON gives it back (tuples as lists, keys as texts).
+        """Returns every member's value, by rank, as JSON returns it (tuples as lists, keys as strings).
 
         Raises:
-            TypeError: the value is not plain.
+            TypeError: JSON can't represent the value.
         """
         texts = self._gather(json.dumps(value).encode())
         self.bytes_sent += (self.size - 1) * max(map(len, texts))
@@ -81,27 +81,28 @@ class Group(ABC):
 
     @abstractmethod
     def channel(self, name: str) -> Group:
-        """The same members, whose calls are their own: for one background thread. Collective; closed by its user."""
+        """Returns a group of the same members with calls of its own, for one background thread. Collective; its user
+        closes it."""
 
     @abstractmethod
     def part(self, ranks: Sequence[int]) -> Group | None:
-        """Some of the members, ascending, as a group: numbered anew, their calls their own. None for all others.
+        """Returns a subgroup of some members, ascending and numbered anew; None for members that are not in it.
 
-        Collective, and once for the same ranks; closed with the group. It goes on when others than its members leave
-        the group.
+        Collective, and called once for the same ranks. The subgroup has calls of its own, is closed with the group, and
+        goes on when members that are not in it leave the group.
         """
 
     @abstractmethod
     def abort(self, why: BaseException | None = None) -> None:
         """Makes this member's calls, waiting and later, raise `why` or `Closed`; those of the others raise `NodeLost`.
 
-        Of a group: in its channels and parts, too. A worker of a pipeline takes `Closed` for a peaceful end; where
-        nothing else tells it what is wrong, `why` must.
+        A group aborts its channels and parts, too. Workers of a pipeline treat `Closed` as a normal end, so `why` is
+        needed where nothing else reports the error.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the group; the others must not expect this member in a call any more. May be called again."""
+        """Leaves the group: no later call of the others may include this member. May be called again."""
 
     @abstractmethod
     def _all_reduce(self, tensor: torch.Tensor) -> None: ...
@@ -124,20 +125,16 @@ class Group(ABC):
 
 
 def ring_bytes(count: int, size: int) -> int:
-    """What each of `size` members sends when `count` bytes are reduced in a ring: every part travels round twice."""
+    """Returns the bytes that each of `size` members sends when `count` bytes are reduced in a ring."""
     return 2 * (size - 1) * count // size
 
 
 def _children(place: int, size: int) -> int:
-    """To how many members the one at `place` from the root sends in a binomial tree."""
-    count, step = 0, 1
-    while step < size:
-        if place < step and place + step < size:
-            count += 1
-        step *= 2
-    return count
+    """Returns the number of members to which the one `place` after the root sends in a binomial tree."""
+    steps = (1 << level for level in range(size.bit_length()))
+    return sum(place < step < size - place for step in steps)
 
 
 def _check(tensor: torch.Tensor) -> None:
     if not tensor.is_contiguous():
-        raise ValueError(f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous")
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous")

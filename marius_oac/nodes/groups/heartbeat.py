@@ -1,14 +1,14 @@
-"""Who is still there: members tell each other, once in a while, in a thread and over connections of their own.
+"""Detects lost members: they exchange heartbeats in a thread and over connections of their own.
 
 Guarantees:
-- A member whose process ended is lost at once, one that is silent for `timeout` seconds (frozen, cut off) then; one
-  that computes is neither, however long it takes. Every member finds out by itself, from its own connection, who it is.
-- When a member is lost, the calls of every group are ended; when it aborts a group, those of this group.
-- A member that leaves says so and is not lost; `leave` returns when its thread has ended, which takes at most a round
-  of the others, or `timeout` if one of them is silent.
+- A member whose process has ended is lost at once. One that is silent for `timeout` seconds (frozen, cut off) is lost
+  then. One that computes is not lost, however long it takes. Each member finds out from its own connections.
+- When a member is lost the calls of every group end. When it aborts a group, the calls of that group end.
+- A member that leaves announces it and is not lost. `leave` returns when its thread has ended, which takes at most a
+  round of the others, or `timeout` if one of them is silent.
 
-A round sends one message to each member and takes one from each, with gloo's point-to-point calls, which know timeouts
-and name the peer; the store of the rendezvous has neither, and would be a single point of failure.
+A round sends one message to each member and receives one from each, with gloo's point-to-point calls. They have
+timeouts and name the peer; the rendezvous' store has neither, and would be a single point of failure.
 """
 
 from __future__ import annotations
@@ -22,23 +22,37 @@ import torch
 import torch.distributed as dist
 
 SLOTS = 128
-"""Numbers in a message: whether the sender leaves, then of each group whether it has aborted it."""
+"""Numbers in a message: whether the sender leaves, then for each group whether the sender has aborted it."""
 _TAG = 1
 
 
 class Heartbeat:
-    """Args:
-    group: a process group that nobody else uses, of all members.
-    rank: this member's.
-    names: of the members.
-    timeout: seconds of silence that make a member lost.
-    end: makes waiting calls of this member raise: those of the given group, or all; called by the pulse's thread.
+    """Exchanges heartbeats with all members, from its creation until `leave`.
+
+    Args:
+        group: a process group of all members that nothing else uses.
+        rank: this member's.
+        names: of the members.
+        timeout: seconds of silence after which a member is lost.
+        end: makes waiting calls of this member raise, those of the group of this number or, for None, all; called by
+            the heartbeat's thread.
+
+    Attributes:
+        aborted: for each group, 1 if this member has aborted it.
+        lost: the name of the first member that was lost, and why.
+        excused: members that no call of this member needs any more: none fails because they have left.
     """
 
     def __init__(
-        self, group: Any, rank: int, names: Sequence[str], timeout: float, end: Callable[[int | None], None]
+        self,
+        group: dist.ProcessGroup,
+        rank: int,
+        names: Sequence[str],
+        timeout: float,
+        end: Callable[[int | None], None],
     ) -> None:
-        self._group, self._rank, self._names, self._timeout, self._end = group, rank, names, timeout, end
+        self._group: dist.ProcessGroup | None = group
+        self._names, self._timeout, self._end = names, timeout, end
         self._interval = min(1.0, timeout / 8)
         self._leaving = threading.Event()
         self._changed = threading.Condition()
@@ -49,14 +63,13 @@ class Heartbeat:
         self.lost: tuple[str, str] | None = None
         self._left: list[int] = []
         self.excused: set[int] = set()
-        """Members that nobody here waits for any more: no call of this member fails because they have left."""
         self._thread = threading.Thread(target=self._run, name="heartbeat")
         self._thread.start()
 
     def await_verdict(self, slot: int) -> tuple[str, str] | None:
-        """Name of the member that ended a call of a group, and why; None: nobody did.
+        """Returns the name of the member that made a call of a group fail, and why; None: no member did.
 
-        A call has failed: who was lost, has left or has aborted will be known within a round or two.
+        Called after the call has failed: it waits for up to two rounds, in which every reason becomes known.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._verdict(slot) or self._ended, 2 * self._interval + 1)
@@ -71,6 +84,7 @@ class Heartbeat:
         return (self._names[aborted[0]], "has aborted") if aborted else None
 
     def leave(self) -> None:
+        """Announces that this member leaves, and ends the thread."""
         self._leaving.set()
         self._thread.join()
         self._group = None  # its connections close with the last reference
@@ -110,14 +124,15 @@ class Heartbeat:
             self._forget(peer, left=True)
 
     def _attempt(self, peer: int, call: Callable[..., Any], tensor: torch.Tensor) -> Any:
-        """A piece of work, or the error that it began with."""
+        """Starts a send or a receive; returns its work, or the error that it failed with."""
         try:
             return call(tensor, peer, self._group, _TAG)
         except RuntimeError as error:
             return error
 
     def _wait(self, peer: int, work: Any) -> bool:
-        """Whether it was done; if not, the peer is lost, unless somebody else was before."""
+        """Waits for a send or a receive; if it fails, the peer is lost, unless another member was before. Returns
+        whether it succeeded."""
         if peer not in self._there:
             return False
         try:

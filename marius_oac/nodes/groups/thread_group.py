@@ -1,4 +1,4 @@
-"""`Group` between the threads of one process: what tests run members on.
+"""A `Group` of threads of one process, for tests.
 
 Guarantees:
 - Sums are made in rank order.
@@ -19,30 +19,30 @@ from marius_oac.nodes.groups.contract import Group
 from marius_oac.runtime.channel import Closed
 
 Delay = Callable[[int, str, int], object]
-"""Called with rank, channel ("" is the group itself) and number of a call before a member takes part in it."""
+"""Called with the rank, the channel ("" is the group itself) and the number of a call before a member takes part."""
 
 
 class ThreadGroup(Group):
-    """Made by `members`, `channel` and `part` alone."""
+    """A member that is a thread. Made by `members`, `channel` and `part` only."""
 
-    def __init__(self, rank: int, room: _Room) -> None:
-        super().__init__(rank, room.names)
-        self._room, self._calls = room, 0
+    def __init__(self, rank: int, rendezvous: _Rendezvous) -> None:
+        super().__init__(rank, rendezvous.names)
+        self._rendezvous, self._calls = rendezvous, 0
 
     @classmethod
     def members(
         cls, size: int, timeout: float = 30.0, delay: Delay | None = None, names: Sequence[str] | None = None
     ) -> list[ThreadGroup]:
-        """A group for each of `size` threads.
+        """Returns one member for each of `size` threads.
 
         Args:
-            size: members.
+            size: number of members.
             timeout: seconds after which a member that doesn't come to a call is lost.
             delay: see `Delay`; it may block.
             names: of the members; None: "rank 0", ...
         """
-        room = _Room(names or [f"rank {each}" for each in range(size)], "", timeout, delay)
-        return [cls(rank, room) for rank in range(size)]
+        rendezvous = _Rendezvous(names or [f"rank {each}" for each in range(size)], "", timeout, delay)
+        return [cls(rank, rendezvous) for rank in range(size)]
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
         parts = self._meet("all_reduce", tensor.clone(), (tensor.shape, tensor.dtype))
@@ -58,31 +58,36 @@ class ThreadGroup(Group):
         return self._meet("gather", text)
 
     def barrier(self) -> None:
+        """See `Group.barrier`."""
         self._meet("barrier", None)
 
     def channel(self, name: str) -> ThreadGroup:
+        """See `Group.channel`."""
         self._meet("channel", None, name)
-        return ThreadGroup(self.rank, self._room.inner(self._calls, name))
+        return ThreadGroup(self.rank, self._rendezvous.inner(self._calls, name))
 
     def part(self, ranks: Sequence[int]) -> ThreadGroup | None:
+        """See `Group.part`."""
         self._meet("part", None, tuple(ranks))
         if self.rank not in ranks:
             return None
-        return ThreadGroup(ranks.index(self.rank), self._room.inner(self._calls, "part", ranks))
+        return ThreadGroup(ranks.index(self.rank), self._rendezvous.inner(self._calls, "part", ranks))
 
     def _meet(self, kind: str, given: Any, must_agree: Any = None) -> list[Any]:
         self._calls += 1
-        return self._room.meet(self.rank, self._calls, given, (kind, must_agree))
+        return self._rendezvous.meet(self.rank, self._calls, given, (kind, must_agree))
 
     def abort(self, why: BaseException | None = None) -> None:
-        self._room.leave(self.rank, "has aborted", why)
+        """See `Group.abort`."""
+        self._rendezvous.leave(self.rank, "has aborted", why)
 
     def close(self) -> None:
-        self._room.leave(self.rank, "has left the group")
+        """See `Group.close`."""
+        self._rendezvous.leave(self.rank, "has left the group")
 
 
-class _Room:
-    """Where members meet: each call has a list of what they bring, complete when all have come."""
+class _Rendezvous:
+    """Exchanges values between members: each call collects one of every member, and is complete when all have come."""
 
     def __init__(self, names: Sequence[str], name: str, timeout: float, delay: Delay | None) -> None:
         self.names = tuple(names)
@@ -92,10 +97,10 @@ class _Room:
         self._taken: dict[int, int] = {}
         self._gone: dict[int, str] = {}
         self._errors: dict[int, BaseException] = {}
-        self._inner: dict[int, tuple[_Room, Sequence[int]]] = {}  # with the ranks of its members, by their places
+        self._inner: dict[int, tuple[_Rendezvous, Sequence[int]]] = {}  # by call, with the ranks of its members
 
     def meet(self, rank: int, call: int, given: Any, must_agree: Any) -> list[Any]:
-        """What every member brings to a call, by rank."""
+        """Waits for all members, and returns what each has given to a call, by rank."""
         if self._delay is not None:
             self._delay(rank, self._name, call)
         with self._changed:
@@ -118,13 +123,15 @@ class _Room:
             raise ValueError(f"call {call} of '{self._name}': members called {theirs}")
         return [brought[each][0] for each in range(len(self.names))]
 
-    def inner(self, call: int, name: str, ranks: Sequence[int] | None = None) -> _Room:
+    def inner(self, call: int, name: str, ranks: Sequence[int] | None = None) -> _Rendezvous:
+        """Returns the rendezvous of the channel or subgroup that a call makes."""
         ranks = range(len(self.names)) if ranks is None else ranks
         with self._changed:
-            made = _Room([self.names[rank] for rank in ranks], name, self._timeout, self._delay)
+            made = _Rendezvous([self.names[rank] for rank in ranks], name, self._timeout, self._delay)
             return self._inner.setdefault(call, (made, ranks))[0]
 
     def leave(self, rank: int, why: str, error: BaseException | None = None) -> None:
+        """Ends the member's calls, with the error or `Closed`, here and in inner rendezvous."""
         with self._changed:
             if error is not None:
                 self._errors.setdefault(rank, error)
@@ -134,9 +141,9 @@ class _Room:
                     brought.pop(rank, None)
             self._changed.notify_all()
             inner = list(self._inner.values())
-        for room, ranks in inner:
+        for each, ranks in inner:
             if rank in ranks:
-                room.leave(ranks.index(rank), why, error)
+                each.leave(ranks.index(rank), why, error)
 
     def _complete(self, call: int) -> bool:
         return len(self._brought.get(call, ())) == len(self.names)

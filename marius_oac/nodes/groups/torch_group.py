@@ -1,17 +1,17 @@
-"""`Group` on torch.distributed: gloo for tensors in memory, NCCL for tensors on a GPU.
+"""A `Group` on torch.distributed: gloo for tensors in memory, NCCL for tensors on a GPU.
 
 Guarantees:
-- gloo reduces large and small tensors alike in a ring, part by part: every part is summed in one order by one chain of
-  members and then copied, so that all members hold the same bits; the order depends on size and members alone.
-- A call waits as long as every member is alive, however long that is: an evaluation on one of them may lie between. One
-  that is gone ends it (see `heartbeat`).
-- `abort` closes this member's connections of that group, and of its channels where it is the group itself: NCCL's are
-  aborted, so that what it has put on the GPU ends; of gloo's a receive times out at once, which closes all: gloo has no
-  other way to end a call that waits. What a call has left in its tensors then is of no use.
-- A channel is connected when all members have come, within `timeout` seconds: one that dies then is found, too.
+- gloo reduces tensors of any size in a ring, part by part. One chain of members sums a part in one order, then it is
+  copied. So all members hold the same bits, and the order depends only on size and members.
+- A call waits as long as every member is alive, even through an evaluation on one of them. A member that is gone ends
+  it (see `heartbeat`).
+- `abort` closes this member's connections of that group; called on the group itself, those of its channels, too. NCCL
+  is aborted, so that its work on the GPU ends. gloo has no way to end a waiting call except that a receive times out,
+  which closes all its connections. The tensors of an aborted call are undefined.
+- A channel is connected when all members have come, within `timeout` seconds. A member that dies meanwhile is found.
 
-The members find each other by the store that torchrun's variables name. gloo and NCCL know no secret, and listen on the
-given interface: they carry tensors alone, and nothing that is unpickled.
+The members find each other by the store that torchrun's variables name. gloo and NCCL have no authentication and listen
+on the given interface. They transfer tensors alone, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,20 +32,32 @@ from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.heartbeat import SLOTS, Heartbeat
 from marius_oac.runtime.channel import Closed
+from marius_oac.types import present
 
 _EVER = timedelta(days=3650)
-"""How long a call waits by itself: for ever. Whom it waits for in vain, the pulse tells."""
+"""How long a call waits by itself: practically for ever. The heartbeat ends the calls that wait for a lost member."""
 _NEVER_SENT = (1 << 20) + 1  # a tag
+Result = TypeVar("Result")
 
 
 class TorchGroup(Group):
-    """Made by `from_environment`, `channel` and `part` alone; `ranks` are torch's, of the members by rank."""
+    """A member that is a process. Made by `from_environment`, `channel` and `part` only.
+
+    `ranks` are torch's, of the members by rank.
+    """
 
     def __init__(
-        self, rank: int, names: Sequence[str], name: str, process_group: Any, shared: _Shared, ranks: Sequence[int]
+        self,
+        rank: int,
+        names: Sequence[str],
+        name: str,
+        process_group: dist.ProcessGroup,
+        shared: _Shared,
+        ranks: Sequence[int],
     ) -> None:
         super().__init__(rank, names)
-        self._name, self._process_group, self._shared, self._ranks = name, process_group, shared, ranks
+        self._name, self._shared, self._ranks = name, shared, ranks
+        self._process_group: dist.ProcessGroup | None = process_group
         self._slot = len(shared.groups)
         if self._slot >= SLOTS - 1:
             raise ValueError(f"channel {name}: a group has at most {SLOTS - 2} channels")
@@ -59,14 +71,15 @@ class TorchGroup(Group):
     def from_environment(
         cls, timeout: float, interface: str | None = None, names: Sequence[str] | None = None
     ) -> TorchGroup:
-        """The processes that torchrun started (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); collective.
+        """Connects the processes that torchrun started (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); collective.
 
         Args:
-            timeout: seconds: a member that is silent for so long is lost, and so is one that doesn't come at all.
+            timeout: seconds after which a silent member is lost, also one that never comes.
             interface: name of the network interface to use; None: that of the host's name.
             names: of the members by rank; None: "rank 0", ...
+
         Raises:
-            InputError: a variable is missing or no number; the names are not as many as the members.
+            InputError: a variable is missing or not a number; there are more or fewer names than members.
             NodeLost: not all members came.
         """
         rank, size = (_number(name) for name in ("RANK", "WORLD_SIZE"))
@@ -102,6 +115,7 @@ class TorchGroup(Group):
         self._call(lambda: dist.broadcast(tensor, self._ranks[root], group=self._process_group))
 
     def barrier(self) -> None:
+        """See `Group.barrier`."""
         self._call(lambda: dist.all_reduce(torch.zeros(1, dtype=torch.int32), group=self._process_group))
 
     def _gather(self, text: bytes) -> list[bytes]:
@@ -115,9 +129,11 @@ class TorchGroup(Group):
         return [each[: int(length)].numpy().tobytes() for each, length in zip(texts, lengths, strict=True)]
 
     def channel(self, name: str) -> TorchGroup:
+        """See `Group.channel`."""
         return self._connected(name, range(self.size))
 
     def part(self, ranks: Sequence[int]) -> TorchGroup | None:
+        """See `Group.part`."""
         if self.rank in ranks:
             self._shared.heartbeat.excused.update(self._ranks[each] for each in range(self.size) if each not in ranks)
             return self._connected("part", ranks)
@@ -126,21 +142,20 @@ class TorchGroup(Group):
 
     def _connected(self, name: str, ranks: Sequence[int]) -> TorchGroup:
         self.barrier()
-        made: list[Any] = []
         theirs, names = [self._ranks[each] for each in ranks], [self.names[each] for each in ranks]
-        self._call(lambda: made.append(self._shared.connect(theirs)))
-        found = TorchGroup(ranks.index(self.rank), names, name, made[0], self._shared, theirs)
-        if self._aborted:  # meanwhile
+        made = self._call(lambda: self._shared.connect(theirs))
+        found = TorchGroup(ranks.index(self.rank), names, name, made, self._shared, theirs)
+        if self._aborted:  # while it was connecting
             found.abort(self._why)
         return found
 
-    def _call(self, work: Callable[[], object]) -> None:
+    def _call(self, work: Callable[[], Result]) -> Result:
         if self._aborted or self._closed:
             raise self._why or Closed(self._name)
         if self._failure is not None:
             raise self._reason() or self._failure
         try:
-            work()
+            return work()
         except RuntimeError as error:
             self._failure = error
             if self._aborted:
@@ -151,11 +166,12 @@ class TorchGroup(Group):
             raise reason from error
 
     def _reason(self) -> NodeLost | None:
-        """Whom a failed call has to thank for it; None: nobody, it was wrong itself."""
+        """Returns the loss that made a call fail; None: the call itself was wrong."""
         verdict = self._shared.heartbeat.await_verdict(self._slot)
         return None if verdict is None else NodeLost(*verdict)
 
     def abort(self, why: BaseException | None = None) -> None:
+        """See `Group.abort`."""
         for group in list(self._shared.groups) if self._root else [self]:
             group._why, group._aborted = group._why or why, True
             self._shared.heartbeat.aborted[group._slot] = 1
@@ -163,19 +179,19 @@ class TorchGroup(Group):
                 group._sever()
 
     def _sever(self) -> None:
-        """Closes the connections: of gloo's that are still open the first one's timeout closes all."""
-        if not self._closed:
-            with suppress(RuntimeError):  # there is no NCCL, or it has been aborted before
-                self._process_group._get_backend(torch.device("cuda")).abort()
+        """Closes the connections; of gloo's, one receive that times out closes all that are open."""
+        if self._process_group is None:
+            return
+        with suppress(RuntimeError):  # there is no NCCL, or it has been aborted before
+            self._process_group._get_backend(torch.device("cuda")).abort()
         for peer in range(self.size):
-            if peer != self.rank and not self._closed:
-                try:
+            if peer != self.rank:
+                with suppress(RuntimeError):
                     receive = dist.irecv(torch.zeros(1), self._ranks[peer], self._process_group, _NEVER_SENT)
-                    receive.wait(timedelta(milliseconds=1))
-                except RuntimeError:
-                    continue
+                    present(receive).wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
+        """See `Group.close`."""
         if self._root and not self._closed:
             self._shared.heartbeat.leave()
         with self._shared.lock:
@@ -190,8 +206,7 @@ class TorchGroup(Group):
 
 
 class _Shared:
-    """What a group and its channels have in common; the lock keeps connections from being closed while they are used
-    to sever."""
+    """What a group and its channels share. The lock keeps connections from being closed while `_sever` uses them."""
 
     heartbeat: Heartbeat
 
@@ -200,14 +215,15 @@ class _Shared:
         self.groups: list[TorchGroup] = []
         self.lock = threading.Lock()
 
-    def connect(self, ranks: Sequence[int]) -> Any:
-        """Connections of their own between these members, who come at once; calls then wait for ever."""
+    def connect(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Connects these members, who call it together. Calls of the process group then wait for ever."""
         alone = len(ranks) < dist.get_world_size()  # the others may have left
         made = dist.new_group(list(ranks), timeout=self.silence, backend=self.backend, use_local_synchronization=alone)
         distributed_c10d._set_pg_timeout(_EVER, made)
         return made
 
     def sever(self, slot: int | None) -> None:
+        """Closes the connections of the group with this number; None: of all."""
         with self.lock:
             for group in self.groups if slot is None else self.groups[slot : slot + 1]:
                 group._sever()
@@ -218,5 +234,5 @@ def _number(name: str) -> int:
     if text is None:
         raise InputError("not set: several nodes are started by torchrun", name)
     if not text.isdecimal():
-        raise InputError(f"'{text}' is no number", name)
+        raise InputError(f"'{text}' is not a number", name)
     return int(text)

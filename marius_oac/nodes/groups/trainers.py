@@ -1,4 +1,4 @@
-"""Which processes of a run train, and which only serve rows: `trainers: 0` of nodes.yaml."""
+"""Tells the processes that train from those that only serve rows (`trainers: 0` in nodes.yaml)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Crowd:
-    """The processes of a group, and those outside of it (`training.rowless`).
+    """The processes of a group, and the run's trainers outside it (`training.rowless`), as peers of shards.
 
-    To shards the trainers of the group are peers 0 to `within` - 1, in the order of their ranks; then come those that
-    only serve, and then those outside: so sums over trainers have the order that they would have without the others.
+    The trainers of the group are peers 0 to `within` - 1, in the order of their ranks. Then come the processes that
+    only serve, then the trainers outside. So sums over trainers have the same order as without the others.
 
     Attributes:
-        trains: of each process of the group, by rank.
-        outside: trainers that are not in the group.
+        trains: whether each process of the group trains, by rank.
+        outside: number of trainers that are not in the group.
     """
 
     trains: Sequence[bool]
@@ -23,17 +23,17 @@ class Crowd:
 
     @property
     def within(self) -> int:
-        """Trainers of the group."""
+        """Number of trainers in the group."""
         return sum(self.trains)
 
     @property
     def trainers(self) -> int:
-        """All of them."""
+        """Number of all trainers."""
         return self.within + self.outside
 
     @property
     def own(self) -> int:
-        """The run's own processes; peers from that number on are elastic workers."""
+        """Number of the run's own processes; peers from that number on are elastic workers."""
         return len(self.trains) + self.outside
 
     @property
@@ -42,6 +42,6 @@ class Crowd:
         return [rank for rank, trains in enumerate(self.trains) if not trains]
 
     def peer(self, rank: int) -> int:
-        """The number that a process of the group has to shards."""
+        """Returns the peer number of a process of the group, from its rank."""
         before = sum(each == self.trains[rank] for each in self.trains[:rank])
         return before if self.trains[rank] else self.within + before
