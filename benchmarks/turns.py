@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from marius_oac.types import BatchData
+
 _SETTLE = 0.05  # seconds in which the last contestant's threads stop spinning
 
 
@@ -35,17 +37,17 @@ class StepContestant(Contestant):
     """A step's compute alone, on batches that are drawn before, again and again.
 
     Args:
-        step: has `compute(values, arrays, batch_index)` and `close`.
-        batches: values of the rows and the other arrays of each.
+        step: has `compute(values, data, batch_index)` and `close`.
+        batches: values of the rows and the record of each.
     """
 
-    def __init__(self, step: Any, batches: Sequence[tuple[Any, dict[str, Any]]]):
+    def __init__(self, step: Any, batches: Sequence[tuple[Any, BatchData]]):
         self._step, self._batches, self._next = step, batches, 0
 
     def run(self, batches: int) -> None:
         for _ in range(batches):
-            values, arrays = self._batches[self._next % len(self._batches)]
-            self._step.compute([values], arrays, self._next)
+            values, data = self._batches[self._next % len(self._batches)]
+            self._step.compute([values], data, self._next)
             self._next += 1
 
     def close(self) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import IntEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 NEVER = -1
 """The timestamp of a row that no batch has written yet (OAC, section 3.2)."""
 
-Arrays = Mapping[str, np.ndarray]
 Value = TypeVar("Value")
 
 
@@ -45,26 +44,60 @@ class TableSpec:
     max_batch_rows: int
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BatchData:
+    """What a step computes a batch from, beside its rows; each task has a record of its own (`marius_oac.batches`).
+
+    Numbers are the host's wherever the arrays of a record are, so that nobody waits for a device to read them.
+
+    Attributes:
+        epoch: the batch's epoch, from 0: learning rates decay by it.
+        share: the part of a global batch that these examples are, 1 where one trainer has all of it. 0: the example is
+            another trainer's, and nothing is updated by it.
+        part: where batches are dispatched to trainers, the global batch and the number of the part of it; else None.
+    """
+
+    epoch: int = 0
+    share: float = 1.0
+    part: tuple[int, int] | None = None
+
+
+def map_arrays(record: Any, change: Callable[[np.ndarray], Any]) -> Any:
+    """A copy of a dataclass with `change` of each NumPy array in its fields, in records and tuples within it too."""
+    if isinstance(record, np.ndarray):
+        return change(record)
+    if isinstance(record, tuple):
+        return tuple(map_arrays(each, change) for each in record)
+    if not is_dataclass(record) or isinstance(record, type):
+        return record
+    return replace(record, **{each.name: map_arrays(getattr(record, each.name), change) for each in fields(record)})
+
+
+def arrays_of(record: Any) -> list[np.ndarray]:
+    """The NumPy arrays of a record, in the order in which `map_arrays` changes them."""
+    found: list[np.ndarray] = []
+    map_arrays(record, found.append)
+    return found
+
+
+Data = TypeVar("Data", bound=BatchData, covariant=True)
+
+
 @dataclass(frozen=True)
-class Plan:
+class Plan(Generic[Data]):
     """What one batch will read and compute: a pure function of (seed, epoch, index), so any thread can make any batch.
 
     Attributes:
         sequence: the batch's place in plan order, from 0, over all epochs.
         rows: for each table, in the planner's table order, the sorted unique row ids, int64.
-        arrays: what the step needs beside the rows: local indices, targets (see the planner that makes it).
+        data: what the step needs beside the rows: local indices, targets.
         examples: training examples in the batch, for throughput.
     """
 
     batch_index: int
     rows: Sequence[np.ndarray]
-    arrays: Arrays
+    data: Data
     examples: int
-
-
-HOST_ARRAYS = frozenset(("epoch", "share", "part", "chunk_offsets"))
-"""Of `Plan.arrays` those that stay on the host where the others go to a device: who computes asks for their numbers,
-and would have to wait for the device."""
 
 
 class Planner(Protocol):
@@ -78,17 +111,17 @@ class Planner(Protocol):
 
     tables: Sequence[TableSpec]
 
-    def plan(self, batch_index: int) -> Plan: ...
+    def plan(self, batch_index: int) -> Plan[Any]: ...
 
-    def assign_rows(self, plan: Plan) -> Plan | None: ...
+    def assign_rows(self, plan: Plan[Any]) -> Plan[Any] | None: ...
 
 
 class Step(Protocol):
     """Forward, loss, gradient and row optimizer of one batch; called by one thread, in computation order.
 
     `compute` changes the rows in place: `rows[k]` is float32 [n, width] of the planner's table k (value columns first,
-    then optimizer state), on the step's device. Arrays come as numpy on the CPU device, as tensors on CUDA, where those
-    of `HOST_ARRAYS` are on the host all the same.
+    then optimizer state), on the step's device. `data` is the record of the step's task, with NumPy arrays on the CPU
+    device, with tensors on CUDA.
     Dense parameters (relations, networks) belong to the step and are updated in the same call, hence in computation
     order; `dense_state` and `load_dense_state` carry them and their optimizer state through checkpoints.
     """
@@ -96,7 +129,7 @@ class Step(Protocol):
     served: ServedDense | None
     """None: it has no dense parameters, or nothing to agree with."""
 
-    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+    def compute(self, rows: Sequence[Any], data: Any, timestamp: int) -> Any:
         """Returns the batch's mean loss, a float (or a 0-d tensor on CUDA, which nobody reads before the download)."""
 
     def dense_state(self) -> Mapping[str, Any]: ...

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "marius_oac"
 
 LAYERS = (
     ("errors", "types"),
+    ("batches",),
     ("runtime",),
     ("kernels", "config"),
     ("storage", "models"),

@@ -101,13 +101,14 @@ def test_means_formed_while_planning_have_the_bits_of_those_of_the_step(labelled
     overrides, graph = [layers, f"encoder.features={labelled / 'features.parquet'}"], Graph.open(labelled / "graph")
 
     def planned(*more):
-        return "means" in NodeClassificationTask(configure(labelled, *overrides, *more), graph).planner.plan(0).arrays
+        task = NodeClassificationTask(configure(labelled, *overrides, *more), graph)
+        return task.planner.plan(0).data.means is not None
 
     assert planned() and not planned("encoder.dropout=0.1") and not planned("encoder.embeddings=8")
     for more in ([], ["encoder.dropout=0.1"], ["encoder.layers=[{kind: sage, neighbors: 3}]"]):
         task = NodeClassificationTask(configure(labelled, *overrides, *more), graph)
         plan = task.planner.plan(0)
-        assert num_encoded(plan, task.encoder.config) == len(plan.arrays["labels"])
+        assert num_encoded(plan.data) == len(plan.data.head.labels)
     formed_there = run_batches(configure(labelled, *overrides), labelled)
     property_of = GraphEncoder.neighborhoods.fget
     monkeypatch.setattr(GraphEncoder, "neighborhoods", property(lambda self: replace(property_of(self), means=None)))
@@ -122,10 +123,10 @@ def test_the_memory_of_planned_means_is_what_a_step_holds(labelled, dimension):
     task = NodeClassificationTask(config, Graph.open(labelled / "graph"))
     plan, encoder = task.planner.plan(0), task.encoder
     with Session(task) as session:
-        session.step.compute([], plan.arrays, 0)
+        session.step.compute([], plan.data, 0)
         held = sum(each.nbytes for each in session.step._products._scratch._buffers.values())
     # Beside the scratch of products the step holds sums and what torch makes.
-    assert held < encoder_bytes(plan, encoder.config, encoder.inputs, encoder.widths) < 3 * held
+    assert held < encoder_bytes(plan.data, encoder.config, encoder.inputs, encoder.widths) < 3 * held
 
 
 @pytest.mark.parametrize("more", [[], ["training.early_stopping.patience=1"], ["storage.memory=64KiB"]])

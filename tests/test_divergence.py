@@ -17,6 +17,7 @@ from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
 from marius_oac.models.link_prediction.step import LinkPredictionStep
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runtime.files.atomic import json_text
+from marius_oac.types import BatchData
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config, workers
 from tests.runs import write_config
@@ -65,8 +66,8 @@ def test_a_loss_out_of_proportion_stops_at_the_segments_end_and_an_outlier_does_
     """Here the loss alone tells: rows stay small. The checkpoint before stays."""
     compute, worse = LinkPredictionStep.compute, set()
 
-    def told(self, rows, arrays, timestamp):
-        return compute(self, rows, arrays, timestamp) * (1e12 if timestamp in worse else 1.0)
+    def told(self, rows, data, timestamp):
+        return compute(self, rows, data, timestamp) * (1e12 if timestamp in worse else 1.0)
 
     monkeypatch.setattr(LinkPredictionStep, "compute", told)
     worse.update((24, 47))
@@ -93,8 +94,8 @@ def test_numbers_are_blamed_on_the_batch_that_made_them(graph, tmp_path, monkeyp
     """The loss of that batch is finite; the batches in flight with it read the row from the cache or the store."""
     compute, begun, spoilt = LinkPredictionStep.compute, [], []
 
-    def spoil(self, rows, arrays, timestamp):
-        loss = compute(self, rows, arrays, timestamp)
+    def spoil(self, rows, data, timestamp):
+        loss = compute(self, rows, data, timestamp)
         if timestamp == 30:
             spoilt.append(begun[-1])  # in async batches are not computed in the order of their numbers
             rows[0][:, 0] = np.nan
@@ -133,7 +134,7 @@ def test_a_gradient_of_a_network_is_told_beside_the_loss(bad):
     for number, expected in ((1.0, 0.0), (bad, None)):
         network(torch.ones(1, 3)).sum().backward()
         network.weight.grad[1, 2] = number
-        fault = float(optimizer.step({}, 0))
+        fault = float(optimizer.step(BatchData(), 0))
         assert fault == 0.0 if expected == 0.0 else np.isnan(fault)
 
 
@@ -144,16 +145,16 @@ def test_a_network_that_an_update_makes_infinite_is_told(tmp_path):
     network = torch.nn.Linear(3, 2)
     optimizer = DenseOptimizer(network, config.training.dense_optimizer)
     (network(torch.ones(1, 3)).sum() * 1e3).backward()
-    assert np.isnan(float(optimizer.step({}, 0)))
+    assert np.isnan(float(optimizer.step(BatchData(), 0)))
 
 
 def test_the_fault_of_a_network_reaches_the_batch(tmp_path, monkeypatch):
     step = DenseOptimizer.step
 
-    def spoiled(self, arrays, timestamp):
+    def spoiled(self, data, timestamp):
         if timestamp == 5:
             next(iter(self._parameters.values())).grad.fill_(np.nan)
-        return step(self, arrays, timestamp)
+        return step(self, data, timestamp)
 
     monkeypatch.setattr(DenseOptimizer, "step", spoiled)
     with pytest.raises(DivergedError, match="the loss is nan .* at batch 5: "):

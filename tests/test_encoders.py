@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from marius_oac import TrainedModel, open_run, resume, train
+from marius_oac.batches import BlockData, EncodedBatch, NodeBatch
 from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.models.gnn.step import blocks_of
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training.trained import compare_runs, export_run
+from marius_oac.types import map_arrays
 from tests.graphs import NODES, jitter, run_batches, tiny_config, workers
 from tests.runs import contents, outcome, stop_at, story
 
@@ -114,13 +116,11 @@ def test_a_trained_model_is_evaluated_with_all_neighbours(encoded, graph, tmp_pa
         {name.removeprefix("network."): each for name, each in model.checkpoint.dense().items() if "network." in name}
     )
     blocks = NeighborSampler(task.encoder.neighbors, [-1, -1], 0).sample(np.arange(graph.num_nodes), 0, 0)
-    arrays = {"inputs": torch.from_numpy(blocks.inputs)}
-    for number, block in enumerate(blocks.layers):
-        arrays[f"blocks.{number}.offsets"] = torch.from_numpy(block.offsets)
-        arrays[f"blocks.{number}.sources"] = torch.from_numpy(block.sources)
+    layers = tuple(BlockData(block.offsets, block.sources) for block in blocks.layers)
+    data = EncodedBatch(head=NodeBatch(labels=blocks.inputs), blocks=layers, inputs=blocks.inputs)
     rows = torch.from_numpy(np.array(model.embeddings()[blocks.rows[blocks.inputs]]))
     with torch.no_grad():
-        expected = encoder(rows, blocks_of(arrays, 2)).numpy()
+        expected = encoder(rows, blocks_of(map_arrays(data, torch.from_numpy))).numpy()
     np.testing.assert_allclose(model.entities, expected, rtol=1e-4, atol=1e-5)
     found = model.evaluate("test").values
     assert all(summary[f"test.{key}"] == value for key, value in found.items() if key != "seconds")

@@ -8,7 +8,7 @@ from tests.layers import LAYERS, PACKAGE, arrows, circles, folders, upwards
 from tests.test_house import broken
 
 HEAVY = {"torch", "numba", "dgl"}
-FORBIDDEN = dict.fromkeys(("errors", "types", "runtime", "config", "cli"), HEAVY) | {
+FORBIDDEN = dict.fromkeys(("errors", "types", "batches", "runtime", "config", "cli"), HEAVY) | {
     "kernels": {"torch", "dgl"},
     "storage": {"torch", "dgl"},
     "data": {"torch", "dgl"},

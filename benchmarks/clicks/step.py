@@ -23,12 +23,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, StepContestant, take_turns
+from marius_oac.batches import ClickBatch, TableIndices
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.rows import TableColumns
 from marius_oac.models.ctr.schema import Field, Inputs, Schema
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runtime import blas
+from marius_oac.types import map_arrays
 
 BATCH, DIMENSION, KEYS = 4096, 16, 1_000_000
 DRAWN = 8  # batches, again and again
@@ -166,15 +168,12 @@ class OurStep(StepContestant):
             rows, local = np.unique(batch.ids, return_inverse=True)
             values = np.zeros((rows.size, 2 * width), np.float32)
             values[:, :width] = generator.normal(0, config_scale(race), (rows.size, width))
-            arrays = {
-                "embeddings_16.single": np.ascontiguousarray(local.reshape(batch.ids.shape).T),
-                "numbers": batch.numbers,
-                "labels": batch.labels,
-            }
+            indices = TableIndices(np.ascontiguousarray(local.reshape(batch.ids.shape).T))
+            data = ClickBatch(numbers=batch.numbers, labels=batch.labels, tables=(indices,))
             if tensors:
                 values = torch.from_numpy(values).to(device)
-                arrays = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-            batches.append((values, arrays))
+                data = map_arrays(data, lambda array: torch.from_numpy(array).to(device))
+            batches.append((values, data))
         super().__init__(CtrStep(config, layout, network, device, race.cores), batches)
 
 

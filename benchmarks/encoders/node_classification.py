@@ -193,9 +193,9 @@ class Products(Contestant):
         threadpool_limits(limits=case.cores, user_api="blas")
         task = NodeClassificationTask(case.config(), case.graph)
         planner, self._products = task.planner, []
-        arrays = planner.plan(0).arrays
-        first = [len(arrays["means"])] if "means" in arrays else []
-        outputs = first + [len(arrays[f"blocks.{number}.offsets"]) - 1 for number in range(len(first), len(FAN_OUTS))]
+        data = planner.plan(0).data
+        first = [] if data.means is None else [len(data.means)]
+        outputs = first + [len(block.offsets) - 1 for block in data.blocks]
         widths = (WIDTH, len(task.labels.names))
         for number, (rows, width) in enumerate(zip(outputs, widths, strict=True)):
             values, weights, gradients = torch.randn(rows, WIDTH), torch.randn(width, WIDTH), torch.randn(rows, width)

@@ -26,7 +26,7 @@ from benchmarks.graphs.step_speed import (
 )
 from marius_oac.config.link_prediction import Config
 from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
-from marius_oac.types import HOST_ARRAYS
+from marius_oac.types import map_arrays
 from tests.graphs import workers
 
 SECONDS = 460
@@ -151,16 +151,15 @@ def _ours(place: Place, decoder: str, size: Size) -> Callable[[], object]:
     step = LinkPredictionStep(config, RELATIONS, place.device, 1, relations)
     batches, state = [], {"timestamp": 0}
     for edges in _drawn(size):
-        rows, arrays = planned(edges)
+        rows, data = planned(edges)
         values = np.zeros((rows.size, sum(entity_width(config))), np.float32)
         values[:, :DIMENSION] = generator.normal(0, INITIAL_SCALE, (rows.size, DIMENSION))
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        moved = {name: each if name in HOST_ARRAYS else each.to(place.device) for name, each in tensors.items()}
+        moved = map_arrays(data, lambda array: torch.from_numpy(array).to(place.device))
         batches.append((torch.from_numpy(values).to(place.device), moved))
 
     def run(number: int) -> None:
-        values, arrays = batches[number]
-        step.compute([values], arrays, state["timestamp"])
+        values, data = batches[number]
+        step.compute([values], data, state["timestamp"])
         state["timestamp"] += 1
 
     return _in_turn(run)

@@ -147,7 +147,7 @@ def measure(edges: np.ndarray, num_nodes: int, setting: dict[str, int], repeats:
     }
     plain = NumpyPlanner(edges, num_nodes, setting)
     plan = plans["ours"].plan(0)
-    parts = [plan.arrays["heads"], plan.arrays["tails"], plan.arrays["negatives"].ravel()]
+    parts = [plan.data.heads, plan.data.tails, plan.data.negatives.ravel()]
     ids = plan.rows[0][np.concatenate(parts)]
     ways = {"ours": relabel, "np.sort": by_sort, "hash": by_hash, "np.unique": by_unique}
     # Contestants work in place: all of them pay for one copy, and the limit is nothing else.

@@ -23,6 +23,7 @@ from torch import nn
 
 from benchmarks.machine import machine
 from benchmarks.turns import Contestant, StepContestant, take_turns
+from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
@@ -81,21 +82,21 @@ def draw(generator: np.random.Generator, size: int, chunks: int, count: int) -> 
     return Edges(ids[0], relations, ids[1], generator.integers(ENTITIES, size=(2, chunks, count)))
 
 
-def planned(edges: Edges) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The batch's unique entities, and its arrays in local indices."""
+def planned(edges: Edges) -> tuple[np.ndarray, EdgeBatch[np.ndarray]]:
+    """The batch's unique entities, and its edges in local indices."""
     size, chunks = edges.heads.size, edges.negatives.shape[1]
     rows, local = np.unique(
         np.concatenate((edges.heads, edges.tails, edges.negatives.reshape(-1))), return_inverse=True
     )
     relation_rows, relations = np.unique(edges.relations, return_inverse=True)
-    return rows, {
-        "heads": local[:size],
-        "tails": local[size : 2 * size],
-        "negatives": local[2 * size :].reshape(edges.negatives.shape),
-        "relations": relations,
-        "relation_rows": relation_rows,
-        "chunk_offsets": np.arange(chunks + 1) * size // chunks,
-    }
+    return rows, EdgeBatch(
+        heads=local[:size],
+        tails=local[size : 2 * size],
+        negatives=local[2 * size :].reshape(edges.negatives.shape),
+        relations=relations,
+        relation_rows=relation_rows,
+        chunk_offsets=tuple((np.arange(chunks + 1) * size // chunks).tolist()),
+    )
 
 
 class PlainModel(nn.Module):
@@ -216,10 +217,10 @@ class OurStep(StepContestant):
         generator = np.random.default_rng(2)
         batches = []
         for batch in race.draw():
-            rows, arrays = planned(batch)
+            rows, data = planned(batch)
             values = np.zeros((rows.size, 2 * DIMENSION), np.float32)
             values[:, :DIMENSION] = generator.normal(0, INITIAL_SCALE, (rows.size, DIMENSION))
-            batches.append((values, arrays))
+            batches.append((values, data))
         super().__init__(_our_step(race.config(), race.cores), batches)
 
 

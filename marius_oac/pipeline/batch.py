@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from marius_oac.storage.disk.tier import Claim
-from marius_oac.types import NEVER, Plan, present
+from marius_oac.types import NEVER, BatchData, Plan, present
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Buffers:
 class Batch:
     """One batch from plan to write. A stage owns it from the `get` of its channel to the `put` of the next."""
 
-    plan: Plan
+    plan: Plan[Any]
     mft_at_read: int = NEVER
     """The MFT when it began to read: every batch up to here was in the store."""
     timestamp: int = NEVER
@@ -38,7 +38,8 @@ class Batch:
     staging: Buffers | None = None
     resident: Buffers | None = None
     """What the device has lent it; None: not yet."""
-    arrays: Mapping[str, Any] = field(default_factory=dict)
+    data: BatchData = field(default_factory=BatchData)
+    """Of the plan, with its arrays where the device computes."""
     uploaded: Any = None
     computed: Any = None
     began: dict[str, Any] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from marius_oac.pipeline.streams import CudaStreams, HostStreams, Streams
 from marius_oac.pipeline.validation import Replace, replace_older, replace_older_torch
 from marius_oac.runtime.aligned import aligned_empty
 from marius_oac.storage.contract import RowLayout
-from marius_oac.types import HOST_ARRAYS, TableSpec, present
+from marius_oac.types import BatchData, TableSpec, map_arrays, present
 
 Span = tuple[float, float]
 """Begin and end of something, in seconds before now."""
@@ -114,7 +114,7 @@ class HostDevice(Device):
         self._up, self._down = up, down
 
     def upload(self, batch: Batch) -> None:
-        batch.arrays, present(batch.resident).rows = batch.plan.arrays, batch.plan.rows
+        batch.data, present(batch.resident).rows = batch.plan.data, batch.plan.rows
         if self._up:
             self._up.transfer(self._num_bytes(batch))
 
@@ -200,7 +200,7 @@ class TorchDevice(Device):
 
     def written(self, batch: Batch, cached: bool) -> None:
         self._staging.give_back(batch.staging)
-        batch.arrays = {}  # a cached batch needs its rows alone
+        batch.data = BatchData()  # a cached batch needs its rows alone
         super().written(batch, cached)
 
     def evicted(self, batch: Batch) -> None:
@@ -214,10 +214,7 @@ class TorchDevice(Device):
             np.copyto(staged[0].numpy(), rows)  # not torch's: it takes no arrays that are read-only, as plans may share
             for target, source in zip(batch.rows_in(batch.resident, table), staged, strict=True):
                 target.copy_(source, non_blocking=True)
-        batch.arrays = {
-            name: torch.tensor(array) if name in HOST_ARRAYS else self._streams.move(array)
-            for name, array in batch.plan.arrays.items()
-        }
+        batch.data = map_arrays(batch.plan.data, self._streams.move)
 
     def _room(self, empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> Buffers:
         shapes = list(self._shapes())

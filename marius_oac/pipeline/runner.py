@@ -281,7 +281,7 @@ class _Run:
                 values = [batch.rows_in(batch.resident, table)[2] for table in range(len(batch.plan.rows))]
                 before = self._copies(values) if self.pipeline.config.mode == "async-delta" else None
                 batch.timestamp, self.next_timestamp = self.next_timestamp, self.next_timestamp + 1
-                batch.loss = step.compute(values, batch.arrays, batch.timestamp)
+                batch.loss = step.compute(values, batch.data, batch.timestamp)
                 device.round(batch)
                 source = self.pipeline.source
                 batch.sound = [

@@ -12,7 +12,7 @@ from marius_oac.data.batches import edges as batches
 from marius_oac.data.batches.edges import EdgePlanner, ReorderedPlanner
 from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.errors import InputError
-from marius_oac.types import Side
+from marius_oac.types import Side, arrays_of
 from tests.data import naive_batches as naive
 
 EXAMPLES = 20 if numba.config.DISABLE_JIT else 80
@@ -32,11 +32,11 @@ def random_edges(num_nodes, num_relations, num_edges, dtype=np.int64, seed=0) ->
 
 def original(plan) -> list[tuple]:
     """The plan's examples by original ids."""
-    rows, arrays = plan.rows[0], plan.arrays
+    rows, data = plan.rows[0], plan.data
     relations = [None] * plan.examples
-    if "relations" in arrays:
-        relations = arrays["relation_rows"][arrays["relations"]].tolist()
-    return list(zip(rows[arrays["heads"]].tolist(), relations, rows[arrays["tails"]].tolist(), strict=True))
+    if data.relations is not None:
+        relations = data.relation_rows[data.relations].tolist()
+    return list(zip(rows[data.heads].tolist(), relations, rows[data.tails].tolist(), strict=True))
 
 
 def epoch(planner, number=0) -> list[tuple]:
@@ -45,10 +45,8 @@ def epoch(planner, number=0) -> list[tuple]:
 
 
 def assert_same(one, two):
-    assert (one.batch_index, one.examples, list(one.arrays)) == (two.batch_index, two.examples, list(two.arrays))
-    pairs = [*zip(one.rows, two.rows, strict=True), *((one.arrays[key], two.arrays[key]) for key in one.arrays)]
-    for a, b in pairs:
-        assert a.dtype == b.dtype and np.array_equal(a, b)
+    np.testing.assert_equal(dataclasses.asdict(one), dataclasses.asdict(two))
+    assert [each.dtype for each in arrays_of(one)] == [each.dtype for each in arrays_of(two)]
 
 
 @st.composite
@@ -78,23 +76,22 @@ def test_a_plan_is_the_naive_batch(case):
     planner = EdgePlanner(edges, num_nodes, num_relations, settings)
     plan = planner.plan(batch_index)
     examples, negatives = naive.batch(edges.tolist(), num_nodes, num_relations, settings, batch_index)
-    (rows,), arrays = plan.rows, plan.arrays
+    (rows,), data = plan.rows, plan.data
     assert (plan.batch_index, plan.examples) == (batch_index, len(examples))
     assert original(plan) == examples
-    assert rows[arrays["negatives"]].tolist() == negatives
-    assert arrays["sides"].tolist() == ([Side.TAIL] if settings.model.reciprocal else [Side.HEAD, Side.TAIL])
+    assert rows[data.negatives].tolist() == negatives
     used = {end for h, _, t in examples for end in (h, t)} | set(np.ravel(negatives).tolist())
     assert rows.tolist() == sorted(used)
-    assert ("relations" in arrays) == ("relation_rows" in arrays) == bool(num_relations)
+    assert (data.relations is None) == (data.relation_rows is None) == (not num_relations)
     if num_relations:
-        assert arrays["relation_rows"].tolist() == sorted({r for _, r, _ in examples})
-    offsets = arrays["chunk_offsets"]
-    assert len(offsets) == arrays["negatives"].shape[1] + 1
+        assert data.relation_rows.tolist() == sorted({r for _, r, _ in examples})
+    offsets = data.chunk_offsets
+    assert len(offsets) == data.negatives.shape[1] + 1
     assert (offsets[0], offsets[-1]) == (0, plan.examples)
     sizes = np.diff(offsets)
     assert sizes.min() >= 1 and sizes.max() - sizes.min() <= 1
-    assert arrays.pop("share").tolist() == [1.0]
-    for array in (rows, *arrays.values()):
+    assert data.share == 1.0
+    for array in (rows, *arrays_of(data)):
         assert array.dtype == np.int64 and array.flags.c_contiguous
     (table,) = planner.tables
     assert (table.name, table.num_rows) == ("entities", num_nodes)
@@ -118,7 +115,7 @@ def test_epochs_and_seeds_have_orders_and_negatives_of_their_own():
         for number in (0, 1):
             orders.append(epoch(planner, number))
             first = planner.plan(number * planner.batches_per_epoch)
-            negatives.append(first.rows[0][first.arrays["negatives"]])
+            negatives.append(first.rows[0][first.data.negatives])
     for i in range(4):
         for j in range(i):
             assert orders[i] != orders[j]
@@ -163,9 +160,8 @@ def test_all_nodes_as_negatives():
     plan, other = planner.plan(0), planner.plan(5)
     assert plan.rows[0] is other.rows[0] and not plan.rows[0].flags.writeable
     assert plan.rows[0].tolist() == list(range(40))
-    assert "negatives" not in plan.arrays
-    assert plan.arrays["sides"].tolist() == [0, 1]
-    assert plan.arrays["chunk_offsets"].tolist() == [0, 4]
+    assert plan.data.negatives is None
+    assert plan.data.chunk_offsets == (0, 4)
     assert planner.tables[0].max_batch_rows == 40
     for number in (0, 1):
         assert sorted(epoch(planner, number)) == sorted(map(tuple, edges.tolist()))
@@ -176,7 +172,7 @@ def test_one_node_one_edge_and_more_negatives_than_nodes():
     assert planner.batches_per_epoch == 1
     plan = planner.plan(12)
     assert (plan.batch_index, plan.examples, plan.rows[0].tolist()) == (12, 1, [0])
-    assert plan.arrays["negatives"].tolist() == [[[0] * 7]] * 2
+    assert plan.data.negatives.tolist() == [[[0] * 7]] * 2
     assert planner.tables[0].max_batch_rows == 1
 
 
@@ -191,15 +187,15 @@ def test_a_batch_larger_than_the_graph_is_the_graph():
 
 def test_a_batch_of_fewer_edges_than_chunks_has_one_chunk_per_edge():
     planner = EdgePlanner(random_edges(9, 2, 10), 9, 2, config("training.batch_size=8", "training.negatives.chunks=4"))
-    assert planner.plan(0).arrays["chunk_offsets"].tolist() == [0, 2, 4, 6, 8]
-    assert planner.plan(1).arrays["chunk_offsets"].tolist() == [0, 1, 2]
-    assert planner.plan(1).arrays["negatives"].shape == (2, 2, 500)
+    assert planner.plan(0).data.chunk_offsets == (0, 2, 4, 6, 8)
+    assert planner.plan(1).data.chunk_offsets == (0, 1, 2)
+    assert planner.plan(1).data.negatives.shape == (2, 2, 500)
 
 
 def test_dot_ignores_the_relations_of_a_graph():
     edges = random_edges(20, 4, 15)
     planner = EdgePlanner(edges, 20, 4, config("model.decoder=dot", "training.batch_size=4"))
-    assert not {"relations", "relation_rows"} & set(planner.plan(0).arrays)
+    assert planner.plan(0).data.relations is planner.plan(0).data.relation_rows is None
     assert sorted(epoch(planner)) == sorted((h, None, t) for h, _, t in edges.tolist())
 
 
@@ -291,13 +287,13 @@ def test_the_shares_of_several_trainers_are_the_batch(case, count):
     for rank in range(count):
         planner.share = RankSlice(rank, count)
         plans.append(planner.plan(batch_index))
-    counted = [plan for plan in plans if plan.arrays["share"][0] > 0]
+    counted = [plan for plan in plans if plan.data.share > 0]
     assert [example for plan in counted for example in original(plan)] == original(whole)
-    assert sum(plan.arrays["share"][0] for plan in plans) == pytest.approx(1)
+    assert sum(plan.data.share for plan in plans) == pytest.approx(1)
     for rank, plan in enumerate(plans):
         first, end, _ = RankSlice(rank, count).of_batch(whole.examples)
         assert negatives_by_edge(plan) == negatives_by_edge(whole)[first:end]
-        assert np.diff(plan.arrays["chunk_offsets"]).min() >= 1
+        assert np.diff(plan.data.chunk_offsets).min() >= 1
 
 
 def test_a_trainer_reads_the_edges_and_draws_the_negatives_of_its_share_alone(monkeypatch):
@@ -312,7 +308,7 @@ def test_a_trainer_reads_the_edges_and_draws_the_negatives_of_its_share_alone(mo
         for planner in planners:
             planner.share = RankSlice(rank, 4)
         plans = [planners[0].plan(batch_index) for batch_index in range(planners[0].batches_per_epoch)]
-        heads = np.concatenate([plan.rows[0][plan.arrays["heads"]] for plan in plans])
+        heads = np.concatenate([plan.rows[0][plan.data.heads] for plan in plans])
         assert heads.size == 500 // 4 and sum(drawn) == 2 * 5 * (8 // 4) * len(plans)
         poisoned[np.isin(poisoned[:, 0], heads, invert=True)] = 1 << 40
         for plan in plans:
@@ -321,6 +317,6 @@ def test_a_trainer_reads_the_edges_and_draws_the_negatives_of_its_share_alone(mo
 
 def negatives_by_edge(plan):
     """The ids that each edge of a plan is set against, by side."""
-    drawn = plan.rows[0][plan.arrays["negatives"]]
-    sizes = np.diff(plan.arrays["chunk_offsets"])
+    drawn = plan.rows[0][plan.data.negatives]
+    sizes = np.diff(plan.data.chunk_offsets)
     return [drawn[:, chunk].tolist() for chunk in np.repeat(np.arange(len(sizes)), sizes)]

@@ -64,10 +64,10 @@ def test_plans_are_the_naive_batches(case):
         everything = []
         for number, (state, examples, negatives) in enumerate(expected):
             plan = planner.plan(begin + number)
-            (rows,), arrays = plan.rows, plan.arrays
+            (rows,), data = plan.rows, plan.data
             assert (plan.batch_index, plan.examples) == (begin + number, len(examples))
-            assert original(plan) == examples and rows[arrays["negatives"]].tolist() == negatives
-            assert arrays["epoch"].tolist() == [epoch]
+            assert original(plan) == examples and rows[data.negatives].tolist() == negatives
+            assert data.epoch == epoch
             assert 1 <= plan.examples <= settings.training.batch_size and len(rows) <= table.max_batch_rows
             assert set(np.searchsorted(starts, rows, side="right") - 1) <= states[state]
             everything += examples

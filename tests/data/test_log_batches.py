@@ -111,11 +111,11 @@ def expected(name, shuffle, batch_index):
 def content(plan):
     """The examples of a plan, as `example` gives them."""
     (keys,) = plan.keys
-    columns, at = [plan.arrays["labels"].tolist(), plan.arrays["numbers"].tolist()], 0
+    columns, at = [plan.data.labels.tolist(), plan.data.numbers.tolist()], 0
     asked = list(zip(*(part.tolist() for part in keys.asked), strict=True))
     (offsets,) = keys.offsets.values()
-    examples = len(plan.arrays["labels"])
-    assert plan.examples == (examples if plan.arrays["share"] else 0), "a borrowed example counts for nothing"
+    examples = len(plan.data.labels)
+    assert plan.examples == (examples if plan.data.share else 0), "a borrowed example counts for nothing"
     while at < len(asked) - offsets[-1]:
         columns.append(asked[at : at + examples])
         at += examples
@@ -152,7 +152,7 @@ def test_shares_are_parts_of_the_batches_in_whatever_order_they_are_asked_for(
         for rank, each in zip(ranks, shared, strict=True):
             plan = each.plan(batch_index)
             first, end, part = RankSlice(rank, count).of_batch(len(whole))
-            assert content(plan) == whole[first:end] and plan.arrays["share"].tolist() == [part]
+            assert content(plan) == whole[first:end] and plan.data.share == part
     planner.close()
 
 

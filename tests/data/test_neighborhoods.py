@@ -1,5 +1,7 @@
 """What a batch holds for an encoder: blocks around its nodes, which never show the batch's own edges."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -52,9 +54,9 @@ def test_the_edges_of_a_batch_are_hidden_from_it(world, reciprocal):
         plan = planner.plan(batch_index)
         seeds, epoch, batch, hidden, blocks = spy.seen.pop()
         assert (epoch, batch) == divmod(batch_index, planner.batches_per_epoch)
-        found = np.stack([seeds[plan.arrays["heads"]], seeds[plan.arrays["tails"]]], 1)
+        found = np.stack([seeds[plan.data.head.heads], seeds[plan.data.head.tails]], 1)
         wanted = edges[hidden][:, [0, 2]]
-        backward = plan.arrays["relation_rows"][plan.arrays["relations"]] >= RELATIONS
+        backward = plan.data.head.relation_rows[plan.data.head.relations] >= RELATIONS
         assert backward.any() == reciprocal
         assert np.array_equal(found, np.where(backward[:, None], wanted[:, ::-1], wanted))
         for block in blocks.layers:
@@ -66,16 +68,17 @@ def test_plans_hold_the_blocks_and_the_features_of_their_inputs(world):
     features = np.random.default_rng(1).normal(size=(NODES, 5)).astype(np.float32)
     planner = EdgePlanner(edges, NODES, RELATIONS, config(), None, Neighborhoods(spy, True, features))
     plan, (seeds, *_, blocks) = planner.plan(3), spy.seen[0]
-    (rows,), arrays = plan.rows, plan.arrays
+    (rows,), data = plan.rows, plan.data
     assert np.array_equal(rows, np.unique(rows)) and len(rows) <= planner.tables[0].max_batch_rows
-    nodes = rows[arrays["inputs"]]
-    assert np.array_equal(arrays["features"], features[nodes])
-    for number, block in enumerate(blocks.layers):
-        assert np.array_equal(arrays[f"blocks.{number}.offsets"], block.offsets)
-        assert np.array_equal(arrays[f"blocks.{number}.sources"], block.sources)
+    nodes = rows[data.inputs]
+    assert np.array_equal(data.features, features[nodes])
+    for number, (found, block) in enumerate(zip(data.blocks, blocks.layers, strict=True)):
+        assert np.array_equal(found.offsets, block.offsets) and np.array_equal(found.sources, block.sources)
         nodes = nodes[: len(block.offsets) - 1] if number else nodes
     assert np.array_equal(nodes[: len(seeds)], seeds) and np.array_equal(seeds, np.unique(seeds))
-    assert {"heads", "tails", "negatives", "relations"} <= set(arrays) and arrays["negatives"].max() < len(seeds)
+    head = data.head
+    assert max(each.max() for each in (head.heads, head.tails, head.negatives)) < len(seeds)
+    assert len(head.relations) == len(head.heads) and (data.epoch, data.share) == (head.epoch, head.share)
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "gcn"])
@@ -84,17 +87,18 @@ def test_plans_hold_the_means_of_features_in_the_place_of_the_first_block(world,
     features = np.random.default_rng(1).normal(size=(NODES, 5)).astype(np.float32)
     planner = EdgePlanner(edges, NODES, RELATIONS, config(), None, Neighborhoods(spy, False, features, aggregator))
     plan, (*_, blocks) = planner.plan(3), spy.seen[0]
-    assert plan.rows == () and not {"inputs", "blocks.0.offsets", "blocks.0.sources"} & set(plan.arrays)
+    assert plan.rows == () and plan.data.inputs is None
     (first, second), nodes = blocks.layers, blocks.rows[blocks.inputs]
     for output, (begin, end) in enumerate(zip(first.offsets[:-1], first.offsets[1:], strict=True)):
         seen = nodes[first.sources[begin:end]].tolist() + [nodes[output]] * (aggregator == "gcn")
         wanted = features[seen].mean(0) if seen else np.zeros(5)
-        np.testing.assert_allclose(plan.arrays["means"][output], wanted, atol=1e-6)
-    assert len(plan.arrays["means"]) == len(first.offsets) - 1
-    assert ("features" in plan.arrays) == (aggregator == "mean")
+        np.testing.assert_allclose(plan.data.means[output], wanted, atol=1e-6)
+    assert len(plan.data.means) == len(first.offsets) - 1
+    assert (plan.data.features is None) == (aggregator == "gcn")
     if aggregator == "mean":
-        assert np.array_equal(plan.arrays["features"], features[nodes[: len(first.offsets) - 1]])
-    assert np.array_equal(plan.arrays["blocks.1.sources"], second.sources)
+        assert np.array_equal(plan.data.features, features[nodes[: len(first.offsets) - 1]])
+    (rest,) = plan.data.blocks
+    assert np.array_equal(rest.sources, second.sources)
     for wrong in ((True, features), (False, None)):
         with pytest.raises(ValueError, match="means are formed of features, where nodes have no rows"):
             Neighborhoods(spy, *wrong, aggregator)
@@ -106,8 +110,7 @@ def test_a_plan_is_a_function_of_its_number(world):
     later = {number: second.plan(number) for number in (5, 1, 3)}
     for number, plan in later.items():
         again = first.plan(number)
-        assert np.array_equal(again.rows[0], plan.rows[0])
-        assert all(np.array_equal(again.arrays[name], plan.arrays[name]) for name in plan.arrays)
+        np.testing.assert_equal(dataclasses.asdict(again), dataclasses.asdict(plan))
 
 
 def test_nodes_without_rows_make_no_table(world):
@@ -138,8 +141,10 @@ def test_an_epoch_has_every_labelled_node_once(tmp_path_factory, count, batch_si
     for batch_index in range(begin, begin + planner.batches_per_epoch):
         plan = planner.plan(batch_index)
         seeds = spy.seen[-1][0]
-        assert np.array_equal(plan.arrays["labels"], (seeds - 7) % 4) and plan.examples == len(seeds) <= batch_size
-        assert plan.arrays["epoch"].tolist() == [epoch] and len(plan.rows[0]) <= planner.tables[0].max_batch_rows
+        assert np.array_equal(plan.data.head.labels, (seeds - 7) % 4) and plan.examples == len(seeds) <= batch_size
+        assert (
+            plan.data.epoch == plan.data.head.epoch == epoch and len(plan.rows[0]) <= planner.tables[0].max_batch_rows
+        )
         seen += seeds.tolist()
     assert sorted(seen) == nodes.tolist()
     if count > 20:

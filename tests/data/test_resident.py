@@ -47,7 +47,7 @@ def test_batches_of_a_large_file_take_little_memory_and_are_the_same(edges):
     for plan in expected:
         found = bound.plan(plan.batch_index)
         np.testing.assert_array_equal(found.rows[0], plan.rows[0])
-        np.testing.assert_array_equal(found.arrays["negatives"], plan.arrays["negatives"])
+        np.testing.assert_array_equal(found.data.negatives, plan.data.negatives)
         assert resident_bytes(edges.filename) <= 16 * MIB
 
 

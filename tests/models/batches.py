@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
+from marius_oac.types import map_arrays
 
 DECODERS = ["distmult", "complex", "transe-1", "transe-2", "rotate", "dot"]
 LOSSES = ["softmax", "logistic", "margin", "self_adversarial"]
@@ -49,7 +51,7 @@ def configure(
 class Batch:
     values: np.ndarray
     relations: np.ndarray | None
-    arrays: dict[str, np.ndarray]
+    data: EdgeBatch[np.ndarray]
 
     def rows(self, config: Config, state: float = 0.0) -> np.ndarray:
         """The values with their optimizer state behind them."""
@@ -60,8 +62,8 @@ class Batch:
             config, len(self.relations) if self.relations is not None else 0, CPU, threads, self.relations
         )
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+    def tensors(self) -> EdgeBatch[torch.Tensor]:
+        return map_arrays(self.data, torch.from_numpy)
 
 
 def draw(config: Config, shape: Shape, seed: int = 0, grid: bool = False) -> Batch:
@@ -74,14 +76,14 @@ def draw(config: Config, shape: Shape, seed: int = 0, grid: bool = False) -> Bat
         drawn = generator.integers(-4, 5, size) / 8 if grid else generator.normal(0, 0.6, size)
         return drawn.astype(np.float32)
 
-    arrays = {name: generator.integers(shape.entities, size=shape.edges) for name in ("heads", "tails")}
+    given = {name: generator.integers(shape.entities, size=shape.edges) for name in ("heads", "tails")}
     if width:
         # A dense table with more rows than the batch has relations.
-        arrays["relation_rows"] = np.arange(shape.relations) * 2 + 1
-        arrays["relations"] = generator.integers(shape.relations, size=shape.edges)
+        given["relation_rows"] = np.arange(shape.relations) * 2 + 1
+        given["relations"] = generator.integers(shape.relations, size=shape.edges)
     if not config.training.negatives.all:
-        arrays["negatives"] = generator.integers(shape.entities, size=(sides, shape.chunks, shape.negatives))
-        arrays["chunk_offsets"] = np.arange(shape.chunks + 1) * shape.edges // shape.chunks
-    return Batch(
-        floats(shape.entities, shape.dimension), floats(2 * shape.relations + 1, width) if width else None, arrays
-    )
+        given["negatives"] = generator.integers(shape.entities, size=(sides, shape.chunks, shape.negatives))
+        given["chunk_offsets"] = tuple((np.arange(shape.chunks + 1) * shape.edges // shape.chunks).tolist())
+    values = floats(shape.entities, shape.dimension)
+    relations = floats(2 * shape.relations + 1, width) if width else None
+    return Batch(values, relations, EdgeBatch(**given))

@@ -62,21 +62,21 @@ def chunk_of(offsets, edge):
     return next(c for c in range(len(offsets) - 1) if offsets[c] <= edge < offsets[c + 1])
 
 
-def batch_loss(config, values, relations, arrays):
-    """The loss of a batch: values [n, D], relations [m, Dr], arrays of the edge planner."""
+def batch_loss(config, values, relations, data):
+    """The loss of a batch: values [n, D], relations [m, Dr], the data of an edge planner."""
     model, training = config.model, config.training
     sides = [TAIL] if model.reciprocal else [HEAD, TAIL]
-    total, size = 0.0, len(arrays["heads"])
+    total, size = 0.0, len(data.heads)
     for i in range(size):
-        head, tail = arrays["heads"][i], arrays["tails"][i]
-        relation = None if relations is None else relations[arrays["relations"][i]]
+        head, tail = data.heads[i], data.tails[i]
+        relation = None if relations is None else relations[data.relations[i]]
         for s, side in enumerate(sides):
             anchor, target = (head, tail) if side == TAIL else (tail, head)
             q = query(model.decoder, values[anchor], relation, side)
             if training.negatives.all:
                 drawn, count = range(len(values)), max(len(values) - 1, 1)
             else:
-                drawn = arrays["negatives"][s][chunk_of(arrays["chunk_offsets"], i)]
+                drawn = data.negatives[s][chunk_of(data.chunk_offsets, i)]
                 count = len(drawn)
             candidates = [k for k in drawn if k != target]
             positive = similarity(model.decoder, model.norm, q, values[target])

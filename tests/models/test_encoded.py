@@ -2,11 +2,13 @@
 
 import threading
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from marius_oac.batches import BlockData, EdgeBatch, EncodedBatch, NodeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.neighbors.feature_means import feature_means
 from marius_oac.models.compute.thread_pool import ThreadPool
@@ -15,6 +17,7 @@ from marius_oac.models.gnn.step import EncodedStep, blocks_of
 from marius_oac.models.heads.classes import ClassesHead, class_metrics
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.step import RELATIONS, LinkPredictionStep, relation_width
+from marius_oac.types import map_arrays
 from tests.models.naive_gnn import draw_blocks
 
 CPU, RATE, EMBEDDED, FEATURES, WIDTH, NODES = torch.device("cpu"), 0.25, 5, 3, 6, 9
@@ -39,21 +42,24 @@ def configure(layers: str, inputs: tuple[int, int], *overrides: str) -> Config:
 
 
 def draw(config: Config, seed: int = 0):
-    """Rows and arrays of a batch whose nodes are all used."""
+    """Rows and data of a batch whose nodes are all used."""
     encoder, generator = config.encoder.resolved(WIDTH), np.random.default_rng(seed)
-    arrays, blocks = {"epoch": np.array([0])}, draw_blocks(seed, len(encoder.layers), NODES, 4, 5)
-    for number, (offsets, sources, _) in enumerate(blocks):
-        arrays[f"blocks.{number}.offsets"] = np.array(offsets)
-        arrays[f"blocks.{number}.sources"] = np.array(sources, dtype=np.int64)
+    blocks = draw_blocks(seed, len(encoder.layers), NODES, 4, 5)
     count = blocks[0][2]
-    arrays["inputs"] = generator.permutation(count)
-    if encoder.features:
-        arrays["features"] = generator.normal(size=(count, FEATURES)).astype(np.float32)
-    arrays |= {"heads": np.arange(NODES), "tails": generator.permutation(NODES), "sides": np.array([0, 1])}
-    arrays |= {"relations": np.arange(NODES) % 2, "relation_rows": np.array([0, 2])}
-    arrays |= {"negatives": generator.integers(NODES, size=(2, 1, 4)), "chunk_offsets": np.array([0, NODES])}
+    inputs = generator.permutation(count)
+    features = generator.normal(size=(count, FEATURES)).astype(np.float32) if encoder.features else None
+    head = EdgeBatch(
+        heads=np.arange(NODES),
+        tails=generator.permutation(NODES),
+        relations=np.arange(NODES) % 2,
+        relation_rows=np.array([0, 2]),
+        negatives=generator.integers(NODES, size=(2, 1, 4)),
+        chunk_offsets=(0, NODES),
+    )
     values = generator.normal(size=(count, encoder.embeddings)).astype(np.float32)
-    return [values] * (encoder.embeddings > 0), arrays
+    given = tuple(BlockData(np.array(offsets), np.array(sources, dtype=np.int64)) for offsets, sources, _ in blocks)
+    data = EncodedBatch(head=head, blocks=given, inputs=inputs, features=features)
+    return [values] * (encoder.embeddings > 0), data
 
 
 def make(config: Config, threads: int = 1, head=None) -> EncodedStep:
@@ -64,16 +70,16 @@ def make(config: Config, threads: int = 1, head=None) -> EncodedStep:
     return EncodedStep(layers, head, encoder.embeddings, training.optimizer, encoder.optimizer, config.seed, CPU)
 
 
-def expected(config: Config, step: EncodedStep, rows, arrays):
+def expected(config: Config, step: EncodedStep, rows, data):
     """Loss, rows, encoder's parameters and relations after a step of plain gradient descent, in float64."""
     encoder = deepcopy(step.encoder).double()
-    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    tensors = map_arrays(data, torch.tensor)
     values = [torch.from_numpy(each).double().requires_grad_() for each in rows]
     relations = step.head.dense_state()[RELATIONS].double().requires_grad_()
-    inputs = [each[tensors["inputs"]] for each in values]
-    inputs += [tensors["features"].double()] if "features" in tensors else []
-    encoded = encoder(torch.cat(inputs, 1), blocks_of(tensors, len(encoder.layers)))
-    loss = AutogradGradient(config).loss(encoded, relations[tensors["relation_rows"]], tensors)
+    inputs = [each[tensors.inputs] for each in values]
+    inputs += [] if tensors.features is None else [tensors.features.double()]
+    encoded = encoder(torch.cat(inputs, 1), blocks_of(tensors))
+    loss = AutogradGradient(config).loss(encoded, relations[tensors.head.relation_rows], tensors.head)
     leaves = [*values, relations, *encoder.parameters()]
     after = [leaf - RATE * by for leaf, by in zip(leaves, torch.autograd.grad(loss, leaves), strict=True)]
     return loss.item(), after[: len(rows)], after[len(rows)], after[len(rows) + 1 :]
@@ -83,10 +89,10 @@ def expected(config: Config, step: EncodedStep, rows, arrays):
 @pytest.mark.parametrize("layers", LAYERS)
 def test_a_step_is_gradient_descent_on_the_whole_model(layers, inputs):
     config = configure(LAYERS[layers], INPUTS[inputs])
-    rows, arrays = draw(config)
+    rows, data = draw(config)
     step = make(config)
-    loss, values, relations, parameters = expected(config, step, rows, arrays)
-    assert step.compute(rows, arrays, 0) == pytest.approx(loss, rel=1e-5)
+    loss, values, relations, parameters = expected(config, step, rows, data)
+    assert step.compute(rows, data, 0) == pytest.approx(loss, rel=1e-5)
     for found, wanted in zip(rows, values, strict=True):
         np.testing.assert_allclose(found, wanted.detach().numpy(), atol=2e-6)
     np.testing.assert_allclose(step.dense_state()[RELATIONS], relations.detach().numpy(), atol=2e-6)
@@ -98,17 +104,15 @@ def test_a_step_is_gradient_descent_on_the_whole_model(layers, inputs):
 @pytest.mark.parametrize("layers", ["sage", "gcn, two layers"])
 def test_a_batch_with_the_means_of_its_features_takes_the_same_step(layers):
     config = configure(LAYERS[layers], INPUTS["features"])
-    _, arrays = draw(config)
-    features, offsets, sources = (arrays[name] for name in ("features", "blocks.0.offsets", "blocks.0.sources"))
-    means = feature_means(features, np.arange(len(features)), offsets, sources, with_own="gcn" in layers)
-    given = {name: array for name, array in arrays.items() if name != "inputs" and not name.startswith("blocks.0")}
-    given = {**given, "means": means, "features": features[: len(means)]}
-    if "gcn" in layers:
-        del given["features"]
+    _, data = draw(config)
+    features, first = data.features, data.blocks[0]
+    means = feature_means(features, np.arange(len(features)), first.offsets, first.sources, with_own="gcn" in layers)
+    own = None if "gcn" in layers else features[: len(means)]
+    given = replace(data, inputs=None, blocks=data.blocks[1:], means=means, features=own)
     first, second, third = make(config), make(config), make(config)
-    loss = first.compute([], arrays, 0)
+    loss = first.compute([], data, 0)
     assert second.compute([], given, 0) == loss
-    tensors = {name: torch.from_numpy(np.array(each)) for name, each in given.items()}
+    tensors = map_arrays(given, torch.tensor)
     assert float(third.compute([], tensors, 0)) == pytest.approx(loss, rel=1e-5)
     for name, tensor in first.dense_state().items():
         assert torch.equal(second.dense_state()[name], tensor)
@@ -121,12 +125,12 @@ def test_a_step_works_on_its_lanes_and_in_the_same_memory(monkeypatch):
     real, runs = ThreadPool.run, []
     monkeypatch.setattr(ThreadPool, "run", lambda pool, tasks: runs.append(len(tasks)) or real(pool, tasks))
     config = configure(LAYERS["gcn, two layers"], INPUTS["rows"])
-    step, (rows, arrays) = make(config), draw(config)
-    step.head.compute([np.zeros((NODES, WIDTH), np.float32)], arrays, 0)
+    step, (rows, data) = make(config), draw(config)
+    step.head.compute([np.zeros((NODES, WIDTH), np.float32)], data.head, 0)
     of_head, held = len(runs), []
     for timestamp in range(3):
         runs.clear()
-        step.compute(rows, arrays, timestamp)
+        step.compute(rows, data, timestamp)
         # Sums and products of two layers and the rectifier between them, forward and backward; the rows' update.
         assert len(runs) == 2 * (2 + 2 + 1) + 1 + of_head
         held.append(len(step._products._scratch._buffers))
@@ -137,12 +141,12 @@ def test_a_step_works_on_its_lanes_and_in_the_same_memory(monkeypatch):
 @pytest.mark.parametrize("layers", LAYERS)
 def test_tensors_take_the_same_step(layers):
     config = configure(LAYERS[layers], INPUTS["rows and features"], "training.optimizer.kind=adagrad")
-    rows, arrays = draw(config)
+    rows, data = draw(config)
     rows = [np.pad(rows[0], ((0, 0), (0, EMBEDDED)))]
     tensors = [torch.from_numpy(rows[0].copy())]
     first, second = make(config), make(config)
-    loss = first.compute(rows, arrays, 3)
-    found = second.compute(tensors, {name: torch.from_numpy(np.array(each)) for name, each in arrays.items()}, 3)
+    loss = first.compute(rows, data, 3)
+    found = second.compute(tensors, map_arrays(data, torch.tensor), 3)
     assert float(found) == pytest.approx(loss, rel=1e-5)
     np.testing.assert_allclose(tensors[0], rows[0], atol=1e-5)
     for name, tensor in first.dense_state().items():
@@ -157,8 +161,8 @@ def test_the_bits_are_the_same_for_any_number_of_threads(layers):
     for threads in (1, 2, 3):
         config = configure(LAYERS[layers], INPUTS["rows and features"], "encoder.dropout=0.3")
         step = make(config, threads)
-        rows, arrays = draw(config)
-        losses = [step.compute(rows, arrays, timestamp) for timestamp in range(3)]
+        rows, data = draw(config)
+        losses = [step.compute(rows, data, timestamp) for timestamp in range(3)]
         found.append((losses, rows[0].tobytes(), [each.numpy().tobytes() for each in step.dense_state().values()]))
         step.close()
     assert found[0] == found[1] == found[2]
@@ -183,10 +187,10 @@ def test_learning_rates_decay_by_epoch():
     config, plain = configure(LAYERS["sage"], INPUTS["rows"], *decays), configure(LAYERS["sage"], INPUTS["rows"])
     moved = []
     for each, epoch in ((plain, 0), (config, 2)):
-        rows, arrays = draw(each)
+        rows, data = draw(each)
         before, step = rows[0].copy(), make(each)
         weights = step.encoder.layers[0].own.detach().clone()
-        step.compute(rows, {**arrays, "epoch": np.array([epoch])}, 0)
+        step.compute(rows, replace(data, epoch=epoch), 0)
         moved.append((rows[0] - before, (step.encoder.layers[0].own - weights).detach().numpy()))
         step.close()
     np.testing.assert_allclose(moved[1][0], 0.25 * moved[0][0], atol=1e-6)
@@ -213,12 +217,12 @@ def test_classes_are_told_by_cross_entropy():
     scores = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
     labels = np.array([0, 1, 2, 3, 3, 1, 0])
     head, handed = ClassesHead(CPU, 2), scores.copy()
-    loss = head.compute([handed], {"labels": labels}, 0)
+    loss = head.compute([handed], NodeBatch(labels=labels), 0)
     shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     assert loss == pytest.approx(-np.log(shares[np.arange(7), labels]).mean(), rel=1e-6)
     np.testing.assert_allclose(handed, (shares - np.eye(4)[labels]) / 7, atol=1e-7)
     tensor = torch.from_numpy(scores.copy())
-    assert float(head.compute([tensor], {"labels": torch.from_numpy(labels)}, 0)) == pytest.approx(loss)
+    assert float(head.compute([tensor], NodeBatch(labels=torch.from_numpy(labels)), 0)) == pytest.approx(loss)
     np.testing.assert_allclose(tensor, handed, atol=1e-7)
     with pytest.raises(ValueError, match="relations"):
         head.load_dense_state({"relations": tensor})

@@ -23,7 +23,7 @@ def exact(config, batch):
     """Loss and gradients by autograd in float64."""
     relations = None
     if batch.relations is not None:
-        relations = torch.from_numpy(batch.relations[batch.arrays["relation_rows"]].astype(np.float64))
+        relations = torch.from_numpy(batch.relations[batch.data.relation_rows].astype(np.float64))
     values = torch.from_numpy(batch.values.astype(np.float64))
     loss, gradient, relation_gradient = AutogradGradient(config)(values, relations, batch.tensors())
     return loss.item(), gradient.numpy(), None if relation_gradient is None else relation_gradient.numpy()
@@ -34,7 +34,7 @@ def written_out(config, batch, threads=1):
     config = config.replace("training.optimizer.kind=sgd", f"training.optimizer.learning_rate={RATE}")
     rows, step = batch.rows(config), batch.step(config, threads)
     try:
-        loss = step.compute([rows], batch.arrays, 0)
+        loss = step.compute([rows], batch.data, 0)
         state = step.dense_state()
     finally:
         step.close()
@@ -42,15 +42,15 @@ def written_out(config, batch, threads=1):
     if batch.relations is None:
         return loss, gradient, None
     changes = (batch.relations.astype(np.float64) - state["relations"].numpy()) / RATE
-    touched = batch.arrays["relation_rows"]
+    touched = batch.data.relation_rows
     assert not np.delete(changes, touched, 0).any()
     return loss, gradient, changes[touched]
 
 
 def check(config, batch, threads=1):
     loss, gradient, relation_gradient = exact(config, batch)
-    relations = None if batch.relations is None else batch.relations[batch.arrays["relation_rows"]].astype(np.float64)
-    assert loss == pytest.approx(naive.batch_loss(config, batch.values.astype(np.float64), relations, batch.arrays))
+    relations = None if batch.relations is None else batch.relations[batch.data.relation_rows].astype(np.float64)
+    assert loss == pytest.approx(naive.batch_loss(config, batch.values.astype(np.float64), relations, batch.data))
     mine, my_gradient, my_relation_gradient = written_out(config, batch, threads)
     assert mine == pytest.approx(loss, rel=1e-5, abs=1e-6)
     scale = max(abs(gradient).max(), 1e-3)

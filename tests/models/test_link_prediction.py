@@ -3,6 +3,7 @@
 import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from threadpoolctl import ThreadpoolController, threadpool_info
 from marius_oac.errors import ConfigError
 from marius_oac.kernels.cpu import losses as loss_kernels
 from marius_oac.models.link_prediction.step import RELATIONS, LinkPredictionStep, entity_width, relation_width
-from marius_oac.types import HOST_ARRAYS
+from marius_oac.types import map_arrays
 from tests.device import DEVICE
 from tests.models.batches import CPU, DECODERS, OPTIMIZERS, Shape, configure, draw
 
@@ -35,7 +36,7 @@ def trained(config, batches, threads, place=np.copy):
     step = batches[0].step(config, threads)
     try:
         for timestamp, batch in enumerate(batches):
-            losses.append(step.compute([rows], {name: place(array) for name, array in batch.arrays.items()}, timestamp))
+            losses.append(step.compute([rows], map_arrays(batch.data, place), timestamp))
         digest.update(rows.tobytes())
         for tensor in step.dense_state().values():
             digest.update(tensor.numpy().tobytes())
@@ -115,8 +116,8 @@ def test_tensors_as_arrays(decoder, optimizer):
     tensor = torch.from_numpy(rows.copy())
     ours, theirs = batches[0].step(config), batches[0].step(config)
     for timestamp, batch in enumerate(batches):
-        batch.arrays["epoch"] = np.array([timestamp // 2])
-        loss = ours.compute([rows], batch.arrays, timestamp)
+        batch.data = replace(batch.data, epoch=timestamp // 2)
+        loss = ours.compute([rows], batch.data, timestamp)
         assert loss == pytest.approx(theirs.compute([tensor], batch.tensors(), timestamp).item(), rel=1e-4)
     np.testing.assert_allclose(rows, tensor.numpy(), rtol=2e-3, atol=2e-5)
     for name, mine in ours.dense_state().items():
@@ -132,15 +133,15 @@ def test_a_device_repeats_its_bits_and_follows_the_kernels(decoder):
     batch = draw(config, LARGE)
     rows = batch.rows(config)
     on_cpu = batch.step(config)
-    loss = on_cpu.compute([rows], batch.arrays, 0)
+    loss = on_cpu.compute([rows], batch.data, 0)
     on_cpu.close()
-    arrays = {name: each if name in HOST_ARRAYS else each.to(DEVICE) for name, each in batch.tensors().items()}
+    moved = map_arrays(batch.data, lambda array: torch.from_numpy(array).to(DEVICE))
     results = []
     for _ in range(2):
         relations = 0 if batch.relations is None else len(batch.relations)
         step = LinkPredictionStep(config, relations, DEVICE, 1, batch.relations)
         tensor = torch.from_numpy(batch.rows(config)).to(DEVICE)
-        assert step.compute([tensor], arrays, 0).item() == pytest.approx(loss, rel=1e-4)
+        assert step.compute([tensor], moved, 0).item() == pytest.approx(loss, rel=1e-4)
         results.append((tensor.cpu(), *(each.cpu() for each in step.dense_state().values())))
         step.close()
     for one, other in zip(*results, strict=True):
@@ -154,7 +155,7 @@ def test_epoch_scales_the_rate():
     changes = []
     for epoch in (0, 2):
         rows, step = batch.rows(config), batch.step(config)
-        step.compute([rows], {**batch.arrays, "epoch": np.array(epoch)}, 0)
+        step.compute([rows], replace(batch.data, epoch=epoch), 0)
         changes.append(rows - batch.values)
         step.close()
     np.testing.assert_allclose(changes[1], changes[0] / 4, rtol=1e-4, atol=1e-7)
@@ -166,12 +167,12 @@ def test_dense_state_carries_on_to_the_same_bits():
     batch = draw(config, shape)
     step, other = batch.step(config), batch.step(config)
     rows = batch.rows(config)
-    step.compute([rows], batch.arrays, 0)
+    step.compute([rows], batch.data, 0)
     saved = step.dense_state()
     kept = saved[RELATIONS].clone()
     other.load_dense_state(saved)
     again = rows.copy()
-    losses = [each.compute([values], batch.arrays, 1) for each, values in ((step, rows), (other, again))]
+    losses = [each.compute([values], batch.data, 1) for each, values in ((step, rows), (other, again))]
     assert losses[0] == losses[1] and (rows == again).all()
     assert torch.equal(step.dense_state()[RELATIONS], other.dense_state()[RELATIONS])
     assert torch.equal(saved[RELATIONS], kept), "what was saved must not change with the step"
@@ -212,7 +213,7 @@ def test_a_diverged_batch_has_a_loss_that_is_not_finite(loss):
         rows = batch.rows(config)
         rows[:, 0] = bad
         step = batch.step(config)
-        assert not np.isfinite(step.compute([rows], batch.arrays, 0))
+        assert not np.isfinite(step.compute([rows], batch.data, 0))
         step.close()
 
 
@@ -231,7 +232,7 @@ def test_wrong_arguments():
     width = sum(entity_width(config))
     for rows in (np.zeros((12, 6), np.float32), np.zeros((12, width)), np.zeros((width, 12), np.float32).T):
         with pytest.raises(ValueError, match="rows"):
-            step.compute([rows], batch.arrays, 0)
+            step.compute([rows], batch.data, 0)
     step.close()
 
 
@@ -241,6 +242,6 @@ def test_close_leaves_no_thread():
     config = configure("dot", shape=shape)
     batch = draw(config, shape)
     step = batch.step(config, threads=4)
-    step.compute([batch.rows(config)], batch.arrays, 0)
+    step.compute([batch.rows(config)], batch.data, 0)
     step.close()
     assert threading.active_count() == before

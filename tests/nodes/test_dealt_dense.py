@@ -14,6 +14,7 @@ from marius_oac.models.link_prediction.replicated_relations import ReplicatedRel
 from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.dense.served import bounds_of
 from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.types import BatchData
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,7 +54,7 @@ class Dense:
         parts = torch.from_numpy(gradient.copy()).split([each.numel() for each in self.network.trained])
         for parameter, part in zip(self.network.trained, parts, strict=True):
             parameter.grad = part.view(parameter.shape)
-        self.served.step({"epoch": np.array([epoch])}, timestamp)
+        self.served.step(BatchData(epoch=epoch), timestamp)
 
     def state(self):
         return {name: each.detach().numpy().copy() for name, each in self.served.state().items()}

@@ -13,6 +13,7 @@ from marius_oac.nodes.shards.routed import DispatchedPlan
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, parse
 from marius_oac.pipeline.batch import Batch, Buffers
 from marius_oac.runtime.channel import Closed
+from marius_oac.types import BatchData
 from tests.threads import PATIENCE, Watched, in_thread, joined
 
 
@@ -60,7 +61,7 @@ def rows_over(window, stop=lambda: False):
 
 
 def batch(place, number):
-    plan = DispatchedPlan(10 + place, (), {"share": np.array([0.5])}, 1, number=number)
+    plan = DispatchedPlan(10 + place, (), BatchData(share=0.5), 1, number=number)
     return Batch(plan, staging=Buffers((), (), ()))
 
 

@@ -251,9 +251,9 @@ def test_who_wants_to_stop_stops_all_at_one_global_batch(train, mode):
 def test_a_loss_that_is_no_number_is_told_with_its_global_batch(train, monkeypatch):
     compute = step.CtrStep.compute
 
-    def diverging(self, rows, arrays, timestamp):
-        loss = compute(self, rows, arrays, timestamp)
-        return float("nan") if arrays["part"].tolist() == [40, 2] else loss
+    def diverging(self, rows, data, timestamp):
+        loss = compute(self, rows, data, timestamp)
+        return float("nan") if data.part == (40, 2) else loss
 
     monkeypatch.setattr(step.CtrStep, "compute", diverging)
     with pytest.raises(DivergedError) as raised:

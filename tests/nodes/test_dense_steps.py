@@ -1,6 +1,7 @@
 """What a batch's step asks of the agreement on dense parameters, of clicks and of graphs alike."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,9 +81,9 @@ class World:
             self.step = LinkPredictionStep(config, count, CPU, 1, self.batch.relations, dense)
 
     def compute(self, timestamp, share=1.0, epoch=0):
-        arrays = self.batch.arrays | {"share": np.array([share]), "epoch": np.array([epoch])}
+        data = replace(self.batch.data, share=share, epoch=epoch)
         values = self.batch.values if self.task == "clicks" else [self.batch.values]
-        self.step.compute([each.copy() for each in values], arrays, timestamp)
+        self.step.compute([each.copy() for each in values], data, timestamp)
 
     def parameters(self):
         """Dense parameters without their optimizer's state."""

@@ -12,13 +12,14 @@ from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.batch import Batch
+from marius_oac.types import BatchData
 
 
 def test_a_batch_that_no_message_holds_is_the_users_to_make_smaller():
     network, keys = Network(), np.arange(100)
     with network.server("a", {0: "a"}, Limits(max_bytes=500)):
         route = route_keys(Placement.by_number(1), np.zeros(100, np.uint16), keys, np.zeros(100, np.uint32))
-        plan = RoutedPlan(7, (keys,), {}, 100, routes=[route])
+        plan = RoutedPlan(7, (keys,), BatchData(), 100, routes=[route])
         ready = threading.Event()
         source = RemoteSource([network.client("a", 0)], [4], True, 4, lambda *stretch: ready.set(), lambda: None)
         with source, pytest.raises(InputError, match="training.batch_size: batch 7: .* make batches smaller"):

@@ -11,6 +11,7 @@ from marius_oac.errors import ConfigError
 from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor, profile_of, told
 from marius_oac.runs.task import Peers
+from marius_oac.types import BatchData
 
 
 class World:
@@ -20,7 +21,7 @@ class World:
         self.now, self.waited, self.waits, self.ends = 100.0, 5.0, [], False
         self.seconds, self.for_others = 1.0, 0.0
 
-    def compute(self, rows, arrays, timestamp):
+    def compute(self, rows, data, timestamp):
         self.now += self.seconds + self.for_others
         self.waited += self.for_others
         rows[0][:] += timestamp
@@ -40,7 +41,7 @@ class World:
 
 def compute(step, share=0.5, timestamp=7):
     rows = [np.zeros(3, np.float32)]
-    loss = step.compute(rows, {"share": np.array(share)}, timestamp)
+    loss = step.compute(rows, BatchData(share=share), timestamp)
     return loss, rows[0].tolist()
 
 

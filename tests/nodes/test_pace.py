@@ -10,6 +10,7 @@ from marius_oac.config.modes import NodesConfig
 from marius_oac.errors import ConfigError
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.task import Peers
+from marius_oac.types import BatchData
 
 EVERY, SIZE = 8, 10
 
@@ -25,7 +26,7 @@ class World:
         self.step._clock = lambda: self.now
         self.peers.gather = lambda value: self.told.append(value) or [value, list(self.other)]
 
-    def compute(self, rows, arrays, timestamp):
+    def compute(self, rows, data, timestamp):
         self.now += self.seconds
         return 0.0
 
@@ -33,7 +34,7 @@ class World:
         """Half of each batch, as long as the other needs."""
         self.speed_monitor.begin(first)
         for number in range(first, end):
-            self.step.compute([], {"share": np.array(0.5)}, number)
+            self.step.compute([], BatchData(share=0.5), number)
         return self.speed_monitor.end(end, self.peers)
 
 

@@ -73,7 +73,7 @@ def test_a_batch_has_the_sums_of_its_bags_and_its_keys_their_gradients(
     keys = table_keys(asked)
     ids, firsts = unique_keys(*keys.asked)
     chosen = [name for name in TABLE.bags if name in pooled]
-    route, arrays = pool_table(TABLE, chosen, keys, ids, [part[firsts] for part in keys.asked], placement)
+    route, indices = pool_table(TABLE, chosen, keys, ids, [part[firsts] for part in keys.asked], placement)
     rows = {(v, key): integers(rng, DIMENSION).tolist() for v in range(3) for key in range(different)}
 
     values, gradients = np.full((route.order.size, DIMENSION), np.nan), np.zeros((route.order.size, DIMENSION))
@@ -90,11 +90,12 @@ def test_a_batch_has_the_sums_of_its_bags_and_its_keys_their_gradients(
     assert not np.isnan(values).any()
 
     expected = {key: np.zeros(DIMENSION) for key in rows}
+    jagged = dict(zip((*TABLE.bags, *TABLE.sequences), (*indices.bags, *indices.sequences), strict=True))
     for name in FEATURES:
         if name in TABLE.singles:
-            local = [[place] for place in arrays["rows.single"][TABLE.singles.index(name)].tolist()]
+            local = [[place] for place in indices.singles[TABLE.singles.index(name)].tolist()]
         else:
-            local = naive.sums_of(arrays[f"{name}.values"].tolist(), arrays[f"{name}.offsets"].tolist())
+            local = naive.sums_of(jagged[name].values.tolist(), jagged[name].offsets.tolist())
         for bag, places in zip(asked[name], local, strict=True):
             own = [(VOCABULARY[name], key) for key in bag]
             total = sum((np.array(rows[key]) for key in own), np.zeros(DIMENSION))
@@ -106,8 +107,8 @@ def test_a_batch_has_the_sums_of_its_bags_and_its_keys_their_gradients(
                 expected[key] += by_sum
             for place in places:
                 gradients[place] += by_sum
-    for name in chosen:
-        assert arrays[f"{name}.counts"].tolist() == [len(bag) for bag in asked[name]]
+        if name in chosen:
+            assert jagged[name].counts.tolist() == [len(bag) for bag in asked[name]]
     found = {key: np.zeros(DIMENSION) for key in rows}
     for node in range(placement.num_nodes):
         own = naive.spread(gradients[route.places(node)].tolist(), len(names[node]), int(told[node][3][0]), sums[node])

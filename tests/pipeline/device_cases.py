@@ -9,13 +9,16 @@ all differ: both are the most that a plan allows for.
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 
+from marius_oac.batches import ClickBatch, Jagged, TableIndices
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.generate.nodes import write_labels
@@ -196,14 +199,23 @@ def _clicks(data: Data, overrides: list[str]) -> Made:
     network = make_ctr_network(config)
     tables, size = tables_of(config, network), config.training.batch_size
     rows = [size * table.max_ids for table in tables]
-    arrays = {"labels": np.zeros(size, np.float32), "numbers": np.zeros((size, config.data.num_numbers), np.float32)}
-    for table in tables:
-        if table.singles:
-            arrays[f"{table.name}.single"] = np.zeros((len(table.singles), size), np.int64)
-        for each in (*config.data.multi_valued, *config.data.sequences):
-            arrays[f"{each.name}.offsets"] = np.arange(size + 1) * each.max_values
-            arrays[f"{each.name}.values"] = np.zeros(size * each.max_values, np.int64)
-    plan = Plan(0, [np.arange(count) for count in rows], arrays, size)
+
+    def jagged(features: Sequence[Any]) -> tuple[Jagged[np.ndarray], ...]:
+        most = [each.max_values for each in features]
+        return tuple(Jagged(np.zeros(size * count, np.int64), np.arange(size + 1) * count) for count in most)
+
+    indices = TableIndices(
+        np.zeros((len(tables[0].singles), size), np.int64),
+        jagged(config.data.multi_valued),
+        jagged(config.data.sequences),
+    )
+    assert len(tables) == 1
+    clicks = ClickBatch(
+        labels=np.zeros(size, np.float32),
+        numbers=np.zeros((size, config.data.num_numbers), np.float32),
+        tables=(indices,),
+    )
+    plan = Plan(0, [np.arange(count) for count in rows], clicks, size)
     specs = [TableSpec(table.name, count, count) for table, count in zip(tables, rows, strict=True)]
     layouts = [row_layout(config, table, network) for table in tables]
     step = make_ctr_step(config, tables, network, META, 1)
@@ -219,7 +231,7 @@ def cost_of(made: Made) -> Cost:
         device.upload(batch)
     values = [batch.rows_in(batch.resident, table)[2] for table in range(len(made.tables))]
     with as_on_cuda(), Costs() as costs:
-        batch.loss = made.step.compute(values, batch.arrays, 0)
+        batch.loss = made.step.compute(values, batch.data, 0)
         device.round(batch)
         batch.sound = [is_sound(rows, each.dimension) for rows, each in zip(values, made.layouts, strict=True)]
     assert not costs.copies, f"a step copies to the device: {costs.copies}"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from marius_oac.pipeline.batch import Batch, Buffers, Pool
 from marius_oac.pipeline.device import HostDevice
 from marius_oac.storage.contract import RowLayout
-from marius_oac.types import Plan, TableSpec
+from marius_oac.types import BatchData, Plan, TableSpec
 from tests.threads import in_thread, joined
 
 
@@ -47,7 +47,7 @@ def test_threads_never_hold_the_same_buffer():
 
 def test_a_batch_sees_its_own_rows_of_a_longer_buffer():
     buffers = Buffers(([7, 8, 9], [4, 5]), ([1, 2, 3], [0, 0]), (["a", "b", "c"], ["x", "y"]))
-    batch = Batch(Plan(3, ([7, 8], []), {}, 1))
+    batch = Batch(Plan(3, ([7, 8], []), BatchData(), 1))
     assert batch.batch_index == 3
     assert batch.rows_in(buffers, 0) == ([7, 8], [1, 2], ["a", "b"])
     assert batch.rows_in(buffers, 1) == ([], [], [])
@@ -58,7 +58,7 @@ def test_values_are_rounded_to_what_the_store_holds_and_optimizer_state_is_not()
     layouts = RowLayout(2, 1, "bfloat16"), RowLayout(2, 1)
     device = HostDevice([TableSpec("a", 9, 3), TableSpec("b", 9, 3)], layouts, in_flight=1, caching=False)
     rows, fine = np.arange(2), np.float32(1 + 2**-12)
-    batch = Batch(Plan(0, (rows, rows), {}, 1))
+    batch = Batch(Plan(0, (rows, rows), BatchData(), 1))
     device.borrow(batch)
     device.upload(batch)
     for table in (0, 1):

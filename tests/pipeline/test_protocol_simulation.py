@@ -19,7 +19,7 @@ from marius_oac.runtime.channel import ArrivalChannel, OrderedChannel
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
-from marius_oac.types import Plan
+from marius_oac.types import BatchData, Plan
 
 ROWS, PER_BATCH, BATCHES = 6, 3, 40
 
@@ -84,17 +84,17 @@ class World:
 
     def enter(self):
         number, rows = self.entered, self.touched[self.entered]
-        batch = Batch(Plan(number, [rows], {}, 1))
+        batch = Batch(Plan(number, [rows], BatchData(), 1))
         batch.mft_at_read = self.ledger.enter(number)
         batch.resident = Buffers([rows], [np.empty(PER_BATCH, np.int64)], [np.empty((PER_BATCH, 1), np.float32)])
         self.reading[number], self.entered = batch, number + 1
-        batch.arrays = {"read": 0, "written": 0}
+        batch.moved = {"read": 0, "written": 0}
 
     def read(self, batch):
-        at = batch.arrays["read"]
+        at = batch.moved["read"]
         rows, timestamps, values = (part[at : at + 1] for part in batch.rows_in(batch.resident, 0))
         self.store.read(rows, values, timestamps)
-        batch.arrays["read"] += 1
+        batch.moved["read"] += 1
         if self.note_late and at == 1:  # some other event may lie between it and the first row
             batch.mft_at_read = self.ledger._noted[batch.batch_index] = self.ledger.maximum_finished
         if at == PER_BATCH - 1:
@@ -124,9 +124,9 @@ class World:
             raise WouldWait
         number = self.rng.choice(numbers)
         timestamp, values, batch = self.writing[number]
-        at = batch.arrays["written"]
+        at = batch.moved["written"]
         self.store.commit(self.touched[number][at : at + 1], values[at : at + 1], timestamp)
-        batch.arrays["written"] += 1
+        batch.moved["written"] += 1
         if at == PER_BATCH - 1:
             del self.writing[number]
             self.ledger.finish(timestamp)

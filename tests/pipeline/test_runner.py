@@ -15,6 +15,7 @@ from marius_oac.errors import DivergedError
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.streams import HostStreams
+from marius_oac.types import BatchData, arrays_of
 from tests.pipeline.toy import STAGES, ToyPlanner, ToyStep, run_toy, toy_stores
 
 
@@ -69,7 +70,7 @@ def test_arrival_has_the_bits_of_the_replay_of_its_order(in_flight):
     class Replay(ToyPlanner):
         def plan(self, batch_index):
             plan = super().plan(order[batch_index])
-            return type(plan)(batch_index, plan.rows, plan.arrays, plan.examples)
+            return type(plan)(batch_index, plan.rows, plan.data, plan.examples)
 
     assert run_toy(Replay(), mode="sync")[:2] == tuple(tables)
 
@@ -86,7 +87,7 @@ def test_async_differs_from_sync_and_counts_what_it_loses(synchronous, mode, dev
 class Adding(ToyStep):
     """Adds to each row what is this batch's alone."""
 
-    def compute(self, rows, arrays, timestamp):
+    def compute(self, rows, data, timestamp):
         for values in map(np.asarray, rows):
             values += np.float32(2.0**timestamp)
         return 0.0
@@ -188,8 +189,8 @@ def test_a_stop_ends_after_whole_batches_and_goes_on_to_the_same_bits(synchronou
 
 def test_a_diverging_batch_is_named_and_not_written():
     class Diverging(ToyStep):
-        def compute(self, rows, arrays, timestamp):
-            loss = super().compute(rows, arrays, timestamp)
+        def compute(self, rows, data, timestamp):
+            loss = super().compute(rows, data, timestamp)
             return float("nan") if timestamp == 30 else loss
 
     with pytest.raises(DivergedError, match="nan .* at batch 30"):
@@ -201,8 +202,8 @@ def test_of_two_diverged_batches_that_are_downloaded_the_first_is_named():
     held = {}
 
     class Diverging(ToyStep):
-        def compute(self, rows, arrays, timestamp):
-            loss = super().compute(rows, arrays, timestamp)
+        def compute(self, rows, data, timestamp):
+            loss = super().compute(rows, data, timestamp)
             return torch.tensor(float("nan") if timestamp in (30, 31) else loss)
 
     def remember(pipeline):
@@ -263,13 +264,13 @@ def test_a_batch_in_the_cache_keeps_its_rows_alone():
 
     class Watched(TorchDevice):
         def written(self, batch, cached):
-            assert batch.arrays
+            assert arrays_of(batch.data) == [] and isinstance(batch.data.x, torch.Tensor)
             super().written(batch, cached)
-            kept.append((cached, dict(batch.arrays)))
+            kept.append((cached, type(batch.data)))
 
     def watched(pipeline):
         shape = (pipeline.planner.tables, pipeline.source.layouts, pipeline.in_flight, pipeline.source.caching)
         return Watched(torch.device("cpu"), *shape)
 
     run_toy(mode="oac", in_flight=4, device=watched)
-    assert kept == [(True, {})] * 60
+    assert kept == [(True, BatchData)] * 60

@@ -24,13 +24,13 @@ class TensorStep:
         order.name(self.dense, "a parameter")
         order.access(self.dense, "default", write=True)
 
-    def compute(self, rows, arrays, timestamp):
+    def compute(self, rows, data, timestamp):
         total = torch.zeros((), dtype=torch.float64)
         for values in rows:
             bounded = values.abs() % 1.0
             values.copy_(3.7 * bounded * (1 - bounded) * 0.9 + 0.1 * self.dense)
             total = total + values.double().sum()
-        mixed = self.dense * 3.9 * (1 - self.dense) + arrays["x"][0] * 0.01 + total * 1e-6
+        mixed = self.dense * 3.9 * (1 - self.dense) + data.x[0] * 0.01 + total * 1e-6
         self.dense.copy_(mixed % 1.0)
         return total
 

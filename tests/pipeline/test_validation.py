@@ -10,7 +10,7 @@ from marius_oac.pipeline.batch import Batch, Buffers, Pool
 from marius_oac.pipeline.ledger import Ledger
 from marius_oac.pipeline.validation import Cache, _replace_older, replace_older, replace_older_torch
 from marius_oac.runtime.channel import Closed
-from marius_oac.types import Plan
+from marius_oac.types import BatchData, Plan
 
 WIDTH = 3
 
@@ -51,7 +51,7 @@ def test_older_rows_and_no_others_are_replaced(replace, newer, rows, timestamp, 
 def batch_of(rows, timestamp, mft_at_read, values, timestamps=None):
     times = np.full(rows.size, timestamp) if timestamps is None else timestamps
     return Batch(
-        Plan(timestamp, (rows,), {}, 1),
+        Plan(timestamp, (rows,), BatchData(), 1),
         mft_at_read=mft_at_read,
         timestamp=timestamp,
         resident=Buffers((rows,), (times,), (values,)),

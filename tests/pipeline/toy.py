@@ -1,5 +1,7 @@
 """A toy task whose result depends on every bit of the order: overlapping batches, chaos, a dense parameter."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -9,10 +11,15 @@ from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
-from marius_oac.types import Plan, TableSpec
+from marius_oac.types import BatchData, Plan, TableSpec
 
 STAGES = ("plan", "settle", "read", "upload", "validate", "compute", "download", "write")
 """Of a pipeline whose rows are in memory, as metrics name them."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ToyData(BatchData):
+    x: np.ndarray
 
 
 class ToyPlanner:
@@ -25,7 +32,7 @@ class ToyPlanner:
     def plan(self, batch_index):
         rng = np.random.default_rng([self.seed, batch_index])
         rows = [np.sort(rng.choice(t.num_rows, t.max_batch_rows, replace=False)) for t in self.tables]
-        return Plan(batch_index, rows, {"x": rng.random(4)}, examples=4)
+        return Plan(batch_index, rows, ToyData(x=rng.random(4)), examples=4)
 
     def assign_rows(self, plan):
         return plan
@@ -38,13 +45,13 @@ class ToyStep:
         self.dense = 0.5
         self.order = []
 
-    def compute(self, rows, arrays, timestamp):
+    def compute(self, rows, data, timestamp):
         total = 0.0
         for values in map(np.asarray, rows):  # the same arithmetic on arrays and on CPU tensors
             bounded = abs(values) % 1.0
             values[:] = 3.7 * bounded * (1 - bounded) * 0.9 + 0.1 * self.dense
             total += float(values.sum())
-        self.dense = (self.dense * 3.9 * (1 - self.dense) + float(arrays["x"][0]) * 0.01 + total * 1e-6) % 1.0
+        self.dense = (self.dense * 3.9 * (1 - self.dense) + float(data.x[0]) * 0.01 + total * 1e-6) % 1.0
         return total
 
     def dense_state(self):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.rank_slice import WHOLE
 from marius_oac.data.graphs.negatives import as_kernel_input, count_by_degree, fill_negatives
@@ -103,11 +104,10 @@ class GraphPlanner(ABC):
         self._chunks, self._count = (1, 0) if negatives.all else (negatives.chunks, negatives.count)
         self._by_degree = count_by_degree(self._count, negatives.degree_fraction)
         self._all_rows = _read_only(np.arange(num_nodes)) if negatives.all else None
-        sides = [Side.TAIL] if config.model.reciprocal else [Side.HEAD, Side.TAIL]
-        self._sides = _read_only(np.array(sides, dtype=np.int64))
+        self._num_sides = 1 if config.model.reciprocal else len(Side)
         self._shuffle_key = stream_key(config.seed, "shuffle")
         self._negatives_key = stream_key(config.seed, "negatives")
-        most_ids = 2 * self._batch_size + len(self._sides) * self._chunks * self._count
+        most_ids = 2 * self._batch_size + self._num_sides * self._chunks * self._count
         if (max(num_nodes, self._num_relations) - 1).bit_length() + (most_ids - 1).bit_length() > 63:
             raise InputError(f"{most_ids:,} ids in a batch are too many for {num_nodes:,} nodes", "training.batch_size")
         most_rows = num_nodes if negatives.all else min(num_nodes, most_ids)
@@ -133,26 +133,28 @@ class GraphPlanner(ABC):
         # A share may begin and end within a chunk; it then has the chunk's negatives.
         bounds = np.arange(min(self._chunks, at.size) + 1) * at.size // min(self._chunks, at.size)
         chunks = slice(np.searchsorted(bounds, first, "right") - 1, np.searchsorted(bounds, end))
-        shape = (len(self._sides), chunks.stop - chunks.start, self._count)
+        shape = (self._num_sides, chunks.stop - chunks.start, self._count)
         ids = np.empty(2 * size + math.prod(shape), dtype=np.int64)
         heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :].reshape(shape)
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
         numbers = np.empty(size if self._around else 0, dtype=np.int64)
         self._gather(at, first, heads, relations, tails, numbers)
         self._draw(at, len(bounds) - 1, chunks.start, negatives)
-        arrays = {"heads": heads, "tails": tails, "sides": self._sides, "epoch": np.array([at.epoch])}
-        arrays["share"] = np.array([part])
-        arrays["chunk_offsets"] = np.clip(bounds[chunks.start : chunks.stop + 1], first, end) - first
-        if self._num_relations:
-            arrays["relation_rows"] = relabel(relations, self._num_relations)
-            arrays["relations"] = relations
-        rows = self._all_rows
-        if rows is None:
-            rows = relabel(ids, self._num_nodes)
-            arrays["negatives"] = negatives
+        related, all_rows = bool(self._num_relations), self._all_rows
+        data = EdgeBatch(
+            epoch=int(at.epoch),
+            share=float(part),
+            heads=heads,
+            tails=tails,
+            relation_rows=relabel(relations, self._num_relations) if related else None,
+            relations=relations if related else None,
+            chunk_offsets=tuple((np.clip(bounds[chunks.start : chunks.stop + 1], first, end) - first).tolist()),
+            negatives=negatives if all_rows is None else None,
+        )
+        rows = relabel(ids, self._num_nodes) if all_rows is None else all_rows
         if self._around:
-            return self._around.plan(batch_index, (at.epoch, at.batch), rows, arrays, size, numbers)
-        return Plan(batch_index, (rows,), arrays, size if part else 0)
+            return self._around.plan(batch_index, at.batch, rows, data, size, numbers)
+        return Plan(batch_index, (rows,), data, size if part else 0)
 
     def _gather(
         self,
@@ -249,7 +251,7 @@ class ReorderedPlanner:
         if not 0 <= batch_index < len(self._order):
             raise InputError(f"has {len(self._order)} batches, none with number {batch_index}", "pipeline.order")
         original = self._planner.plan(int(self._order[batch_index]))
-        return Plan(batch_index, original.rows, original.arrays, original.examples)
+        return Plan(batch_index, original.rows, original.data, original.examples)
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
         """Those of the other planner: an epoch has as many batches, whatever their order."""

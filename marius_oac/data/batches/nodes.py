@@ -1,12 +1,4 @@
-"""Batches of labelled nodes, for a classification: plans as a pure function of (seed, epoch, batch).
-
-| array | type, shape | meaning |
-|---|---|---|
-| `labels` | int64 [B] | the class of each node that is encoded |
-| `epoch` | int64 [1] | for the learning rate's decay |
-
-and those of `neighborhoods`.
-"""
+"""Batches of labelled nodes, for node classification: plans as a pure function of (seed, epoch, batch)."""
 
 from __future__ import annotations
 
@@ -14,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from marius_oac.batches import EncodedBatch, NodeBatch
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.neighbors.neighborhoods import Neighborhoods
 from marius_oac.kernels.cpu.jit import compiled
@@ -60,7 +53,7 @@ class NodePlanner:
         return range(self.batches_per_epoch, epochs * self.batches_per_epoch + 1, self.batches_per_epoch)
 
     @wrapping
-    def plan(self, batch_index: int) -> Plan:
+    def plan(self, batch_index: int) -> Plan[EncodedBatch[np.ndarray]]:
         """Batch number `batch_index`, counted from 0 over all epochs."""
         if batch_index < 0:
             raise ValueError(f"batch_index must be at least 0, not {batch_index}")
@@ -68,8 +61,8 @@ class NodePlanner:
         start = batch * self._batch_size
         places = np.empty(min(self._batch_size, len(self._nodes) - start), dtype=np.int64)
         _shuffled(np.uint64(fold(self._key, epoch)), len(self._nodes), start, places)
-        arrays = {"labels": self._classes[places], "epoch": np.array([epoch])}
-        return self._around.plan(batch_index, (epoch, batch), self._nodes[places], arrays, len(places), _NO_EDGES)
+        data = NodeBatch(epoch=epoch, labels=self._classes[places])
+        return self._around.plan(batch_index, batch, self._nodes[places], data, len(places), _NO_EDGES)
 
     def assign_rows(self, plan: Plan) -> Plan:
         """A graph's rows are known beforehand: the plan as it is."""

@@ -16,11 +16,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
+from marius_oac.batches import ClickBatch, Jagged, TableIndices
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.batches.rank_slice import WHOLE
 from marius_oac.data.logs.columns import LogBlock
@@ -45,7 +46,7 @@ class LogSegment:
 
 
 @dataclass(frozen=True)
-class LogPlan(Plan):
+class LogPlan(Plan[ClickBatch[np.ndarray]]):
     """A plan whose rows are not all known yet: `ids[t]` are the table's row ids, -1 where the key has none."""
 
     keys: Sequence[TableKeys] = ()
@@ -126,8 +127,8 @@ class LogPlanner:
         examples = self._examples(number, file, first + skip, first + stop)
         keys = [table_keys(table, examples) for table in self._feature_tables]
         ids = [table.find(*each.asked) for table, each in zip(self._key_tables, keys, strict=True)]
-        arrays = _arrays(examples, number) | {"share": np.array([part])}
-        plan = LogPlan(batch_index, (), arrays, stop - skip if part else 0, keys, ids, file)
+        data = ClickBatch(epoch=number, share=float(part), numbers=examples.numbers, labels=examples.labels)
+        plan = LogPlan(batch_index, (), data, stop - skip if part else 0, keys, ids, file)
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 
     def assign_rows(self, plan: LogPlan) -> Plan:
@@ -136,7 +137,7 @@ class LogPlanner:
             table.admit(*keys.asked, ids, plan.file)
         settled = plan if plan.rows else self._relabelled(plan)
         # Without the keys: where rows come from disk, many plans wait.
-        return Plan(settled.batch_index, settled.rows, settled.arrays, settled.examples)
+        return Plan(settled.batch_index, settled.rows, settled.data, settled.examples)
 
     def close(self) -> None:
         """Closes the files."""
@@ -169,19 +170,12 @@ class LogPlanner:
         return read.examples.take(at) if shuffle else read.examples.slice(at[0], at[-1] + 1)
 
     def _relabelled(self, plan: LogPlan) -> LogPlan:
-        rows, arrays = [], dict(plan.arrays)
+        rows, tables = [], []
         for table, spec, keys, ids in zip(self._feature_tables, self.tables, plan.keys, plan.ids, strict=True):
             local = ids.copy()
             rows.append(relabel(local, spec.num_rows).copy())
-            arrays |= local_arrays(table, keys, local)
-        return LogPlan(plan.batch_index, rows, arrays, plan.examples, plan.keys, plan.ids, plan.file)
-
-
-def _arrays(examples: LogBlock, epoch: int) -> dict[str, np.ndarray]:
-    arrays = {"numbers": examples.numbers, "epoch": np.array([epoch])}
-    if examples.labels is not None:
-        arrays["labels"] = examples.labels
-    return arrays
+            tables.append(table_indices(table, keys, local))
+        return replace(plan, rows=rows, data=replace(plan.data, tables=tuple(tables)))
 
 
 def table_keys(table: FeatureTable, examples: LogBlock) -> TableKeys:
@@ -200,15 +194,15 @@ def table_keys(table: FeatureTable, examples: LogBlock) -> TableKeys:
     )
 
 
-def local_arrays(table: FeatureTable, keys: TableKeys, local: np.ndarray) -> dict[str, np.ndarray]:
-    """A step's arrays of one table, from the local row of each id."""
-    arrays, at = {}, len(table.singles) * keys.examples
-    arrays[f"{table.name}.single"] = local[:at].reshape(len(table.singles), keys.examples)
+def table_indices(table: FeatureTable, keys: TableKeys, local: np.ndarray) -> TableIndices[np.ndarray]:
+    """A batch's local rows of one table, from the local row of each id, int64 [n]."""
+    at, jagged = len(table.singles) * keys.examples, []
+    singles = local[:at].reshape(len(table.singles), keys.examples)
     for name in (*table.bags, *table.sequences):
         offsets = keys.offsets[name]
-        arrays[f"{name}.values"], arrays[f"{name}.offsets"] = local[at : at + offsets[-1]], offsets
+        jagged.append(Jagged(local[at : at + offsets[-1]], offsets))
         at += offsets[-1]
-    return arrays
+    return TableIndices(singles, tuple(jagged[: len(table.bags)]), tuple(jagged[len(table.bags) :]))
 
 
 @dataclass(frozen=True)

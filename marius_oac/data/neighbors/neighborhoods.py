@@ -1,30 +1,18 @@
-"""What a batch holds for a graph encoder besides its examples: sampled blocks around its nodes, and their features.
-
-| array | type, shape | meaning |
-|---|---|---|
-| `blocks.K.offsets`, `blocks.K.sources` | int64 [O + 1], [messages] | block K of `sampling.Block`, from the outermost |
-| `inputs` | int64 [n] | the row of each input node of block 0 |
-| `features` | float32 [n, F] | only if nodes have features: those of each input node of block 0, in their order |
-
-If the first layer gets only features and starts with their means, these arrays replace `inputs` and block 0:
-
-| array | type, shape | meaning |
-|---|---|---|
-| `means` | float32 [O, F] | the mean of the features of each output node's neighbours in block 0 |
-| `features` | float32 [O, F] | those of the output nodes, unless the means include them |
-"""
+"""What a batch holds for a graph encoder besides its examples: sampled blocks around its nodes, and their features."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 
+from marius_oac.batches import BlockData, EdgeBatch, EncodedBatch, NodeBatch
 from marius_oac.data.neighbors.feature_means import feature_means, features_of
 from marius_oac.data.neighbors.sampling import Blocks
 from marius_oac.types import Plan, TableSpec, present
+
+Head = EdgeBatch[np.ndarray] | NodeBatch[np.ndarray]
 
 
 class Sampler(Protocol):
@@ -66,40 +54,36 @@ class Neighborhoods:
         return [TableSpec(table.name, table.num_rows, most)] if self.embedded else []
 
     def plan(
-        self,
-        batch_index: int,
-        place: tuple[int, int],
-        nodes: np.ndarray,
-        arrays: Mapping[str, np.ndarray],
-        examples: int,
-        excluded: np.ndarray,
-    ) -> Plan:
+        self, batch_index: int, batch: int, nodes: np.ndarray, head: Head, examples: int, excluded: np.ndarray
+    ) -> Plan[EncodedBatch[np.ndarray]]:
         """The plan of a batch that encodes `nodes`, int64 [s], all different.
 
         Args:
-            place: epoch, and batch within it.
-            arrays: of the batch's examples, which name nodes by indices into `nodes`.
+            batch: the batch's number in its epoch.
+            head: the batch's examples, which name nodes by indices into `nodes`.
             examples: the number of examples in the batch.
             excluded: int64 [B], numbers of edges that must not be sampled.
         """
-        blocks = self.sampler.sample(nodes, *place, excluded)
-        arrays = {**arrays, **(self._inputs(blocks) if self.means is None else self._means(blocks))}
-        for number, block in enumerate(blocks.layers):
-            if number or self.means is None:
-                arrays[f"blocks.{number}.offsets"], arrays[f"blocks.{number}.sources"] = block.offsets, block.sources
-        return Plan(batch_index, (blocks.rows,) if self.embedded else (), arrays, examples)
+        blocks, planned = self.sampler.sample(nodes, head.epoch, batch, excluded), self.means is not None
+        data = EncodedBatch(
+            epoch=head.epoch,
+            share=head.share,
+            head=head,
+            blocks=tuple(BlockData(block.offsets, block.sources) for block in blocks.layers[planned:]),
+            inputs=None if planned else blocks.inputs,
+            features=self._features(blocks),
+            means=self._means(blocks) if planned else None,
+        )
+        return Plan(batch_index, (blocks.rows,) if self.embedded else (), data, examples)
 
-    def _inputs(self, blocks: Blocks) -> dict[str, np.ndarray]:
-        arrays = {"inputs": blocks.inputs}
-        if self.features is not None:
-            # In the order of the inputs, so that the step need not gather them.
-            arrays["features"] = features_of(self.features, blocks.rows[blocks.inputs])
-        return arrays
+    def _features(self, blocks: Blocks) -> np.ndarray | None:
+        """Those of the first layer's inputs, or of its outputs where `means` has the others."""
+        if self.features is None or self.means == "gcn":
+            return None
+        # In the order of the inputs, so that the step need not gather them.
+        nodes = blocks.rows[blocks.inputs]
+        return features_of(self.features, nodes[: len(blocks.layers[0].offsets) - 1] if self.means else nodes)
 
-    def _means(self, blocks: Blocks) -> dict[str, np.ndarray]:
-        features, nodes, block = present(self.features), blocks.rows[blocks.inputs], blocks.layers[0]
-        with_own = self.means == "gcn"
-        arrays = {"means": feature_means(features, nodes, block.offsets, block.sources, with_own)}
-        if not with_own:
-            arrays["features"] = features_of(features, nodes[: len(block.offsets) - 1])
-        return arrays
+    def _means(self, blocks: Blocks) -> np.ndarray:
+        nodes, block, with_own = blocks.rows[blocks.inputs], blocks.layers[0], self.means == "gcn"
+        return feature_means(present(self.features), nodes, block.offsets, block.sources, with_own)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch.nn.utils import get_total_norm
 
 from marius_oac.config.sections import DenseOptimizerConfig
 from marius_oac.models.compute.soundness import LARGEST_VALUE
-from marius_oac.types import DenseSync
+from marius_oac.types import BatchData, DenseSync
 
 NETWORK, OPTIMIZER = "network.", "optimizer."
 """What the names of parameters and buffers, and of the optimizer's state by parameter, begin with."""
@@ -54,34 +53,34 @@ class DenseOptimizer:
         self._largest = max([LARGEST_VALUE, *(2 * one for one in begun)])  # a network of the user's may begin with more
         self.size = sum(each.numel() for each in self._parameters.values())
 
-    def step(self, arrays: Mapping[str, Any], timestamp: int) -> torch.Tensor | float:
+    def step(self, data: BatchData, timestamp: int) -> torch.Tensor | float:
         """One update from the parameters' gradients, which are then forgotten.
 
         Returns 0, or NaN where a gradient or its square is NaN or infinite, or an updated parameter is, or has grown
         beyond use (see `soundness`): added to the batch's loss it tells whose it is. A 0-d tensor where the parameters
         are, so that nobody waits for it, if there are any.
 
-        Where `decay` is not 1, the learning rate is `decay ** arrays["epoch"]` of itself. With a `sync` the gradients
-        are `arrays["share"]` of those of a batch over all nodes.
+        The learning rate is multiplied by `decay ** data.epoch`. With a `sync` the gradients are `data.share` of those
+        of a batch over all nodes.
         """
         if self._optimizer is None:
             return 0.0
         gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
         sound = _are_at_most(_LARGEST_GRADIENT, gradients)
-        self._step(arrays, timestamp)
+        self._step(data, timestamp)
         sound += _are_at_most(self._largest, [each.detach() for each in self._parameters.values()])
         return torch.where(reduce(torch.logical_and, sound), 0.0, math.nan) if sound else 0.0
 
-    def _step(self, arrays: Mapping[str, Any], timestamp: int) -> None:
+    def _step(self, data: BatchData, timestamp: int) -> None:
         decay = self._config.decay
-        factor = 1.0 if decay == 1 else decay ** int(arrays["epoch"].item())
+        factor = decay**data.epoch
         if self._sync and self._sync.dispatched:
             self._sync.hand_over(self._gradients(), factor)
             self._optimizer.zero_grad(set_to_none=True)
             return
         if decay != 1:
             _set_rate(self._optimizer, self._config.learning_rate * factor)
-        if not self._sync or self._sync.reduce(self._gradients(), float(arrays["share"].item())):
+        if not self._sync or self._sync.reduce(self._gradients(), data.share):
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._sync:

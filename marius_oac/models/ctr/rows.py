@@ -11,13 +11,14 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from marius_oac.batches import Jagged, TableIndices
 from marius_oac.kernels.cpu import bags as kernels
 from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.models.compute.scratch import Scratch
@@ -31,10 +32,7 @@ _NOWHERE = np.zeros(1, np.int64)
 
 @dataclass(frozen=True)
 class BagColumn:
-    """A multi-valued feature; `field` is its place among the schema's fields.
-
-    Where `f"{name}.counts"` is among a batch's arrays, its rows are sums of some of a bag's rows.
-    """
+    """A multi-valued feature; `field` is its place among the schema's fields."""
 
     name: str
     pooling: str
@@ -54,9 +52,9 @@ class TableColumns:
     """What lies in one table.
 
     Attributes:
-        name: the table's name in the arrays.
+        name: of the table.
         dimension: D, floats of an embedding; 0 where rows are first-order weights alone.
-        singles: the single-valued features' places among the schema's fields, in the order of f"{name}.single".
+        singles: the single-valued features' places among the schema's fields, in the order of `TableIndices.singles`.
         bags, sequences: the other features, in config order.
     """
 
@@ -67,10 +65,9 @@ class TableColumns:
     sequences: tuple[SequenceColumn, ...] = ()
 
 
-def values_of(bag: BagColumn, arrays: Mapping[str, Any]) -> Any:
+def values_of(bag: Jagged[Any]) -> Any:
     """How many values each example has of a bag, int64 [B]."""
-    offsets = arrays[f"{bag.name}.offsets"]
-    return arrays.get(f"{bag.name}.counts", offsets[1:] - offsets[:-1])
+    return bag.offsets[1:] - bag.offsets[:-1] if bag.counts is None else bag.counts
 
 
 class Fields(NamedTuple):
@@ -141,12 +138,14 @@ class ArrayRows:
         self._picks: tuple[_Picks, ...] = ()
         self._lists: list[list[tuple[np.ndarray, np.ndarray]]] = []
 
-    def gather(self, rows: Sequence[np.ndarray], arrays: Mapping[str, np.ndarray], listing: bool = True) -> Gathered:
+    def gather(
+        self, rows: Sequence[np.ndarray], tables: Sequence[TableIndices[np.ndarray]], listing: bool = True
+    ) -> Gathered:
         """What the network sees of the batch; with `listing` also what `update` needs."""
-        size = arrays["numbers"].shape[0]
+        size = tables[0].singles.shape[1]
         values = self._scratch.take("values", size, sum(self._fields.dimensions))
         weights = self._scratch.take("weights", size, len(self._columns)) if self._weighted else None
-        self._picks = tuple(self._own_picks(table, arrays, size) for table in self._layout)
+        self._picks = tuple(map(self._own_picks, self._layout, tables))
         padded, lengths, tasks = [], [], self._list_tasks(rows) if listing else []
         inputs = self._inputs(values, weights)
         for table, picks, table_rows in zip(self._layout, self._picks, rows, strict=True):
@@ -199,27 +198,24 @@ class ArrayRows:
         copy[:] = array
         return copy
 
-    def _own_picks(self, table: TableColumns, arrays: Mapping[str, np.ndarray], size: int) -> _Picks:
-        single = np.empty((0, size), np.int64)
-        if table.singles:
-            single = self._own(f"{table.name}.single", arrays[f"{table.name}.single"])
-        count = sum(arrays[f"{bag.name}.values"].size for bag in table.bags)
+    def _own_picks(self, table: TableColumns, indices: TableIndices[np.ndarray]) -> _Picks:
+        single, size = self._own(f"{table.name}.single", indices.singles), indices.singles.shape[1]
+        count = sum(bag.values.size for bag in indices.bags)
         bags = self._scratch.take(f"{table.name}.bags", count, dtype=np.int64)
         offsets = self._scratch.take(f"{table.name}.bag_offsets", len(table.bags), size + 1, dtype=np.int64)
         scales = self._scratch.take(f"{table.name}.bag_scales", len(table.bags), size)
         base = 0
-        for i, bag in enumerate(table.bags):
-            values = arrays[f"{bag.name}.values"]
-            bags[base : base + values.size] = values
-            offsets[i] = arrays[f"{bag.name}.offsets"]
+        for i, (column, bag) in enumerate(zip(table.bags, indices.bags, strict=True)):
+            bags[base : base + bag.values.size] = bag.values
+            offsets[i] = bag.offsets
             offsets[i] += base
             scales[i] = 1
-            if bag.pooling == "mean":
-                scales[i] /= np.maximum(values_of(bag, arrays), 1)
-            base += values.size
+            if column.pooling == "mean":
+                scales[i] /= np.maximum(values_of(bag), 1)
+            base += bag.values.size
         sequences = tuple(
-            tuple(self._own(f"{each.name}.{part}", arrays[f"{each.name}.{part}"]) for part in ("values", "offsets"))
-            for each in table.sequences
+            (self._own(f"{column.name}.values", each.values), self._own(f"{column.name}.offsets", each.offsets))
+            for column, each in zip(table.sequences, indices.sequences, strict=True)
         )
         return _Picks(single, np.array(table.singles, np.int64), bags, offsets, scales, sequences)
 

@@ -3,7 +3,7 @@
 Guarantees:
 - `compute` and `predict` are called by one thread; on the CPU they share their work with `threads - 1` others, which
   live until `close`.
-- The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
+- The result is a function of rows, data, timestamp and dense state alone: the same bits for any number of threads.
   On the CPU torch works on one thread while a batch is computed, since its own sums and products depend on how many
   there are; what is large runs on the threads of a pool.
 - torch's random numbers are drawn from (seed, timestamp, rank); the process's generators are as before afterwards.
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from marius_oac.batches import ClickBatch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import InputError
 from marius_oac.models.compute.dense_optimizer import DenseOptimizer
@@ -34,7 +35,7 @@ from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.models.ctr.tensor_rows import TensorRows
 from marius_oac.runtime import blas
-from marius_oac.types import DenseSync
+from marius_oac.types import BatchData, DenseSync
 
 
 class CtrStep:
@@ -97,49 +98,51 @@ class CtrStep:
         """See `Step.served`."""
         return self._dense if self._dense.size else None
 
-    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+    def compute(self, rows: Sequence[Any], data: ClickBatch[Any], timestamp: int) -> Any:
         """See `Step.compute`.
 
         One example has no variance: batch norms then use their running statistics and leave them as they are.
 
-        Where the optimizer's `decay` is not 1, `arrays["epoch"]`, an int of one element, sets the learning rate of the
-        rows, or of the network, to `decay ** epoch` of itself.
+        The learning rates of the rows and of the network are multiplied by their optimizer's `decay ** data.epoch`.
 
         Raises:
             ValueError: the rows are not float32 [n, D + first-order weight + state] in C order, or other than tables.
         """
         tensors = self._check(rows, self._optimizer)
         self._network.train()
-        if len(arrays["labels"]) == 1:
+        if len(data.labels) == 1:
             for norm in self._norms:
                 norm.eval()
         if tensors:
-            return self._compute_tensors(rows, arrays, timestamp)
+            return self._compute_tensors(rows, data, timestamp)
         with torch_threads(1), self._products:
-            gathered = self._array_rows.gather(rows, arrays)
-            labels = torch.from_numpy(self._own("labels", arrays["labels"]))
-            numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
-            with seeded(self._masks(arrays, timestamp), self._device):
+            gathered = self._array_rows.gather(rows, data.tables)
+            labels = torch.from_numpy(self._own("labels", data.labels))
+            numbers = torch.from_numpy(self._own("numbers", data.numbers))
+            with seeded(self._masks(data, timestamp), self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
-            fault = self._dense.step(arrays, timestamp)
-        rule = self._optimizer.rule(timestamp, self._factor(arrays))
+            fault = self._dense.step(data, timestamp)
+        rule = self._optimizer.rule(timestamp, self._training.optimizer.decay**data.epoch)
         weight = self._penalty
         squares = self._array_rows.update(rows, _as_arrays(gradients), rule, weight)
         return loss.item() + weight / 2 * squares + float(fault)
 
-    def _compute_tensors(self, rows, arrays, timestamp: int) -> torch.Tensor:
-        gathered = self._tensor_rows.gather(rows, arrays)
-        with seeded(self._masks(arrays, timestamp), self._device):
-            loss, gradients = self._differentiate(gathered, arrays["numbers"], arrays["labels"])
-        fault = self._dense.step(arrays, timestamp)
+    def _compute_tensors(
+        self, rows: Sequence[torch.Tensor], data: ClickBatch[torch.Tensor], timestamp: int
+    ) -> torch.Tensor:
+        gathered = self._tensor_rows.gather(rows, data.tables)
+        with seeded(self._masks(data, timestamp), self._device):
+            loss, gradients = self._differentiate(gathered, data.numbers, data.labels)
+        fault = self._dense.step(data, timestamp)
         weight = self._penalty
-        squares = self._tensor_rows.update(rows, arrays, gradients, timestamp, self._factor(arrays), weight)
+        factor = self._training.optimizer.decay**data.epoch
+        squares = self._tensor_rows.update(rows, data.tables, gradients, timestamp, factor, weight)
         return loss + weight / 2 * squares + fault
 
-    def predict(self, rows: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
+    def predict(self, rows: Sequence[Any], data: ClickBatch[Any]) -> Any:
         """Probabilities of a click, float32 [B], in the rows' library; changes nothing.
 
-        `rows[t]` need the value's columns only; `arrays` no labels.
+        `rows[t]` need the value's columns only; `data` no labels.
 
         Raises:
             ValueError: as `compute`.
@@ -148,11 +151,11 @@ class CtrStep:
         self._network.eval()
         with torch.no_grad():
             if tensors:
-                gathered = self._tensor_rows.gather(rows, arrays)
-                return torch.sigmoid(self._logits(self._inputs(gathered, arrays["numbers"])))
+                gathered = self._tensor_rows.gather(rows, data.tables)
+                return torch.sigmoid(self._logits(self._inputs(gathered, data.numbers)))
             with torch_threads(1), self._products_kept:
-                gathered = _as_tensors(self._array_rows.gather(rows, arrays, listing=False))
-                numbers = torch.from_numpy(self._own("numbers", arrays["numbers"]))
+                gathered = _as_tensors(self._array_rows.gather(rows, data.tables, listing=False))
+                numbers = torch.from_numpy(self._own("numbers", data.numbers))
                 return torch.sigmoid(self._logits(self._inputs(gathered, numbers))).numpy()
 
     def _check(self, rows: Sequence[Any], optimizer: RowOptimizer | None) -> bool:
@@ -175,14 +178,9 @@ class CtrStep:
         copy[:] = array
         return copy
 
-    def _masks(self, arrays: Mapping[str, Any], timestamp: int) -> list[int]:
+    def _masks(self, data: BatchData, timestamp: int) -> list[int]:
         """What dropout's masks are drawn from: which part of which batch it is, or this trainer and the timestamp."""
-        part = arrays.get("part")
-        return [self._seed, *((timestamp, self._rank) if part is None else part.tolist())]
-
-    def _factor(self, arrays: Mapping[str, Any]) -> float:
-        decay = self._training.optimizer.decay
-        return 1.0 if decay == 1 else decay ** int(arrays["epoch"].item())
+        return [self._seed, *((timestamp, self._rank) if data.part is None else data.part)]
 
     def _inputs(self, gathered: Gathered, numbers: torch.Tensor) -> Inputs:
         size, dimensions = numbers.shape[0], self._dimensions

@@ -2,7 +2,7 @@
 
 Guarantees:
 - `compute` is called by one thread; on the CPU it shares its work with the head's pool.
-- The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
+- The result is a function of rows, data, timestamp and dense state alone: the same bits for any number of threads.
   On the CPU torch works on one thread while a batch is computed, and what is large runs on the pool.
 - Dropout's masks are drawn from (seed, timestamp); torch's generators are as before afterwards.
 - A `compute` that raises leaves the rows it was given and the dense parameters corrupted; the run must not go on.
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marius_oac.batches import EncodedBatch
 from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
 from marius_oac.models.compute.dense_optimizer import NETWORK, OPTIMIZER, DenseOptimizer
 from marius_oac.models.compute.products import PooledProducts
@@ -32,7 +33,7 @@ from marius_oac.models.compute.user_code import blaming_frames
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
 from marius_oac.models.gnn.layers import Means
-from marius_oac.types import Step
+from marius_oac.types import Step, map_arrays
 
 _BLOCK_ROWS = 4096
 
@@ -48,7 +49,7 @@ class Head(Step, Protocol):
 
 
 class EncodedStep:
-    """A `types.Step`: one batch of encoded nodes. Its arrays are those of `data.neighborhoods`, and the head's.
+    """A `types.Step`: one batch of encoded nodes.
 
     Args:
         encoder: taken over: moved to the device, trained in place.
@@ -80,18 +81,18 @@ class EncodedStep:
         self._rows, self._dense = RowOptimizer(rows), DenseOptimizer(self.encoder, dense)
         self._products, self._scratch = PooledProducts(head.thread_pool, None if own else Scratch()), Scratch()
 
-    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+    def compute(self, rows: Sequence[Any], data: EncodedBatch[Any], timestamp: int) -> Any:
         """See `Step.compute`; `rows[0]` are the nodes' rows, where they have some.
 
         Raises:
             ConfigError: the user's own layer has failed.
         """
-        tensors = isinstance(arrays["epoch"], Tensor)
+        tensors = isinstance(data.first, Tensor)
         with blaming_frames(self._own, "encoder.layers"):
-            return (self._compute_tensors if tensors else self._compute_arrays)(rows, arrays, timestamp)
+            return (self._compute_tensors if tensors else self._compute_arrays)(rows, data, timestamp)
 
-    def _compute_arrays(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> float:
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if _encoders(name)}
+    def _compute_arrays(self, rows: Sequence[Any], data: EncodedBatch[np.ndarray], timestamp: int) -> float:
+        tensors = map_arrays(data, torch.from_numpy)
         values = torch.from_numpy(rows[0][:, : self._dimension]) if rows else None
         # Layers of our own know of the pool; for others torch's operations are looked at one by one.
         with torch_threads(1), self._products if self._own else nullcontext():
@@ -99,42 +100,42 @@ class EncodedStep:
             inputs, encoded = self._encode(values, tensors, timestamp, self._products)
             handed = self._scratch.take("encoded", *encoded.shape)
             handed[:] = encoded.detach().numpy()
-            loss = self.head.compute([handed], arrays, timestamp)
+            loss = self.head.compute([handed], data.head, timestamp)
             if encoded.requires_grad:  # a layer of the user's may have no parameters, and nodes no rows
                 encoded.backward(torch.from_numpy(handed))
         with torch_threads(1):  # without products to look for in each of its many small operations
-            fault = self._dense.step(arrays, timestamp)
+            fault = self._dense.step(data, timestamp)
         if rows:
-            self._update(rows[0], arrays["inputs"], inputs.grad.numpy(), timestamp, self._factor(arrays))
+            self._update(rows[0], data.inputs, inputs.grad.numpy(), timestamp, self._decay**data.epoch)
         return loss + float(fault)
 
-    def _compute_tensors(self, rows: Sequence[Tensor], arrays: Mapping[str, Tensor], timestamp: int) -> Tensor:
+    def _compute_tensors(self, rows: Sequence[Tensor], data: EncodedBatch[Tensor], timestamp: int) -> Tensor:
         values = rows[0][:, : self._dimension] if rows else None
-        inputs, encoded = self._encode(values, arrays, timestamp, None)
+        inputs, encoded = self._encode(values, data, timestamp, None)
         handed = encoded.detach().clone()
-        loss = self.head.compute([handed], arrays, timestamp)
+        loss = self.head.compute([handed], data.head, timestamp)
         if encoded.requires_grad:
             encoded.backward(handed)
-        fault = self._dense.step(arrays, timestamp)
+        fault = self._dense.step(data, timestamp)
         if rows:
             gradients = torch.empty_like(values)
-            gradients[arrays["inputs"]] = inputs.grad[:, : self._dimension]
-            self._rows.update(rows[0], gradients, timestamp, self._factor(arrays))
+            gradients[data.inputs] = inputs.grad[:, : self._dimension]
+            self._rows.update(rows[0], gradients, timestamp, self._decay**data.epoch)
         return loss + fault
 
     def _encode(
-        self, values: Tensor | None, arrays: Mapping[str, Tensor], timestamp: int, thread_pool: Shared | None
+        self, values: Tensor | None, data: EncodedBatch[Tensor], timestamp: int, thread_pool: Shared | None
     ) -> tuple[Tensor | Means, Tensor]:
         """What goes into the encoder, a leaf if there are rows, and what comes out of it."""
-        inputs = arrays.get("features")
-        if "means" in arrays:
-            inputs = Means(inputs, arrays["means"])
+        inputs = data.features
+        if data.means is not None:
+            inputs = Means(inputs, data.means)
         elif values is not None:
-            own = values.index_select(0, arrays["inputs"])
+            own = values.index_select(0, data.inputs)
             inputs = (own if inputs is None else torch.cat((own, inputs), 1)).requires_grad_()
         self.encoder.train()
         with torch.enable_grad(), seeded([self._seed, timestamp], self._device):
-            return inputs, self.encoder(inputs, blocks_of(arrays, len(self.encoder.layers)), thread_pool)
+            return inputs, self.encoder(inputs, blocks_of(data), thread_pool)
 
     def _update(
         self, rows: np.ndarray, places: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float
@@ -146,9 +147,6 @@ class EncodedStep:
 
         own[places] = gradients[:, : self._dimension]
         self.head.thread_pool.run([partial(update, *cut) for cut in blocks(0, len(rows), _BLOCK_ROWS)])
-
-    def _factor(self, arrays: Mapping[str, Any]) -> float:
-        return 1.0 if self._decay == 1 else self._decay ** int(arrays["epoch"].item())
 
     def dense_state(self) -> Mapping[str, Tensor]:
         """A copy of the encoder's and the head's parameters with the state of their optimizers, by name."""
@@ -168,19 +166,13 @@ class EncodedStep:
         self.head.close()
 
 
-def blocks_of(arrays: Mapping[str, Tensor], layers: int) -> list[Block]:
-    """The blocks of a batch for so many layers, or for those behind its means."""
-    first = int("means" in arrays)
-    found, num_inputs = [], len(arrays["means"] if first else arrays["inputs"])
-    for number in range(first, layers):
-        offsets, sources = (arrays[f"blocks.{number}.{name}"] for name in ("offsets", "sources"))
-        found.append(Block(offsets, sources, num_inputs))
+def blocks_of(data: EncodedBatch[Tensor]) -> list[Block]:
+    """The blocks of a batch, one for each layer that has no means."""
+    found, num_inputs = [], len(data.first)
+    for block in data.blocks:
+        found.append(Block(block.offsets, block.sources, num_inputs))
         num_inputs = found[-1].num_outputs
     return found
-
-
-def _encoders(name: str) -> bool:
-    return name.startswith(("blocks.", "inputs", "features", "means"))
 
 
 def _encoders_state(name: str) -> bool:

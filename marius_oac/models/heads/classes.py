@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from marius_oac.batches import NodeBatch
 from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.runtime import blas
 
@@ -18,7 +19,7 @@ from marius_oac.runtime import blas
 class ClassesHead:
     """An `encoded.Head`: the mean cross-entropy of the softmax of each node's scores, [B, classes].
 
-    Its array is `labels`, int64 [B]. On the CPU NumPy's products run on one thread each, in the whole process, until
+    On the CPU NumPy's products run on one thread each, in the whole process, until
     `close`.
     """
 
@@ -32,14 +33,14 @@ class ClassesHead:
                 stack.enter_context(blas.one_thread_per_product())
             self._stack = stack.pop_all()
 
-    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+    def compute(self, rows: Sequence[Any], data: NodeBatch[Any], timestamp: int) -> Any:
         """See `encoded.Head`."""
         (scores,) = rows
         if isinstance(scores, Tensor):
-            loss, gradient = _differentiate(scores, arrays["labels"])
+            loss, gradient = _differentiate(scores, data.labels)
             scores.copy_(gradient)
             return loss
-        loss, gradient = _differentiate(torch.from_numpy(scores), torch.from_numpy(arrays["labels"]))
+        loss, gradient = _differentiate(torch.from_numpy(scores), torch.from_numpy(data.labels))
         scores[:] = gradient.numpy()
         return loss.item()
 

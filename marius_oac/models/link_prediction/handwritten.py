@@ -18,13 +18,13 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
+from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.kernels.cpu import decoders as geometry
 from marius_oac.kernels.cpu import edges as kernels
@@ -135,7 +135,7 @@ def _form_of(config: Config) -> kernels.Form:
 
 
 class HandwrittenGradient:
-    """Computes batches on `thread_pool`; the arrays are those of the edge planner (see `docs/batches.md`)."""
+    """Computes batches on `thread_pool`."""
 
     def __init__(self, config: Config, thread_pool: ThreadPool) -> None:
         self._model, self._training, self._thread_pool = config.model, config.training, thread_pool
@@ -144,9 +144,9 @@ class HandwrittenGradient:
         self._sides = np.array(sides, np.int64)
         self._form = _form_of(config)
 
-    def compute(self, rows: np.ndarray, arrays: Mapping[str, np.ndarray], rule: Rule, relations: Relations) -> float:
+    def compute(self, rows: np.ndarray, data: EdgeBatch[np.ndarray], rule: Rule, relations: Relations) -> float:
         """Updates `rows` [n, D + state] and the batch's relations in place; returns the loss, penalty included."""
-        batch = self._open(rows, arrays, relations)
+        batch = self._open(rows, data, relations)
         edges, size, count = batch.edges, batch.edges.heads.size, len(rows)
         first = self._scratch.take("first", count + 1, dtype=np.int64)
         places = self._scratch.take("places", 2 * size + batch.listed.size, dtype=np.int64)
@@ -177,14 +177,14 @@ class HandwrittenGradient:
         copy[:] = array.reshape(-1)
         return copy
 
-    def _open(self, rows: np.ndarray, arrays: Mapping[str, np.ndarray], relations: Relations) -> _Batch:
+    def _open(self, rows: np.ndarray, data: EdgeBatch[np.ndarray], relations: Relations) -> _Batch:
         """Stage 1, and room for the others."""
         take, dimension, sampled = self._scratch.take, self._model.dimension, not self._training.negatives.all
-        heads, tails = self._own("heads", arrays["heads"]), self._own("tails", arrays["tails"])
+        heads, tails = self._own("heads", data.heads), self._own("tails", data.tails)
         sides, size = len(self._sides), heads.size
         if sampled:
-            listed, offsets = self._own("negatives", arrays["negatives"]), tuple(arrays["chunk_offsets"].tolist())
-            groups, per_group = sides * (len(offsets) - 1), arrays["negatives"].shape[2]
+            listed, offsets = self._own("negatives", data.negatives), data.chunk_offsets
+            groups, per_group = sides * (len(offsets) - 1), data.negatives.shape[2]
             candidates = take("candidates", groups, per_group, dimension)
             flat = candidates.reshape(-1, dimension)
             tasks = [
@@ -202,7 +202,7 @@ class HandwrittenGradient:
         if relations.table is None:
             local, formed = self._own("relations", np.zeros(size, np.int64)), take("formed", 1, dimension)
         else:
-            local, picks = self._own("relations", arrays["relations"]), self._own("picks", arrays["relation_rows"])
+            local, picks = self._own("relations", data.relations), self._own("picks", data.relation_rows)
             formed = take("formed", picks.size, dimension)
             (kernels.gather_phases if self._form.phases else kernels.gather)(relations.table, picks, formed)
         self._thread_pool.run(tasks)

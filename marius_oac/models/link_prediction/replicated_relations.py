@@ -6,12 +6,13 @@ over the nodes, and every node updates the relations that have a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from marius_oac.batches import EdgeBatch
 from marius_oac.models.compute.dense_moments import OWN
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.scratch import Scratch
@@ -42,22 +43,22 @@ class ReplicatedRelations:
         """What an optimizer of `dense` keeps, by name: the tensors themselves, not copies."""
         return {} if self._own is None else {f"{OWN}{key}": each for key, each in self._own.state[self._values].items()}
 
-    def values(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    def values(self, data: EdgeBatch[np.ndarray]) -> np.ndarray | None:
         """float32 [R, Dr], a copy in which only the batch's relations have their values."""
         if self._table is None:
             return None
-        copy, picks = self._scratch.take("values", len(self._table), self._width), arrays["relation_rows"]
+        copy, picks = self._scratch.take("values", len(self._table), self._width), data.relation_rows
         copy[picks] = self._values.numpy()[picks]
         return copy
 
-    def update(self, handed: np.ndarray | None, arrays: Mapping[str, np.ndarray], timestamp: int, factor: Any) -> None:
+    def update(self, handed: np.ndarray | None, data: EdgeBatch[np.ndarray], timestamp: int, factor: Any) -> None:
         """Takes what `values` gave, with the gradients of the batch's relations in the place of their values."""
         if handed is not None:
-            gradients = torch.from_numpy(handed[arrays["relation_rows"]])
-            self.update_tensor(gradients, torch.from_numpy(arrays["relation_rows"]), arrays["share"], timestamp, factor)
+            gradients = torch.from_numpy(handed[data.relation_rows])
+            self.update_tensor(gradients, torch.from_numpy(data.relation_rows), data.share, timestamp, factor)
 
     def update_tensor(
-        self, gradients: torch.Tensor, picks: torch.Tensor, share: Any, timestamp: int, factor: Any
+        self, gradients: torch.Tensor, picks: torch.Tensor, share: float, timestamp: int, factor: Any
     ) -> None:
         """`gradients` [m, Dr] of the relations `picks`, int64 [m]; `share` is the batch's part of the global batch."""
         every = self._gradients.zero_()
@@ -65,7 +66,7 @@ class ReplicatedRelations:
         if self._dense.dispatched:
             self._dense.hand_over([every], float(factor))
             return
-        moves = self._dense.reduce([every], float(share.item()))
+        moves = self._dense.reduce([every], share)
         if self._own is not None:
             self._values.grad = every
             self._own.param_groups[0]["lr"] = self._rate * float(factor)

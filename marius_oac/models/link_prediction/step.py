@@ -2,7 +2,7 @@
 
 Guarantees:
 - `compute` is called by one thread; on the CPU it shares its work with `threads - 1` others, which live until `close`.
-- The result is a function of rows, arrays, timestamp and dense state alone: the same bits for any number of threads.
+- The result is a function of rows, data, timestamp and dense state alone: the same bits for any number of threads.
 - On the CPU NumPy's products run on one thread each, in the whole process, until `close`, which the thread that made
   the step calls; steps that live at once are closed in the reverse order.
 - A `compute` that raises leaves the rows it was given and the relations corrupted; the run must not go on.
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.dense_moments import RELATIONS
@@ -51,8 +52,7 @@ class LinkPredictionStep:
     The loss is the mean over edges and sides plus the penalty; `autograd` gives the formula. Relations, the only dense
     parameters, are a table on the device; a batch updates the rows it names in `relation_rows`.
 
-    `arrays["epoch"]`, an int of any shape with one element, sets the learning rate to `decay ** epoch` of itself; it is
-    read only where `training.optimizer.decay` is not 1. It comes with the plan, not through the step, because
+    The learning rate is multiplied by `decay ** epoch`. The epoch comes with the plan, not through the step, because
     neighbouring batches may belong to two epochs and be computed in order of arrival.
 
     Args:
@@ -118,7 +118,7 @@ class LinkPredictionStep:
         table[:, self._relation_width :] = self._relation_optimizer.initial_state
         return table.to(self._device)
 
-    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+    def compute(self, rows: Sequence[Any], data: EdgeBatch[Any], timestamp: int) -> Any:
         """See `Step.compute`; `rows[0]` are the entities' rows.
 
         Raises:
@@ -128,34 +128,34 @@ class LinkPredictionStep:
         if entities.ndim != 2 or entities.shape[1] != self._width:
             raise ValueError(f"rows {tuple(entities.shape)}, but a row has {self._width} floats")
         if isinstance(entities, torch.Tensor):
-            return self._compute_tensors(entities, arrays, timestamp)
+            return self._compute_tensors(entities, data, timestamp)
         if entities.dtype != np.float32 or not entities.flags.c_contiguous:
             raise ValueError(f"rows must be float32 in C order, not {entities.dtype} with strides {entities.strides}")
-        factor = 1.0 if self._decay == 1 else self._decay ** int(arrays["epoch"].item())
+        factor = self._decay**data.epoch
         rule = self._entity_optimizer.rule(timestamp, factor)
         table = None if self._relations is None else self._relations.numpy()
         if self._agreed:
-            handed = Relations(self._agreed.values(arrays), rule)
-            loss = self._handwritten.compute(entities, arrays, rule, handed)
-            fault = self._fault(handed.table, arrays, math.inf)
-            self._agreed.update(handed.table, arrays, timestamp, factor)
+            handed = Relations(self._agreed.values(data), rule)
+            loss = self._handwritten.compute(entities, data, rule, handed)
+            fault = self._fault(handed.table, data, math.inf)
+            self._agreed.update(handed.table, data, timestamp, factor)
             return loss + fault
         relations = Relations(table, self._relation_optimizer.rule(timestamp, factor))
-        return self._handwritten.compute(entities, arrays, rule, relations) + self._fault(table, arrays)
+        return self._handwritten.compute(entities, data, rule, relations) + self._fault(table, data)
 
-    def _compute_tensors(self, rows: torch.Tensor, arrays: Mapping[str, torch.Tensor], timestamp: int) -> torch.Tensor:
-        factor = 1.0 if self._decay == 1 else self._decay ** int(arrays["epoch"].item())
+    def _compute_tensors(self, rows: torch.Tensor, data: EdgeBatch[torch.Tensor], timestamp: int) -> torch.Tensor:
+        factor = self._decay**data.epoch
         largest = LARGEST_VALUE
         if self._relations is None:
-            loss, gradients, _ = self._autograd(rows[:, : self._dimension], None, arrays)
+            loss, gradients, _ = self._autograd(rows[:, : self._dimension], None, data)
         else:
-            picks = arrays["relation_rows"]
+            picks = data.relation_rows
             picked = self._relations[picks]
             loss, gradients, relation_gradients = self._autograd(
-                rows[:, : self._dimension], picked[:, : self._relation_width], arrays
+                rows[:, : self._dimension], picked[:, : self._relation_width], data
             )
             if self._agreed:
-                self._agreed.update_tensor(relation_gradients, picks, arrays["share"], timestamp, factor)
+                self._agreed.update_tensor(relation_gradients, picks, data.share, timestamp, factor)
                 largest, picked = math.inf, relation_gradients
             else:
                 self._relation_optimizer.update(picked, relation_gradients, timestamp, factor)
@@ -165,10 +165,10 @@ class LinkPredictionStep:
         return loss
 
     def _fault(
-        self, relations: np.ndarray | None, arrays: Mapping[str, np.ndarray], largest: float = LARGEST_VALUE
+        self, relations: np.ndarray | None, data: EdgeBatch[np.ndarray], largest: float = LARGEST_VALUE
     ) -> float:
         """0, or NaN where the batch's relations are not sound; it is added to the batch's loss."""
-        if relations is None or is_sound(relations[arrays["relation_rows"]], self._relation_width, largest):
+        if relations is None or is_sound(relations[data.relation_rows], self._relation_width, largest):
             return 0.0
         return math.nan
 

@@ -16,13 +16,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from marius_oac.types import Step
+from marius_oac.types import BatchData, Step
 
 _KEPT = 4096
 
@@ -90,20 +90,19 @@ class TimedStep:
         self._times: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self.slowed, self.added = 0, 0.0
 
-    def compute(self, rows: Sequence[Any], arrays: Mapping[str, Any], timestamp: int) -> Any:
+    def compute(self, rows: Sequence[Any], data: BatchData, timestamp: int) -> Any:
         """See `Step.compute`."""
         begin, waited = self._clock(), self._waited()
         self._began = begin if self._began is None else self._began
-        loss = self._step.compute(rows, arrays, timestamp)
+        loss = self._step.compute(rows, data, timestamp)
         if isinstance(loss, torch.Tensor) and loss.is_cuda:
             torch.cuda.current_stream(loss.device).synchronize()  # otherwise only the kernel launches would be timed
         own = self._clock() - begin - (self._waited() - waited)
         taken = self._profile.seconds(own, begin - self._began)
         if taken > own:
             self._linger(taken - own)
-        share = float(arrays["share"].item())
-        if share:
-            self._times.append((share, taken))
+        if data.share:
+            self._times.append((data.share, taken))
         return loss
 
     def take(self) -> list[tuple[float, float]]:

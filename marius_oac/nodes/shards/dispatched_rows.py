@@ -128,7 +128,7 @@ class DispatchedRows(RemoteRows):
 
     def write(self, batch: Batch) -> None:
         number, plan, dispatching = batch.plan.number, batch.plan, self._dispatching
-        share, handed = float(plan.arrays["share"].item()), self._handed.pop(number, None)
+        share, handed = plan.data.share, self._handed.pop(number, None)
         token = self._tokens.pop(number)
         about = {"step": token, "share": share, "factor": self._source.factor(plan)}
         with self._changed:

@@ -3,17 +3,18 @@
 A batch of a table that pools has, in the place of rows, *values*: first its single rows (those that single-valued
 features, sequences or other bags name), then, bag by bag, one *partial sum* of each node that has some of the bag's
 rows, in the order in which the bag first comes to the node. A bag's values are its partial sums; that there are fewer
-of them than the bag has rows only concerns a mean, for which `FEATURE.counts` says how many rows it was.
+of them than the bag has rows only concerns a mean, for which `Jagged.counts` says how many rows it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from marius_oac.data.logs.batches import local_arrays
+from marius_oac.batches import Jagged, TableIndices
+from marius_oac.data.logs.batches import table_indices
 from marius_oac.data.logs.tables import FeatureTable, TableKeys
 from marius_oac.kernels.cpu import routes as kernels
 from marius_oac.nodes.shards.bags import Bags
@@ -44,8 +45,8 @@ def pool_table(
     ids: np.ndarray,
     asked: Sequence[np.ndarray],
     placement: Placement,
-) -> tuple[PooledRoute, dict[str, np.ndarray]]:
-    """The values of a batch of one table, and a step's arrays in terms of these.
+) -> tuple[PooledRoute, TableIndices[np.ndarray]]:
+    """The values of a batch of one table, and its local rows in terms of these.
 
     Args:
         pooled: those of the table's bags that are pooled by the nodes; at least one.
@@ -61,13 +62,12 @@ def pool_table(
     alone[ids[single]] = True
     summed = np.concatenate([ids[spans[name]] for name in pooled])
     route, places, sums = pooled_route(placement, asked, alone, summed, np.concatenate(ends))
-    arrays, first = local_arrays(table, keys, places[ids]), int(alone.sum())
+    indices, first = table_indices(table, keys, places[ids]), int(alone.sum())
+    bags = dict(zip(table.bags, indices.bags, strict=True))
     for number, name in enumerate(pooled):
         own = sums[number * keys.examples : (number + 1) * keys.examples + 1]
-        arrays[f"{name}.values"] = np.arange(first + own[0], first + own[-1])
-        arrays[f"{name}.offsets"] = own - own[0]
-        arrays[f"{name}.counts"] = np.diff(keys.offsets[name])
-    return route, arrays
+        bags[name] = Jagged(np.arange(first + own[0], first + own[-1]), own - own[0], np.diff(keys.offsets[name]))
+    return route, replace(indices, bags=tuple(bags.values()))
 
 
 def spans_of(table: FeatureTable, keys: TableKeys) -> dict[str, slice]:

@@ -97,7 +97,7 @@ class RemoteRows(RowExchange):
             del self._pending[batch.batch_index]
             self._unapplied += len(source.connections)
         stop_at = batch.batch_index + source.ahead if self._stop_requested() else NEVER_STOP
-        about = {"share": float(plan.arrays["share"].item()), "factor": source.factor(plan)}
+        about = {"share": plan.data.share, "factor": source.factor(plan)}
         for node, parts in enumerate(self._gradients(batch)):
             # In lockstep all nodes say when; else the first one does, for trainers are anywhere.
             asked = stop_at if source.lockstep or node == 0 else NEVER_STOP

@@ -8,17 +8,15 @@ computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import numpy as np
-
 from marius_oac.nodes.shards.placement import Route
-from marius_oac.types import Plan, Planner
+from marius_oac.types import BatchData, Plan, Planner
 
 
 @dataclass(frozen=True)
-class RoutedPlan(Plan):
+class RoutedPlan(Plan[Any]):
     """A plan that knows where its rows are: a route per table, over the table's rows in the order of `rows`."""
 
     routes: Sequence[Route] = ()
@@ -60,7 +58,7 @@ class RoutedPlanner:
         self._parts, self._reserve = parts, reserve
 
     def plan(self, batch_index: int) -> Plan:
-        return Plan(batch_index, (), {}, 0) if self._parts else self._routed(self._planner.plan(batch_index))
+        return Plan(batch_index, (), BatchData(), 0) if self._parts else self._routed(self._planner.plan(batch_index))
 
     def assign_rows(self, plan: Plan) -> Plan | None:
         if not self._parts:
@@ -70,6 +68,5 @@ class RoutedPlanner:
             return None
         batch, part = divmod(number, len(self._parts))
         made = self._routed(self._parts[part].plan(batch))
-        arrays = {**made.arrays, "part": np.array([batch, part])}
-        routed = {"routes": made.routes, "rows": made.rows, "arrays": arrays}
-        return DispatchedPlan(plan.batch_index, examples=made.examples, number=number, **routed)
+        data = replace(made.data, part=(batch, part))
+        return DispatchedPlan(plan.batch_index, made.rows, data, made.examples, made.routes, number=number)

@@ -11,7 +11,7 @@ from marius_oac.config.task import TaskConfig
 from marius_oac.runs.memory.plan import BATCH_KEYS, Need, batches_held, key_to_lower, room_for
 from marius_oac.runs.memory.tables import ahead_bytes, check_batch, rows_place
 from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
-from marius_oac.types import Plan, TableSpec
+from marius_oac.types import Plan, TableSpec, arrays_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class BatchMemory:
 
     @property
     def _plan_bytes(self) -> int:
-        return 8 * self.rows * (not self.shared_rows) + sum(array.nbytes for array in self.plan.arrays.values())
+        return 8 * self.rows * (not self.shared_rows) + sum(array.nbytes for array in arrays_of(self.plan.data))
 
     def needs(self, device: torch.device) -> list[Need]:
         """Of batches."""

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from marius_oac.batches import EdgeBatch, EncodedBatch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.encoder import EncoderConfig, GatConfig, ModuleConfig
 from marius_oac.config.link_prediction import Config, ModelConfig
@@ -14,7 +17,6 @@ from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.models.link_prediction.distances import TILE_BYTES, TILES
 from marius_oac.models.link_prediction.regularizers import penalized
 from marius_oac.models.link_prediction.step import relation_width
-from marius_oac.types import Plan
 
 _SCORES = {"softmax": 2, "logistic": 2, "margin": 2, "self_adversarial": 3}
 """Of each loss: how many times the scores of a batch are held."""
@@ -24,11 +26,10 @@ _QUERIES = {"transe": 2, "rotate": 3.5}
 """Of a decoder: how many times queries are held with what it makes of them."""
 
 
-def link_step_bytes(config: Config, plan: Plan, rows: int) -> int:
+def link_step_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int) -> int:
     """Of a batch of `rows` entities."""
-    training, model, arrays, loss = config.training, config.model, plan.arrays, config.training.loss.kind
-    dimension, edges, sides = model.dimension, len(arrays["heads"]), 1 if model.reciprocal else 2
-    drawn = None if training.negatives.all else arrays["negatives"]
+    training, model, drawn, loss = config.training, config.model, data.negatives, config.training.loss.kind
+    dimension, edges, sides = model.dimension, len(data.heads), 1 if model.reciprocal else 2
     negatives = 0 if drawn is None else drawn.size * dimension
     gathered, relations = 2 * edges * dimension + negatives, edges * relation_width(config)
     queries, scores = sides * edges * dimension, sides * edges * (rows if drawn is None else drawn.shape[2] + 1)
@@ -60,18 +61,19 @@ def differences_bytes(model: ModelConfig, pairs: int) -> int:
     return int(TILES[kind] * min(TILE_BYTES, 4 * pairs * model.dimension))
 
 
-def encoder_step_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: Sequence[int], head: int) -> int:
+def encoder_step_bytes(
+    data: EncodedBatch[np.ndarray], config: EncoderConfig, inputs: int, widths: Sequence[int], head: int
+) -> int:
     """Of an encoder and a head that takes `head` bytes of its own; `config` and others as in `encoder_bytes`."""
-    planned = "means" in plan.arrays
-    nodes = len(plan.arrays["means" if planned else "inputs"])
+    planned, nodes, blocks = data.means is not None, len(data.first), iter(data.blocks)
     first = nodes * inputs * (not planned)
     kept, words, parameters, most = first, 0, 0, []
     for number, (layer, width) in enumerate(zip(config.layers, widths, strict=True)):
         parameters += inputs * width * (1 if isinstance(layer, GatConfig) else 2)
         outputs, edges = nodes, 0
         if not (planned and not number):
-            outputs = len(plan.arrays[f"blocks.{number}.offsets"]) - 1
-            edges = len(plan.arrays[f"blocks.{number}.sources"])
+            block = next(blocks)
+            outputs, edges = len(block.offsets) - 1, len(block.sources)
         if isinstance(layer, GatConfig):
             edges, heads = edges + outputs * layer.attend_to_self, layer.heads * layer.dimension
             saved = nodes * (heads + 2 * layer.heads) + 3 * edges * layer.heads

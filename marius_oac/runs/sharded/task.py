@@ -305,8 +305,7 @@ class ShardedTask(Task):
         self.dense.begin_anew()  # what is drawn to, such as w_ps, was made from the initial values
 
     def _factor(self, plan: Plan) -> float:
-        decay = self.config.training.optimizer.decay
-        return 1.0 if decay == 1 else decay ** int(plan.arrays["epoch"].item())
+        return self.config.training.optimizer.decay**plan.data.epoch
 
     def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
         """SHA-256 of each table over all nodes, shard by shard: the same on any number of nodes; collective."""

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from marius_oac.batches import ClickBatch
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.data.logs.batches import local_arrays, table_keys
+from marius_oac.data.logs.batches import table_indices, table_keys
 from marius_oac.data.logs.columns import LogBlock
 from marius_oac.data.logs.files import BlockReader, LogFile
 from marius_oac.data.logs.tables import FeatureTable
@@ -23,6 +24,7 @@ from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.keys.table import KeyTable
+from marius_oac.types import map_arrays
 
 MILLION = 1_000_000
 
@@ -57,16 +59,17 @@ class ClickPredictor:
 
     def predict(self, examples: LogBlock) -> np.ndarray:
         """Probabilities of some examples, float32 [n]."""
-        rows, arrays = [], {"numbers": examples.numbers}
+        rows, tables = [], []
         for table, key_table in zip(self._tables, self._key_tables, strict=True):
             keys = table_keys(table, examples)
             values, local, unknown = key_table.look_up(*keys.asked)
             self.unknown_ids += unknown
             rows.append(values)
-            arrays |= local_arrays(table, keys, local)
+            tables.append(table_indices(table, keys, local))
+        data = ClickBatch(numbers=examples.numbers, tables=tuple(tables))
         if self._device.type == "cpu":
-            return self._step.predict(rows, arrays)
-        moved = {name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device) for name, array in arrays.items()}
+            return self._step.predict(rows, data)
+        moved = map_arrays(data, lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(self._device))
         tensors = [torch.from_numpy(values).to(self._device) for values in rows]
         return self._step.predict(tensors, moved).cpu().numpy()
 

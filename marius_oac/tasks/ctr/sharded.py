@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -151,17 +152,19 @@ class ShardedCtrTask(ShardedTask):
         return [name for name in table.bags if name in chosen]
 
     def _routed(self, plan: LogPlan) -> RoutedPlan:
-        routes, rows, arrays = [], [], dict(plan.arrays)
-        for table, keys, ids, own in zip(self._feature_tables, plan.keys, plan.ids, plan.rows, strict=True):
+        routes, rows, tables = [], [], []
+        of_table = zip(self._feature_tables, plan.keys, plan.ids, plan.rows, plan.data.tables, strict=True)
+        for table, keys, ids, own, indices in of_table:
             asked, pooled = _different(keys, ids, own.size), self._pooled(table)
             if pooled:
-                route, changed = pool_table(table, pooled, keys, ids, asked, self.placement)
-                own, arrays = np.arange(route.order.size), arrays | changed
+                route, indices = pool_table(table, pooled, keys, ids, asked, self.placement)
+                own = np.arange(route.order.size)
             else:
                 route = route_keys(self.placement, *asked)
             routes.append(route)
             rows.append(own)
-        return RoutedPlan.of(plan, routes, rows=rows, arrays=arrays)
+            tables.append(indices)
+        return RoutedPlan.of(plan, routes, rows=rows, data=replace(plan.data, tables=tuple(tables)))
 
     def _shards(self, plan: LogPlan) -> list[np.ndarray]:
         found = []

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from marius_oac.batches import EncodedBatch
 from marius_oac.config.encoder import EncoderConfig, GatConfig, ModuleConfig
 from marius_oac.runs.memory.device import encoder_step_bytes
 from marius_oac.runs.memory.plan import Need
 from marius_oac.tasks.encoder.build import GraphEncoder
-from marius_oac.types import Plan
 
 
-def encoder_needs(encoder: GraphEncoder, plan: Plan, on_disk: int, device: torch.device, head: int = 0) -> list[Need]:
+def encoder_needs(
+    encoder: GraphEncoder,
+    data: EncodedBatch[np.ndarray],
+    on_disk: int,
+    device: torch.device,
+    head: int = 0,
+) -> list[Need]:
     """What the encoder needs beside what stands on top of it, and beside the memory for encoding all nodes.
 
     Args:
-        plan: of the first batch.
+        data: of the first batch.
         on_disk: bytes of encoded nodes.
         head: bytes that what stands on top of it takes for a batch.
     """
-    given, place = (plan, encoder.config, encoder.inputs, encoder.widths), "host"
+    given, place = (data, encoder.config, encoder.inputs, encoder.widths), "host"
     size = encoder_bytes(*given)
     if device.type == "cuda":
         place, size = "device", encoder_step_bytes(*given, head)
@@ -33,13 +40,12 @@ def encoder_needs(encoder: GraphEncoder, plan: Plan, on_disk: int, device: torch
     return needs
 
 
-def num_encoded(plan: Plan, config: EncoderConfig) -> int:
+def num_encoded(data: EncodedBatch[np.ndarray]) -> int:
     """Nodes that a batch encodes."""
-    last = plan.arrays.get(f"blocks.{len(config.layers) - 1}.offsets")
-    return len(plan.arrays["means"] if last is None else last[1:])
+    return len(data.blocks[-1].offsets) - 1 if data.blocks else len(data.first)
 
 
-def encoder_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: list[int]) -> int:
+def encoder_bytes(data: EncodedBatch[np.ndarray], config: EncoderConfig, inputs: int, widths: list[int]) -> int:
     """What the encoder's part of a step takes for a batch on the CPU, forward and backward.
 
     Args:
@@ -47,8 +53,7 @@ def encoder_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: list[i
         inputs: floats of an input of the first layer.
         widths: floats of each layer's outputs.
     """
-    planned = "means" in plan.arrays
-    nodes = len(plan.arrays["means" if planned else "inputs"])
+    planned, nodes, blocks = data.means is not None, len(data.first), iter(data.blocks)
     # Beside the values that were read: gathered, their gradients, these by row.
     floats, words = 3 * nodes * inputs * (not planned), 0
     for number, (layer, width) in enumerate(zip(config.layers, widths, strict=True)):
@@ -56,7 +61,8 @@ def encoder_bytes(plan: Plan, config: EncoderConfig, inputs: int, widths: list[i
             floats += 4 * nodes * width
             inputs = width
             continue
-        edges, outputs = len(plan.arrays[f"blocks.{number}.sources"]), len(plan.arrays[f"blocks.{number}.offsets"]) - 1
+        block = next(blocks)
+        edges, outputs = len(block.sources), len(block.offsets) - 1
         floats += 2 * nodes * inputs * (number > 0) + 4 * outputs * (inputs + width)
         words += 3 * edges + nodes + outputs
         if isinstance(layer, GatConfig):

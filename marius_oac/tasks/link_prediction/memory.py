@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 
+from marius_oac.batches import EdgeBatch, edges_of
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.splits import SPLITS
@@ -34,7 +36,6 @@ from marius_oac.runs.session import pick_device
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.encoder.memory import encoder_needs, num_encoded
 from marius_oac.tasks.link_prediction.build import edges_in_memory, entity_layout, make_planner, num_model_relations
-from marius_oac.types import Plan
 
 
 def plan_memory(
@@ -59,16 +60,17 @@ def plan_memory(
     relations = num_model_relations(config, graph) * _relation_bytes(config)
     encoding, encoded = encoder.encoding_needs(config.evaluation.memory << 20) if encoder else (0, 0)
     evaluation = max(_evaluation_bytes(config, graph, device), encoding)
-    nodes = num_encoded(plan, encoder.config) if encoder else rows
+    nodes = num_encoded(plan.data) if encoder else rows
     edges = sum(graph.edges(split).nbytes for split in SPLITS if split != "train" and graph.num_edges[split])
     edges += edges_in_memory(graph.edges("train")) + train_bytes * partitioned  # the same, sorted
     on_cpu = device.type == "cpu"
-    compute = _scratch_bytes(config, plan, nodes, graph.num_nodes) if on_cpu else link_step_bytes(config, plan, nodes)
+    links = edges_of(plan.data)
+    compute = _scratch_bytes(config, links, nodes, graph.num_nodes) if on_cpu else link_step_bytes(config, links, nodes)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, None),
         Need("host", "edges", edges, "data.path", mapped=True),
         *table_needs(config.storage, layouts, dict.fromkeys(layouts, here), "model.dimension"),
-        *(encoder_needs(encoder, plan, encoded, device, compute) if encoder else []),
+        *(encoder_needs(encoder, plan.data, encoded, device, compute) if encoder else []),
         *batches.needs(device),
         Need("host" if on_cpu else "device", "compute", compute + 2 * relations, key_to_lower(config, *BATCH_KEYS)),
         *batches.saved(here, relations, evaluation, device),
@@ -97,13 +99,12 @@ def _relation_bytes(config: Config) -> int:
     return 4 * (width + RowOptimizer(config.training.optimizer).state_width(width))
 
 
-def _scratch_bytes(config: Config, plan: Plan, rows: int, num_rows: int) -> int:
+def _scratch_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int, num_rows: int) -> int:
     """What the step keeps from batch to batch of `rows` entities on the CPU; see `models.handwritten`."""
     training, dimension = config.training, config.model.dimension
-    edges, sides = plan.examples, len(plan.arrays["sides"])
-    relations = len(plan.arrays.get("relation_rows", ()))
-    drawn = 0 if training.negatives.all else plan.arrays["negatives"].size
-    candidates = num_rows if training.negatives.all else plan.arrays["negatives"].shape[2]
+    edges, sides = len(data.heads), 1 if config.model.reciprocal else 2
+    relations = 0 if data.relation_rows is None else len(data.relation_rows)
+    drawn, candidates = (0, num_rows) if data.negatives is None else (data.negatives.size, data.negatives.shape[2])
     scores = min(sides * edges * candidates, _WAVE_SCORES) * (2 if _needs_distances(config) else 1)
     floats = scores + sides * edges * (2 * dimension + 1) + relations * dimension
     floats += dimension * (num_rows * (1 + sides) if training.negatives.all else 2 * drawn)

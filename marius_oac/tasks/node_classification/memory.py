@@ -30,7 +30,7 @@ def plan_memory(
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, None),
         *table_needs(config.storage, layouts, dict.fromkeys(layouts, graph.num_nodes), "encoder.embeddings"),
-        *encoder_needs(encoder, plan, on_disk, device),
+        *encoder_needs(encoder, plan.data, on_disk, device),
         *batches.needs(device),
         *batches.saved(graph.num_nodes, 0, encoding, device),
     ]

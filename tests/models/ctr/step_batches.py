@@ -7,12 +7,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from marius_oac.batches import ClickBatch, Jagged, TableIndices
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.rows import BagColumn, SequenceColumn, TableColumns
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.models.ctr.step import CtrStep
+from marius_oac.types import map_arrays
 from tests.models import naive
 
 CPU = torch.device("cpu")
@@ -71,7 +73,7 @@ class Batch:
     layout: tuple[TableColumns, ...]
     first_order: bool
     values: list[np.ndarray]
-    arrays: dict[str, np.ndarray]
+    data: ClickBatch[np.ndarray]
 
     def rows(self, config: CtrConfig) -> list[np.ndarray]:
         optimizer = RowOptimizer(config.training.optimizer)
@@ -86,8 +88,8 @@ class Batch:
     def step(self, config: CtrConfig, threads: int = 1, **options) -> CtrStep:
         return CtrStep(config, self.layout, self.network(**options), CPU, threads)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(array.copy()) for name, array in self.arrays.items()}
+    def tensors(self) -> ClickBatch[torch.Tensor]:
+        return map_arrays(self.data, torch.tensor)
 
 
 def draw(layout: str, first_order: bool = True, examples: int = 11, keys: int = 9, seed: int = 0) -> Batch:
@@ -98,40 +100,40 @@ def draw(layout: str, first_order: bool = True, examples: int = 11, keys: int = 
     def picks(*shape):
         return np.minimum((keys * generator.random(shape) ** 3).astype(np.int64), keys - 2)
 
-    arrays = {
-        "labels": generator.integers(2, size=examples).astype(np.float32),
-        "numbers": generator.normal(size=(examples, NUMBERS)).astype(np.float32),
-    }
-    for table in tables:
-        if table.singles:
-            arrays[f"{table.name}.single"] = picks(len(table.singles), examples)
-        for column in (*table.bags, *table.sequences):
-            lengths = generator.integers(getattr(column, "max_values", 6) + 1, size=examples)
-            arrays[f"{column.name}.offsets"] = np.concatenate(([0], np.cumsum(lengths)))
-            arrays[f"{column.name}.values"] = picks(lengths.sum())
+    def jagged(column):
+        lengths = generator.integers(getattr(column, "max_values", 6) + 1, size=examples)
+        return Jagged(picks(lengths.sum()), np.concatenate(([0], np.cumsum(lengths))))
+
+    labels = generator.integers(2, size=examples).astype(np.float32)
+    numbers = generator.normal(size=(examples, NUMBERS)).astype(np.float32)
+    indices = tuple(
+        TableIndices(
+            picks(len(table.singles), examples), tuple(map(jagged, table.bags)), tuple(map(jagged, table.sequences))
+        )
+        for table in tables
+    )
     values = [generator.normal(0, 0.5, (keys, table.dimension + first_order)).astype(np.float32) for table in tables]
-    return Batch(tables, first_order, values, arrays)
+    return Batch(tables, first_order, values, ClickBatch(numbers=numbers, labels=labels, tables=indices))
 
 
 def naive_inputs(batch: Batch, values: list[torch.Tensor]) -> Inputs:
     """The network's inputs, example by example."""
-    size, arrays = len(batch.arrays["labels"]), batch.arrays
-    fields, sequences = {}, {}
+    size, fields, sequences = len(batch.data.labels), {}, {}
 
-    def bag(column, rows, b):
-        first, last = arrays[f"{column.name}.offsets"][b : b + 2]
-        return [rows[row] for row in arrays[f"{column.name}.values"][first:last]]
+    def bag(jagged, rows, b):
+        first, last = jagged.offsets[b : b + 2]
+        return [rows[row] for row in jagged.values[first:last]]
 
-    for table, rows in zip(batch.layout, values, strict=True):
+    for table, indices, rows in zip(batch.layout, batch.data.tables, values, strict=True):
         nothing = torch.zeros(rows.shape[1], dtype=rows.dtype)
         for i, field in enumerate(table.singles):
-            fields[field] = [rows[row] for row in arrays[f"{table.name}.single"][i]]
-        for column in table.bags:
-            bags = [bag(column, rows, b) for b in range(size)]
+            fields[field] = [rows[row] for row in indices.singles[i]]
+        for column, jagged in zip(table.bags, indices.bags, strict=True):
+            bags = [bag(jagged, rows, b) for b in range(size)]
             parts = [len(each) if column.pooling == "mean" else 1 for each in bags]
             fields[column.field] = [sum(each, nothing) / max(part, 1) for each, part in zip(bags, parts, strict=True)]
-        for column in table.sequences:
-            bags = [bag(column, rows, b) for b in range(size)]
+        for column, jagged in zip(table.sequences, indices.sequences, strict=True):
+            bags = [bag(jagged, rows, b) for b in range(size)]
             padded = [torch.stack(each + [nothing] * (column.max_values - len(each))) for each in bags]
             lengths = torch.tensor([len(each) for each in bags])
             sequences[column.name] = (torch.stack(padded)[..., : table.dimension], lengths)
@@ -141,7 +143,7 @@ def naive_inputs(batch: Batch, values: list[torch.Tensor]) -> Inputs:
     equal = len({each.shape[1] for each in embeddings}) == 1
     nothing = torch.zeros(size, 0, dtype=values[0].dtype)
     return Inputs(
-        numbers=torch.from_numpy(arrays["numbers"]).to(values[0].dtype),
+        numbers=torch.from_numpy(batch.data.numbers).to(values[0].dtype),
         fields=embeddings,
         stacked=torch.stack(embeddings, 1) if equal else None,
         first_order=torch.cat([nothing, *(each[:, -1:] for each in stacked)], 1) if weighted else None,
@@ -172,7 +174,7 @@ class NaiveStep:
             for each, width in zip(rows, widths, strict=True)
         ]
         inputs = naive_inputs(batch, values)
-        labels = torch.from_numpy(batch.arrays["labels"]).double()
+        labels = torch.from_numpy(batch.data.labels).double()
         p = torch.sigmoid(self.network(inputs))
         loss = -(labels * torch.log(p) + (1 - labels) * torch.log(1 - p)).mean()
         squares = sum(value.square().sum() for value in values)

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marius_oac.batches import Jagged
 from marius_oac.models.ctr.rows import TableColumns
 from marius_oac.models.ctr.step import CtrStep
-from marius_oac.types import HOST_ARRAYS
+from marius_oac.types import map_arrays
 from tests.device import DEVICE
 from tests.models.batches import OPTIMIZERS
 from tests.models.ctr.step_batches import CPU, LAYOUTS, NaiveStep, configure, draw
@@ -28,7 +29,7 @@ def check(config, batches, tensors=False, threads=2, **options):
     given_rows = [torch.from_numpy(each) for each in rows] if tensors else rows
     for timestamp, batch in enumerate(batches):
         expected_loss, expected = theirs.compute([each.copy() for each in rows], batch, timestamp)
-        loss = ours.compute(given_rows, batch.tensors() if tensors else batch.arrays, timestamp)
+        loss = ours.compute(given_rows, batch.tensors() if tensors else batch.data, timestamp)
         assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
         for mine, wanted in zip(rows, expected, strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=2e-3, atol=2e-5)
@@ -93,9 +94,9 @@ def trained(config, batches, threads, place=np.copy, **options):
     step, digest, losses = batches[0].step(config, threads, **options), hashlib.sha256(), []
     rows = [place(each) for each in batches[0].rows(config)]
     for timestamp, batch in enumerate(batches):
-        arrays = {name: place(array) for name, array in batch.arrays.items()}
-        losses.append(step.compute(rows, arrays, timestamp))
-    digest.update(step.predict(rows, arrays).tobytes())
+        data = map_arrays(batch.data, place)
+        losses.append(step.compute(rows, data, timestamp))
+    digest.update(step.predict(rows, data).tobytes())
     for each in (*rows, *(tensor.numpy() for tensor in step.dense_state().values())):
         digest.update(each.tobytes())
     step.close()
@@ -134,11 +135,11 @@ def test_what_ran_before_leaves_nothing():
         step = small.step(config, batch_norm=True, dropout=0.3)
         before = step.dense_state()
         if warm:
-            step.compute(large.rows(config), large.arrays, 0)
-            step.predict(large.rows(config), large.arrays)
+            step.compute(large.rows(config), large.data, 0)
+            step.predict(large.rows(config), large.data)
             step.load_dense_state(before)
         rows = small.rows(config)
-        results.append((step.compute(rows, small.arrays, 0), [each.tobytes() for each in rows]))
+        results.append((step.compute(rows, small.data, 0), [each.tobytes() for each in rows]))
         step.close()
     assert results[0] == results[1]
 
@@ -153,7 +154,7 @@ def test_dropout_comes_from_seed_and_timestamp_alone(tensors):
         if tensors:
             losses.append(float(step.compute([torch.from_numpy(one) for one in rows], batch.tensors(), timestamp)))
         else:
-            losses.append(step.compute(rows, batch.arrays, timestamp))
+            losses.append(step.compute(rows, batch.data, timestamp))
         assert torch.equal(torch.get_rng_state(), state), "the process's own random numbers"
         step.close()
     assert losses[0] == losses[1] and len({*losses}) == 3
@@ -169,12 +170,12 @@ def test_predict(layout, tensors):
     for with_state in (True, False):
         rows = batch.rows(config) if with_state else [each.copy() for each in batch.values]
         kept = [each.copy() for each in rows]
-        arrays = {name: each for name, each in batch.arrays.items() if name != "labels"}
+        data = dataclasses.replace(batch.data, labels=None)
         if tensors:
-            arrays = {name: torch.from_numpy(each) for name, each in arrays.items()}
-            found = step.predict([torch.from_numpy(each) for each in rows], arrays).numpy()
+            data = map_arrays(data, torch.from_numpy)
+            found = step.predict([torch.from_numpy(each) for each in rows], data).numpy()
         else:
-            found = step.predict(rows, arrays)
+            found = step.predict(rows, data)
         assert found.dtype == np.float32 and found.shape == (300,)
         np.testing.assert_allclose(found, theirs.predict(batch), rtol=1e-4)
         for mine, old in zip(rows, kept, strict=True):
@@ -187,9 +188,9 @@ def test_predict(layout, tensors):
 def test_a_prediction_is_not_overwritten_by_the_next():
     config, batch, other = configure(), draw("mixed"), draw("mixed", seed=1)
     step = batch.step(config)
-    first = step.predict(batch.rows(config), batch.arrays)
+    first = step.predict(batch.rows(config), batch.data)
     kept = first.copy()
-    step.predict(other.rows(config), other.arrays)
+    step.predict(other.rows(config), other.data)
     assert (first == kept).all()
     step.close()
 
@@ -202,13 +203,13 @@ def test_dense_state_carries_on_to_the_same_bits(kind):
     assert {*step.dense_state()} >= {"network.norm.running_mean", "network.norm.num_batches_tracked"}
     names = {*step.dense_state()}
     rows = batch.rows(config)
-    step.compute(rows, batch.arrays, 0)
+    step.compute(rows, batch.data, 0)
     saved = step.dense_state()
     assert {*saved} == names
     kept = {name: tensor.clone() for name, tensor in saved.items()}
     other.load_dense_state(saved)
     again = [each.copy() for each in rows]
-    losses = [each.compute(values, batch.arrays, 1) for each, values in ((step, rows), (other, again))]
+    losses = [each.compute(values, batch.data, 1) for each, values in ((step, rows), (other, again))]
     assert losses[0] == losses[1] and all((a == b).all() for a, b in zip(rows, again, strict=True))
     for name, tensor in step.dense_state().items():
         assert torch.equal(tensor, other.dense_state()[name])
@@ -238,11 +239,11 @@ def test_epoch_scales_the_rate(tensors):
     batch, changes = draw("equal"), []
     for epoch in (0, 2):
         rows, step = batch.rows(config), batch.step(config)
-        batch.arrays["epoch"] = np.array([epoch])
+        batch.data = dataclasses.replace(batch.data, epoch=epoch)
         if tensors:
             step.compute([torch.from_numpy(each) for each in rows], batch.tensors(), 0)
         else:
-            step.compute(rows, batch.arrays, 0)
+            step.compute(rows, batch.data, 0)
         changes.append(rows[0] - batch.values[0])
         step.close()
     np.testing.assert_allclose(changes[1], changes[0] / 4, rtol=1e-3, atol=1e-7)
@@ -254,8 +255,8 @@ def test_epoch_scales_the_rate_of_the_network():
     for epoch in (0, 2):
         step = batch.step(config)
         before = step.dense_state()
-        batch.arrays["epoch"] = np.array([epoch])
-        step.compute(batch.rows(config), batch.arrays, 0)
+        batch.data = dataclasses.replace(batch.data, epoch=epoch)
+        step.compute(batch.rows(config), batch.data, 0)
         after = step.dense_state()
         changes.append({name: (after[name] - before[name]).double() for name in before})
         step.close()
@@ -269,7 +270,7 @@ def test_a_diverged_batch_has_a_loss_that_is_not_finite():
     for bad in (np.nan, np.inf):
         rows, step = batch.rows(config), batch.step(config)
         rows[0][0] = bad
-        assert not np.isfinite(step.compute(rows, batch.arrays, 0))
+        assert not np.isfinite(step.compute(rows, batch.data, 0))
         step.close()
 
 
@@ -279,7 +280,7 @@ def test_wrong_arguments():
     (rows,) = batch.rows(config)
     for wrong in ([], [rows, rows], [rows[:, 1:]], [rows.astype(np.float64)], [np.asfortranarray(rows)]):
         with pytest.raises(ValueError, match="rows"):
-            step.compute(wrong, batch.arrays, 0)
+            step.compute(wrong, batch.data, 0)
     step.close()
     for fields in ((0, 2), (0, 0)):
         with pytest.raises(ValueError, match="fields"):
@@ -295,11 +296,11 @@ def test_batch_norm_of_one_example(tensors):
     (rows,) = batch.rows(config)
     expected_loss, (expected,) = theirs.compute([rows.copy()], batch, 0)
     before = step.dense_state()
-    given_rows, arrays = ([torch.from_numpy(rows)], batch.tensors()) if tensors else ([rows], batch.arrays)
-    assert float(step.compute(given_rows, arrays, 0)) == pytest.approx(expected_loss, rel=1e-5)
+    given_rows, data = ([torch.from_numpy(rows)], batch.tensors()) if tensors else ([rows], batch.data)
+    assert float(step.compute(given_rows, data, 0)) == pytest.approx(expected_loss, rel=1e-5)
     np.testing.assert_allclose(rows, expected, rtol=1e-3, atol=1e-5)
     assert torch.equal(step.dense_state()["network.norm.running_var"], before["network.norm.running_var"])
-    step.compute(large.rows(config), large.arrays, 1)
+    step.compute(large.rows(config), large.data, 1)
     assert not torch.equal(step.dense_state()["network.norm.running_var"], before["network.norm.running_var"])
     step.close()
 
@@ -307,10 +308,13 @@ def test_batch_norm_of_one_example(tensors):
 def test_a_sequence_that_is_too_long_is_no_write_beyond_the_end():
     config, batch = configure(), draw("history")
     step = batch.step(config)
-    batch.arrays["seen.offsets"][1:] += 9
-    batch.arrays["seen.values"] = np.zeros(batch.arrays["seen.offsets"][-1], np.int64)
+    (table,) = batch.data.tables
+    offsets = table.sequences[0].offsets + 9
+    offsets[0] = 0
+    longer = dataclasses.replace(table, sequences=(Jagged(np.zeros(offsets[-1], np.int64), offsets),))
+    batch.data = dataclasses.replace(batch.data, tables=(longer,))
     with pytest.raises(ValueError, match="values of seen: more than 5"):
-        step.compute(batch.rows(config), batch.arrays, 0)
+        step.compute(batch.rows(config), batch.data, 0)
     step.close()
 
 
@@ -318,7 +322,7 @@ def test_close_leaves_no_thread():
     before = threading.active_count()
     config, batch = configure(), draw("mixed", examples=600)
     step = batch.step(config, threads=4)
-    step.compute(batch.rows(config), batch.arrays, 0)
+    step.compute(batch.rows(config), batch.data, 0)
     step.close()
     assert threading.active_count() == before
 
@@ -328,9 +332,9 @@ def test_close_leaves_no_thread():
 def test_a_device_repeats_its_bits_and_follows_the_kernels(layout):
     config, batch = configure(), draw(layout, **LARGE)
     on_cpu = batch.step(config)
-    loss = on_cpu.compute(batch.rows(config), batch.arrays, 0)
+    loss = on_cpu.compute(batch.rows(config), batch.data, 0)
     on_cpu.close()
-    moved = {name: each if name in HOST_ARRAYS else each.to(DEVICE) for name, each in batch.tensors().items()}
+    moved = map_arrays(batch.data, lambda array: torch.from_numpy(array).to(DEVICE))
     results = []
     for _ in range(2):
         step = CtrStep(config, batch.layout, batch.network(), DEVICE, 1)
@@ -344,10 +348,10 @@ def test_a_device_repeats_its_bits_and_follows_the_kernels(layout):
 
 def with_partial_sums(batch):
     """The same batch, whose bags have some sums of their rows in the place of these; and the rows of each sum."""
-    values, arrays, sums = list(batch.values), dict(batch.arrays), []
-    for table, column in ((t, column) for t, columns in enumerate(batch.layout) for column in columns.bags):
-        offsets, picks = (batch.arrays[f"{column.name}.{part}"] for part in ("offsets", "values"))
-        local, ends = [], [0]
+    values, sums = list(batch.values), []
+
+    def pooled(table, bag):
+        offsets, picks, local, ends = bag.offsets, bag.values, [], [0]
         for first, last in zip(offsets[:-1], offsets[1:], strict=True):
             for part in (picks[first:last:2], picks[first + 1 : last : 2]):
                 if part.size:
@@ -355,9 +359,13 @@ def with_partial_sums(batch):
                     sums.append((table, local[-1], part))
                     values[table] = np.concatenate((values[table], batch.values[table][part].sum(0, keepdims=True)))
             ends.append(len(local))
-        arrays[f"{column.name}.values"], arrays[f"{column.name}.offsets"] = np.array(local), np.array(ends)
-        arrays[f"{column.name}.counts"] = np.diff(offsets)
-    return dataclasses.replace(batch, values=values, arrays=arrays), sums
+        return Jagged(np.array(local), np.array(ends), np.diff(offsets))
+
+    tables = tuple(
+        dataclasses.replace(indices, bags=tuple(pooled(number, bag) for bag in indices.bags))
+        for number, indices in enumerate(batch.data.tables)
+    )
+    return dataclasses.replace(batch, values=values, data=dataclasses.replace(batch.data, tables=tables)), sums
 
 
 @pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
@@ -370,7 +378,7 @@ def test_bags_of_partial_sums_are_those_of_their_rows(layout, tensors):
     for batch in (whole, pooled):
         step, rows = batch.step(config), batch.rows(config)
         given_rows = [torch.from_numpy(each) for each in rows] if tensors else rows
-        losses.append(float(step.compute(given_rows, batch.tensors() if tensors else batch.arrays, 0)))
+        losses.append(float(step.compute(given_rows, batch.tensors() if tensors else batch.data, 0)))
         gradients.append([before - after for before, after in zip(batch.values, rows, strict=True)])
         step.close()
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
