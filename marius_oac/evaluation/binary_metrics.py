@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import duckdb
@@ -130,9 +129,7 @@ class ClickMetrics:
     def __enter__(self) -> ClickMetrics:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _errors(self) -> AbstractContextManager[None]:

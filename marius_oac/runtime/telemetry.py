@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from marius_oac.errors import InputError
@@ -95,9 +94,7 @@ class Telemetry:
     def __enter__(self) -> Telemetry:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

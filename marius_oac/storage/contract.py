@@ -15,7 +15,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -253,9 +252,7 @@ class ParameterStore(ABC):
     def __enter__(self) -> ParameterStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @abstractmethod

@@ -30,7 +30,7 @@ from marius_oac.data.graphs.derived import DerivedArray, open_derived
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.node_lookup import NodeLookup
 from marius_oac.data.graphs.resident import Resident
-from marius_oac.data.prepare.parquet_pages import parquet_batches
+from marius_oac.data.prepare.parquet_pages import parquet_batches, parquet_errors
 from marius_oac.data.prepare.readers import BATCH_ROWS, check_readable, checked_names
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
@@ -92,11 +92,8 @@ class _FeatureFile:
 
     @classmethod
     def open(cls, path: Path) -> _FeatureFile:
-        try:
-            with pq.ParquetFile(path, pre_buffer=False) as file:
-                schema, rows = file.schema_arrow, file.metadata.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"not a Parquet file, or a damaged one: {error}", path) from None
+        with parquet_errors(path), pq.ParquetFile(path, pre_buffer=False) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
         column = next((name for name in COLUMNS if schema.names.count(name) == 1), None)
         if schema.names.count("name") != 1 or column is None:
             found = ", ".join(map(repr, schema.names[:10])) or "none"
@@ -159,13 +156,11 @@ class _FeatureFile:
 
 def _batches(path: Path, column: str, rows: int) -> Iterator[tuple[int, pa.Array]]:
     """Yields (number of the first row, counted from 1; at most `rows` rows of the column)."""
-    try:
-        first = 1
+    first = 1
+    with parquet_errors(path):
         for batch in parquet_batches(path, [column], rows, buffer_bytes=_READ_BYTES):
             yield first, batch.column(column)
             first += len(batch)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"not a Parquet file, or a damaged one: {error}", path) from None
 
 
 def _digest(path: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Every row of files of a click log, read as training will read it, before anything depends on the files."""
+"""Checks every row of the files of a click log, read as training will read it, before training begins."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BLOCK_EXAMPLES = 1 << 16
 def check_rows(
     files: Sequence[LogFile], config: LogConfig, pieces: Sequence[Pieces], part: int = 0, parts: int = 1
 ) -> None:
-    """Parses and converts all examples of `files`, which have labels. What is read of the files is noted in `pieces`:
-    training reads the same bytes, or says that they have changed.
+    """Parses and converts all examples of `files`, which have labels. The digests of what is read are recorded in
+    `pieces`, so that training fails if the files change.
 
     Args:
-        part, parts: only each `parts`-th block, from block `part` on; the others are passed over.
+        part, parts: check only every `parts`-th block, starting with block `part`.
 
     Raises:
-        InputError: training would refuse an example; with its file and row.
+        InputError: training would refuse an example; names its file and row.
     """
     with (
         BlockReader(files, config, pieces=pieces) as reader,

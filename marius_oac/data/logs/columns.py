@@ -1,10 +1,10 @@
-"""Columns of a click log as NumPy: labels (`logs.labels`), numbers (`logs.numbers`), and the keys of what has rows.
+"""Converts columns of a click log to NumPy: labels (`logs.labels`), numbers (`logs.numbers`), and keys of features.
 
-A key is an int64. Integers are their own keys; a hexadecimal text is the integer it spells; any other text has its
-64-bit fingerprint for a key and a second, independent one of 32 bits beside it as a check, by which an index can tell
-two texts that share a key (see `data/logs/fingerprints.py`). A value that is empty or null has the key MISSING.
+A key is an int64. Integers are their own keys, and a hexadecimal text is the integer it denotes. The key of any other
+text is its 64-bit fingerprint. An independent 32-bit fingerprint, the check, lets an index distinguish two texts with
+the same key (see `logs.fingerprints`). An empty value or null has the key MISSING.
 
-All of it works on Arrow's buffers, without a Python object per value and without the GIL.
+Conversion works on Arrow's buffers, without a Python object per value and without the GIL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from marius_oac.config.ctr import CategoricalConfig, LogConfig, SequenceConfig
+from marius_oac.config.ctr import BagConfig, CategoricalConfig, LogConfig, SequenceConfig
 from marius_oac.data.logs.fingerprints import MISSING, cut_bags, fingerprints, hexadecimals, integers, split_texts
 from marius_oac.data.logs.labels import labels_of
 from marius_oac.data.logs.numbers import numbers_of
@@ -25,6 +25,7 @@ from marius_oac.data.logs.place import Place, place_of
 from marius_oac.data.logs.types import TIME_HINT, is_text, plain
 from marius_oac.data.prepare.parquet_pages import decoded
 from marius_oac.errors import InputError
+from marius_oac.types import present
 
 __all__ = ["MISSING", "Bag", "LogBlock", "convert", "key_type"]
 
@@ -33,11 +34,12 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class Bag:
-    """Several values an example.
+    """A feature with several values per example.
 
     Attributes:
-        keys: int64 [v]; checks: uint32 [v], or None where keys are no fingerprints.
-        offsets: int64 [n + 1]: example i has values offsets[i] to offsets[i + 1].
+        keys: int64 [v].
+        checks: uint32 [v]; None: keys are no fingerprints.
+        offsets: int64 [n + 1]: example i has the values [offsets[i], offsets[i + 1]).
     """
 
     keys: np.ndarray
@@ -45,7 +47,7 @@ class Bag:
     offsets: np.ndarray
 
     def take(self, examples: np.ndarray) -> Bag:
-        """The same of some examples, int64 [k], in their order."""
+        """A copy of the examples with these indices, int64 [k], in their order."""
         starts, lengths = self.offsets[examples], self.offsets[examples + 1] - self.offsets[examples]
         offsets = np.zeros(len(examples) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
@@ -53,7 +55,7 @@ class Bag:
         return Bag(self.keys[values], None if self.checks is None else self.checks[values], offsets)
 
     def slice(self, first: int, end: int) -> Bag:
-        """The same of examples [first, end), without copying the values."""
+        """The examples [first, end). Values are not copied."""
         low, high = self.offsets[first], self.offsets[end]
         checks = None if self.checks is None else self.checks[low:high]
         return Bag(self.keys[low:high], checks, self.offsets[first : end + 1] - low)
@@ -61,15 +63,16 @@ class Bag:
 
 @dataclass(frozen=True)
 class LogBlock:
-    """Some examples of a log, n in all.
+    """A block of n examples of a log.
 
     Attributes:
-        labels: float32 [n], 0 or 1; None where they were not read.
-        numbers: float32 [n, N], finite: the numeric columns in the order of the config but for those of buckets, then
-            indicators.
-        keys: int64 [n] of each single-valued feature; checks: uint32 [n], or None where keys are no fingerprints.
-        bags: of each multi-valued feature and sequence, at most `max_values` an example.
-        cut: how many values that limit cut off in all of the block as it was read.
+        labels: float32 [n], 0 or 1; None: they were not read.
+        numbers: float32 [n, N], finite: the numeric columns in the order of the config except those with buckets, then
+            the indicators.
+        keys: int64 [n] of each single-valued feature.
+        checks: uint32 [n] of each single-valued feature; None: keys are no fingerprints.
+        bags: of each multi-valued feature and sequence, at most `max_values` values per example.
+        cut: how many values were cut off by that limit in the whole block that was read.
     """
 
     labels: np.ndarray | None
@@ -85,7 +88,7 @@ class LogBlock:
         return len(self.numbers)
 
     def take(self, examples: np.ndarray) -> LogBlock:
-        """Some examples, int64 [k], in their order."""
+        """A copy of the examples with these indices, int64 [k], in their order."""
         return LogBlock(
             None if self.labels is None else self.labels[examples],
             self.numbers[examples],
@@ -96,7 +99,7 @@ class LogBlock:
         )
 
     def slice(self, first: int, end: int) -> LogBlock:
-        """Examples [first, end), 0 <= first <= end <= n; nothing is copied but offsets."""
+        """The examples [first, end), 0 <= first <= end <= n. Only offsets are copied."""
         return LogBlock(
             None if self.labels is None else self.labels[first:end],
             self.numbers[first:end],
@@ -108,12 +111,12 @@ class LogBlock:
 
     @staticmethod
     def join(parts: Sequence[LogBlock]) -> LogBlock:
-        """One block of several, at least one, of the same columns."""
+        """Concatenates blocks, at least one, with the same columns."""
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
         return LogBlock(
-            None if first.labels is None else np.concatenate([part.labels for part in parts]),
+            _join([part.labels for part in parts]),
             np.concatenate([part.numbers for part in parts]),
             {name: np.concatenate([part.keys[name] for part in parts]) for name in first.keys},
             {name: _join([part.checks[name] for part in parts]) for name in first.checks},
@@ -123,7 +126,7 @@ class LogBlock:
 
 
 def _join(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    return None if parts[0] is None else np.concatenate(parts)
+    return None if parts[0] is None else np.concatenate([present(part) for part in parts])
 
 
 def _join_bags(parts: Sequence[Bag]) -> Bag:
@@ -137,14 +140,14 @@ def _join_bags(parts: Sequence[Bag]) -> Bag:
 
 
 def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: Path, rows: np.ndarray) -> LogBlock:
-    """A batch of Arrow columns, named as in the config, as a block.
+    """Converts a batch of Arrow columns, named as in the config, to a block.
 
     Args:
-        path, rows: the file, and the number in it, from 0, of each row, int64 [n], for messages.
+        path, rows: the file, and each row's number in it, from 0, int64 [n], for messages.
 
     Raises:
         InputError: as `labels_of` and `numbers_of`; a value of an integer or hex feature is no such number, or is
-            -2**63, which MISSING stands for.
+            -2**63, which is reserved for MISSING.
     """
     place = place_of(path, rows, config)
     label = config.label
@@ -155,8 +158,9 @@ def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: P
     for each in config.categorical:
         keys[each.name], checks[each.name] = _keys(batch.column(each.name), each, place)
     bags, cut = {}, 0
-    for each in (*config.multi_valued, *config.sequences):
-        bags[each.name], dropped = _bag(batch.column(each.name), each, place)
+    several: tuple[BagConfig | SequenceConfig, ...] = (*config.multi_valued, *config.sequences)
+    for feature in several:
+        bags[feature.name], dropped = _bag(batch.column(feature.name), feature, place)
         cut += dropped
     for name, numbered in buckets.items():
         keys[name], checks[name] = numbered, None
@@ -164,7 +168,7 @@ def convert(batch: pa.RecordBatch, config: LogConfig, with_labels: bool, path: P
 
 
 def key_type(kind: pa.DataType, feature: CategoricalConfig) -> str | None:
-    """Whether keys of a column of this Arrow type are "integer" or "string" (fingerprints); None if it has only nulls.
+    """The kind of keys of a column of this Arrow type, "integer" or "string" (fingerprints); None: it has only nulls.
 
     Raises:
         InputError: the feature can't be read from such a column.
@@ -183,7 +187,7 @@ def key_type(kind: pa.DataType, feature: CategoricalConfig) -> str | None:
 
 
 def _keys(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[np.ndarray, np.ndarray | None]:
-    """Keys int64 [n] and checks uint32 [n], or None, of a column's values."""
+    """The keys, int64 [n], and checks, uint32 [n] or None, of a column's values."""
     column = decoded(column, place.path)
     if pa.types.is_null(column.type):
         return np.full(len(column), MISSING), None
@@ -203,13 +207,13 @@ def _integer_keys(column: pa.Array, name: str, place: Place) -> np.ndarray:
     keys = column.to_numpy(zero_copy_only=False).astype(np.int64)
     reserved = keys == MISSING
     if reserved.any():
-        raise place.wrong(np.argmax(reserved), f"column '{name}' holds {MISSING}, which stands for missing values")
+        raise place.wrong(int(np.argmax(reserved)), f"column '{name}' holds {MISSING}, which stands for missing values")
     keys[~valid] = MISSING
     return keys
 
 
 def _texts(column: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The texts of a column: its bytes, and where each begins and ends in them, int64 [n]; null is empty."""
+    """The texts of a column: their bytes, uint8, and where each begins and ends, int64 [n] each. Null is empty."""
     if pa.types.is_string_view(column.type):
         column = column.cast(pa.string())
     _, offsets, data = column.buffers()
@@ -230,7 +234,8 @@ def _text_keys(
     place: Place,
     offsets: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Keys of texts. With `offsets`, these belong to bags and a wrong one's row is found by them."""
+    """The keys, int64 [v], and checks, uint32 [v] or None, of texts. `offsets` are those of bags, None if each text is
+    a row; they give the row of a wrong value."""
     if feature.kind in ("auto", "string"):
         return fingerprints(text, starts, ends)
     keys, wrong = (integers if feature.kind == "integer" else hexadecimals)(text, starts, ends)
@@ -242,8 +247,8 @@ def _text_keys(
     return keys, None
 
 
-def _bag(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[Bag, int]:
-    """The values of each row of a column, and how many more there were."""
+def _bag(column: pa.Array, feature: BagConfig | SequenceConfig, place: Place) -> tuple[Bag, int]:
+    """The values of each row of a column, and how many were cut off."""
     column = decoded(column, place.path)
     if pa.types.is_null(column.type):
         return Bag(_NO_ROWS, None, np.zeros(len(column) + 1, np.int64)), 0
@@ -261,7 +266,7 @@ def _bag(column: pa.Array, feature: CategoricalConfig, place: Place) -> tuple[Ba
 def _list_keys(
     column: pa.Array, feature: CategoricalConfig, place: Place
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Keys, checks and offsets of a column of lists; null is an empty list."""
+    """The keys, checks and offsets of a column of lists. Null is an empty list."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(column) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

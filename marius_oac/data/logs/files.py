@@ -1,9 +1,9 @@
-"""The files of a click log: which there are, and their examples block by block.
+"""Finds the files of a click log and reads their examples in blocks.
 
 Guarantees of `BlockReader`:
-- One thread at a time; what it gives may be used by any number of them. Parsing and conversion do not hold the GIL.
-- Memory: the raw blocks it has passed over and not given out, AHEAD at most, and what the format's reader holds.
-- Blocks asked for in order, or up to AHEAD out of order, cost one pass over a file.
+- One thread at a time may use it. Any number of threads may use the blocks. Parsing and conversion don't hold the GIL.
+- Memory holds at most AHEAD raw blocks that were skipped and not returned yet, and what the format's reader holds.
+- Reading blocks in order, or up to AHEAD out of order, takes one pass over a file.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -36,11 +35,12 @@ class LogFile:
     """A file of a log.
 
     Attributes:
-        path, format: where and what ("csv", "parquet", "libsvm") it is.
-        rows: examples, at least 1.
-        fingerprint: of its size and of samples of its bytes, hexadecimal; by it files are told apart.
-        kinds: whether keys of a feature of kind auto are "integer" or "string" here, by feature.
-        pieces: what is known of all of its bytes, see `logs.pieces`.
+        path: of the file.
+        format: "csv", "parquet" or "libsvm".
+        rows: the number of examples, at least 1.
+        fingerprint: of the file's size and samples of its bytes, hexadecimal; it identifies the file.
+        kinds: the kind of keys, "integer" or "string", of each feature of kind auto.
+        pieces: the known digests of its contents, see `logs.pieces`.
     """
 
     path: Path
@@ -53,20 +53,20 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogFiles:
-    """The files that patterns name, in order: pattern by pattern, a pattern's files by name, numbers there by size."""
+    """The files that match patterns, in the order of the patterns, and for each pattern in natural order by name."""
 
     files: tuple[LogFile, ...]
 
     @classmethod
     def scan(cls, patterns: Sequence[str], config: LogConfig, with_labels: bool = True) -> LogFiles:
-        """Looks at all files and counts their examples; texts are read through for that.
+        """Finds all files and counts their examples. Text files are read completely for that.
 
         Args:
             with_labels: whether files need the label's column.
 
         Raises:
-            InputError: a pattern has no files; a file is named twice, is missing, can't be read, is empty, is not of
-                its format, or has columns other than the schema's; a column's type changes from file to file.
+            InputError: a pattern matches no files; a file is listed twice, is missing, can't be read, is empty, is not
+                of its format, or has other columns than the schema's; a column's type differs between files.
         """
         files = []
         seen: dict[Path, Path] = {}
@@ -81,7 +81,7 @@ class LogFiles:
 
 
 def check_kinds(files: Sequence[LogFile]) -> None:
-    """Raises InputError where a column's keys are integers in one file and texts in another."""
+    """Raises InputError if a column's keys are integers in one file and texts in another."""
     first: dict[str, tuple[str, Path]] = {}
     for file in files:
         for name, kind in file.kinds.items():
@@ -95,7 +95,7 @@ def check_kinds(files: Sequence[LogFile]) -> None:
 
 
 def paths_of(pattern: str) -> Iterator[Path]:
-    """The files that a name or pattern means, in order. Raises InputError where a pattern has none."""
+    """Yields the files that a name or pattern matches, in natural order. Raises InputError if none matches."""
     if os.path.exists(pattern) or not glob.has_magic(pattern):
         yield Path(pattern)
         return
@@ -106,7 +106,7 @@ def paths_of(pattern: str) -> Iterator[Path]:
 
 
 def natural_order(name: str | Path) -> list[tuple[int, str]]:
-    """A sort key by which day_9 comes before day_10."""
+    """A sort key with which day_9 comes before day_10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(name))]
 
 
@@ -120,7 +120,7 @@ def _scanned(path: Path, config: LogConfig, with_labels: bool) -> LogFile:
 
 
 def _fingerprint(path: Path) -> str:
-    """Of the size, both ends and evenly spaced samples between."""
+    """A digest of the file's size, both ends, and evenly spaced samples between them."""
     size = os.stat(path).st_size
     digest = hashlib.sha256(str(size).encode())
     with open(path, "rb") as file:
@@ -132,7 +132,7 @@ def _fingerprint(path: Path) -> str:
 
 @dataclass(frozen=True)
 class LazyBlock:
-    """A block of a file whose examples are parsed and converted when they are asked for."""
+    """A block of a file whose examples are parsed and converted on demand."""
 
     raw: RawBlock
     config: LogConfig
@@ -141,19 +141,19 @@ class LazyBlock:
 
     @property
     def size(self) -> int:
-        """Examples, n."""
+        """The number of examples, n."""
         return len(self.raw)
 
     def examples(self, numbers: np.ndarray) -> LogBlock:
-        """Those with these numbers, int64 [k] in [0, n), in ascending order, k >= 1.
+        """The examples with these indices, int64 [k] in [0, n), ascending, k >= 1.
 
         Raises:
-            InputError: they hold what `convert` or the format's reader refuses.
+            InputError: `convert` or the format's reader refuses a value.
         """
         return LogBlock.join(list(self._converted(numbers)))
 
     def check(self) -> None:
-        """Raises InputError as `examples` of all of them would, and keeps none."""
+        """Raises InputError as `examples` of all examples would, without keeping them."""
         for _ in self._converted(np.arange(self.size)):
             pass
 
@@ -163,15 +163,15 @@ class LazyBlock:
 
 
 class BlockReader:
-    """The examples of files in blocks. Use it as a context manager, or `close` it.
+    """Reads the examples of files in blocks. Use it as a context manager, or `close` it.
 
     Args:
         files: of `LogFiles.scan`, of one scan or several.
         with_labels: whether blocks have labels.
-        pieces: of each file, if what is read is to be compared with what was read before.
+        pieces: of each file, to check that its contents haven't changed; None: not checked.
 
     Raises:
-        InputError: a column's type changes from file to file.
+        InputError: a column's type differs between files.
     """
 
     def __init__(
@@ -187,15 +187,16 @@ class BlockReader:
         self._open: _OpenFile | None = None
 
     def block(self, file: int, number: int, block_rows: int) -> LogBlock:
-        """All of `lazy_block`'s examples. Raises InputError as `lazy_block` and `LazyBlock.examples` do."""
+        """All examples of a block. Arguments and errors are those of `lazy_block` and `LazyBlock.examples`."""
         block = self.lazy_block(file, number, block_rows)
         return block.examples(np.arange(block.size))
 
     def lazy_block(self, file: int, number: int, block_rows: int) -> LazyBlock:
-        """Rows [number * block_rows, (number + 1) * block_rows) of a file; its last block may be shorter.
+        """The rows [number * block_rows, (number + 1) * block_rows) of a file. The last block may be shorter.
 
         Raises:
             InputError: the file is missing, damaged, or has changed since it was scanned.
+            ValueError: there is no such block.
         """
         if not 0 <= number * block_rows < self._files[file].rows:
             raise ValueError(f"file {file} has no block {number} of {block_rows} rows")
@@ -205,7 +206,7 @@ class BlockReader:
             return found
         now = self._open
         if now is not None and (now.file, now.block_rows) != (file, block_rows):
-            self._finish()
+            self._finish(now)
             now = None
         if now is None or not now.next <= number <= now.next + AHEAD:
             self.close_file()
@@ -220,7 +221,8 @@ class BlockReader:
     def _opened(self, file: int, number: int, block_rows: int) -> _OpenFile:
         found = self._files[file]
         check_readable(found.path)
-        log, pieces = open_log(found.path, self._config, self._with_labels), self._pieces and self._pieces[file]
+        log = open_log(found.path, self._config, self._with_labels)
+        pieces = self._pieces[file] if self._pieces else None
         blocks = log.blocks(number * block_rows, min(block_rows, found.rows), pieces)
         return _OpenFile(found, blocks, file, number, block_rows)
 
@@ -228,16 +230,14 @@ class BlockReader:
         return LazyBlock(now.read(), self._config, self._with_labels, self._files[now.file].path)
 
     def _keep(self, now: _OpenFile) -> None:
-        """Reads a block that was not asked for yet: another thread is about to."""
+        """Reads a block ahead; another thread is about to ask for it."""
         key = (now.file, now.next, now.block_rows)
         self._passed[key] = self._next(now)
         while len(self._passed) > AHEAD:
             del self._passed[next(iter(self._passed))]
 
-    def _finish(self) -> None:
-        """Leaves a file for another; its last blocks may still be asked for."""
-        now = self._open
-        assert now is not None
+    def _finish(self, now: _OpenFile) -> None:
+        """Closes the open file because another one is needed. Keeps its last blocks, which may still be asked for."""
         left = -(-self._files[now.file].rows // now.block_rows) - now.next
         while 0 < left <= AHEAD:
             self._keep(now)
@@ -245,29 +245,29 @@ class BlockReader:
         self.close_file()
 
     def close_file(self) -> None:
-        """Closes the file that is being read; the next block opens it anew."""
+        """Closes the file that is being read. Reading the next block opens it again."""
         if self._open is not None:
             self._open.close()
             self._open = None
 
     def close(self) -> None:
-        """Closes what is open and forgets what was read."""
+        """Closes the open file and drops the blocks that were read ahead."""
         self.close_file()
         self._passed.clear()
 
     def __enter__(self) -> BlockReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class _OpenFile:
-    """A file being read, from block `number` on; `next` is the block that `read` gives."""
+    """A file that is being read from block `number` on. `next` is the number of the block that `read` returns next."""
 
-    def __init__(self, found: LogFile, blocks: Iterator[RawBlock], file: int, number: int, block_rows: int):
+    def __init__(
+        self, found: LogFile, blocks: Generator[RawBlock, None, None], file: int, number: int, block_rows: int
+    ):
         self.file, self.next, self.block_rows = file, number, block_rows
         self._found, self._blocks = found, blocks
 
@@ -278,7 +278,7 @@ class _OpenFile:
         found = first + (len(raw) if raw else 0)
         if found > end or (end == rows and found == end and next(self._blocks, None)):
             raise self._changed("more")
-        if found < end:
+        if found < end or raw is None:
             raise self._changed(f"{found:,}")
         self.next += 1
         return raw

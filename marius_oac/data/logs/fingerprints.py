@@ -1,10 +1,10 @@
 """Keys of texts: kernels over Arrow's buffers of strings.
 
 A text's key is its XXH64 with seed 0 (Collet, "xxHash fast digest algorithm", version 0.1.1, section "XXH64"), read as
-int64; its check is MurmurHash3_x86_32 with seed 0 (Appleby, public domain), which has nothing in common with the other.
-Two of 10^9 texts share a key with probability 1/37 and then share the check as well in one case of 2^32.
+int64. Its check is MurmurHash3_x86_32 with seed 0 (Appleby, public domain), an unrelated function. The probability that
+any two of 10^9 texts share a key is 1/37; they then share the check too with probability 2^-32.
 
-Kernels work on uint64 throughout: with an int64 beside them Numba and NumPy would both go through float64.
+Kernels use uint64 throughout. In an expression of uint64 and int64, Numba and NumPy would both convert to float64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.kernels.cpu.random import wrapping
 
 MISSING = -(2**63)
-"""The key of a value that is empty or null."""
+"""The key of an empty value or null."""
 
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -30,10 +30,11 @@ _MISSING_BITS = np.uint64(1 << 63)
 
 @wrapping
 def fingerprints(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keys int64 [n] and checks uint32 [n] of texts.
+    """The keys, int64 [n], and checks, uint32 [n], of texts. An empty text has the key MISSING and the check 0.
 
     Args:
-        text: uint8; starts, ends: int64 [n], text i is text[starts[i]:ends[i]]. An empty one is MISSING, check 0.
+        text: uint8, the bytes of all texts.
+        starts, ends: int64 [n] each; text i is text[starts[i]:ends[i]].
     """
     keys, checks = np.empty(len(starts), np.int64), np.empty(len(starts), np.uint32)
     _fingerprints(text, starts, ends, keys.view(np.uint64), checks)
@@ -42,16 +43,24 @@ def fingerprints(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
 
 @wrapping
 def integers(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, int]:
-    """The integers in [-2**63 + 1, 2**63) that texts spell, int64 [n], an empty one being MISSING; and the first text
-    that is none (an optional sign and at least one digit), or -1."""
+    """Parses texts (as for `fingerprints`) as integers in [-2**63 + 1, 2**63): an optional sign and digits.
+
+    Returns:
+        the integers, int64 [n], MISSING for an empty text; and the index of the first text that is no such integer, -1
+        if there is none.
+    """
     keys = np.empty(len(starts), np.int64)
     return keys, int(_integers(text, starts, ends, keys.view(np.uint64)))
 
 
 @wrapping
 def hexadecimals(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, int]:
-    """The numbers of 1 to 16 hexadecimal digits, "0x" before them or not, that texts spell, as int64 [n] of the same
-    bits, an empty one being MISSING; and the first text that is none or spells 2**63 (MISSING's bits), or -1."""
+    """Parses texts (as for `fingerprints`) as 1 to 16 hexadecimal digits, with or without "0x".
+
+    Returns:
+        int64 [n] of the same bits, MISSING for an empty text; and the index of the first text that is no such number or
+        is 2**63 (the bits of MISSING), -1 if there is none.
+    """
     keys = np.empty(len(starts), np.int64)
     return keys, int(_hexadecimals(text, starts, ends, keys.view(np.uint64)))
 
@@ -59,8 +68,13 @@ def hexadecimals(text: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
 def split_texts(
     text: np.ndarray, starts: np.ndarray, ends: np.ndarray, separator: bytes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The pieces of texts between separators: text, starts and ends, int64 [v], and offsets, int64 [n + 1], of each
-    text's pieces. An empty text has none; "a||" has three, two of them empty."""
+    """Splits texts (as for `fingerprints`) at separators. An empty text has no pieces; "a||" has three, two of them
+    empty.
+
+    Returns:
+        text, and the starts and ends of the pieces, int64 [v] each; and the offsets of each text's pieces,
+        int64 [n + 1].
+    """
     mark = np.frombuffer(separator, np.uint8)
     offsets = np.zeros(len(starts) + 1, np.int64)
     _count_pieces(text, starts, ends, mark, offsets)
@@ -70,8 +84,11 @@ def split_texts(
 
 
 def cut_bags(offsets: np.ndarray, limit: int, newest: bool) -> tuple[np.ndarray, np.ndarray, int]:
-    """Which values remain, int64 [v], when bags keep their first `limit` values, or their last if `newest`; their
-    offsets, int64 [n + 1]; how many values do not remain."""
+    """Limits bags with these offsets, int64 [n + 1], to their first `limit` values, or to their last if `newest`.
+
+    Returns:
+        the indices of the values that remain, int64 [v]; their offsets, int64 [n + 1]; how many values were removed.
+    """
     lengths = np.diff(offsets)
     kept = np.minimum(lengths, limit)
     cut = int((lengths - kept).sum())
@@ -85,10 +102,10 @@ def cut_bags(offsets: np.ndarray, limit: int, newest: bool) -> tuple[np.ndarray,
 
 @wrapping
 def count_lines(data: np.ndarray, inside: bool) -> tuple[int, bool]:
-    """Lines that end in `data`, uint8, but for blank ones, and whether one is left open at its end.
+    """The number of lines that end in `data`, uint8 [n], except blank ones, and whether `data` ends within a line.
 
     Args:
-        inside: whether a line was open before `data`.
+        inside: whether `data` begins within a line.
     """
     lines, inside = _count_lines(data, inside)
     return int(lines), bool(inside)
@@ -96,7 +113,7 @@ def count_lines(data: np.ndarray, inside: bool) -> tuple[int, bool]:
 
 @compiled
 def _load(text, at, count):
-    """`count` bytes as a little-endian number."""
+    """The little-endian number of `count` bytes."""
     value = np.uint64(0)
     for i in range(count):
         value |= np.uint64(text[at + i]) << np.uint64(8 * i)
@@ -105,7 +122,7 @@ def _load(text, at, count):
 
 @compiled
 def _load8(text, at):
-    # Written out, the compiler makes one load of it.
+    # Without a loop, so that the compiler makes one load of it.
     return (
         np.uint64(text[at])
         | np.uint64(text[at + 1]) << np.uint64(8)
@@ -192,7 +209,7 @@ def _fingerprints(text, starts, ends, keys, checks):
             keys[i], checks[i] = _MISSING_BITS, 0
             continue
         key = xxh64(text, starts[i], ends[i])
-        # The one fingerprint that means something else gives way to its neighbour; the check tells these two apart.
+        # The fingerprint that equals MISSING is replaced by the next one. The check distinguishes these two texts.
         keys[i] = key if key != _MISSING_BITS else key + np.uint64(1)
         checks[i] = np.uint32(murmur32(text, starts[i], ends[i]))
 

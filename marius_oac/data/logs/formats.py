@@ -1,20 +1,19 @@
-"""The formats of click logs: each reads a file in bounded memory, block by block, and parses the rows that are wanted.
+"""The formats of click logs. Each reader reads a file in bounded memory, block by block, and parses the wanted rows.
 
-    csv      a delimiter between columns; quotes only where it is a comma (RFC 4180), and no line breaks within them;
-             names in the first line unless the config gives them; blank lines count for nothing
+    csv      delimited columns; quotes only if the delimiter is a comma (RFC 4180), without line breaks in them; names
+             in the first line unless the config gives them; blank lines are ignored
     parquet
-    libsvm   `label id:1 id:1 ...`, also of libFM: the categorical features' ids by position, or all ids one bag
+    libsvm   `label id:1 id:1 ...`, also of libFM: either the ids of the categorical features by position, or one bag
 
-Of a text no more than the wanted lines is parsed; of Parquet, whose values are packed column by column, whole row
-groups are. Parsing is pyarrow's, but for libsvm's. What is wrong with a file is said with its row, counted from 1
-without the header, and of a text with its line.
+Only the wanted lines of a text are parsed. Of Parquet, which stores values by column, whole row groups are. pyarrow
+parses all formats except libsvm. Errors name the row, counted from 1 without the header, and in a text the line.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,10 +42,10 @@ from marius_oac.errors import InputError
 
 
 def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | ParquetLog | SvmLog:
-    """The reader of a file by the config's format, or its suffix.
+    """Opens a file with the reader for the config's format, or for its suffix.
 
     Raises:
-        InputError: the suffix says nothing; the file can't be read, or is not of the format; its columns aren't the
+        InputError: the suffix is unknown; the file can't be read, or is not of the format; its columns aren't the
             schema's.
     """
     kind, delimiter = format_of(path, config.format)
@@ -58,7 +57,7 @@ def open_log(path: Path, config: LogConfig, with_labels: bool) -> TextLog | Parq
 
 
 class TextLog:
-    """A file of delimited text. `names` are its columns; `kinds` is what keys of features of kind auto are."""
+    """A file of delimited text. `names` are its columns; `kinds` is the kind of keys of each feature of kind auto."""
 
     format = "csv"
 
@@ -79,16 +78,20 @@ class TextLog:
         self._wanted = check_columns(self.names, config, with_labels, path)
 
     def rows(self, pieces: Pieces | None = None) -> int:
-        """Counts the lines that aren't blank, but for the header; what is read is checked against `pieces`."""
-        return count_rows(self.path, pieces) - self._header
-
-    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Iterator[RawBlock]:
-        """Blocks of so many rows from row `start` on; the last one may be shorter. What is read is checked against
-        `pieces`, if they are given.
+        """Counts the lines that aren't blank, without the header, and checks the contents against `pieces`, if given.
 
         Raises:
-            InputError: a damaged archive, a piece that has changed; when a block is parsed, ragged rows, what is no
-                number in a numeric column, bytes that aren't UTF-8, a value that spans lines.
+            InputError: as `count_rows`.
+        """
+        return count_rows(self.path, pieces) - self._header
+
+    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Generator[RawBlock, None, None]:
+        """Yields blocks of so many rows from row `start` on; the last one may be shorter. The contents are checked
+        against `pieces`, if given.
+
+        Raises:
+            InputError: the archive is damaged, or a piece has changed. Parsing a block raises it for ragged rows, a
+                numeric column with something else, bytes that aren't UTF-8, or a value that spans lines.
         """
         for lines in blocks_of_lines(self.path, start + self._header, rows, pieces):
             yield _RawLines(replace(lines, first=lines.first - self._header), self._parse)
@@ -112,7 +115,7 @@ class TextLog:
     def _table(self, text: np.ndarray, threads: bool) -> pa.Table:
         config = self._config
         types = {config.label.column: read_as(), **{each.name: arrow_type(each) for each in config.numeric}}
-        if text[:3].tobytes() == BYTE_ORDER_MARK:  # within a file it belongs to a value
+        if text[:3].tobytes() == BYTE_ORDER_MARK:  # inside a file it is part of a value, and Arrow would drop it
             text = np.concatenate((np.frombuffer(b"\n", np.uint8), text))
         return pa_csv.read_csv(
             pa.BufferReader(pa.py_buffer(text)),
@@ -126,7 +129,7 @@ class TextLog:
         )
 
     def _open_quote(self, line: np.ndarray) -> bool:
-        """Whether a value of this line goes on in the next: at the end of a text Arrow takes it for closed."""
+        """Whether a quoted value of this line continues in the next. Arrow closes it silently at the end of a text."""
         if self._delimiter != "," or np.count_nonzero(line == ord('"')) % 2 == 0:
             return False
         try:
@@ -135,7 +138,7 @@ class TextLog:
             return True
 
     def _blamed(self, text: np.ndarray, rows: np.ndarray, error: pa.ArrowInvalid) -> InputError:
-        """The error with its row, which Arrow knows only where it parses one piece after the other."""
+        """The error with its row, which Arrow knows only when it parses without threads."""
         message = str(error)
         try:
             self._table(text, threads=False)
@@ -166,7 +169,7 @@ class TextLog:
 
 
 class SvmLog:
-    """A libsvm or libFM file; all lines have labels, whether they are wanted or not. `kinds` as above."""
+    """A libsvm or libFM file. All lines have labels, whether they are needed or not. `kinds` is as in `TextLog`."""
 
     format = "libsvm"
 
@@ -187,12 +190,12 @@ class SvmLog:
         """Counts the lines that aren't blank, as `TextLog.rows`."""
         return count_rows(self.path, pieces)
 
-    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Iterator[RawBlock]:
+    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Generator[RawBlock, None, None]:
         """As `TextLog.blocks`.
 
         Raises:
-            InputError: a damaged archive; when a block is parsed, a syntax error, a value other than 1, ids of
-                categorical features that aren't one each.
+            InputError: the archive is damaged, or a piece has changed. Parsing a block raises it for a syntax error, a
+                value other than 1, or another number of ids than categorical features.
         """
         for lines in blocks_of_lines(self.path, start, rows, pieces):
             yield _RawLines(lines, self._parse)

@@ -1,13 +1,13 @@
-"""What the columns of a click log that nobody has described probably are, by its first rows: a start, to be looked at.
+"""Guesses what the columns of a click log are from its first rows, as a starting point for a configuration.
 
-A column is, the first that holds:
+The kind of a column is the first that applies:
 
-    unusable     nothing but nulls, one value, or something that is neither number, text nor list
-    time         dates, or a name such as `timestamp`: left out, since a model can't know tomorrow's
-    multi_valued lists, or texts in which a separator stands again and again between values that come again
-    row_number   integers that count the rows, or texts all different: left out
-    categorical  texts and truth values; integers that are named like ids, have few values, leading zeros, more digits
-                 than a float holds, or lie far from 0 and close together, as codes do
+    unusable     only nulls, a single value, or something that is neither number, text nor list
+    time         dates, or a name such as `timestamp`: left out, since a model never sees the same time again
+    multi_valued lists, or texts in which a separator often stands between repeated values
+    row_number   integers that count the rows, or texts that are all different: left out
+    categorical  texts and truth values; integers that are named like ids, have few values, leading zeros or more digits
+                 than a float holds, or are far from 0 and close together, as codes are
     numeric      other numbers
 """
 
@@ -28,11 +28,11 @@ from marius_oac.data.logs.types import MISSING_TEXTS, is_list, is_text, looks_li
 from marius_oac.data.prepare.edge_columns import roles
 from marius_oac.errors import InputError
 
-FEW = 20  # different integers that are categories, unless most occur once
-_NARROW = 200  # and lie farther apart
+FEW = 20  # at most so many different integers are categories, unless most of them occur once
+_NARROW = 200  # and their range is wider than this
 _MOST_LISTED = 40  # columns that a message lists
 _SEPARATORS = ("|", ";", ",", " ")
-_MANY = 100  # rows from which on it tells something that all values differ
+_MANY = 100  # rows needed to conclude something from values that are all different
 # fmt: off
 _IDS = frozenset((
     "id", "ids", "uid", "gid", "uuid", "guid", "key", "code", "hash", "zip", "zipcode", "postcode", "postal", "user",
@@ -52,11 +52,14 @@ _RATINGS = frozenset(("rating", "ratings", "stars", "score"))
 
 @dataclass(frozen=True)
 class Column:
-    """A column and what it probably is.
+    """A column and its guessed kind.
 
     Attributes:
-        name, kind: see above. why: in a few words.
-        values: how many different ones the rows have; missing: how many rows have none.
+        name: of the column.
+        kind: see the module's docstring.
+        why: the reason, in a few words.
+        values: the number of different values in the rows.
+        missing: the number of rows without a value.
         separator: of a multi-valued text.
     """
 
@@ -70,8 +73,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Label:
-    """The column of labels; `positive` are the values that mean 1, where that is not known anyway; `share` of the rows
-    that have them."""
+    """The column of labels.
+
+    Attributes:
+        name: of the column.
+        positive: the values that mean 1; empty if the reader knows them.
+        share: the fraction of the rows with label 1.
+        why: the reason for `positive`, in a few words.
+    """
 
     name: str
     positive: tuple[str, ...]
@@ -80,14 +89,14 @@ class Label:
 
 
 def guess(sample: LogSample) -> list[Column]:
-    """All columns, in the file's order."""
+    """A guess for each column, in the file's order."""
     return [_guessed(name, column) for name, column in sample.columns.items()]
 
 
 def offered(config: LogConfig) -> str:
-    """For a message: the columns of the log's first file with a guess each."""
+    """A text for messages: the columns of the log's first file, with a guess for each."""
     path = next(paths_of(config.train[0]))
-    columns = [each for each in guess(read_sample(path, config.format, config.delimiter, config.columns))]
+    columns = guess(read_sample(path, config.format, config.delimiter, config.columns))
     listed = ", ".join(
         f"{each.name} ({each.kind})" for each in columns[:_MOST_LISTED] if each.name != config.label.column
     )
@@ -96,7 +105,7 @@ def offered(config: LogConfig) -> str:
 
 
 def words(name: str) -> list[str]:
-    """The words of a name, in lower case: of `movieId` and `movie_id` movie and id."""
+    """The words of a name, in lower case: movie and id of `movieId` and `movie_id`."""
     return [each.lower() for each in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
@@ -134,7 +143,7 @@ def _of_texts(name: str, column: pa.Array) -> Column:
     some = known.slice(0, 200).to_pylist()
     if sum(map(looks_like_a_time, some)) * 10 >= 9 * len(some):
         return Column(name, "time", f"such as {some[0]}", different, missing)
-    # A gap in a column of texts is a value like any other.
+    # A missing text is a category like any other.
     return _of_categories(name, known, different, len(column))
 
 
@@ -150,7 +159,7 @@ def _of_categories(name: str, known: pa.Array, different: int, rows: int) -> Col
 
 
 def _numbers(texts: pa.Array) -> np.ndarray | None:
-    """The numbers that all of these texts spell, if they do."""
+    """The texts as numbers, float64 [n]; None if one is no number."""
     try:
         return texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
@@ -158,12 +167,13 @@ def _numbers(texts: pa.Array) -> np.ndarray | None:
 
 
 def _leading_zeros(texts: pa.Array) -> bool:
-    """Whether these numbers are written as codes are."""
+    """Whether one of these numbers has leading zeros, as codes have."""
     return bool(pc.any(pc.match_substring_regex(texts, r"^0\d")).as_py())
 
 
 def _of_numbers(name: str, numbers: np.ndarray, missing: int, integers: bool, categorical_texts: bool) -> Column:
-    """A column of numbers; `categorical_texts`: it can be read as categories too (floats of Parquet can't)."""
+    """Guesses a column of numbers, float64 [n]. `categorical_texts`: it can also be read as categories, unlike floats
+    in Parquet."""
     finite = numbers[np.isfinite(numbers)]
     different, counts = np.unique(finite, return_counts=True)
     missing += numbers.size - finite.size
@@ -194,7 +204,7 @@ def _of_numbers(name: str, numbers: np.ndarray, missing: int, integers: bool, ca
 
 
 def _epoch_seconds(low: float, high: float) -> bool:
-    """Seconds, or milliseconds, since 1970, within 1995 to 2040."""
+    """Whether the range is one of seconds or milliseconds since 1970, in the years 1995 to 2040."""
     return any(8e8 * unit < low and high < 2.2e9 * unit for unit in (1, 1000))
 
 
@@ -205,8 +215,8 @@ def _named(name: str, known: frozenset[str]) -> bool:
 
 
 def _separator(texts: pa.Array) -> str | None:
-    """What stands between several values in a text: in a tenth of the texts or more, between pieces that come again;
-    blanks only between integers."""
+    """The separator between the values in texts, if there is one: it is in at least a tenth of the texts, between
+    pieces that repeat. A blank only separates integers."""
     for separator in _SEPARATORS:
         having = pc.match_substring(texts, separator)
         if pc.mean(having).as_py() < 0.1:
@@ -223,10 +233,10 @@ def _separator(texts: pa.Array) -> str | None:
 
 
 def guess_label(sample: LogSample, asked: str | None = None) -> Label:
-    """The column of labels, or the one that is `asked` for.
+    """Guesses the column of labels, or describes the one that is `asked` for.
 
     Raises:
-        InputError: there is none, or it can't be told; says which may be meant.
+        InputError: there is none, or several are possible; lists them.
     """
     if asked is not None:
         return _label(sample, _asked(sample, asked))
@@ -252,7 +262,7 @@ def _asked(sample: LogSample, name: str) -> str:
 
 
 def _texts_of(column: pa.Array) -> tuple[list[str], np.ndarray]:
-    """The different values of a column as texts, sorted (numbers by size), and how many rows have each."""
+    """The different values of a column as texts, sorted (numbers by value), and how many rows have each, int64 [n]."""
     if is_list(column.type) or pa.types.is_null(column.type):
         return [], np.zeros(0, np.int64)
     counts = pc.value_counts(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
@@ -261,9 +271,8 @@ def _texts_of(column: pa.Array) -> tuple[list[str], np.ndarray]:
         text = "" if value is None else str(value).strip()
         text = text.removesuffix(".0") if isinstance(value, float) else text
         found[text] = found.get(text, 0) + count
-    numbers = {text: number_of(text) for text in found}
-    by_size = all(number is not None for number in numbers.values())
-    ordered = sorted(found, key=(lambda text: numbers[text]) if by_size else None)  # type: ignore[arg-type]
+    by_size = all(number_of(text) is not None for text in found)
+    ordered = sorted(found, key=float if by_size else None)
     return ordered, np.array([found[text] for text in ordered])
 
 
@@ -282,8 +291,8 @@ def _is_rating(column: pa.Array) -> bool:
 
 
 def _label(sample: LogSample, name: str) -> Label:
-    """Values that are known are 0 or 1 as they are; of two others the larger number, or the rarer text, is 1; of
-    several numbers those above the mean."""
+    """Decides which values of a column mean 1: of well-known values the reader knows; of two others the larger number,
+    or the rarer text; of several numbers those above the mean."""
     column = sample.columns[name]
     if is_list(column.type):
         raise InputError(f"column '{name}' holds lists: no label", "--label")
@@ -291,16 +300,16 @@ def _label(sample: LogSample, name: str) -> Label:
     if "" in texts:
         raise InputError(f"column '{name}' is empty in {counts[texts.index('')]:,} rows: no label", "--label")
     numbers = [number_of(text) for text in texts]
-    known = {text.lower() for text in texts} <= TRUE_TEXTS | FALSE_TEXTS or set(numbers) <= {0.0, 1.0}
-    if known:
+    if {text.lower() for text in texts} <= TRUE_TEXTS | FALSE_TEXTS or set(numbers) <= {0.0, 1.0}:
         meant = [text.lower() in TRUE_TEXTS or number == 1 for text, number in zip(texts, numbers, strict=True)]
         return Label(name, (), float(counts[meant].sum() / counts.sum()), "")
     if len(texts) == 2:
         chosen = [1] if None not in numbers else [int(np.argmin(counts))]
         why = f"the other value is {texts[1 - chosen[0]]!r}"
     elif None not in numbers and len(texts) <= FEW:
-        mean = float((np.array(numbers, float) * counts).sum() / counts.sum())
-        chosen = [i for i, number in enumerate(numbers) if number > mean]
+        values = np.array(numbers, float)
+        mean = float((values * counts).sum() / counts.sum())
+        chosen = np.flatnonzero(values > mean).tolist()
         why = f"those above the mean, {mean:.2f}, of {', '.join(texts)}"
     else:
         shown = ", ".join(map(repr, texts[:5]))
@@ -309,8 +318,8 @@ def _label(sample: LogSample, name: str) -> Label:
 
 
 def looks_like_edges(sample: LogSample) -> bool:
-    """Whether a file holds edges rather than a click log: two or three columns, or names of the ends of edges, and no
-    column of labels but one of texts between the ends, which is that of relations."""
+    """Whether a file holds edges rather than a click log: it has two or three columns, or columns named like the ends
+    of edges, and no column of labels except texts between the ends, which are relations."""
     width = len(sample.names)
     said = roles(sample.names) if sample.header else None
     if sample.format == "libsvm" or len(sample.columns) != width or width > (5 if said else 3):

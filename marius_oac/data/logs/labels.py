@@ -1,8 +1,9 @@
-"""The label of a click log: numbers 0 and 1, well-known texts, or what the configuration says means 1."""
+"""The label of a click log: numbers 0 and 1, well-known texts, or the values that the configuration maps to 1."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,15 +13,15 @@ from marius_oac.data.logs.place import Place
 
 TRUE_TEXTS = frozenset(("1", "true", "t", "yes", "y"))
 FALSE_TEXTS = frozenset(("0", "false", "f", "no", "n"))
-"""In lower case."""
+"""Well-known labels, in lower case."""
 _SHOWN = 5  # values that a message lists
 
 
 def labels_of(column: pa.Array, label: LabelConfig, place: Place) -> np.ndarray:
-    """Labels 0 and 1, float32 [n], of a column of numbers, truth values or texts.
+    """The labels, 0 or 1, float32 [n], of a column of numbers, truth values or texts.
 
     Raises:
-        InputError: a label is missing, or neither 0 nor 1 and the configuration does not say what means 1.
+        InputError: a label is missing, or is neither 0 nor 1 and the configuration doesn't say which values mean 1.
     """
     if pa.types.is_null(column.type):
         column = column.cast(pa.string())
@@ -38,7 +39,7 @@ def labels_of(column: pa.Array, label: LabelConfig, place: Place) -> np.ndarray:
 
 
 def number_of(text: str) -> float | None:
-    """The number that a text spells, if any."""
+    """The text as a number; None if it is none."""
     try:
         return float(text)
     except ValueError:
@@ -60,15 +61,15 @@ def _meaning(value: object, label: LabelConfig) -> float:
     return 0.0 if text in FALSE_TEXTS or number == 0 else math.nan
 
 
-def _refusal(values: list, codes: np.ndarray, found: object, label: LabelConfig) -> str:
-    """What is wrong with a label, and what the column's values are."""
+def _refusal(values: list[Any], codes: np.ndarray, found: object, label: LabelConfig) -> str:
+    """A message that says what is wrong with a label, and lists the column's values."""
     name = label.column
     if found is None or str(found).strip() == "":
         return f"column '{name}' has no label"
     counts = np.bincount(codes, minlength=len(values) + 1)[: len(values)]
     seen = sorted((each for each, count in zip(values, counts, strict=True) if count), key=str)
-    number = isinstance(found, (int, float)) or number_of(str(found)) is not None
-    shown = f"{float(found):g}" if number else repr(str(found))  # type: ignore[arg-type]
+    number = number_of(str(found)) if not isinstance(found, bool) else float(found)
+    shown = repr(str(found)) if number is None else f"{number:g}"
     said = f"the label in column '{name}' is {shown}, neither 0 nor 1"
     if len(seen) > 2 * _SHOWN:
         return f"{said}; the column has {len(seen)} different values and more"
@@ -80,5 +81,5 @@ def _refusal(values: list, codes: np.ndarray, found: object, label: LabelConfig)
 
 
 def read_as() -> pa.DataType:
-    """The Arrow type that a label is parsed as in texts: each different text once."""
+    """The Arrow type of labels parsed from texts: a dictionary, so that each different text is converted once."""
     return pa.dictionary(pa.int32(), pa.string())

@@ -1,6 +1,7 @@
-"""The rows of a text: its lines but for blank ones, found without being parsed, so that parsers get only those wanted.
+"""The rows of a text are its lines that aren't blank. They are found without parsing, so that parsers get only the
+wanted rows.
 
-Guarantees: the file is read once, in order; in memory are the lines of one block and the piece that is being read.
+Guarantees: the file is read once, in order. Memory holds the lines of one block and the piece that is being read.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from marius_oac.errors import InputError
 from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.runtime.progress import Progress
 
-TEXT_BYTES = PIECE_BYTES  # of text read, and parsed, at once
+TEXT_BYTES = PIECE_BYTES  # bytes of text that are read, and parsed, at once
 MOST_LINE_BYTES = TEXT_BYTES
-"""Of a line: what is parsed at once."""
+"""The longest line: it must fit what is parsed at once."""
 MOST_BLOCK_BYTES = 2 << 30
-"""Of the lines of a block, which are in memory at once."""
+"""The largest size of a block's lines, which are in memory at once."""
 _FIRST_LINE_BYTES = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_STRIDE = 32  # bytes that are looked at together
+_STRIDE = 32  # bytes that are compared at once
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Lines:
     """Consecutive rows of a text.
 
     Attributes:
-        first: number of the first one in the file, from 0.
-        text: uint8, whole lines, blank ones among them.
-        starts: int64 [n + 1]: row i is text[starts[i]:starts[i + 1]], its line break and blank lines with it.
+        first: the number of the first row in the file, from 0.
+        text: uint8, whole lines, including blank ones.
+        starts: int64 [n + 1]: row i is text[starts[i]:starts[i + 1]], with its line break and blank lines after it.
     """
 
     first: int
@@ -49,7 +50,7 @@ class Lines:
         return self.starts.size - 1
 
     def pick(self, rows: np.ndarray) -> np.ndarray:
-        """The lines of some rows, int64 [k] in ascending order, k >= 1; copied only where there are gaps."""
+        """The lines, uint8, of the rows with these indices, int64 [k], ascending, k >= 1: a view if without gaps."""
         if rows[-1] - rows[0] == rows.size - 1:
             return self.text[self.starts[rows[0]] : self.starts[rows[-1] + 1]]
         out = np.empty((self.starts[rows + 1] - self.starts[rows]).sum(), np.uint8)
@@ -58,12 +59,12 @@ class Lines:
 
 
 def blocks_of_lines(path: Path, first: int, rows: int, pieces: Pieces | None = None) -> Iterator[Lines]:
-    """Blocks of so many rows from row `first` on, the last one of what is left; what comes before is passed over.
+    """Yields blocks of so many rows from row `first` on; the last may be shorter. Earlier rows are skipped.
 
     Raises:
-        InputError: the file can't be read, or is not what `pieces` say.
+        InputError: the file can't be read, a line or a block is too large, or the contents differ from `pieces`.
     """
-    # What is passed over comes in blocks too, the first of which is shorter.
+    # The skipped rows form blocks too, the first of which may be shorter.
     done, wanted = 0, first % rows or rows
     starts, found, inside = np.empty(rows + 1, np.int64), 0, False
     held: list[np.ndarray] = []  # the block's text as far as it was read, `size` bytes
@@ -80,7 +81,7 @@ def blocks_of_lines(path: Path, first: int, rows: int, pieces: Pieces | None = N
             held.append(rest[:end])
             if done >= first:
                 yield Lines(done, _joined(held), starts[: wanted + 1].copy())
-            # The row that was found beyond the block is the next one's first.
+            # The row found beyond the block is the first of the next block.
             done, wanted, held, size, rest = done + wanted, rows, [], 0, rest[end:]
             found, starts[0], inside = 0, 0, False
         held.append(rest)
@@ -99,10 +100,10 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def count_rows(path: Path, pieces: Pieces | None = None) -> int:
-    """How many rows the file has, a header among them.
+    """The number of rows of the file, including a header.
 
     Raises:
-        InputError: it can't be read, or is not what `pieces` say.
+        InputError: the file can't be read, a line is too long, or the contents differ from `pieces`.
     """
     rows, inside = 0, False
     with Progress(f"counting the examples of {path.name}", "B") as progress:
@@ -114,10 +115,11 @@ def count_rows(path: Path, pieces: Pieces | None = None) -> int:
 
 
 def read_first_line(path: Path) -> bytes:
-    """The file's first line without its end or a byte order mark.
+    """The file's first line without its line break and byte order mark.
 
     Raises:
-        InputError: it can't be read, is blank, or is compressed without saying so in its name.
+        InputError: the file can't be read, the line is blank or too long, or the file is compressed or Parquet although
+            its name doesn't say so.
     """
     try:
         with _open_text(path) as stream:
@@ -137,12 +139,12 @@ def read_first_line(path: Path) -> bytes:
 
 
 def _open_text(path: Path) -> BinaryIO:
-    """A stream of the file's text, decompressed where the name ends in .gz."""
+    """Opens the file's text, decompressed if the name ends in .gz."""
     return pa.input_stream(str(path), compression="gzip" if path.suffix.lower() == ".gz" else None)
 
 
 def _read_error(error: OSError, path: Path) -> InputError:
-    """What a reader says of a file it can't read on."""
+    """The error to raise for a file that can't be read."""
     if "Truncated compressed" in str(error):
         return InputError("the compressed file is truncated", path)
     if "inflate" in str(error):
@@ -151,13 +153,14 @@ def _read_error(error: OSError, path: Path) -> InputError:
 
 
 def _pieces(path: Path, pieces: Pieces | None) -> Iterator[bytes]:
-    """The file's text without a byte order mark.
+    """Yields the file's text without a byte order mark.
 
     Raises:
-        InputError: it can't be read, is not what `pieces` say, or a line is longer than `MOST_LINE_BYTES`.
+        InputError: the file can't be read, its contents differ from `pieces`, or a line is longer than
+            `MOST_LINE_BYTES`.
     """
     numbers = itertools.count()
-    mark, begin, open_bytes = BYTE_ORDER_MARK, 0, 0  # where the piece begins, and how much of a line came before it
+    mark, begin, open_bytes = BYTE_ORDER_MARK, 0, 0  # the piece's offset, and the bytes of its first line before it
     try:
         with _open_text(path) as stream:
             while piece := stream.read(TEXT_BYTES):
@@ -178,7 +181,7 @@ def _pieces(path: Path, pieces: Pieces | None) -> Iterator[bytes]:
 
 
 def line_of_row(path: Path, row: int) -> int:
-    """The number, from 1, of the line in which a row stands, from 0, a header among them; 0: there is no such row.
+    """The number, from 1, of the line of a row, from 0, counting a header as a row; 0: there is no such row.
 
     Raises:
         InputError: the file can't be read.
@@ -198,7 +201,7 @@ def line_of_row(path: Path, row: int) -> int:
 
 
 def _line_ends_between(last: bytes, text: bytes) -> int:
-    """How many lines end in a text that comes after the byte `last`; an end may be cut in two."""
+    """How many lines end in a text that follows the byte `last`. A line break may be split between the two."""
     joined = last + text
     return _num_ends(joined) - _num_ends(last)
 
@@ -208,7 +211,7 @@ def _num_ends(text: bytes) -> int:
 
 
 def _line_at(path: Path, offset: int) -> int:
-    """The number, from 1, of the line that begins at a byte of the text."""
+    """The number, from 1, of the line that begins at this offset in the text."""
     lines, last = 1, b""
     with _open_text(path) as stream:
         while offset and (piece := stream.read(min(offset, TEXT_BYTES))):
@@ -218,20 +221,21 @@ def _line_at(path: Path, offset: int) -> int:
 
 
 def _line_ends(piece: bytes) -> tuple[int, int]:
-    """Where the first and the last line end; -1: none does."""
+    """The positions of the first and the last line break; -1: there is none."""
     ends = [piece.find(end) for end in (b"\n", b"\r")]
     return min((end for end in ends if end >= 0), default=-1), max(piece.rfind(b"\n"), piece.rfind(b"\r"))
 
 
 @compiled
-def _row_starts(data, inside, starts):
-    """Notes where rows begin, int64 [m], until m have: how many did, and whether a row is open where it stopped."""
+def _row_starts(data: np.ndarray, inside: bool, starts: np.ndarray) -> tuple[int, bool]:
+    """Writes the positions of up to m rows' starts to `starts`, int64 [m]. Returns how many it found, and whether it
+    stopped within a row."""
     found, i, size = 0, 0, data.size
     while i < size and found < starts.size:
         if inside:
             while i + _STRIDE <= size:
                 ends = 0
-                for byte in data[i : i + _STRIDE]:  # without a branch, so that it becomes vector instructions
+                for byte in data[i : i + _STRIDE]:  # no branch, so that LLVM vectorises the loop
                     ends += (byte == 10) | (byte == 13)
                 if ends:
                     break
@@ -249,7 +253,7 @@ def _row_starts(data, inside, starts):
 
 
 @compiled
-def _copy_rows(text, starts, rows, out):
+def _copy_rows(text: np.ndarray, starts: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     at = 0
     for row in rows:
         for i in range(starts[row], starts[row + 1]):

@@ -1,7 +1,7 @@
-"""Numeric columns of a click log: missing values, limits and transforms, as the configuration has them settled.
+"""Numeric columns of a click log: missing values, limits and transforms, with the parameters in the configuration.
 
-A column becomes a number of the model, float32, or the number of a bucket, which has a row like any other key. What is
-computed is computed value by value in 64-bit floats, so no value hangs on the others that it is read with.
+A column becomes either a number for the model, float32, or the number of a bucket, which has a row like any other key.
+Each value is computed independently in 64-bit floats, so it doesn't depend on the other values of its batch.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ import pyarrow.compute as pc
 from marius_oac.config.ctr import LogConfig, NumericConfig
 from marius_oac.data.logs.fingerprints import MISSING
 from marius_oac.data.logs.place import Place
+from marius_oac.types import present
 
 LIMIT = 10.0
-"""No standardised number is farther from 0."""
+"""The largest absolute value of a standardised number."""
 
 
 def arrow_type(column: NumericConfig) -> pa.DataType:
-    """What texts of a column are parsed as."""
+    """The Arrow type that a column's texts are parsed as."""
     return pa.float32() if column.raw and column.transform != "auto" else pa.float64()
 
 
 def numbers_of(batch: pa.RecordBatch, config: LogConfig, place: Place) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The numbers of a batch, float32 [n, N], as `LogConfig.num_numbers` counts them; and of each column of buckets the
+    """The numbers of a batch, float32 [n, N], where N is `LogConfig.num_numbers`; and for each column with buckets the
     bucket's number or MISSING, int64 [n].
 
-    A column of transform auto that is not settled is left as it is.
+    A column whose transform is still auto is not transformed.
 
     Raises:
         InputError: a number is missing, and the configuration refuses that.
+        ValueError: a median is needed that the configuration doesn't have.
     """
     numbers = np.empty((batch.num_rows, config.num_numbers), np.float32)
     buckets: dict[str, np.ndarray] = {}
@@ -49,7 +51,7 @@ def numbers_of(batch: pa.RecordBatch, config: LogConfig, place: Place) -> tuple[
 
 
 def floats(column: pa.Array, kind: pa.DataType) -> np.ndarray:
-    """Numbers as floats, NaN for null."""
+    """A column's numbers as floats of type `kind`, [n], NaN for null."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     if column.type != kind:
@@ -58,7 +60,7 @@ def floats(column: pa.Array, kind: pa.DataType) -> np.ndarray:
 
 
 def transformed(values: np.ndarray, column: NumericConfig) -> np.ndarray:
-    """Values, float32 or float64 [n], without missing ones, as the model gets them; not for buckets."""
+    """Transforms values, float32 or float64 [n], none of them missing, for the model; not for columns with buckets."""
     if column.transform == "log_squared":
         # Wang et al., "Field-aware factorization in the Criteo challenge" (the 3 Idiots' solution, 2014), unrounded.
         large = values > 2
@@ -70,22 +72,22 @@ def transformed(values: np.ndarray, column: NumericConfig) -> np.ndarray:
     if column.transform == "log1p":
         values = signed_log1p(values)
     with np.errstate(over="ignore"):
-        return np.clip((values - column.center) / column.scale, -LIMIT, LIMIT)
+        return np.clip((values - present(column.center)) / present(column.scale), -LIMIT, LIMIT)
 
 
 def signed_log1p(values: np.ndarray) -> np.ndarray:
-    """sign(x) ln(1 + |x|), float64 [n]; by Arrow, which takes the C library's logarithm of one value after the other,
-    while NumPy's vectors would round a value according to its place."""
+    """sign(x) ln(1 + |x|), float64 [n]. Arrow calls the C library's logarithm for each value. NumPy's vectorised one
+    may round a value differently depending on its position."""
     return np.copysign(pc.log1p(pa.array(np.abs(values))).to_numpy(), values)
 
 
 def limited(values: np.ndarray, column: NumericConfig) -> np.ndarray:
-    """Values within `clip`."""
+    """Values [n], clipped to the column's `clip`, if it has one."""
     return values if column.clip is None else np.clip(values, *column.clip)
 
 
 def _filled(column: pa.Array, each: NumericConfig, config: LogConfig, place: Place) -> tuple[np.ndarray, np.ndarray]:
-    """Values without missing ones, float32 or float64 [n]; and which were missing, bool [n]."""
+    """Values with missing ones replaced, float32 or float64 [n]; and which were missing, bool [n]."""
     values = floats(column, pa.float32() if each.raw else pa.float64())
     missing = ~np.isfinite(values)
     if missing.any():
@@ -102,7 +104,7 @@ def _filled(column: pa.Array, each: NumericConfig, config: LogConfig, place: Pla
 
 
 def _buckets(values: np.ndarray, missing: np.ndarray, column: NumericConfig) -> np.ndarray:
-    """The number of each value's bucket, from 0, int64 [n]; MISSING where it is told that the value is."""
+    """The bucket of each value, from 0, int64 [n]; MISSING for missing values if the column has an indicator."""
     found = np.searchsorted(np.array(column.edges, np.float64), values, side="right").astype(np.int64)
     if column.indicator:
         found[missing] = MISSING

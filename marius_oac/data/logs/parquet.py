@@ -1,9 +1,9 @@
-"""Click logs in Parquet: the schema's columns of row groups are decoded as they are read."""
+"""Click logs in Parquet. The schema's columns are decoded as row groups are read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,33 +17,30 @@ from marius_oac.data.logs.lines import MOST_BLOCK_BYTES
 from marius_oac.data.logs.pieces import PIECE_BYTES, Pieces
 from marius_oac.data.logs.schema import Parsed, RawBlock, check_columns
 from marius_oac.data.logs.types import check_label, check_number, is_list
-from marius_oac.data.prepare.parquet_pages import reading_plan
+from marius_oac.data.prepare.parquet_pages import parquet_errors, reading_plan
 from marius_oac.errors import InputError
 
 BATCH_ROWS = 1 << 16
-_END_BYTES = 8  # of the file: the footer's length, and "PAR1"
+_END_BYTES = 8  # at the end of the file: the footer's length, and "PAR1"
 
 
 class ParquetLog:
-    """A Parquet file; `names` and `kinds` as above."""
+    """A Parquet file. `names` and `kinds` are as in `TextLog`."""
 
     format = "parquet"
 
     def __init__(self, path: Path, config: LogConfig, with_labels: bool):
         self.path = path
-        try:
-            with pq.ParquetFile(path) as parquet:
-                schema = parquet.schema_arrow
-                self._groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"not a Parquet file, or a damaged one: {error}", path) from None
+        with parquet_errors(path), pq.ParquetFile(path) as parquet:
+            schema = parquet.schema_arrow
+            self._groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
         self.names = list(schema.names)
         self._wanted = check_columns(self.names, config, with_labels, path)
         if with_labels:
             check_label(schema.field(config.label.column), path)
-        for each in config.numeric:
-            check_number(schema.field(each.name), path)
-        self.kinds = {}
+        for numeric in config.numeric:
+            check_number(schema.field(numeric.name), path)
+        self.kinds: dict[str, str] = {}
         bags = {each.name for each in (*config.multi_valued, *config.sequences)}
         for each in config.keyed():
             kind = schema.field(each.name).type
@@ -59,14 +56,14 @@ class ParquetLog:
                 self.kinds[each.name] = key
 
     def rows(self, pieces: Pieces | None = None) -> int:
-        """By the file's metadata, which are checked against `pieces`."""
+        """The number of rows in the file's metadata, which are checked against `pieces`, if given."""
         if pieces:
-            with self._read_errors(), pa.OSFile(str(self.path)) as file:
+            with parquet_errors(self.path), pa.OSFile(str(self.path)) as file:
                 _check_footer(file, pieces)
         return sum(self._groups)
 
-    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Iterator[RawBlock]:
-        """As `TextLog.blocks`, but parsed as they are read; begins with the row group that has row `start`."""
+    def blocks(self, start: int, rows: int, pieces: Pieces | None = None) -> Generator[RawBlock, None, None]:
+        """As `TextLog.blocks`, but rows are parsed as they are read, from the row group of row `start` on."""
         held, size, num_bytes = [], 0, 0
         for batch in self._batches(start, pieces):
             while batch.num_rows:
@@ -88,11 +85,11 @@ class ParquetLog:
         while group < len(self._groups) and done + self._groups[group] <= start:
             done += self._groups[group]
             group += 1
-        with self._read_errors(), pa.OSFile(str(self.path)) as file, ExitStack() as stack:
+        with parquet_errors(self.path), pa.OSFile(str(self.path)) as file, ExitStack() as stack:
             if pieces:
                 _check_footer(file, pieces)
             plan = reading_plan(self.path, self._wanted, BATCH_ROWS)
-            # Without pre_buffer=False the whole file would gather in memory while it is read.
+            # With pre_buffer Arrow would hold the whole file in memory.
             opened = pq.ParquetFile(file, pre_buffer=False, read_dictionary=list(plan.dictionaries))
             parquet = stack.enter_context(opened)
             groups, checked = range(group, len(self._groups)), done
@@ -105,13 +102,6 @@ class ParquetLog:
                 yield batch.slice(max(start - done, 0))
                 done += batch.num_rows
 
-    @contextmanager
-    def _read_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"not a Parquet file, or a damaged one: {error}", self.path) from None
-
 
 def _check_footer(file: pa.OSFile, pieces: Pieces) -> None:
     end = file.size() - _END_BYTES
@@ -120,7 +110,7 @@ def _check_footer(file: pa.OSFile, pieces: Pieces) -> None:
 
 
 def _content(file: pa.OSFile, group: pq.RowGroupMetaData, names: Sequence[str]) -> Iterator[bytes]:
-    """The bytes of the columns of these names in a row group."""
+    """Yields the bytes of the columns with these names in a row group."""
     for number in range(group.num_columns):
         column = group.column(number)
         path = column.path_in_schema
@@ -149,7 +139,7 @@ class _RawBatches:
 
 
 def _taken(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
-    """Some rows, ascending; copied only where there are gaps."""
+    """The rows with these indices, int64 [k], ascending. Copied only if there are gaps."""
     if rows[-1] - rows[0] == rows.size - 1:
         return batch.slice(rows[0], rows.size)
     return batch.take(pa.array(rows))

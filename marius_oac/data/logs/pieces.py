@@ -1,9 +1,9 @@
-"""What a file of a log was when it was first read, piece by piece.
+"""Digests of the contents of a log's files, by which changes since the first reading are found.
 
-A piece of a text is the next PIECE_BYTES of it, decompressed; those of a Parquet file are its footer, and of each row
-group the bytes of the columns that are read. A piece's SHA-256 is compared before anything of it is used. A text is
-read through when its lines are counted, so all of its pieces are known from the start; row groups are known when they
-have been read once. A run keeps what is known (`log.json`).
+The pieces of a text are consecutive PIECE_BYTES of it, decompressed. Those of a Parquet file are its footer and, for
+each row group, the bytes of the columns that are read. A piece's SHA-256 is compared before the piece is used. Counting
+the lines of a text reads it completely, so all of its digests are known from the start. The digest of a row group is
+known once it has been read. A run keeps the known digests (`log.json`).
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from pathlib import Path
 from marius_oac.errors import InputError
 
 PIECE_BYTES = 4 << 20
-"""Runs keep the digests of pieces of this size: with another they would find all of their files changed."""
+"""Runs keep digests of pieces of this size. With another size, resumed runs would find all files changed."""
 _DIGITS = 32  # of a SHA-256: 128 bits
 
 
 class Pieces:
-    """The pieces of one file. Any number of threads may use it.
+    """The digests of one file's pieces. Any number of threads may use it.
 
     Args:
-        known: the digest of each piece, None of one that has not been read yet; there may be more.
+        known: the digests of the first pieces; None: the piece has not been read yet.
     """
 
     def __init__(self, path: Path, known: Sequence[str | None] = ()):
         self._path, self._known, self._lock = path, list(known), threading.Lock()
 
     def check(self, number: int, content: Iterable[bytes], name: str) -> None:
-        """Notes a piece that is read for the first time.
+        """Compares a piece with its digest, or records the digest if the piece is read for the first time.
 
         Args:
-            content: of the piece, part by part.
-            name: what the piece is called.
+            content: of the piece, in parts.
+            name: of the piece, for messages.
 
         Raises:
-            InputError: it is not what it was.
+            InputError: the piece has changed.
         """
         digest = hashlib.sha256()
         for part in content:
@@ -52,11 +52,11 @@ class Pieces:
             raise InputError(f"has changed since it was first read: {name} is not what it was", self._path)
 
     def known(self) -> tuple[str | None, ...]:
-        """The digests, as `known` of the constructor."""
+        """The digests so far, as for the constructor."""
         with self._lock:
             return tuple(self._known)
 
 
 def contradict(some: Sequence[str | None], others: Sequence[str | None]) -> bool:
-    """Whether a piece that both know is not the same."""
+    """Whether the two have different digests of a piece."""
     return any(one and other and one != other for one, other in zip(some, others, strict=False))

@@ -1,4 +1,4 @@
-"""Where a row of a click log stands, for what is said of it: of a text its line, too."""
+"""The position of a row of a click log, for messages: file, row, and in a text the line."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SUFFIXES = {
 
 
 def format_of(path: Path, format: str = "auto") -> tuple[str, str]:
-    """What a file is, "csv", "parquet" or "libsvm", and the usual delimiter of such a text.
+    """The format of a file, "csv", "parquet" or "libsvm", and the usual delimiter of texts with its suffix.
 
     Raises:
-        InputError: `format` is auto and the suffix says nothing.
+        InputError: `format` is auto and the suffix is unknown.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     zipped = suffixes[-1:] == [".gz"]
@@ -41,16 +41,19 @@ def format_of(path: Path, format: str = "auto") -> tuple[str, str]:
 
 
 def place_of(path: Path, rows: np.ndarray, config: LogConfig) -> Place:
-    """The place of rows of a file that is read by this configuration."""
+    """The place of the rows with these numbers, int64 [n], of a file that is read with this configuration."""
     kind, _ = format_of(Path(path), config.format)
     return Place(path, rows, None if kind == "parquet" else int(kind == "csv" and not config.columns))
 
 
 @dataclass(frozen=True)
 class Place:
-    """A file of a log, and the number in it, from 0, of each of a batch's rows, int64 [n]; a header line is no row.
+    """The places of a batch's rows.
 
-    `header`: how many header lines a text has; None: it is no text.
+    Attributes:
+        path: of the file.
+        rows: int64 [n], each row's number in the file, from 0, without the header.
+        header: the number of header lines of a text; None: the file is no text.
     """
 
     path: Path
@@ -58,9 +61,9 @@ class Place:
     header: int | None = None
 
     def wrong(self, index: int, message: str) -> InputError:
-        """An error of the batch's row `index`, which the message counts from 1; of a text it names the line."""
+        """The error for the batch's row `index`. The message counts rows from 1, and names the line in a text."""
         row, where = int(self.rows[index]), str(self.path)
         if self.header is not None:
-            with suppress(InputError):  # that the file can't be read any more is not what is to be said
+            with suppress(InputError):  # if the file can't be read any more, the message has no line
                 where = f"{where}:{line_of_row(Path(self.path), row + self.header)}"
         return InputError(f"row {row + 1}: {message}", where)

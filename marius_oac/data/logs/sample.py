@@ -1,6 +1,6 @@
-"""The first rows of a click log that nobody has described yet: its format, its delimiter, its columns as they stand.
+"""Reads the first rows of a click log without a configuration: finds its format, its delimiter and its columns.
 
-Guarantees: no more than `ROWS` rows are parsed; of a Parquet file the first row groups are decoded.
+Guarantees: at most `ROWS` rows are parsed; of a Parquet file only the first row groups are decoded.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from marius_oac.data.logs.labels import number_of
 from marius_oac.data.logs.lines import blocks_of_lines, line_of_row, read_first_line
 from marius_oac.data.logs.place import format_of
 from marius_oac.data.logs.svm import parse_svm
+from marius_oac.data.prepare.parquet_pages import parquet_errors
 from marius_oac.data.prepare.readers import check_readable
 from marius_oac.errors import InputError
 
@@ -34,13 +35,15 @@ class LogSample:
     """The first rows of a log.
 
     Attributes:
-        path: of the file; format: "csv", "parquet" or "libsvm".
+        path: of the file.
+        format: "csv", "parquet" or "libsvm".
         delimiter: of a text, one character; else None.
-        header: whether the names stand in the file; else they are made up, c0, c1 and so on.
-        names: of the columns; of a libsvm file the label, then its ids by position, or "ids" if there are more or less.
-        columns: of each name, texts as they are written, in Parquet whatever the file holds.
+        header: whether the file has names; else they are c0, c1 and so on.
+        names: of the columns. Those of a libsvm file are "label" and its ids by position, or "ids" if rows differ in
+            their number.
+        columns: by name; strings as they are in the file, for Parquet the file's types.
         whole: whether these are all rows of the file.
-        bytes_a_row: of a text, on average; else 0.
+        bytes_a_row: the average size of a row of a text; else 0.
     """
 
     path: Path
@@ -54,17 +57,18 @@ class LogSample:
 
     @property
     def rows(self) -> int:
+        """The number of rows read."""
         return len(next(iter(self.columns.values())))
 
 
 def read_sample(path: Path, format: str = "auto", delimiter: str | None = None, names: Sequence[str] = ()) -> LogSample:
-    """The first rows of a file.
+    """Reads the first rows of a file.
 
     Args:
         format, delimiter, names: as `data.format`, `data.delimiter` and `data.columns` of a configuration.
 
     Raises:
-        InputError: it can't be read, has no rows, is of no known kind, or its rows differ in their columns.
+        InputError: the file can't be read, has no rows or an unknown format, or its rows differ in their columns.
     """
     check_readable(path)
     kind, usual = format_of(path, format)
@@ -77,7 +81,7 @@ def read_sample(path: Path, format: str = "auto", delimiter: str | None = None, 
 
 
 def _delimiter(line: bytes, usual: str) -> str:
-    """The file's usual one, or that which is found most often if the usual one is not in the line."""
+    """The usual delimiter, or the most frequent one if the line doesn't have the usual one."""
     text = line.decode("utf-8", "replace")
     if usual in text:
         return usual
@@ -125,7 +129,7 @@ def _text(path: Path, delimiter: str, names: list[str]) -> LogSample:
 
 
 def _width(text: np.ndarray, delimiter: str, path: Path) -> int:
-    """Columns of the first line."""
+    """The number of columns of the first line."""
     line = re.split(rb"[\r\n]", text[: 1 << 20].tobytes(), maxsplit=1)[0]
     try:
         decoded = line.decode()
@@ -135,8 +139,8 @@ def _width(text: np.ndarray, delimiter: str, path: Path) -> int:
 
 
 def _is_header(first: list[str], columns: list[pa.Array]) -> bool:
-    """Whether the first line has names: none of them is a number, or stands again in its column. Names may be lacking,
-    as over the row numbers that pandas writes."""
+    """Whether the first line is a header: no field is a number or repeats in its column. Fields may be empty, as above
+    the row numbers that pandas writes."""
     texts = [each.strip() for each in first]
     if not any(texts) or any(number_of(each) is not None for each in texts):
         return False
@@ -144,17 +148,14 @@ def _is_header(first: list[str], columns: list[pa.Array]) -> bool:
 
 
 def _values(column: pa.Array) -> set[str]:
-    """The different values behind the first line."""
+    """The different values after the first line."""
     return {each.strip() for each in column.slice(1).unique().to_pylist()}
 
 
 def _parquet(path: Path) -> LogSample:
-    try:
-        with pq.ParquetFile(path, pre_buffer=False) as parquet:
-            total = parquet.metadata.num_rows
-            batch = next(parquet.iter_batches(ROWS), None)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"not a Parquet file, or a damaged one: {error}", path) from None
+    with parquet_errors(path), pq.ParquetFile(path, pre_buffer=False) as parquet:
+        total = parquet.metadata.num_rows
+        batch = next(parquet.iter_batches(ROWS), None)
     if not batch:
         raise InputError("the file has no examples", path)
     names = list(batch.schema.names)

@@ -1,4 +1,4 @@
-"""What the readers of all formats share: what they give, and which columns they read."""
+"""What the readers of all formats share: the type of blocks, and which columns they read."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from marius_oac.errors import InputError
 MOST_COLUMNS = 10_000
 
 Parsed = Iterator[tuple[np.ndarray, pa.RecordBatch]]
-"""Batches in order, and the number in the file, from 0, of each of their rows, int64 [n]."""
+"""Batches in order, each with its rows' numbers in the file, from 0, int64 [n]."""
 
 
 class RawBlock(Protocol):
-    """Consecutive rows of a file, n in all, not parsed yet."""
+    """A block of n consecutive rows of a file that are not parsed yet."""
 
     def __len__(self) -> int: ...
 
     def parse(self, rows: np.ndarray) -> Parsed:
-        """The rows with these numbers, int64 [k] in [0, n), ascending, k >= 1; may be called by several threads.
+        """Parses the rows with these indices, int64 [k] in [0, n), ascending, k >= 1. Several threads may call it.
 
         Raises:
-            InputError: what the format refuses.
+            InputError: the format refuses a row.
         """
         ...
 
 
 def check_columns(names: list[str], config: LogConfig, with_labels: bool, path: Path) -> list[str]:
-    """The columns to read of a file that has columns `names`.
+    """The columns to read from a file with columns `names`.
 
     Raises:
-        InputError: two have the same name; the schema's are not all there; there are others that `ignored` lacks.
+        InputError: two have the same name; a column of the schema is missing; there is a column that neither the schema
+            nor `ignored` names.
     """
     if len(names) > MOST_COLUMNS:
         raise InputError(f"{len(names):,} columns, at most {MOST_COLUMNS:,} are possible", path)
@@ -46,15 +47,15 @@ def check_columns(names: list[str], config: LogConfig, with_labels: bool, path: 
     if twice is not None:
         raise InputError(f"two columns are named '{twice}'", path)
     label = config.label.column
-    wanted = [each.name for each in (*config.numeric, *config.keyed())]
-    wanted = [label, *wanted] if with_labels else wanted
+    wanted = [label] if with_labels else []
+    wanted += [each.name for each in config.numeric] + [each.name for each in config.keyed()]
     for name in wanted:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names[:10])}"
             raise InputError(f"there is no column '{name}', which the schema names; {hint}", path)
     known = {label, *wanted, *config.ignored}
-    unknown = [name for name in names if name and name not in known]  # what has no name can't be named
+    unknown = [name for name in names if name and name not in known]  # a column without a name can't be listed
     if unknown:
         raise InputError(f"the schema names no column '{unknown[0]}' (data.ignored lists those to leave out)", path)
     return wanted

@@ -1,19 +1,20 @@
-"""What the first examples of a log decide of its numeric columns: transforms, their parameters, medians.
+"""Decides transforms, their parameters and medians of numeric columns from the first examples of a log.
 
-The examples are the first 65,536 of the first file, so that the outcome is the same whether a run gets all days at once
-or one after the other. What is settled stands in the configuration, and with it in the run's folder, on every node and
-in every later evaluation; nothing is decided twice.
+The examples are the first 65,536 of the first file, so that the result is the same whether a run gets all days at once
+or one after another. The result is written to the configuration, and so to the run's folder, to every node and to every
+later evaluation. It is decided only once.
 
-`auto` is a function of the examples' finite values x, within `clip`, and their skewness g = m3 / m2 ** 1.5:
+`auto` depends on the examples' finite values x, clipped to `clip`, and their skewness g = m3 / m2 ** 1.5:
 
-    no other feature has rows      quantiles: a model needs some (but for a column of one value)
+    no other feature has rows      quantiles, since a model needs rows (unless all values are equal)
     at most two different values   standardize
     |g(x)| <= 1.5                  standardize
     |g(ln(1 + x))| <= 1.5          log1p, with -ln(1 - x) for negative x
-    else                           quantiles: most values are one, or it has tails that a logarithm does not tame
+    else                           quantiles: most values are equal, or a logarithm leaves long tails
 
-Sums are rounded once (`math.fsum`), so that machines agree on them to the last bit; center and scale are then rounded
-to a millionth of the scale, which makes them readable and forgives a C library the last bit of its logarithms.
+Sums are rounded once (`math.fsum`), so that they have the same bits on all machines. Center and scale are then rounded
+to a millionth of the scale. This makes them readable, and hides differences in the last bit between C libraries'
+logarithms.
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ from marius_oac.data.logs.files import BlockReader, LogFile
 from marius_oac.data.logs.labels import labels_of
 from marius_oac.data.logs.numbers import floats, limited, signed_log1p
 from marius_oac.data.logs.place import place_of
+from marius_oac.types import present
 
 EXAMPLES = 1 << 16
 BUCKETS = 32
 SKEWED = 1.5
-_DIGITS = 6  # of a scale, behind the first
-_EXACT = 2.0**53  # integers up to here are 64-bit floats
-_CONSTANT = 1e-12  # of the center: a scale that is smaller is but rounding
-_LISTED = 8  # columns that a note names of each kind
+_DIGITS = 6  # digits of a scale after the first
+_EXACT = 2.0**53  # integers up to this are exact as 64-bit floats
+_CONSTANT = 1e-12  # relative to the center: a smaller scale is rounding error
+_LISTED = 8  # columns that a note names for each transform
 
 
 def settle(config: LogConfig, files: Sequence[LogFile]) -> tuple[LogConfig, list[str]]:
-    """The configuration with everything given that the first examples decide, and what is to be said of that.
+    """The configuration completed by what the first examples decide, and notes for the user.
 
     Raises:
-        InputError: the examples have no labels, or numbers that are missing though the configuration refuses that.
+        InputError: the examples have no labels, or numbers are missing and the configuration refuses that.
     """
     file = files[0]
     with BlockReader(files[:1], config) as reader:
@@ -61,7 +63,7 @@ def settle(config: LogConfig, files: Sequence[LogFile]) -> tuple[LogConfig, list
 def settle_by(
     config: LogConfig, path: Path, parsed: Sequence[tuple[np.ndarray, pa.RecordBatch]]
 ) -> tuple[LogConfig, list[str]]:
-    """As `settle`, by examples of a file that have been parsed: their numbers in the file, from 0, and columns."""
+    """As `settle`, by parsed examples of a file: pairs of their numbers in the file, from 0, int64 [n], and columns."""
     for rows, batch in parsed:
         labels_of(batch.column(config.label.column), config.label, place_of(path, rows, config))
     keyed = any(config.keyed())
@@ -73,7 +75,7 @@ def settle_by(
     found = config.model_copy(update={"numeric": tuple(columns)})
     positive = 0
     for rows, batch in parsed:
-        positive += int(np.count_nonzero(convert(batch, found, True, path, rows).labels))
+        positive += int(np.count_nonzero(present(convert(batch, found, True, path, rows).labels)))
     if not positive and config.label.positive:
         meant = ", ".join(config.label.positive)
         notes.append(f"no label of the first examples of {path.name} means 1, which {meant} does (data.label.positive)")
@@ -81,7 +83,7 @@ def settle_by(
 
 
 def _settled(column: NumericConfig, values: np.ndarray, config: LogConfig, keyed: bool) -> NumericConfig:
-    """A column with transform, parameters and median, of its values, float64 [n]."""
+    """The column with transform, parameters and median decided by its values, float64 [n]."""
     known = values[np.isfinite(values)]
     inside = limited(known, column)
     given: dict[str, object] = {}
@@ -100,10 +102,10 @@ def _settled(column: NumericConfig, values: np.ndarray, config: LogConfig, keyed
 
 
 def _best(values: np.ndarray, keyed: bool) -> str:
-    """The rule of `auto`; see above."""
+    """The rule of `auto`, see the module's docstring, for values float64 [n]."""
     different = np.unique(values).size
     if not different:
-        return "log1p"  # nothing is known of it: whatever comes, it stays small
+        return "log1p"  # nothing is known about its values, but their logarithms are small
     if not keyed:
         return "quantiles" if different > 1 else "standardize"
     if different <= 2 or abs(_skewness(values)) <= SKEWED:
@@ -112,13 +114,13 @@ def _best(values: np.ndarray, keyed: bool) -> str:
 
 
 def _scaled(values: np.ndarray) -> tuple[np.ndarray, float]:
-    """Values by the largest of them, so that no square overflows, and that."""
+    """Values float64 [n] divided by the largest absolute value, so that no square overflows; and that value."""
     most = float(np.abs(values).max(initial=0.0))
     return (values / most if most else values), most
 
 
 def _skewness(values: np.ndarray) -> float:
-    """0 where all are the same."""
+    """The skewness of values, float64 [n]; 0 if all are equal."""
     scaled, _ = _scaled(values)
     away = scaled - math.fsum(scaled) / scaled.size
     second = math.fsum(away**2) / away.size
@@ -126,7 +128,7 @@ def _skewness(values: np.ndarray) -> float:
 
 
 def _moments(values: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation, rounded; (that value, 1) where all are the same, (0, 1) where there are none."""
+    """Mean and standard deviation of values float64 [n], rounded; (the value, 1) if all are equal, (0, 1) if none."""
     if not values.size:
         return 0.0, 1.0
     scaled, most = _scaled(values)
@@ -139,8 +141,8 @@ def _moments(values: np.ndarray) -> tuple[float, float]:
 
 
 def _edges(values: np.ndarray, buckets: int) -> np.ndarray:
-    """Where buckets of values end, float64, ascending: values that fill a bucket have one of their own, the others
-    share what buckets are left evenly."""
+    """The edges between buckets, float64 [at most buckets - 1], ascending, for values float64 [n]. A value frequent
+    enough to fill a bucket gets its own; the other values share the remaining buckets evenly."""
     different, counts = np.unique(values, return_counts=True)
     if different.size <= buckets:
         return different[1:]
@@ -151,11 +153,11 @@ def _edges(values: np.ndarray, buckets: int) -> np.ndarray:
     at = np.flatnonzero(frequent)
     behind = at[at + 1 < different.size] + 1
     edges = np.unique(np.concatenate((cuts, different[at], different[behind])))
-    return edges[edges > different[0]]  # below the first value there is nothing
+    return edges[edges > different[0]]  # a bucket below the first value would be empty
 
 
 def _strange(column: NumericConfig, values: np.ndarray) -> list[str]:
-    """What a user may not have meant."""
+    """Notes on what a user may not have intended; values are float64 [n]."""
     known = values[np.isfinite(values)]
     if not known.size:
         return [f"column '{column.name}' has no number in the first {values.size:,} examples"]
@@ -169,7 +171,7 @@ def _strange(column: NumericConfig, values: np.ndarray) -> list[str]:
 
 
 def _chosen(before: LogConfig, after: LogConfig) -> str:
-    """Which columns got which transform, where that was for the examples to say."""
+    """A text that lists the transforms that `auto` chose, with their columns."""
     columns: dict[str, list[str]] = {}
     for was, now in zip(before.numeric, after.numeric, strict=True):
         if was.transform == "auto":

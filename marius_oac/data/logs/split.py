@@ -1,11 +1,12 @@
-"""A click log of one file as three: drawn by a seed, streamed, the rows as they stand and in their order."""
+"""Splits a click log of one file into three by a seeded draw, streaming. Rows keep their bytes and their order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,15 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """A file that is to be split: which it is, whether it is Parquet, the lines of its header, its rows' parts."""
+    """A file to split.
+
+    Attributes:
+        path: of the file.
+        folder: to write the splits to.
+        parquet: whether the file is Parquet.
+        header: the number of header lines.
+        draw: the split of each row.
+    """
 
     path: Path
     folder: Path
@@ -33,7 +42,7 @@ class SplitPlan:
 
     @property
     def parts(self) -> dict[str, Path]:
-        """Where each split will lie."""
+        """The file of each split."""
         suffixes = "".join(self.path.suffixes[-2:] if self.path.suffix.lower() == ".gz" else self.path.suffixes[-1:])
         return {split: self.folder / f"{split}{suffixes}" for split in SPLITS}
 
@@ -41,10 +50,10 @@ class SplitPlan:
 def check_split(
     path: Path, format: str, header: bool, folder: Path | None, fractions: tuple[float, float]
 ) -> SplitPlan | None:
-    """The plan of `split_log`, for which the file's rows are counted; None without a folder.
+    """Counts the file's rows and makes the plan for `split_log`; None without a folder.
 
     Raises:
-        InputError: the folder is there; fractions are none, or leave a split empty.
+        InputError: the folder exists; fractions are outside [0, 1), or leave a split empty.
     """
     if folder is None:
         return None
@@ -61,17 +70,21 @@ def check_split(
 
 
 def split_log(plan: SplitPlan) -> dict[str, Path]:
-    """Writes the splits' files into a new folder, which is there whole or not at all; returns where they lie."""
+    """Writes the splits' files into a new folder, which is complete or doesn't exist. Returns the files by split.
+
+    Raises:
+        InputError: the file can't be read or has changed, or the disk is full.
+    """
     with new_folder(plan.folder) as folder, Progress(f"splitting {plan.path.name}", "examples") as progress:
         parts = {split: folder / path.name for split, path in plan.parts.items()}
         done = 0
-        with (_parquet if plan.parquet else _texts)(plan, parts) as blocks:
-            for size, write in blocks:
+        with (_parquet if plan.parquet else _texts)(plan, parts) as (write, blocks):
+            for size, take in blocks:
                 drawn = plan.draw.of(np.arange(done, done + size))
                 for number, split in enumerate(SPLITS):
                     rows = np.flatnonzero(drawn == number)
                     if rows.size:
-                        write(split, rows)
+                        write[split](take(rows))
                 done += size
                 progress.add(size)
         if done != plan.draw.edges:
@@ -79,39 +92,29 @@ def split_log(plan: SplitPlan) -> dict[str, Path]:
     return plan.parts
 
 
-Blocks = Iterator[tuple[int, Callable[[str, np.ndarray], None]]]
-"""How many rows a block has, and what writes some of them to a split."""
+Streams = tuple[Mapping[str, Callable[[Any], object]], Iterable[tuple[int, Callable[[np.ndarray], Any]]]]
+"""What writes rows to each split; and for each block the number of rows, and what takes some of them, int64 [k]."""
 
 
 @contextmanager
-def _texts(plan: SplitPlan, parts: dict[str, Path]) -> Iterator[Blocks]:
+def _texts(plan: SplitPlan, parts: dict[str, Path]) -> Iterator[Streams]:
     compression = "gzip" if plan.path.suffix.lower() == ".gz" else None
     with ExitStack() as stack:
-        files = {
-            split: stack.enter_context(pa.output_stream(str(path), compression=compression))
+        write = {
+            split: stack.enter_context(pa.output_stream(str(path), compression=compression)).write
             for split, path in parts.items()
         }
         if plan.header:
-            line = next(blocks_of_lines(plan.path, 0, 1))
-            for file in files.values():
-                file.write(line.pick(np.arange(1)).tobytes().removeprefix(BYTE_ORDER_MARK))
-
-        def blocks() -> Blocks:
-            for lines in blocks_of_lines(plan.path, plan.header, _ROWS):
-                yield len(lines), lambda split, rows, lines=lines: files[split].write(lines.pick(rows))
-
-        yield blocks()
+            line = next(blocks_of_lines(plan.path, 0, 1)).pick(np.arange(1))
+            for each in write.values():
+                each(line.tobytes().removeprefix(BYTE_ORDER_MARK))
+        yield write, ((len(lines), lines.pick) for lines in blocks_of_lines(plan.path, plan.header, _ROWS))
 
 
 @contextmanager
-def _parquet(plan: SplitPlan, parts: dict[str, Path]) -> Iterator[Blocks]:
+def _parquet(plan: SplitPlan, parts: dict[str, Path]) -> Iterator[Streams]:
     with ExitStack() as stack:
         source = stack.enter_context(pq.ParquetFile(plan.path, pre_buffer=False))
-        schema = source.schema_arrow
-        files = {split: stack.enter_context(pq.ParquetWriter(path, schema)) for split, path in parts.items()}
-
-        def blocks() -> Blocks:
-            for batch in source.iter_batches(_ROWS):
-                yield len(batch), lambda split, rows, batch=batch: files[split].write_batch(batch.take(pa.array(rows)))
-
-        yield blocks()
+        new = {split: pq.ParquetWriter(path, source.schema_arrow) for split, path in parts.items()}
+        write = {split: stack.enter_context(writer).write_batch for split, writer in new.items()}
+        yield write, ((len(batch), batch.take) for batch in source.iter_batches(_ROWS))

@@ -1,4 +1,4 @@
-"""Lines of libsvm's and libFM's format, `label id:1 id:1 ...`, parsed into arrays."""
+"""Parses lines of libsvm's and libFM's format, `label id:1 id:1 ...`, into arrays."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _WRONG = {
 
 
 def parse_svm(block: np.ndarray, path: Path, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The examples of whole lines, uint8, that end in a line break; blank lines are none.
+    """Parses whole lines, each with its line break. Blank lines are skipped.
 
     Args:
-        path, rows: where the block lies, for messages: the number in the file, from 0, of each line that isn't blank.
+        block: uint8, the lines.
+        path, rows: the file, and the row number, from 0, of each line that isn't blank, int64 [n], for messages.
 
     Returns:
         labels float64 [n], ids int64 [v] and offsets int64 [n + 1] of each example's ids.
 
     Raises:
-        InputError: a line is no label with id:1 after it.
+        InputError: a line is no label followed by id:1.
     """
     lines = int(np.count_nonzero((block == 10) | (block == 13)))
     labels, ids = np.empty(lines), np.empty(int(np.count_nonzero(block == 58)), np.int64)
@@ -40,8 +41,8 @@ def parse_svm(block: np.ndarray, path: Path, rows: np.ndarray) -> tuple[np.ndarr
 
 
 @compiled
-def _unit(text, at, end):
-    """0 or 1 where text[at:end] is that number (+1, 1.00), else -1."""
+def _unit(text: np.ndarray, at: int, end: int) -> int | np.int64:
+    """0 or 1 if text[at:end] is that number (also +1, 1.00), else -1."""
     if at < end and text[at] == 43:
         at += 1
     if at == end or not 48 <= text[at] <= 49:
@@ -56,8 +57,8 @@ def _unit(text, at, end):
 
 
 @compiled
-def _id(text, at, end):
-    """The integer that text[at:end] spells, or -1."""
+def _id(text: np.ndarray, at: int, end: int) -> int | np.int64:
+    """The integer in text[at:end], or -1."""
     if at == end:
         return -1
     value, largest = np.int64(0), np.int64((1 << 63) - 1)
@@ -70,10 +71,13 @@ def _id(text, at, end):
 
 
 @compiled
-def _parse(text, labels, ids, offsets):
-    """(examples, ids, 0, 0, 0), or (examples before the wrong one, ids, what is wrong, its first and last byte)."""
+def _parse(
+    text: np.ndarray, labels: np.ndarray, ids: np.ndarray, offsets: np.ndarray
+) -> tuple[int, int, int, int, int]:
+    """Returns (examples, ids, 0, 0, 0), or (examples before the wrong one, ids, what is wrong, its first byte, its
+    end)."""
     row, values, at, size = 0, 0, 0, text.size
-    inside = False  # a line that has its label
+    inside = False  # after a line's label
     while at < size:
         byte = text[at]
         if byte == 32 or byte == 9:

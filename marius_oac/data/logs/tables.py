@@ -1,7 +1,7 @@
-"""Which features of a click log lie in which table of rows: those with rows of the same width share one.
+"""Assigns the features of a click log to tables of rows: features with rows of the same width share a table.
 
-A vocabulary is a set of keys: features that share a vocabulary share rows. Its number, its place in the sorted list of
-vocabularies, is part of every key, so that vocabularies in one table stay apart.
+A vocabulary is a set of keys. Features with the same vocabulary share rows. A vocabulary's number, its index in the
+sorted list of vocabularies, is part of every key, so that vocabularies in one table don't collide.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marius_oac.config.ctr import BagConfig, CtrConfig, SequenceConfig
+from marius_oac.config.ctr import BagConfig, CategoricalConfig, CtrConfig, SequenceConfig
 from marius_oac.errors import ConfigError
 
 
@@ -20,10 +20,10 @@ class FeatureTable:
 
     Attributes:
         name: of the table, its store and its index.
-        dimension: floats of an embedding; 0 where rows are first-order weights alone.
+        dimension: floats of an embedding; 0: rows are only first-order weights.
         singles, bags, sequences: names of the features.
-        vocabularies: the number of each feature's vocabulary, by feature.
-        max_ids: no example has more ids of this table.
+        vocabularies: the number of each feature's vocabulary.
+        max_ids: the largest number of ids that an example has in this table.
     """
 
     name: str
@@ -35,7 +35,8 @@ class FeatureTable:
     max_ids: int
 
     def vocabulary_column(self, counts: dict[str, int]) -> np.ndarray:
-        """The vocabulary's number beside each of a batch's ids, uint16: `counts[feature]` of every feature in turn."""
+        """The vocabulary's number of each of a batch's ids, uint16 [n], where each feature in turn has
+        `counts[feature]` ids."""
         features = (*self.singles, *self.bags, *self.sequences)
         numbers = np.array([self.vocabularies[name] for name in features], np.uint16)
         return np.repeat(numbers, [counts[name] for name in features])
@@ -43,10 +44,12 @@ class FeatureTable:
 
 @dataclass(frozen=True)
 class TableKeys:
-    """The keys of some examples in one table, laid end to end: singles [F, B], then each bag and sequence.
+    """The keys of B examples in one table, concatenated: singles [F, B], then each bag and sequence.
 
     Attributes:
-        vocabularies: uint16 [n]; keys: int64 [n]; checks: uint32 [n], 0 where keys are no fingerprints.
+        vocabularies: uint16 [n].
+        keys: int64 [n].
+        checks: uint32 [n], 0 if keys are no fingerprints.
         offsets: int64 [B + 1] of each bag and sequence, by feature.
         examples: B.
     """
@@ -59,26 +62,26 @@ class TableKeys:
 
     @property
     def asked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What an index is asked for: vocabularies, keys, checks."""
+        """The arguments of an index's lookup: vocabularies, keys, checks."""
         return self.vocabularies, self.keys, self.checks
 
 
 def vocabulary_names(config: CtrConfig) -> list[str]:
-    """All vocabularies, sorted: a vocabulary's number is its place."""
+    """All vocabularies, sorted. A vocabulary's number is its index."""
     return sorted({each.vocabulary or each.name for each in config.data.features()})
 
 
 def feature_tables(config: CtrConfig, weights_only: bool) -> list[FeatureTable]:
-    """The tables of a configuration, by width.
+    """The tables of a configuration, in ascending order of width.
 
     Args:
-        weights_only: rows are first-order weights, whatever the dimensions.
+        weights_only: rows are first-order weights, regardless of the dimensions.
 
     Raises:
         ConfigError: features that share a vocabulary differ in dimension.
     """
     numbers = {name: number for number, name in enumerate(vocabulary_names(config))}
-    widths: dict[int, list] = {}
+    widths: dict[int, list[CategoricalConfig]] = {}
     dimensions: dict[str, int] = {}
     for each in config.data.features():
         dimension = 0 if weights_only else each.dimension or config.model.dimension
@@ -94,7 +97,7 @@ def feature_tables(config: CtrConfig, weights_only: bool) -> list[FeatureTable]:
     for dimension, features in sorted(widths.items()):
         bags = [each for each in features if isinstance(each, BagConfig)]
         sequences = [each for each in features if isinstance(each, SequenceConfig)]
-        singles = [each for each in features if each not in bags and each not in sequences]
+        singles = [each for each in features if not isinstance(each, BagConfig | SequenceConfig)]
         tables.append(
             FeatureTable(
                 name="weights" if weights_only else f"embeddings_{dimension}",
@@ -103,7 +106,7 @@ def feature_tables(config: CtrConfig, weights_only: bool) -> list[FeatureTable]:
                 bags=tuple(each.name for each in bags),
                 sequences=tuple(each.name for each in sequences),
                 vocabularies={each.name: numbers[each.vocabulary or each.name] for each in features},
-                max_ids=len(singles) + sum(each.max_values for each in (*bags, *sequences)),
+                max_ids=len(singles) + sum(b.max_values for b in bags) + sum(s.max_values for s in sequences),
             )
         )
     return tables

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -85,6 +85,15 @@ def decoded(column: pa.Array, path: Path) -> pa.Array:
             most = f"{MOST_BATCH_BYTES >> 20:,} MiB are read at once"
             raise InputError(f"{len(column):,} texts become {needed >> 20:,} MiB; at most {most}", path)
     return column.dictionary_decode()
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Within the block, errors of Arrow and of the system become an InputError that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"not a Parquet file, or a damaged one: {error}", path) from None
 
 
 @lru_cache(256)

@@ -238,11 +238,10 @@ def _manifest(
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out` that becomes `out` when the block ends well and the disk has it, and is removed when
-    it doesn't.
+    """A hidden folder beside `out`. If the block succeeds it is flushed to disk and renamed to `out`, else removed.
 
     Raises:
-        InputError: it can't be made there, `out` came into being meanwhile, or the disk is full.
+        InputError: it can't be made there, `out` was created meanwhile, or the disk is full.
     """
     with ExitStack() as stack:
         try:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from marius_oac.data.prepare.edge_columns import column_names
 from marius_oac.data.prepare.edge_file import EdgeFile
-from marius_oac.data.prepare.parquet_pages import decoded, parquet_batches
+from marius_oac.data.prepare.parquet_pages import decoded, parquet_batches, parquet_errors
 from marius_oac.data.prepare.text import read_text
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.untrusted import open_regular
@@ -65,7 +65,7 @@ def check_readable(path: Path) -> None:
 
 
 def _read_parquet(file: EdgeFile) -> Iterator[pa.RecordBatch]:
-    try:
+    with parquet_errors(file.path):
         with pq.ParquetFile(file.path) as parquet:
             names, rows = list(parquet.schema_arrow.names), parquet.metadata.num_rows
         chosen = [names[index] for index in file.select(len(names), names)]
@@ -79,8 +79,6 @@ def _read_parquet(file: EdgeFile) -> Iterator[pa.RecordBatch]:
             columns = [checked_names(batch.column(name), name, row, file.path) for name in chosen]
             yield pa.RecordBatch.from_arrays(columns, names=column_names(len(chosen)))
             row += len(batch)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"not a Parquet file, or a damaged one: {error}", file.path) from None
 
 
 def checked_names(column: pa.Array, name: str, first_row: int, path: Path) -> pa.Array:
