@@ -107,7 +107,7 @@ def test_a_trainer_that_says_what_none_says_ends_the_run_in_a_line(configs, tmp_
         start(how, "train", configs / "clicks.yaml", "--local-nodes", 2, "--out", tmp_path / "run"),
         code=1,
     )
-    why = "node node1: it sent a message that can't be: batch 20 is pulled again"
+    why = "node node1: it sent an invalid message: batch 20 is pulled again"
     assert [line for line in text.splitlines() if line.startswith("marius-oac: ") and why in line], text
 
 

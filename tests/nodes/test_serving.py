@@ -70,7 +70,7 @@ def play(monkeypatch, size, table, messages):
 
 def test_nonsense_of_a_trainer_reaches_it_and_ends_all(monkeypatch):
     own, *others = play(monkeypatch, 3, NumberedTable(store(0), OPTIMIZER), [PULL, PULL])
-    why = "node node1: it sent a message that can't be: batch 0 is pulled again"
+    why = "node node1: it sent an invalid message: batch 0 is pulled again"
     assert isinstance(own, NodeLost) and str(own) == why
     assert [str(each) for each in others] == [f"node node0: it can't go on: {why}"] * 2
     assert all(isinstance(each, NodeLost) for each in others)

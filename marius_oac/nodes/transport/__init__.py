@@ -1,1 +1,1 @@
-"""Messages between trainers and shard servers: the contract, over ZeroMQ, and in one process."""
+"""Messages between trainers and shard servers: the contract, an implementation over ZeroMQ, and one in a process."""

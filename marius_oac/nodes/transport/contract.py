@@ -1,18 +1,18 @@
-"""What carries requests from trainers to a shard server, and replies back.
+"""The transport of requests from trainers to a shard server, and of its replies: the contract.
 
 Guarantees:
 - A message is a list of frames of bytes. Messages of one connection arrive whole, once, in the order of their sends.
-- `Request.peer` is a rank that has been proved with the run's secret, never just claimed.
-- At most `limits.queue` messages of one connection and direction are sent and not yet received, wherever they are, and
-  no further one where they have more than half of `limits.max_bytes` already and would have more than that: `send`
-  blocks until the other end has called `receive`. Half as many always have room.
+- `Request.peer` is a rank that was proved with the run's secret, never only claimed.
+- A connection and direction has a window of messages that are sent and not yet received. It holds at most
+  `limits.queue` messages. Once it has half of `limits.max_bytes`, a message must not exceed these. `send` blocks until
+  the other end has received enough. A window that is less than half full always takes a message.
 - Any number of threads may send; one thread receives. No call waits for ever on a peer that is gone: within `timeout`
-  seconds it raises `NodeLost`, which names the node. What had arrived before is handed out first.
-- A trainer or server that has proved that it is one of the run, and then says what none says, has a defect: it is lost.
-  What anybody else says has no effect.
-- `abort` makes every present and future call raise `Closed`; it never waits and may be called from a signal handler.
-  `close` parts in peace: it waits until the other ends have got what was sent, for `timeout` seconds at most. Then it
-  does the same, and lets go of everything: no thread, socket or file is left.
+  seconds it raises `NodeLost`, which names the node. Messages that arrived before are returned first.
+- A peer that has proved that it belongs to the run, and then sends an invalid message, has a defect: it is lost.
+  Messages of strangers have no effect.
+- `abort` makes every present and future call raise `Closed`. It never waits and may be called from a signal handler.
+  `close` waits until the other ends have received what was sent, for `timeout` seconds at most. Then it aborts and
+  releases everything: no thread, socket or file is left.
 """
 
 from __future__ import annotations
@@ -32,28 +32,33 @@ TAKEN = "a rank that is connected already"
 """Why a trainer is refused: another one has its rank."""
 _FAILED = "it can't go on: "
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray
+Frames: TypeAlias = Sequence[Buffer]
+"""The frames of a message: bytes, contiguous NumPy arrays, or other contiguous buffers, of 0 bytes or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Both ends of a connection must have the same."""
+    """Limits of messages; the same at both ends of a connection."""
 
     max_bytes: int = 256 << 20
-    """Of one message; those of a connection and direction that are on their way have 1.5 times as many at most."""
+    """Of one message; a window (see above) has 1.5 times as many at most."""
     max_frames: int = 256
     """Of one message."""
     queue: int = 16
-    """Messages of a connection and direction that are on their way: sent and not yet received."""
+    """Messages in a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Security:
-    """Who may talk.
+    """Who may connect.
 
     Args:
-        secret: `SECRET_BYTES` random bytes that all nodes of the run have, and nobody else.
+        secret: `SECRET_BYTES` random bytes that only the nodes of the run have.
         run: the run's name; a connection of another run is refused.
-        encrypted: what is sent can be neither read nor changed on its way.
+        encrypted: whether messages are protected from being read or changed on the network.
+
+    Raises:
+        InputError: the secret has another length.
     """
 
     secret: bytes = field(repr=False)
@@ -67,23 +72,27 @@ class Security:
 
 @dataclass(frozen=True)
 class Request:
-    """A message that a trainer sent: its rank and the frames; None: an elastic worker is gone, and has said nothing
-    more."""
+    """A trainer's message.
+
+    Attributes:
+        peer: the trainer's rank.
+        frames: of the message; None: an elastic worker is gone, and this is the last request of it.
+    """
 
     peer: int
     frames: list[memoryview] | None
 
 
 class Endpoint(ABC):
-    """What a server and a client have in common."""
+    """The base of a server and a client."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Every call, present or future, raises `Closed`. `close` is still needed."""
+        """Makes every present and future call raise `Closed`. `close` is still needed."""
 
     @abstractmethod
     def close(self) -> None:
-        """Parts in peace (after `abort`: at once) and lets go of everything."""
+        """Waits until sent messages have arrived (after `abort`: does not wait), and releases everything."""
 
     def __enter__(self) -> Self:
         return self
@@ -97,51 +106,50 @@ class Endpoint(ABC):
 
 
 class Server(Endpoint):
-    """Takes requests of many trainers at one address.
+    """Receives requests of many trainers at one address.
 
     Raises:
-        NodeLost: in `receive`, when any trainer is lost; in `send`, when this one is lost or has left. A trainer that
-            closed its client has left and is not lost. An elastic worker may be lost or leave: `receive` tells of it,
-            once for
-        each time that it was here; then its rank may connect again.
+        NodeLost: in `receive`, when any trainer is lost; in `send`, when that trainer is lost or has left. A trainer
+            that closed its client has left and is not lost. An elastic worker may be lost or leave: `receive` reports
+            it once for each of its connections, and its rank may connect again.
         Closed: after `close`, `abort` or `fail`.
     """
 
     address: str
-    """HOST:PORT where it listens; the port is the real one where 0 was asked for."""
+    """HOST:PORT where it listens; where port 0 was asked for, the real port."""
     names: Mapping[int, str]
     """Rank -> name of its node, for all that may connect."""
 
     @abstractmethod
     def receive(self) -> Request:
-        """The next message of any trainer. Frames as in `Client.receive`."""
+        """Returns the next message of any trainer. Frames are as in `Client.receive`."""
 
     @abstractmethod
-    def send(self, peer: int, frames: Sequence[Buffer]) -> None:
-        """Sends frames as `Client.send` does, to the trainer of rank `peer`."""
+    def send(self, peer: int, frames: Frames) -> None:
+        """Sends a message to the trainer of rank `peer`, as `Client.send` does."""
 
     @abstractmethod
     def fail(self, why: str) -> None:
-        """This server can't go on: every trainer's calls raise `NodeLost` that says why, what arrived before is handed
-        out first. Never waits."""
+        """Makes every trainer's calls raise `NodeLost` with this reason, after the messages that arrived before. Never
+        waits."""
 
 
 class Client(Endpoint):
     """This trainer's connection to one server.
 
     Raises:
-        NodeLost: the server is lost, has closed or failed; or refuses this trainer now: `passes`.
-        NodeRefused: it refuses this trainer, or is none of this run.
+        NodeLost: the server is lost, has closed or failed; or refuses this trainer for now, see `passes`.
+        NodeRefused: the server refuses this trainer, or does not belong to the run.
         Closed: after `close` or `abort`.
     """
 
     @abstractmethod
-    def send(self, frames: Sequence[Buffer]) -> None:
+    def send(self, frames: Frames) -> None:
         """Sends one message.
 
         Args:
-            frames: bytes, contiguous NumPy arrays, or other contiguous buffers, of 0 bytes or more. They are handed
-                over, not copied where that can be avoided: nobody may change them afterwards.
+            frames: of the message. They are not copied where that can be avoided, so they must not be changed
+                afterwards.
 
         Raises:
             ValueError: more frames or bytes than the limits allow, or a buffer that is not contiguous.
@@ -149,29 +157,29 @@ class Client(Endpoint):
 
     @abstractmethod
     def receive(self) -> list[memoryview]:
-        """The server's next message: read-only frames of bytes that `np.frombuffer` can view as any type.
+        """Returns the server's next message: read-only frames of bytes that `np.frombuffer` can view as any type.
 
         Each begins at an address that is a multiple of 8, and lives as long as a view of it does.
         """
 
 
 def failed(why: str) -> str:
-    """What is wrong with a server that has said why it can't go on, in one line."""
+    """Returns the reason of a `NodeLost`, in one line, for a server that has failed with this reason."""
     return " ".join(f"{_FAILED}{why}".split())
 
 
 def passes(reason: str) -> bool:
-    """Whether who is refused for this reason may be let in later."""
+    """Whether a trainer that is refused for this reason may be admitted later."""
     return reason == TAKEN or reason.startswith(_FAILED)
 
 
 def nonsense(what: object) -> str:
-    """What is wrong with an end that has said what none says, in one line."""
-    return " ".join(f"it sent a message that can't be: {what}".split())
+    """Returns the reason of a `NodeLost`, in one line, for a peer that has sent an invalid message."""
+    return " ".join(f"it sent an invalid message: {what}".split())
 
 
-def views(frames: Sequence[Buffer], limits: Limits) -> tuple[list[memoryview], int]:
-    """The frames as flat bytes, and how many bytes they have together.
+def views(frames: Frames, limits: Limits) -> tuple[list[memoryview], int]:
+    """Returns the frames as flat bytes, and the number of bytes of all.
 
     Raises:
         ValueError: see `Client.send`.

@@ -1,7 +1,7 @@
-"""Counts what was refused, and says so now and then.
+"""Counts refusals, and logs them from time to time.
 
-Guarantees: `count` is safe under any lock of its caller, for it calls nobody; `say` must be called without locks. One
-line a reason in `PAUSE` seconds at most, however many are refused.
+Guarantees: `count` may be called under any lock, since it does not log; `say` must be called without locks. At most one
+line per reason is logged in `PAUSE` seconds, however many are refused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ PAUSE = 10.0
 
 
 class Refusals:
-    """What a server turned away, by reason.
+    """Counts what a server refuses, by reason.
 
     Args:
-        log: gets one line.
-        clock: seconds, for the pauses.
+        log: called with one line at a time.
+        clock: returns seconds.
     """
 
     def __init__(self, log: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
@@ -31,16 +31,18 @@ class Refusals:
 
     @property
     def counts(self) -> Counter[str]:
+        """The number of refusals by reason; a copy."""
         with self._lock:
             return Counter(self._counts)
 
     def count(self, reason: str, whom: str) -> None:
+        """Counts one refusal; `whom` names the refused in the log."""
         with self._lock:
             self._counts[reason] += 1
             self._unsaid[reason] = whom
 
     def say(self) -> None:
-        """Logs what is due."""
+        """Logs the lines that are due."""
         for line in self._due():
             self._log(line)
 

@@ -1,7 +1,7 @@
-"""How many messages may be on their way: the sender's and the receiver's side of a count.
+"""Flow control: the sender's and the receiver's side of the window of one connection and direction.
 
-Both ends count the messages of one direction of one connection. The receiver tells how many it has handed out, with its
-own messages or in one of their own; sent - handed out is what is on its way. Callers hold a lock.
+Both ends count messages. The receiver reports how many it has returned to its caller, with its own messages or in a
+message of its own. The window holds the messages that are sent and not yet returned. Callers hold a lock.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from marius_oac.nodes.transport.wire import Malformed
 
 
 class SendWindow:
-    """The sender's side: whether one more message may go.
+    """The sender's side: decides whether one more message may be sent.
 
-    Where the receiver has handed out everything, there is room: it tells as soon as it has handed out half of the
-    messages, or bytes, that may be on their way, and with less than half of them there is room for any message.
+    A sender never waits once the receiver has returned everything: the receiver reports when it has returned half of
+    the messages or bytes of a window, and a window that is less than half full takes any message.
     """
 
     def __init__(self, limits: Limits):
@@ -25,7 +25,8 @@ class SendWindow:
         self._bytes = 0
         self.sent = 0
 
-    def has_room(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
+        """Whether a message of `size` bytes may be sent."""
         most = self._limits.max_bytes
         return len(self._sizes) < self._limits.queue and (2 * self._bytes < most or self._bytes + size <= most)
 
@@ -37,10 +38,10 @@ class SendWindow:
         return self.sent
 
     def taken(self, count: int) -> None:
-        """The other end has handed out `count` messages so far.
+        """Records that the other end has returned `count` messages so far.
 
         Raises:
-            Malformed: more than were sent, or fewer than before; no effect.
+            Malformed: these are more than were sent, or fewer than before; nothing is recorded.
         """
         gone = count - (self.sent - len(self._sizes))
         if not 0 <= gone <= len(self._sizes):
@@ -49,12 +50,12 @@ class SendWindow:
             self.took_one()
 
     def took_one(self) -> None:
-        """The other end has handed out one more."""
+        """Records that the other end has returned one more."""
         self._bytes -= self._sizes.popleft()
 
 
 class ReceiveWindow:
-    """The receiver's side: whether the sender keeps to it, and when to tell it."""
+    """The receiver's side: checks that the sender keeps to the window, and decides when to report."""
 
     def __init__(self, limits: Limits):
         self._limits = limits
@@ -63,21 +64,21 @@ class ReceiveWindow:
         self.taken = 0
 
     def arrived(self, number: int, size: int) -> None:
-        """A message of that number and size came.
+        """Records the arrival of a message of that number and size.
 
         Raises:
-            Malformed: it is not the next one, or there was no room for it; no effect.
+            Malformed: it is not the next one, or the window was full; nothing is recorded.
         """
         if number != self._waiting.sent + 1:
             raise Malformed("out of order")
-        if not self._waiting.has_room(size):
+        if not self._waiting.fits(size):
             raise Malformed("more than the queue")
         self._waiting.add(size)
 
     def take(self, size: int) -> bool:
-        """The oldest message, of `size` bytes, is handed out; returns whether the sender should be told now.
+        """Records that the oldest message, of `size` bytes, is returned; returns whether to report to the sender now.
 
-        Told at every message, small ones would be doubled.
+        A report after every message would double the number of messages.
         """
         self.taken += 1
         self._waiting.took_one()
@@ -86,6 +87,6 @@ class ReceiveWindow:
         return 2 * self._untold >= self._limits.queue or 2 * self._untold_bytes >= self._limits.max_bytes
 
     def tell(self) -> int:
-        """What to tell the sender; it counts as told."""
+        """Returns the count to report to the sender, which then counts as reported."""
         self._untold = self._untold_bytes = 0
         return self.taken

@@ -2,8 +2,8 @@
 
     magic 4s | kind u8 | 0 u8, u16 | number u64 | taken u64        little endian
 
-`number` counts the data messages of a connection and direction from 1; `taken` tells how many of the other direction
-have been handed out (`windows.py`).
+`number` counts the data messages of a connection and direction from 1; `taken` is how many of the other direction have
+been returned to the caller (`windows.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ HEAD = struct.Struct("<4sBBHQQ")
 
 
 class Kind(IntEnum):
+    """The kinds of messages."""
+
     HELLO = 1
     CHALLENGE = 2
     PROOF = 3
@@ -24,32 +26,36 @@ class Kind(IntEnum):
     REFUSED = 5
     DATA = 6
     TAKEN = 7
-    PROBE = 8  # says nothing; a ROUTER learns from trying whether the peer is still there
+    PROBE = 8  # empty; from sending it a ROUTER learns whether the peer is still there
     BYE = 9
-    FAILED = 10  # a server's last word: why it can't go on
+    FAILED = 10  # a server's last message: why it can't go on
 
 
 _KINDS = {int(kind): kind for kind in Kind}
 
 
 class Head(NamedTuple):
+    """The first frame, parsed."""
+
     kind: Kind
     number: int
     taken: int
 
 
 class Malformed(Exception):
-    """A message that no honest peer of this version sends. The text is the reason, a constant."""
+    """A message that no correct peer of this version sends. The text is the reason, a constant."""
 
 
 def head(kind: Kind, number: int = 0, taken: int = 0) -> bytes:
+    """Returns the first frame of a message."""
     return HEAD.pack(MAGIC, kind, 0, 0, number, taken)
 
 
 def parse(data: bytes | memoryview) -> Head:
-    """
+    """Parses the first frame of a message.
+
     Raises:
-        Malformed: it is not a head.
+        Malformed: it is invalid.
     """
     if len(data) != HEAD.size:
         raise Malformed("malformed message")

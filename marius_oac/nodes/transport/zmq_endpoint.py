@@ -1,16 +1,16 @@
-"""What a server and a client over ZeroMQ share: one socket, and the threads that wait at it.
+"""The base of a server and a client over ZeroMQ: one socket, and the threads that wait for it.
 
 Guarantees:
-- The socket is used by one thread at a time, under `_changed`. Messages are sent by the thread that calls `send` and
-  received by the one that waits: there is no thread between them and ZeroMQ's own.
-- Whoever waits, for a message or for room to send, *pumps*: of all who wait one sleeps on the socket's descriptor,
-  takes in everything that has arrived, and wakes the others, of which one goes on pumping. `abort` wakes him who pumps.
-- While nobody waits, one thread pumps now and then (`_KEEP`): newcomers and those who leave are answered soon, whatever
-  the owner does.
-- All that arrives is taken in, always: it is bounded by what senders may send (`windows.py`). So no message stands in
-  the way of a heartbeat.
-- Heartbeats are sent and watched by ZeroMQ's own thread, which needs no Python: a peer that computes for minutes is
-  not lost, and one whose process, host or network is gone or frozen is, within `timeout` seconds.
+- One thread at a time uses the socket, under `_changed`. The thread that calls `send` sends, and the thread that waits
+  receives: there is no thread between them and ZeroMQ's own.
+- Threads that wait, for a message or until they may send, *pump*: one of them sleeps on the socket's descriptor, takes
+  in everything that has arrived, and wakes the others, one of which goes on pumping. `abort` wakes the pumping thread.
+- While no thread waits, another one pumps every `_KEEP` seconds, so peers that connect or leave are answered soon,
+  whatever the owner does.
+- Everything that arrives is taken in at once: its amount is bounded by the windows of the senders (`windows.py`). So no
+  message delays a heartbeat.
+- ZeroMQ's own thread sends and watches heartbeats, without Python. So a peer that computes for minutes is not lost. One
+  whose process, host or network is gone or frozen is lost within `timeout` seconds.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from marius_oac.errors import NodeLost
-from marius_oac.nodes.transport.contract import Buffer, Endpoint, Limits, views
+from marius_oac.nodes.transport.contract import Endpoint, Frames, Limits, views
 from marius_oac.nodes.transport.windows import ReceiveWindow, SendWindow
 from marius_oac.nodes.transport.wire import Head, Kind, Malformed, head
 from marius_oac.runtime.channel import Closed
+from marius_oac.types import present
 
 SMALL_BYTES = 64 << 10  # smaller frames are copied: it costs less than keeping them, and aligns them
-_OVERHEAD_BYTES = 1024  # room for ZeroMQ's handshake and encryption, and our head
-_MOST_AT_ONCE = 1024  # messages taken in before others get the lock
+_OVERHEAD_BYTES = 1024  # for ZeroMQ's handshake and encryption, and our head
+_MOST_AT_ONCE = 1024  # messages taken in before other threads get the lock
 _TICKS = 10  # looks at the connections within `timeout`
 _LONGEST_TICK = 1.0
 _KEEP = 0.1  # seconds
 # Plain numbers: arithmetic on the binding's enumerations would take a tenth of a small message's time.
-POLLIN, POLLOUT, NOBLOCK, MORE, EVENTS = map(int, (zmq.POLLIN, zmq.POLLOUT, zmq.NOBLOCK, zmq.SNDMORE, zmq.EVENTS))
-
-
+POLLIN, POLLOUT, EVENTS = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS)
+NOBLOCK, MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 LEFT = "it has left"
 
 
 class Connection:
-    """One connection: what is on its way, and why it is over if it is.
+    """One connection: its windows, and why it is over, if it is.
 
     Args:
         name: of the node at the other end.
-        route: what a ROUTER's messages to it begin with; empty on a client.
+        route: the first frames of a ROUTER's messages to it; empty on a client.
+        limits: of messages.
     """
 
     def __init__(self, name: str, route: list[bytes], limits: Limits):
@@ -58,32 +59,37 @@ class Connection:
         self.over: str | None = None
         self.said_bye = False
 
-    def check(self) -> None:
-        """
+    def check(self) -> bool:
+        """Returns True while the connection lasts.
+
         Raises:
             NodeLost: it is over.
         """
         if self.over is not None:
             raise NodeLost(self.name, self.over)
+        return True
 
 
 class ZmqEndpoint(Endpoint):
-    """
+    """Sends and receives messages through one socket.
+
     Args:
         kind: zmq.ROUTER or zmq.DEALER.
         name: for messages.
-        timeout: seconds; see the guarantees.
+        limits: of messages.
+        timeout: seconds after which a silent peer is lost.
     """
 
     def __init__(self, kind: int, name: str, limits: Limits, timeout: float):
         self.name, self.limits, self.timeout = name, limits, timeout
         self._changed = threading.Condition(threading.Lock())
         self._pumping = self._aborted = self._closed = self._failed = False
+        self._context = zmq.Context()
+        self._kind = kind
+        self._socket = self._open()
         self._waker_lock = threading.RLock()
         self._waker: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._tick = min(timeout / _TICKS, _LONGEST_TICK)
-        self._context = zmq.Context()
-        self._kind = kind
         self._inbox: deque[tuple[Connection, list[memoryview], int]] = deque()
         self._next_look = 0.0
         self._error: BaseException | None = None
@@ -92,64 +98,64 @@ class ZmqEndpoint(Endpoint):
         self._poll = select.poll()
         self._poll.register(self._waker, select.POLLIN)
 
-    def _open(self) -> zmq.Socket:
-        """A new socket with our options."""
+    def _open(self) -> zmq.Socket[bytes]:
+        """Returns a new socket with our options."""
         socket = self._context.socket(self._kind)
         milliseconds = max(4, round(1000 * self.timeout))
         for option, value in (
             (zmq.LINGER, 0),
-            (zmq.SNDHWM, 0),  # the windows bound what is on its way
+            (zmq.SNDHWM, 0),  # windows bound the messages under way
             (zmq.RCVHWM, 0),
             (zmq.MAXMSGSIZE, self.limits.max_bytes + _OVERHEAD_BYTES),
             (zmq.HEARTBEAT_IVL, milliseconds // 4),
             (zmq.HEARTBEAT_TIMEOUT, milliseconds // 2),
             (zmq.HANDSHAKE_IVL, milliseconds),
-            (zmq.RECONNECT_IVL, -1),  # what is on its way would be lost unnoticed
+            (zmq.RECONNECT_IVL, -1),  # messages under way would be lost unnoticed
         ):
             socket.setsockopt(option, value)
         return socket
 
     @abstractmethod
     def _take_in(self, frames: list[zmq.Frame]) -> None:
-        """A message that arrived."""
+        """Handles a message that has arrived."""
 
     @abstractmethod
     def _look(self) -> None:
-        """Looks at everything else: now and then, and whenever something happened that is not a message."""
+        """Checks the connections: every tick, and whenever the descriptor was ready without a message."""
 
     def _after_pumping(self) -> None:
-        """Without the lock."""
+        """Called without the lock."""
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def _put(
         self, connection: Connection, kind: Kind, parts: Sequence[bytes | zmq.Frame] = (), number: int = 0
     ) -> bool:
-        """Hands a message to ZeroMQ, which never waits here; returns whether there still is a connection."""
-        *first, last = [*connection.route, head(kind, number, connection.incoming.tell()), *parts]
+        """Gives a message to ZeroMQ without waiting; returns whether the connection still exists."""
+        frames: list[bytes | zmq.Frame] = [*connection.route, head(kind, number, connection.incoming.tell()), *parts]
         try:
-            for part in first:
-                self._socket.send(part, MORE | NOBLOCK)
-            self._socket.send(last, NOBLOCK)
+            for frame in frames[:-1]:
+                self._socket.send(frame, MORE | NOBLOCK)
+            self._socket.send(frames[-1], NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             return False
         return True
 
-    def _send(self, connection: Connection, frames: Sequence[Buffer]) -> None:
-        """`send` of both ends; with the lock, except while it waits."""
+    def _send(self, connection: Connection, frames: Frames) -> None:
+        """Sends a message as `Client.send` does."""
         flat, size = views(frames, self.limits)
         parts = [bytes(view) if len(view) < SMALL_BYTES else zmq.Frame(view, copy=False) for view in flat]
         with self._changed:
-            self._wait_until(lambda: connection.check() or connection.outgoing.has_room(size))
+            self._wait_until(lambda: connection.check() and connection.outgoing.fits(size))
             if not self._put(connection, Kind.DATA, parts, connection.outgoing.add(size)):
                 self._gone([connection])
                 connection.check()
             self._after_sending()
 
     def _received(self) -> tuple[Connection, list[memoryview]]:
-        """The oldest message of the inbox; with the lock."""
+        """Returns the oldest message of the inbox; with the lock."""
         connection, frames, size = self._inbox.popleft()
         if connection.incoming.take(size) and connection.over is None:
             self._put(connection, Kind.TAKEN)
@@ -157,10 +163,10 @@ class ZmqEndpoint(Endpoint):
         return connection, frames
 
     def _arrived(self, connection: Connection, what: Head, frames: Sequence[zmq.Frame]) -> None:
-        """A message of an authenticated peer.
+        """Handles a message of an authenticated peer.
 
         Raises:
-            Malformed: no effect yet.
+            Malformed: it is invalid, and has had no effect.
         """
         if what.kind is Kind.DATA:
             if len(frames) > self.limits.max_frames:
@@ -171,7 +177,7 @@ class ZmqEndpoint(Endpoint):
             connection.outgoing.taken(what.taken)
             connection.incoming.arrived(what.number, size)
             self._inbox.append((connection, [frame_view(frame) for frame in frames], size))
-        elif what.kind in (Kind.TAKEN, Kind.PROBE):  # the other end takes the count for told, whatever it said it with
+        elif what.kind in (Kind.TAKEN, Kind.PROBE):  # every message reports the count, see `_put`
             connection.outgoing.taken(what.taken)
         elif what.kind is Kind.BYE:
             self._say_bye(connection)
@@ -180,12 +186,11 @@ class ZmqEndpoint(Endpoint):
             raise Malformed("unexpected message")
 
     def _gone(self, connections: Sequence[Connection]) -> None:
-        """These have no connection any more: what arrived before, a farewell perhaps, is taken in first."""
+        """Marks connections as lost, after what arrived before, such as a goodbye, is taken in."""
         self._take_in_all()
+        why = f"the connection is lost: its process has ended, or nothing was heard of it for {self.timeout:g} s"
         for connection in connections:
-            connection.over = connection.over or (
-                f"the connection is lost: its process has ended, or nothing was heard of it for {self.timeout:g} s"
-            )
+            connection.over = connection.over or why
         self._wake()
 
     # --- waiting -----------------------------------------------------------------------------------------------------
@@ -205,7 +210,7 @@ class ZmqEndpoint(Endpoint):
                 return
             if self._pumping:
                 self._changed.wait()
-            elif not self._take_in_all():  # what the descriptor told while nobody pumped
+            elif not self._take_in_all():  # arrivals that the descriptor signalled while no thread pumped
                 self._pump()
 
     def _pump(self) -> None:
@@ -220,11 +225,11 @@ class ZmqEndpoint(Endpoint):
             self._changed.notify_all()
         if not self._aborted:
             if any(descriptor == self._waker for descriptor, _ in ready):
-                os.eventfd_read(self._waker)
+                os.eventfd_read(present(self._waker))
             self._drain()
 
     def _keep(self) -> None:
-        """Pumps, without waiting, while nobody else does."""
+        """Pumps, without waiting, while no other thread does."""
         while not self._ending.wait(_KEEP) and not self._aborted:
             try:
                 with self._changed:
@@ -238,27 +243,27 @@ class ZmqEndpoint(Endpoint):
                 return
 
     def _drain(self) -> None:
-        """Takes in what has arrived; looks around if that was nothing, and now and then."""
+        """Takes in what has arrived; checks the connections if that was nothing, and every tick."""
         nothing, now = not self._take_in_all(), time.monotonic()
         if nothing or now >= self._next_look:
             self._next_look = now + self._tick
             self._look()
 
     def _take_in_all(self) -> int:
-        """How many messages there were."""
+        """Takes in all that has arrived; returns the number of messages."""
         for number in range(_MOST_AT_ONCE):
-            if not self._socket.getsockopt(EVENTS) & POLLIN:
+            if not has_event(self._socket, POLLIN):
                 return number
             frames = [self._socket.recv(NOBLOCK, copy=False)]
             while frames[-1].more:
                 frames.append(self._socket.recv(NOBLOCK, copy=False))
             self._take_in(frames)
-        self._wake()  # the descriptor tells of arrivals, not of what is there
+        self._wake()  # the descriptor is edge-triggered: it signals arrivals, not waiting messages
         return _MOST_AT_ONCE
 
     def _after_sending(self) -> None:
-        """The descriptor may have told whoever pumps, and been silenced by our sending, before he looked."""
-        if self._pumping and self._socket.getsockopt(EVENTS) & POLLIN:
+        """Wakes the pumping thread if messages wait: sending may have reset the descriptor before it looked."""
+        if self._pumping and has_event(self._socket, POLLIN):
             self._wake()
 
     # --- stopping ----------------------------------------------------------------------------------------------------
@@ -269,10 +274,12 @@ class ZmqEndpoint(Endpoint):
                 os.eventfd_write(self._waker, 1)
 
     def abort(self) -> None:
-        self._aborted = True  # takes no lock that a signal handler could find taken; who waits looks when woken
+        """See `Endpoint.abort`."""
+        self._aborted = True  # takes no lock that a signal handler could find taken; waiting threads look when woken
         self._wake()
 
     def close(self) -> None:
+        """See `Endpoint.close`."""
         with self._changed:
             if self._closed:
                 return
@@ -283,10 +290,10 @@ class ZmqEndpoint(Endpoint):
                 self._part()
         self._ending.set()
         self._keeper.join()
-        self._release(0 if self._aborted else round(1000 * self.timeout))  # whoever comes now finds it closed
+        self._release(0 if self._aborted else round(1000 * self.timeout))  # later callers find it closed
 
     def _part(self) -> None:
-        """Leaves those who are still there, and waits until they have heard all that was said.
+        """Says goodbye to the peers that are still connected, and waits until they have answered.
 
         A TCP connection that is closed while the other end still sends is reset, and may lose what was sent before.
         """
@@ -309,23 +316,27 @@ class ZmqEndpoint(Endpoint):
 
     @abstractmethod
     def _connections(self) -> Sequence[Connection]:
-        """All connections there were."""
+        """Returns all connections, also those that are over."""
 
-    def _sockets(self) -> Sequence[zmq.Socket]:
+    def _sockets(self) -> Sequence[zmq.Socket[bytes]]:
         return [self._socket]
 
     def _release(self, linger: int) -> None:
         for socket in self._sockets():
-            if socket is not None:
-                socket.close(linger)
+            socket.close(linger)
         self._context.term()
         with self._waker_lock:
-            waker, self._waker = self._waker, None
+            waker, self._waker = present(self._waker), None
         os.close(waker)
 
 
+def has_event(socket: zmq.Socket[bytes], event: int) -> bool:
+    """Whether a message can be received now (POLLIN), or sent (POLLOUT)."""
+    return bool(int(socket.getsockopt(EVENTS)) & event)
+
+
 def frame_view(frame: zmq.Frame) -> memoryview:
-    """A received frame's bytes, read-only, at an address that is a multiple of 8."""
+    """Returns a received frame's bytes, read-only, at an address that is a multiple of 8."""
     if len(frame) < SMALL_BYTES:
         return memoryview(frame.bytes)
     return memoryview(frame.buffer).toreadonly()

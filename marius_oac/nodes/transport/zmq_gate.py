@@ -1,6 +1,6 @@
-"""Who may connect: ZeroMQ's own questions, answered (ZAP), and connections that have not proved that they may stay.
+"""Admission of connections: answers ZeroMQ's authentication requests (ZAP) and bounds unproved connections.
 
-Not safe for threads: the server's lock is held.
+Not thread-safe: the server's lock is held.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from marius_oac.nodes.transport.handshake import Tokens
 from marius_oac.nodes.transport.refusals import Refusals
-from marius_oac.nodes.transport.zmq_endpoint import EVENTS, NOBLOCK, POLLIN
+from marius_oac.nodes.transport.zmq_endpoint import NOBLOCK, POLLIN, has_event
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"marius-oac"
@@ -32,24 +32,26 @@ _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED
 
 
 class Gate:
-    """Admits connections that show a good token. ZeroMQ asks before it lets a single message through.
+    """Admits connections with a valid token. ZeroMQ asks it before it passes on any message.
 
     Args:
-        context: of the server's socket, which must be bound later than this.
+        context: of the server's socket, which must be bound after this is made.
+        tokens: checks them.
+        refusals: counts them.
     """
 
-    def __init__(self, context: zmq.Context, tokens: Tokens, refusals: Refusals):
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], tokens: Tokens, refusals: Refusals):
         self._tokens, self._refusals = tokens, refusals
         self.turned_away = 0
-        """Connections that are counted already, and will end."""
+        """Refused connections, counted already, that have yet to end."""
         self.socket = context.socket(zmq.REP)
         self.socket.bind(ZAP_ADDRESS)
 
     def answer(self) -> None:
-        """Answers every question that waits."""
-        while self.socket.getsockopt(EVENTS) & POLLIN:
+        """Answers every waiting request."""
+        while has_event(self.socket, POLLIN):
             version, request, _, address, _, mechanism, *credentials = self.socket.recv_multipart(NOBLOCK)
-            why = "no token"
+            why: str | None = "no token"
             if mechanism == b"PLAIN" and len(credentials) == 2:
                 why = self._tokens.why_not(*credentials)
             if why is not None:
@@ -59,16 +61,18 @@ class Gate:
             self.socket.send_multipart([version, request, *status, b"", b""], NOBLOCK)
 
 
-_MOST_TOLD = 2500  # events that may wait to be read: ZeroMQ's high-water marks of 1000 at both ends, and some
+_MOST_EVENTS = 2500  # that may wait to be read: ZeroMQ's high-water marks of 1000 at both ends, and some
 
 
 @dataclass(eq=False)
 class Visitor:
-    """A connection that has proved nothing yet.
+    """A connection that has not proved the secret yet.
 
     Attributes:
-        since: when it came, or said something that fits.
-        greeted: whether it did; `counted`: whether it was refused already; `here`: whether it still is one.
+        since: when it was accepted, or sent a valid hello.
+        greeted: whether it has sent a valid hello.
+        counted: whether it is counted as refused.
+        here: whether it is still connected and unproved.
     """
 
     since: float
@@ -78,34 +82,34 @@ class Visitor:
 
 
 class Visitors:
-    """Connections that have proved nothing yet: how many there are, and how long, is bounded.
+    """Bounds the number and the time of connections that have not proved the secret yet.
 
-    ZeroMQ bounds neither, and when the process has no descriptors left it tries to accept the next one for ever. So the
-    oldest is cut where there are more than `most` or none can be accepted, and each after `patience` seconds. An honest
-    one is through in milliseconds, or comes again.
+    ZeroMQ bounds neither, and when the process has no descriptors left it tries to accept the next connection for ever.
+    So the oldest is cut when there are more than `most` or none can be accepted, and each after `patience` seconds. A
+    trainer's proof takes milliseconds, and a trainer that was cut connects again.
 
     A connection is counted once when it is refused, or twice if it ends by itself before the gate has answered.
     """
 
-    def __init__(self, server: zmq.Socket, gate: Gate | None, refusals: Refusals, most: int, patience: float):
+    def __init__(self, server: zmq.Socket[bytes], gate: Gate | None, refusals: Refusals, most: int, patience: float):
         self._gate, self._refusals, self._most, self._patience = gate, refusals, most, patience
         self._waiting: dict[int, Visitor] = {}  # by descriptor, in the order in which they came
         self._ended = self._full = False
-        self._hand = socket.socket()
+        self._duplicate = socket.socket()
         self.socket = server.get_monitor_socket(_WATCHED)
 
     def whose(self, frame: zmq.Frame) -> Visitor:
-        """The connection that a frame came by."""
+        """Returns the connection of a frame."""
         self._read()
         return self._waiting.get(frame.get(zmq.SRCFD)) or Visitor(time.monotonic(), here=False)  # it has ended
 
     def proved(self, visitor: Visitor) -> None:
-        """It may stay."""
+        """Stops to watch a connection that has proved the secret."""
         visitor.here = False
         self._waiting = {descriptor: each for descriptor, each in self._waiting.items() if each is not visitor}
 
     def look(self) -> bool:
-        """Cuts those who are too many or too slow; returns whether any connection ended since the last call."""
+        """Cuts connections that are too many or too slow; returns whether any has ended since the last call."""
         self._read()
         excess = max(len(self._waiting) - self._most, (len(self._waiting) + 1) // 2 if self._full else 0)
         self._full = False
@@ -119,17 +123,18 @@ class Visitors:
         return ended
 
     def close(self) -> None:
-        self._hand.close()
+        """Releases the sockets."""
+        self._duplicate.close()
         self.socket.close(0)
 
     def _cut(self, descriptor: int, why: str) -> None:
-        """Ends a connection of ZeroMQ's, which will then let go of it.
+        """Ends a connection of ZeroMQ's, which then closes it.
 
-        ZeroMQ tells of an end before it closes the descriptor, which something else may have the moment after. So it is
-        held first; if no end has been told then, what is held is the connection.
+        ZeroMQ reports an end before it closes the descriptor, whose number may be reused at once. So the descriptor is
+        duplicated first. If no end is reported then, the duplicate is the connection.
         """
         visitor = self._waiting.get(descriptor)
-        if visitor is None or not self._held(descriptor):
+        if visitor is None or not self._duplicated(descriptor):
             return
         self._read()
         if self._waiting.get(descriptor) is not visitor:
@@ -138,35 +143,36 @@ class Visitors:
         visitor.here = False
         del self._waiting[descriptor]
         try:
-            self._hand.shutdown(socket.SHUT_RDWR)
+            self._duplicate.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             if error.errno != errno.ENOTCONN:
                 raise
 
-    def _held(self, descriptor: int) -> bool:
+    def _duplicated(self, descriptor: int) -> bool:
         try:
-            os.dup2(descriptor, self._hand.fileno(), inheritable=False)  # needs no new descriptor: there may be none
+            os.dup2(descriptor, self._duplicate.fileno(), inheritable=False)  # needs no new descriptor number
             return True
         except OSError:
             return False
 
     def _read(self) -> None:
-        """Takes in all that was told before this call; not more: where none can be accepted ZeroMQ tells so faster than
-        it can be read."""
-        for _ in range(_MOST_TOLD):
-            if not self.socket.getsockopt(EVENTS) & POLLIN:
+        """Reads the events before this call, and no more: when ZeroMQ can't accept connections it reports so faster
+        than it can be read."""
+        for _ in range(_MOST_EVENTS):
+            if not has_event(self.socket, POLLIN):
                 return
-            told = parse_monitor_message(self.socket.recv_multipart(NOBLOCK))
-            if told["event"] == zmq.EVENT_ACCEPTED:
-                self._waiting[told["value"]] = Visitor(time.monotonic())
-            elif told["event"] == zmq.EVENT_ACCEPT_FAILED:
+            message = parse_monitor_message(self.socket.recv_multipart(NOBLOCK))
+            event, descriptor = message["event"], message["value"]
+            if event == zmq.EVENT_ACCEPTED:
+                self._waiting[descriptor] = Visitor(time.monotonic())
+            elif event == zmq.EVENT_ACCEPT_FAILED:
                 self._full = True
             else:
                 self._ended = True
-                self._left(self._waiting.pop(told["value"], None))
+                self._left(self._waiting.pop(descriptor, None))
 
     def _left(self, visitor: Visitor | None) -> None:
-        if visitor is None:  # it had proved itself, or was cut
+        if visitor is None:  # it had proved the secret, or was cut
             return
         visitor.here = False
         if visitor.counted:
@@ -185,7 +191,7 @@ class Visitors:
 
 
 def most_unproved(ranks: int, descriptors: Callable[[int], tuple[int, int]] = resource.getrlimit) -> int:
-    """How many connections may be unproved: room for all ranks at once, but a quarter of what the process may open."""
+    """Returns how many connections may be unproved: enough for all ranks, a quarter of the descriptors at most."""
     soft, _ = descriptors(resource.RLIMIT_NOFILE)
     wanted = max(MOST_UNPROVED, 2 * ranks)
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft // 4))

@@ -1,12 +1,12 @@
 """A shard server's end of the transport, over ZeroMQ.
 
 Guarantees, beyond those of `contract.py` and `zmq_endpoint.py`:
-- A connection belongs to a rank from its proof (`handshake.py`) until it ends. Connections are told apart by numbers
-  that ZeroMQ gives them and clients can't choose.
-- What strangers send has no effect: it is counted in `refused`, by reason, and logged now and then. Connections that
-  have proved nothing yet are bounded in number and time (`zmq_gate.Visitors`); of those that have, a rank has one.
-- A trainer that has proved its rank and says what none says is lost, which is counted as well. What it says after that
-  has no effect.
+- A connection belongs to a rank from its proof (`handshake.py`) until it ends. ZeroMQ identifies connections by numbers
+  that clients can't choose.
+- Messages of strangers have no effect: they are counted in `refused`, by reason, and logged from time to time. Unproved
+  connections are bounded in number and time (`zmq_gate.Visitors`); of proved ones a rank has one.
+- A trainer that has proved its rank and sends an invalid message is lost, which is counted as well. Its later messages
+  have no effect.
 - It listens at the address that it was given and nowhere else.
 """
 
@@ -22,30 +22,34 @@ import zmq
 from zmq.utils import z85
 
 from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.transport.contract import TAKEN, Buffer, Limits, Request, Security, Server, failed, nonsense
+from marius_oac.nodes.transport.contract import TAKEN, Frames, Limits, Request, Security, Server, failed, nonsense
 from marius_oac.nodes.transport.handshake import HELLO_BYTES, MAC_BYTES, Hello, Keys, ServerSide, Tokens
 from marius_oac.nodes.transport.refusals import Refusals
 from marius_oac.nodes.transport.wire import Head, Kind, Malformed, parse
 from marius_oac.nodes.transport.zmq_endpoint import LEFT, Connection, ZmqEndpoint
 from marius_oac.nodes.transport.zmq_gate import PROVING, ZAP_DOMAIN, Gate, Visitor, Visitors, most_unproved
+from marius_oac.types import present
 
-_BACKLOG = 1024  # connections that wait to be accepted; those beyond are only tried again after seconds
+_BACKLOG = 1024  # connections that wait to be accepted; clients beyond it retry only after seconds
 _LONGEST_REASON = 1000  # characters
-_SUSPICIONS = 3  # looks at everybody after a connection ended: ZeroMQ tells of it a little before it is so
+_SUSPICIONS = 3  # checks of all connections after one has ended: ZeroMQ reports an end a little before it happens
 
 
 class ZmqServer(ZmqEndpoint, Server):
-    """
+    """Listens at one address.
+
     Args:
         address: "IP:PORT" of one interface ("127.0.0.1:0", "[::1]:7000"); port 0: any that is free.
         name: this node's.
         peers: rank -> name of its node, for all that may connect.
+        security: of the run.
+        limits: of messages.
         timeout: seconds after which a silent trainer is lost.
-        elastic workers: ranks that may come and go.
-        log: gets one line at a time about what was refused, from whichever thread is in a call; must not call back.
+        log: called with one line at a time about refusals, from any thread that is in a call; must not call back.
+        elastic_workers: ranks that may come and go.
 
     Raises:
-        InputError: the address is none, or can't be had.
+        InputError: the address is invalid, or the server can't listen there.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class ZmqServer(ZmqEndpoint, Server):
         security: Security,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         timeout: float = 30.0,
-        log: Callable[[str], None] = lambda connection: None,
+        log: Callable[[str], None] = lambda line: None,
         elastic_workers: Container[int] = (),
     ):
         endpoint = _endpoint(address, name)
@@ -69,15 +73,14 @@ class ZmqServer(ZmqEndpoint, Server):
         self._pending: dict[bytes, tuple[Visitor, ServerSide]] = {}
         self._suspicions, self._next_probe = 0, 0.0
         self._gate = None if security.encrypted else Gate(self._context, Tokens(self._keys), self._refusals)
-        self._socket = self._open()
-        self._visitors = Visitors(
-            self._socket, self._gate, self._refusals, most_unproved(len(self.names)), min(timeout, PROVING)
-        )
+        most, patience = most_unproved(len(self.names)), min(timeout, PROVING)
+        self._visitors = Visitors(self._socket, self._gate, self._refusals, most, patience)
         try:
             self._listen(endpoint)
         except zmq.ZMQError as error:
             self._release(0)
-            raise InputError(f"can't listen at {address}: {zmq.strerror(error.errno)}", where=f"node {name}") from None
+            why = zmq.strerror(error.errno or 0)
+            raise InputError(f"can't listen at {address}: {why}", where=f"node {name}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         self._keeper.start()
 
@@ -91,32 +94,35 @@ class ZmqServer(ZmqEndpoint, Server):
         else:
             self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
             self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-            self._poll.register(self._gate.socket.getsockopt(zmq.FD), select.POLLIN)
+            self._poll.register(self._gate.socket, select.POLLIN)
         self._socket.bind(endpoint)
         for socket in (self._socket, self._visitors.socket):
-            self._poll.register(socket.getsockopt(zmq.FD), select.POLLIN)
+            self._poll.register(socket, select.POLLIN)
 
     @property
     def refused(self) -> Counter[str]:
-        """What was refused so far, by reason."""
+        """The number of refusals so far, by reason."""
         return self._refusals.counts
 
     def receive(self) -> Request:
+        """See `Server.receive`."""
         with self._changed:
             self._wait_until(self._has_request)
             if not self._inbox:
-                return Request(self._departed(), None)
+                return Request(present(self._departed()), None)
             connection, frames = self._received()
             rank, _ = self._by_route[connection.route[0]]
         return Request(rank, frames)
 
-    def send(self, peer: int, frames: Sequence[Buffer]) -> None:
+    def send(self, peer: int, frames: Frames) -> None:
+        """See `Server.send`."""
         connection = self._by_rank.get(peer)
         if connection is None:
             raise NodeLost(self.names.get(peer, f"of rank {peer}"), "it is not connected")
         self._send(connection, frames)
 
     def fail(self, why: str) -> None:
+        """See `Server.fail`."""
         with self._changed:
             if self._failed or self._closed:
                 return
@@ -135,7 +141,7 @@ class ZmqServer(ZmqEndpoint, Server):
         return bool(self._inbox) or self._departed(forget=False) is not None
 
     def _departed(self, forget: bool = True) -> int | None:
-        """An elastic worker that is gone, from now on forgotten."""
+        """Returns an elastic worker that is gone, None if none is; `forget`: its rank may connect again."""
         for rank, connection in self._by_rank.items():
             if rank in self._elastic_workers and connection.over is not None:
                 if forget:
@@ -147,28 +153,28 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _take_in(self, frames: list[zmq.Frame]) -> None:
         route = frames[0].bytes
-        rank, connection = self._by_route.get(route, (None, None))
-        visitor = self._visitors.whose(frames[-1]) if connection is None else None
+        known = self._by_route.get(route)
+        if known is None:
+            visitor = self._visitors.whose(frames[-1])
+            try:
+                self._from_stranger(route, visitor, *_parsed(frames))
+            except Malformed as reason:
+                self._refusals.count(str(reason), "a connection")
+                visitor.counted = True
+            return
+        rank, connection = known
         try:
-            if len(frames) < 2:
-                raise Malformed("malformed message")
-            what, rest = parse(frames[1].buffer), frames[2:]
-            if connection is None:
-                self._from_stranger(route, visitor, what, rest)
-            elif connection.over is None:
+            what, rest = _parsed(frames)
+            if connection.over is None:
                 self._arrived(connection, what, rest)
         except Malformed as reason:
-            whom = "a connection" if connection is None else f"a message of node {connection.name} (rank {rank})"
-            self._refusals.count(str(reason), whom)
-            if connection is None:
-                visitor.counted = True
-            else:
-                connection.over = connection.over or nonsense(reason)
+            self._refusals.count(str(reason), f"a message of node {connection.name} (rank {rank})")
+            connection.over = connection.over or nonsense(reason)
 
     def _from_stranger(self, route: bytes, visitor: Visitor, what: Head, frames: Sequence[zmq.Frame]) -> None:
         sizes = [len(frame) for frame in frames]
         if what.kind is Kind.HELLO and route not in self._pending:
-            if sizes != [HELLO_BYTES] or route[0]:  # a number that it chose doesn't begin with 0
+            if sizes != [HELLO_BYTES] or route[0]:  # numbers that ZeroMQ gives begin with 0, those of clients don't
                 raise Malformed("malformed handshake")
             self._challenge(route, visitor, Hello.parse(frames[0].bytes))
         elif what.kind is Kind.PROOF and route in self._pending:
@@ -224,11 +230,11 @@ class ZmqServer(ZmqEndpoint, Server):
 
     def _look(self) -> None:
         now = time.monotonic()
-        if self._suspicions or now >= self._next_probe:  # on a busy machine it may be so only after these looks
+        if self._suspicions or now >= self._next_probe:  # on a busy machine an end may come after these checks
             self._suspicions = max(0, self._suspicions - 1)
             self._next_probe = now + self._tick
-            present = [connection for connection in self._by_rank.values() if connection.over is None]
-            gone = [connection for connection in present if not self._put(connection, Kind.PROBE)]
+            connected = [connection for connection in self._by_rank.values() if connection.over is None]
+            gone = [connection for connection in connected if not self._put(connection, Kind.PROBE)]
             if gone:
                 self._gone(gone)
 
@@ -239,12 +245,18 @@ class ZmqServer(ZmqEndpoint, Server):
         self._refusals.say()
 
     def _release(self, linger: int) -> None:
-        self._socket.disable_monitor()  # it would wait for room for its events, which nobody reads any more
+        self._socket.disable_monitor()  # it would block on its full queue of events, which are not read any more
         self._visitors.close()
         super()._release(linger)
 
-    def _sockets(self) -> Sequence[zmq.Socket]:
+    def _sockets(self) -> Sequence[zmq.Socket[bytes]]:
         return [*([self._gate.socket] if self._gate else []), self._socket]
+
+
+def _parsed(frames: list[zmq.Frame]) -> tuple[Head, list[zmq.Frame]]:
+    if len(frames) < 2:
+        raise Malformed("malformed message")
+    return parse(frames[1].buffer), frames[2:]
 
 
 def _endpoint(address: str, name: str) -> str:
@@ -255,5 +267,5 @@ def _endpoint(address: str, name: str) -> str:
         if host != written or not 0 <= int(port) < 1 << 16:
             raise ValueError
     except ValueError:
-        raise InputError(f"{address!r} is no address of an interface and port (IP:PORT)", f"node {name}") from None
+        raise InputError(f"{address!r} is not an address and port (IP:PORT)", f"node {name}") from None
     return f"tcp://{address}"

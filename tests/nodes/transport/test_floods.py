@@ -99,7 +99,7 @@ def test_failures_that_are_told_without_end_keep_nobody_from_cutting():
     cut = []
     visitors._cut = lambda descriptor, why: cut.append((descriptor, why))
     visitors.look()
-    visitors._hand.close()
+    visitors._duplicate.close()
     assert cut == [(2000, CROWD)]
 
 

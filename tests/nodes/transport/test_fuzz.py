@@ -166,7 +166,7 @@ def test_fuzzed_messages_of_authenticated_peers_end_their_connections(connection
         while fits(message[0]):
             message = any_message(random_source)
         insider.say(*message)
-        with pytest.raises(NodeLost, match="^node green: it sent a message that can't be: "):
+        with pytest.raises(NodeLost, match="^node green: it sent an invalid message: "):
             guarded.server.receive()
         assert guarded.server.refused.total() == 1
         guarded.close()

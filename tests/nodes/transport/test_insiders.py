@@ -83,7 +83,7 @@ NONSENSE = {
 
 def is_lost_for(guarded, insider, reason):
     """The insider's connection is over, and nothing else: whoever has the secret and says that has a defect."""
-    with pytest.raises(NodeLost, match=f"^node green: it sent a message that can't be: {reason}$"):
+    with pytest.raises(NodeLost, match=f"^node green: it sent an invalid message: {reason}$"):
         guarded.server.receive()
     assert guarded.server.refused[reason] == guarded.server.refused.total() == 1
     insider.say(GOOD, b"I am still here")

@@ -22,7 +22,7 @@ def test_what_is_on_its_way_is_bounded_and_nobody_waits_for_ever(queue, most, da
     sizes = data.draw(st.lists(st.integers(0, most), max_size=40))
     left = deque(sizes)
     while left or waiting:
-        can = [bool(left) and sender.has_room(left[0]), bool(waiting), bool(news)]
+        can = [bool(left) and sender.fits(left[0]), bool(waiting), bool(news)]
         assert any(can), "sender and receiver wait for each other"
         what = data.draw(st.sampled_from([number for number, possible in enumerate(can) if possible]))
         if what == 0:

@@ -83,7 +83,7 @@ NO_ADDRESSES = ["localhost:0", "*:0", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:655
 
 @pytest.mark.parametrize("address", [*NO_ADDRESSES, "[127.0.0.1]:0"])
 def test_a_server_takes_nothing_but_the_address_of_an_interface(wires, address):
-    with pytest.raises(InputError, match=f"node {SERVER}: .* is no address"):
+    with pytest.raises(InputError, match=f"node {SERVER}: .* is not an address"):
         wires.server(address=address)
 
 
