@@ -109,11 +109,15 @@ class Planner(Protocol):
     is no such batch, nor any after it, and what has been planned of them is forgotten.
     """
 
-    tables: Sequence[TableSpec]
+    @property
+    def tables(self) -> Sequence[TableSpec]:
+        """The tables whose rows the batches name, in the order of `Plan.rows`."""
 
-    def plan(self, batch_index: int) -> Plan[Any]: ...
+    def plan(self, batch_index: int) -> Plan[Any]:
+        """Batch number `batch_index`, counted from 0 over all epochs."""
 
-    def assign_rows(self, plan: Plan[Any]) -> Plan[Any] | None: ...
+    def assign_rows(self, plan: Any) -> Plan[Any] | None:
+        """`plan`, which `plan` made, with the rows of all its keys."""
 
 
 class Step(Protocol):
@@ -126,17 +130,21 @@ class Step(Protocol):
     order; `dense_state` and `load_dense_state` carry them and their optimizer state through checkpoints.
     """
 
-    served: ServedDense | None
-    """None: it has no dense parameters, or nothing to agree with."""
+    @property
+    def served(self) -> ServedDense | None:
+        """The dense parameters that nodes may serve; None: there are none, or nothing to agree with."""
 
     def compute(self, rows: Sequence[Any], data: Any, timestamp: int) -> Any:
         """Returns the batch's mean loss, a float (or a 0-d tensor on CUDA, which nobody reads before the download)."""
 
-    def dense_state(self) -> Mapping[str, Any]: ...
+    def dense_state(self) -> Mapping[str, Any]:
+        """A copy of the dense parameters and of their optimizers' state: tensors by name."""
 
-    def load_dense_state(self, state: Mapping[str, Any]) -> None: ...
+    def load_dense_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over, by copy, what `dense_state` gave. Raises ValueError if it is the state of another model."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the step's threads."""
 
 
 class DenseSlice(Protocol):

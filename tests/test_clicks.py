@@ -280,7 +280,7 @@ def test_a_command_for_the_other_task_is_one_line(log, finished, tmp_path, comma
         (("predict", tmp_path / "run", "--head", "x"), "was trained on a click log: name the files"),
         (("eval", tmp_path / "run"), "data.test: the run has no test files"),
         (("eval", finished, "--data", log), "--data: the run was trained on a graph"),
-        (("predict", finished, "--data", log, "--out", tmp_path / "p.parquet"), "was trained on a graph"),
+        (("predict", finished, "--data", log, "--out", tmp_path / "p.parquet"), "was trained for link prediction"),
         (("resume", finished, "--data", log), "--data: a run on a graph takes no more data"),
         (("predict", tmp_path / "run", "--data", log), "--out: name the file to write: .parquet"),
     ]:

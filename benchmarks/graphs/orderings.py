@@ -31,7 +31,7 @@ from marius_oac.data.batches.orderings import epoch_io
 from marius_oac.data.generate.graph import GeneratedGraph
 from marius_oac.data.graphs.buckets import count_buckets, open_buckets
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.tasks.link_prediction.build import entity_layout
+from marius_oac.tasks.graph import entity_layout
 from marius_oac.tasks.link_prediction.trained import TrainedModel
 from marius_oac.training.local import train
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -40,9 +40,9 @@ class ModesConfig(Section):
     gradients: PositiveInt = Field(20, description="bsp: gradients that make a step.")
     backups: NonNegativeInt = Field(1, description="hop-bw: number of slowest trainers that a step does not wait for.")
 
-    def rules(self) -> dict[str, str | int | float]:
+    def rules(self) -> dict[str, Any]:
         """As `make_mode` wants them."""
-        own = {"b1": self.ahead, "b2": self.gradients, "b3": self.backups}
+        own: dict[str, Any] = {"b1": self.ahead, "b2": self.gradients, "b3": self.backups}
         return own | self.model_dump(include={"decay", "threshold", "power", "rate", "rows_over"})
 
 

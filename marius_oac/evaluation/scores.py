@@ -22,6 +22,7 @@ from marius_oac.evaluation.ranks import Candidates
 from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.models.link_prediction.decoders import Decoder, make_decoder
 from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.disk.saved_pages import RowArray
 from marius_oac.types import Side
 
 GRAIN = 16  # rows that queries and candidates are padded to multiples of
@@ -47,7 +48,7 @@ class EntityReader:
     read: Callable[[np.ndarray], np.ndarray]
 
     @classmethod
-    def of_array(cls, values: np.ndarray) -> EntityReader:
+    def of_array(cls, values: RowArray) -> EntityReader:
         """Of float32 [N, D], an array or a memmap."""
         return cls(len(values), values.shape[1], values.__getitem__)
 

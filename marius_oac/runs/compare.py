@@ -11,6 +11,7 @@ from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.export import Names
 from marius_oac.storage.contract import ROWS_PER_BLOCK
+from marius_oac.storage.disk.saved_pages import RowArray
 
 
 @dataclass(frozen=True)
@@ -85,18 +86,18 @@ def _named(difference: Difference, names: Mapping[str, Names]) -> Difference:
     return replace(difference, first_name=names[table](np.array([difference.first]))[0])
 
 
-def _arrays(checkpoint: Checkpoint) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays(checkpoint: Checkpoint) -> Iterator[tuple[str, RowArray]]:
     for table in checkpoint.tables():
         for part in ("values", "state"):
             yield f"{table}.{part}", checkpoint.array(table, part)
     for name, tensor in sorted(checkpoint.dense().items()):
         narrow = (
             tensor.is_floating_point() and tensor.element_size() < 4
-        )  # a user's own network: NumPy has not all of them
+        )  # of a user's network: NumPy has not all types
         yield name, np.atleast_1d((tensor.float() if narrow else tensor).numpy())
 
 
-def _difference(name: str, ours: np.ndarray, theirs: np.ndarray) -> Difference:
+def _difference(name: str, ours: RowArray, theirs: RowArray) -> Difference:
     differing, first, largest, total = 0, -1, 0.0, 0.0
     for start in range(0, len(ours), ROWS_PER_BLOCK):
         a, b = (np.ascontiguousarray(array[start : start + ROWS_PER_BLOCK]) for array in (ours, theirs))

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import disk_errors, make_folder, sync, unfinished_here, write_flushed
 from marius_oac.runtime.files.streaming import write_files, write_npy_files
+from marius_oac.storage.disk.saved_pages import RowArray
 
 Names = Callable[[np.ndarray], list[str]]
 FORMATS = ("safetensors", "npy", "parquet")
@@ -34,7 +35,7 @@ _ROWS = 1 << 16
 
 
 def export(
-    tables: Mapping[str, np.ndarray],
+    tables: Mapping[str, RowArray],
     names: Mapping[str, Names],
     format: str,
     out: Path,
@@ -76,12 +77,12 @@ def export(
             raise
 
 
-def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:
+def _blocks(values: RowArray) -> Iterator[np.ndarray]:
     for start in range(0, len(values), _ROWS):
         yield np.ascontiguousarray(values[start : start + _ROWS])
 
 
-def _write_safetensors(path: Path, tables: Mapping[str, np.ndarray]) -> None:
+def _write_safetensors(path: Path, tables: Mapping[str, RowArray]) -> None:
     """The format's own library takes whole tensors in memory; its header is a line of JSON (safetensors, README)."""
     header, end = {}, 0
     for table, values in tables.items():
@@ -94,7 +95,7 @@ def _write_safetensors(path: Path, tables: Mapping[str, np.ndarray]) -> None:
     write_files([path], chain([start], blocks), hashed=False)
 
 
-def _write_parquet(path: Path, values: np.ndarray, names: Names, embeddings: bool) -> None:
+def _write_parquet(path: Path, values: RowArray, names: Names, embeddings: bool) -> None:
     width = values.shape[1]
     fields = [pa.field("name", pa.string())]
     if embeddings:

@@ -112,7 +112,7 @@ class TrainingLoop:
     def _restore_best(self) -> None:
         """Marks the checkpoint that was the best at this position; forgets it if it has been removed since."""
         checkpoints = self.folder.checkpoints
-        best = name_of(self.schedule.begin(min(self.position.best_epoch, len(self.schedule.ends))))
+        best: str | None = name_of(self.schedule.begin(min(self.position.best_epoch, len(self.schedule.ends))))
         if self.position.best < 0 or best not in self.peers.common(checkpoints.names()):
             best = None
             self.position = replace(self.position, best=-1.0, best_epoch=0, worse=0)
@@ -249,7 +249,7 @@ class TrainingLoop:
 
     def _decide(self, reached: int, epoch: int, progress: TrainingProgress) -> None:
         for line in self.session.task.mode_changes(reached):
-            self.folder.log({"kind": "mode", "epoch": epoch, "batch": reached - 1} | line)
+            self.folder.log({"kind": "mode", "epoch": epoch, "batch": reached - 1, **line})
             if line["switches"]:
                 progress.say(f"  {line['mode']} from batch {reached:,} on: {line['reason']}")
 
@@ -341,8 +341,9 @@ class TrainingLoop:
         """The final numbers; with early stopping those of the best checkpoint."""
         position, total, checkpoints = self.position, self._of_all(self.position.total), self.folder.checkpoints
         chosen = name_of(position.batch_index)
-        if self.config.training.early_stopping and checkpoints.best():
-            chosen = checkpoints.best()
+        best = checkpoints.best()
+        if self.config.training.early_stopping and best:
+            chosen = best
             self._load(checkpoints.open(chosen))
         summary: dict[str, Any] = {
             "checkpoint": chosen,

@@ -125,8 +125,9 @@ class SegmentReport:
         self._position = position
         self._epoch, self._every, self._log, self._progress = epoch, every, log, progress
         self._stage_seconds, self._channel_fill = stage_seconds, channel_fill
-        self._next, self._intervals = first, {}
-        self._since, self._fill, self._filled = time.perf_counter(), {}, 0
+        self._next, self._since, self._filled = first, time.perf_counter(), 0
+        self._intervals: dict[int, list[BatchResult]] = {}
+        self._fill: dict[str, int] = {}
         self._order: list[tuple[int, int, float]] = []
         self.totals = Totals()
 

@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from marius_oac.config.task import TaskConfig
+from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError, shown
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
@@ -61,7 +63,7 @@ def gpu_address(device: torch.device) -> str | None:
     """PCI address of a GPU, such as 0000:41:00.0; None: the CPU computes."""
     if device.type != "cuda":
         return None
-    card = torch.cuda.get_device_properties(device)
+    card: Any = torch.cuda.get_device_properties(device)  # torch's own stub knows no addresses
     return f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
 
 
@@ -117,7 +119,7 @@ class Session:
         """From now on `report` gets each batch's result."""
         self._report = report
 
-    def evaluate(self, split: str, whole: bool = True) -> dict[str, float]:
+    def evaluate(self, split: Split, whole: bool = True) -> dict[str, float]:
         """Metrics of the present parameters on a split; see `Task.evaluate`."""
         with self._beside_compute(), torch_threads(self.threads):
             return self.task.evaluate(self.parts, split, whole)

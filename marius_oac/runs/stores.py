@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from marius_oac.config.sections import StorageConfig
@@ -22,6 +23,7 @@ from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.mapped import MappedStore
 from marius_oac.storage.memory import MemoryStore
+from marius_oac.types import present
 
 
 class Tables:
@@ -61,7 +63,7 @@ class Tables:
                 make_folder(folder)
         if config.paged:
             files = stack.enter_context(open_files(config, folder, list(layouts.values()), writable, binding))
-            tier = DiskTier(files, layouts, capacities, config.memory, config.look_ahead, binding.memory)
+            tier = DiskTier(files, layouts, capacities, present(config.memory), config.look_ahead, binding.memory)
             self.tier = stack.enter_context(tier)
 
     def make(self, name: str, num_rows: int, initial: RowInitial) -> ParameterStore:
@@ -88,12 +90,12 @@ def open_files(
     config: StorageConfig, folder: Path, layouts: list[RowLayout], writable: bool, binding: Binding
 ) -> PageFiles:
     """The page files of a run, made where there are none yet."""
-    rest = {"io": config.io, "depth": config.depth, "warn": _warn, "bind": binding.bind_thread}
+    make = partial(PageFiles, folder, io=config.io, depth=config.depth, warn=_warn, bind=binding.bind_thread)
     checkpoints = Checkpoints(folder.parent / "checkpoints")
     referred_to = any(any(checkpoints.folder.glob(f"{name}/*.slots.npy")) for name in checkpoints.names())
     if (folder / LISTING).exists() or referred_to or not writable:
         listing = Listing.load(folder / LISTING)
-        files = PageFiles(folder, listing, **rest, writable=writable)
+        files = make(listing, writable=writable)
         with _closed_on_error(files):
             if writable:
                 claim(folder, listing)
@@ -105,7 +107,7 @@ def open_files(
     for place in places:
         with disk_errors(place):
             make_folder(place)
-    files = PageFiles(folder, listing, **rest, create=True)
+    files = make(listing, create=True)
     with _closed_on_error(files):
         for place in places:
             with disk_errors(place):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from marius_oac.config.task import TaskConfig
+from marius_oac.data.prepare.splits import Split
 from marius_oac.pipeline.rows import RowSource
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
@@ -98,23 +99,38 @@ class Task(ABC):
     """A configuration with its data. Nothing is trained yet: `build` makes what the pipeline needs."""
 
     config: TaskConfig
-    decisive_metric: str
-    """The metric that decides which checkpoint is best."""
-    validates_on_a_sample: bool = False
-    """Whether evaluations between epochs look at a part of `valid` only."""
     folder: Path | None = None
-    """Of the run, if there is one."""
+    """The run's folder, if there is a run."""
     notes: Sequence[str] = ()
-    """What is to be said of it before it is trained."""
+    """Remarks for the user, printed before training."""
     peers: Peers = Peers()
-    stop_requested = False
-    """Whether a user wants to stop by a process outside of the crew."""
     over_nodes = False
     """Whether rows are served to processes of several nodes."""
-    trains = True
-    """Whether this process computes batches."""
-    serves = True
-    """Whether it holds rows."""
+
+    @property
+    @abstractmethod
+    def decisive_metric(self) -> str:
+        """The metric that decides which checkpoint is best."""
+
+    @property
+    def validates_on_a_sample(self) -> bool:
+        """Whether evaluations between epochs use only a part of `valid`."""
+        return False
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a user has asked a process outside the group to stop the run."""
+        return False
+
+    @property
+    def trains(self) -> bool:
+        """Whether this process computes batches."""
+        return True
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process holds rows."""
+        return True
 
     @property
     @abstractmethod
@@ -123,7 +139,8 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def schedule(self) -> Schedule: ...
+    def schedule(self) -> Schedule:
+        """The batches of the run."""
 
     @abstractmethod
     def check(self) -> None:
@@ -150,11 +167,11 @@ class Task(ABC):
         """Planner, stores and step; what must be closed is entered into `stack`."""
 
     @abstractmethod
-    def has(self, split: str) -> bool:
+    def has(self, split: Split) -> bool:
         """Whether there is something to evaluate."""
 
     @abstractmethod
-    def evaluate(self, parts: Components, split: str, whole: bool = True) -> dict[str, float]:
+    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
         """Metrics of the present parameters on a split, `valid` or `test`; unless on the `whole` of it, on what is
         looked at between epochs."""
 
@@ -218,6 +235,10 @@ class Task(ABC):
             ValueError: they are of another model.
         """
         parts.step.load_dense_state(checkpoint.dense())
+
+    def take_over(self, whole: Checkpoint, parts: Components) -> None:
+        """Loads what this process holds from a checkpoint of all parts of other nodes; only over nodes."""
+        raise TypeError(f"{type(self).__name__} is trained on one machine")
 
     def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
         """SHA-256 of each table, by name: equal for equal bits."""

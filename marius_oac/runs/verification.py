@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from marius_oac.data.graphs.derived import derived_files, read_derived
 from marius_oac.errors import CheckpointError, InputError
@@ -122,7 +123,7 @@ class _Run:
             found.unchecked.append(f"{path}: {names}: written by a version that knew no checksums of them")
         if folder and about.checked:
             for name in about.files:
-                found.small(path / name, lambda name=name: folder.read_file(name))
+                found.small(path / name, partial(folder.read_file, name))
         if (path / LOG).exists() or (folder and folder.config.task == "ctr"):
             found.small(path / LOG, lambda: RunLog.read(path, not about or about.checked))
         if (path / SUMMARY).exists() and folder:
@@ -174,12 +175,17 @@ class _Run:
 
     def _file(self, path: Path, entry: Mapping[str, Any]) -> bool:
         listed, read = DescribedFile(**entry), self.found.read
-        return self.found.check(path, lambda: check_file(path, listed, CheckpointError, read=read) or True) is not None
+
+        def check() -> bool:
+            check_file(path, listed, CheckpointError, read=read)
+            return True
+
+        return self.found.check(path, check) is not None
 
     def _pages(self, checkpoint: Checkpoint, table: str, before: dict[str, PagedArray]) -> None:
         """The pages of a table, but for those that were checked with the checkpoint before."""
         try:
-            rows = checkpoint.array(table, "values")
+            rows = cast(PagedArray, checkpoint.array(table, "values"))
             for error in rows.damage(before.get(table), self.found.read):
                 self.found.damaged.append(f"{error} (checkpoint {checkpoint.name})")
             before[table] = rows
@@ -203,8 +209,8 @@ class _Run:
     def _records(self, folder: RunFolder | None, batch_index: int, records: Mapping[str, Any]) -> None:
         """Checks the files that grow, by what the newest checkpoint, or the end of the run, knows of them."""
         path, found = self.path, self.found
-        ended = folder is not None and folder.about.result is not None and (path / SUMMARY).exists()
-        known = folder.about.result.metrics if ended else records.get("metrics")
+        result = folder.about.result if folder and (path / SUMMARY).exists() else None
+        known = result.metrics if result else records.get("metrics")
         if known is not None or (path / METRICS).exists():
             prefix = None if known is None else typed(dict(known), path / METRICS, Prefix)
             found.small(path / METRICS, lambda: MetricsFile(path).check(prefix))
@@ -215,7 +221,7 @@ class _Run:
         folders = [self.path / "buckets", *sorted((self.path / "encoded").glob("[0-9]*"))]
         for folder in filter(Path.is_dir, folders):
             manifest = folder / DERIVED["buckets" if folder.name == "buckets" else "encoded"]
-            files = self.found.small(manifest, lambda at=manifest: derived_files(read_derived(at), at))
+            files = self.found.small(manifest, partial(_derived_files, manifest))
             for name, listed in (files or {}).items():
                 self._file(folder / name, listed.model_dump())
 
@@ -234,6 +240,10 @@ def _check_named(read: Callable[[], str | None], checkpoints: Checkpoints | None
         before, name = name, read()
         if name == before:  # else who trains has named another one
             raise CheckpointError(f"names checkpoint {name}, which is not there", path)
+
+
+def _derived_files(manifest: Path) -> Mapping[str, DescribedFile]:
+    return derived_files(read_derived(manifest), manifest)
 
 
 def _size(path: Path) -> int:

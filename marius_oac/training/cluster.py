@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from marius_oac.config.cluster import read_secret
 from marius_oac.config.dense import ignored_by_kstep
 from marius_oac.config.errors import parse
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, InputError, NodeLost
+from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.dense.sync_server import SyncServers
@@ -60,7 +63,7 @@ from marius_oac.training.local import (
     with_data,
 )
 from marius_oac.training.rowless import Rowless, alone, staying
-from marius_oac.types import DenseSync
+from marius_oac.types import present
 
 
 def train_on_nodes(
@@ -84,7 +87,8 @@ def train_on_nodes(
         check_gpus(own, group)
         task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
         if isinstance(task, Rowless):
-            return task.train()
+            task.train()
+            return None
         with _created(path, place, task.group, task) as folder:
             _train(task, folder, trace)
     return open_run(folder.path)
@@ -166,7 +170,8 @@ def _resumed(
 
     task = agreed_task(shared, place, group, make, path, checkpoint)
     if isinstance(task, Rowless):
-        return task.train()
+        task.train()
+        return None
     if log and data:
         task.check_new_data(len(log.files))
     config = task.config
@@ -297,18 +302,19 @@ def agreed_task(
     Args:
         run: the folder of a run that goes on; `checkpoint`: from which, if one is named.
     """
-    problem, task = None, None
+    problem, found = None, None
     try:
-        task = node_task(make(), place, group)
+        found = node_task(make(), place, group)
         read_secret(place.cluster)
         check_port(place)
-        task.check()
+        found.check()
     except InputError as error:
         problem = str(error)
     group.barrier()
     digest = hashlib.sha256(config.dump().encode()).hexdigest()
-    said = agree.statement(place, digest, problem=problem, data_digest="" if task is None else data_digest(task))
+    said = agree.statement(place, digest, problem=problem, data_digest="" if found is None else data_digest(found))
     agree.compare(group.gather(said))
+    task = present(found)  # else the comparison has raised its problem
     ranks = staying(config, task.weights)
     if len(ranks) < group.size:
         part, others = group.part(ranks), [rank for rank in range(group.size) if rank not in ranks]
@@ -352,11 +358,11 @@ def node_task(
 
     crowd = Crowd([trains[rank] for rank in within], sum(trains) - sum(trains[rank] for rank in within))
 
-    def make_dense(servers: SyncServers) -> DenseSync:
+    def make_dense(servers: SyncServers) -> DenseAgreement:
         def assign(sizes: Sequence[int]) -> list[int]:
-            return pack(sizes, sizes, [sum(sizes)] * carriers, unit="bytes").tolist()
+            return pack(np.array(sizes), np.array(sizes), [sum(sizes)] * carriers, unit="bytes").tolist()
 
-        together = group
+        together: Group | None = group
         if crowd.serving:
             together = group.part([rank for rank in range(group.size) if crowd.trains[rank]])
         if together is None:  # it has no gradients, and what it serves of the parameters it is told

@@ -43,7 +43,7 @@ def outside(
     weights, (group,) = run["weights"], ThreadGroup.members(1)
     crowd = Crowd(run["trains"], run["trainers"] - sum(run["trains"]))
     kind = ShardedCtrTask if isinstance(task, CtrTask) else ShardedGraphTask
-    sources = []
+    sources: list[RemoteSource] = []
 
     def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any, _: Any) -> RemoteSource:
         def abort() -> None:

@@ -19,9 +19,11 @@ from typing import Any
 from marius_oac import __version__
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.cluster import ClusterConfig, read_secret
+from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.errors import parse as parse_yaml
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.modes import NodesConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.models.compute.user_code import admit
 from marius_oac.nodes.launch.cluster import listening_at, names
@@ -174,10 +176,14 @@ class _ElasticWorker:
         for key in ("device", "threads"):  # those of the process that told of the run, on another machine
             tree.pop(key, None)
         tree["binding"] = "off"  # who else of the run is on this machine it doesn't know
-        config = Config.build(tree).replace(*self._overrides)
+        config: TaskConfig = Config.build(tree).replace(*self._overrides)
         admit(config, self._trust)
         log = run["files"].get(LOG)
-        task = CtrTask(config, RunLog.parse(log.encode(), Path(LOG))) if log else start_task(config)
+        task: Task = (
+            start_task(config)
+            if not isinstance(config, CtrConfig)
+            else CtrTask(config, RunLog.parse(log.encode(), Path(LOG)))
+        )
         if task.fingerprint != run["fingerprint"]:
             raise InputError("the data here are not those of the run")
         for name, text in task.run_files().items():

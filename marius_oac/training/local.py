@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from marius_oac.tasks.ctr.task import CtrTask, start_ctr_task
 from marius_oac.tasks.link_prediction.build import settled_on
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.tasks.node_classification.task import NodeClassificationTask
+from marius_oac.types import present
 
 
 @dataclass(frozen=True)
@@ -158,22 +159,26 @@ def default_name(config: TaskConfig) -> str:
 def start_task(config: TaskConfig, quiet: bool = False) -> Task:
     """The task of a new run, with its data; its configuration has what was left for the data to say. Its notes tell
     what that is, unless it is to be `quiet`."""
-    if isinstance(config, CtrConfig):
-        task, notes = start_ctr_task(config)
-    else:
-        graph = open_or_prepare(config.data.path)
-        if isinstance(config, NodeClassificationConfig):
-            return NodeClassificationTask(config, graph)
-        config, notes = settled_on(config, graph)
-        task = GraphTask(config, graph)
+    task, notes = _task_of(config)
     task.notes = () if quiet else tuple(notes)
     return task
+
+
+def _task_of(config: TaskConfig) -> tuple[Task, Sequence[str]]:
+    if isinstance(config, CtrConfig):
+        return start_ctr_task(config)
+    graph = open_or_prepare(config.data.path)
+    if isinstance(config, NodeClassificationConfig):
+        return NodeClassificationTask(config, graph), ()
+    config, notes = settled_on(config, graph)
+    return GraphTask(config, graph), notes
 
 
 def resume_task(config: TaskConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:
     """The task of a run that goes on, of a click log that was `log`, with more `data` if any."""
     if not isinstance(config, CtrConfig):
         return start_task(config, quiet=True)
+    log = present(log)
     return CtrTask(config, log.extended(config, data) if data else log.with_epochs(config.training.epochs))
 
 
@@ -206,7 +211,13 @@ def check_task(task: Task, path: Path) -> None:
     check_places(task.config.storage)
 
 
-def run_task(task: Task, folder: RunFolder, trace: bool, probe: Probe | None, prepare=lambda loop: None) -> None:
+def run_task(
+    task: Task,
+    folder: RunFolder,
+    trace: bool,
+    probe: Probe | None,
+    prepare: Callable[[TrainingLoop], None] = lambda loop: None,
+) -> None:
     """Trains to the end; `prepare` gets the training loop first."""
     try:
         task.use_folder(folder.rows)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
+from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs.graph import open_or_prepare
 from marius_oac.errors import InputError
 from marius_oac.evaluation.metrics import Metrics
-from marius_oac.models.link_prediction.step import RELATIONS
 from marius_oac.runs.compare import Comparison, compare
-from marius_oac.runs.export import export
+from marius_oac.runs.export import Names, export
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.tasks.ctr.trained import ClickMetrics, TrainedClickModel, key_names, numbers_file
-from marius_oac.tasks.link_prediction.trained import EMBEDDINGS, TrainedModel, row_names
+from marius_oac.tasks.graph import GraphConfig
+from marius_oac.tasks.link_prediction.trained import TrainedModel, row_names
 from marius_oac.tasks.node_classification.trained import TrainedClassifier
-
-SCORES = "scores"
-"""Of each node's classes, in an export."""
 
 
 def evaluate_run(
@@ -37,14 +37,13 @@ def evaluate_run(
     Raises:
         InputError: files for a run on a graph; see also the classes' `evaluate`.
     """
-    task = RunFolder.open(path).config.task
-    if task == "ctr":
+    run = RunFolder.open(path)
+    if run.config.task == "ctr":
         with TrainedClickModel.open(path, checkpoint, data_path=data_path, trust=trust) as model:
             return model.evaluate(data, overrides)
     if not isinstance(data, str):
         raise InputError("the run was trained on a graph; it is evaluated on its splits", "--data")
-    opened = TrainedClassifier if task == "node_classification" else TrainedModel
-    return opened.open(path, checkpoint, data_path=data_path, trust=trust).evaluate(data, overrides)
+    return _of_graph(run).open(path, checkpoint, data_path=data_path, trust=trust).evaluate(data, overrides)
 
 
 def export_run(
@@ -59,49 +58,35 @@ def export_run(
     """Writes the embeddings of a run with their names; returns the new folder (default: RUN/export-FORMAT)."""
     run = RunFolder.open(path)
     folder = out or run.path / f"export-{format}"
-    if run.config.task == "ctr":
+    if isinstance(run.config, CtrConfig):
         chosen = run.checkpoint(checkpoint)
-        export(
-            {name: chosen.array(name, "values") for name in chosen.tables()},
-            key_names(run.config, chosen),
-            format,
-            folder,
-            numbers_file(run.config),
-        )
+        rows = {name: chosen.array(name, "values") for name in chosen.tables()}
+        export(rows, key_names(run.config, chosen), format, folder, numbers_file(run.config))
         return folder
-    if run.config.task == "node_classification":
-        classifier = TrainedClassifier.open(path, checkpoint, data_path=data_path, trust=trust)
-        tables = {SCORES: classifier.scores}
-        if classifier.config.row_dimension:
-            tables[EMBEDDINGS] = classifier.embeddings()
-        export(tables, dict.fromkeys(tables, classifier.graph.node_names), format, folder)
-        return folder
-    model = TrainedModel.open(path, checkpoint, data_path=data_path, trust=trust)
-    names = row_names(model.config, model.graph)
-    tables = {ENTITIES: model.entities}
-    if model.config.encoder and model.config.row_dimension:
-        tables[EMBEDDINGS] = model.embeddings()
-    relations = model.relation_values()
-    if relations is not None:
-        tables[RELATIONS] = relations.numpy()
+    tables, names = _of_graph(run).open(path, checkpoint, data_path=data_path, trust=trust).exported()
     export(tables, names, format, folder)
     return folder
+
+
+def _of_graph(run: RunFolder) -> type[TrainedModel | TrainedClassifier]:
+    """What the result of a run on a graph is opened as."""
+    return TrainedModel if run.config.task == "graph" else TrainedClassifier
 
 
 def compare_runs(first: str | Path, second: str | Path, *, data_path: str | Path | None = None) -> Comparison:
     """Compares the results of two runs, bit by bit; rows have names where the first run's graph is at hand, at
     `data_path` or where it is found."""
     folder, other = RunFolder.open(first), RunFolder.open(second)
-    if folder.config.task == "ctr":
+    names: Mapping[str, Names] = {}
+    if isinstance(folder.config, CtrConfig):
         chosen = folder.checkpoint()
         return compare(chosen, other.checkpoint(), key_names(folder.config, chosen))
-    folder.config = RunPlaces(folder, data_path).config()
+    config = cast(GraphConfig, RunPlaces(folder, data_path).config())
     try:
-        graph = open_or_prepare(folder.config.data.path)
-        folder.check_data(graph.fingerprint, folder.config)
-        names = row_names(folder.config, graph) if folder.config.task == "graph" else {ENTITIES: graph.node_names}
+        graph = open_or_prepare(config.data.path)
+        folder.check_data(graph.fingerprint, config)
+        names = row_names(config, graph) if isinstance(config, Config) else {ENTITIES: graph.node_names}
     except InputError:  # the bits are there without it
         if data_path is not None:
             raise
-        names = {}
     return compare(folder.checkpoint(), other.checkpoint(), names)

@@ -32,8 +32,9 @@ from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.storage.contract import RowLayout
 from marius_oac.tasks.ctr import memory as ctr_memory
 from marius_oac.tasks.ctr.build import make_ctr_network, make_ctr_step, row_layout, tables_of
+from marius_oac.tasks.graph import entity_layout
 from marius_oac.tasks.link_prediction import memory as graph_memory
-from marius_oac.tasks.link_prediction.build import entity_layout, make_encoded_step, make_step
+from marius_oac.tasks.link_prediction.build import make_encoded_step, make_step
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.tasks.node_classification import memory as classes_memory
 from marius_oac.tasks.node_classification.task import NodeClassificationTask

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.kernels.cpu.permutation import MAX_SIZE, bit_length, permuted, round_keys
 from marius_oac.kernels.cpu.random import fold, stream_key, wrapping
 from marius_oac.kernels.cpu.relabel import relabel
-from marius_oac.types import Plan, Side, TableSpec
+from marius_oac.types import Plan, Planner, Side, TableSpec
 
 ENTITIES = "entities"
 """The table of the nodes' rows."""
@@ -52,6 +52,13 @@ class Place(NamedTuple):
     edges: np.ndarray
     among: np.ndarray
     nodes: np.ndarray
+
+
+class EpochPlanner(Planner, Protocol):
+    """A planner that knows where epochs end."""
+
+    def epoch_ends(self, epochs: int) -> Sequence[int]:
+        """Batches up to the end of each of the first so many epochs."""
 
 
 class GraphPlanner(ABC):
@@ -234,7 +241,7 @@ class ReorderedPlanner:
         InputError: a number that is negative or comes twice; later, a batch beyond the end of the order.
     """
 
-    def __init__(self, planner: GraphPlanner, order: np.ndarray) -> None:
+    def __init__(self, planner: EpochPlanner, order: np.ndarray) -> None:
         if order.dtype != np.int64 or order.ndim != 1:
             raise InputError(f"an order is int64 [n], not {order.dtype} {list(order.shape)}", "pipeline.order")
         numbers = np.sort(order)
@@ -257,7 +264,7 @@ class ReorderedPlanner:
         """Those of the other planner: an epoch has as many batches, whatever their order."""
         return self._planner.epoch_ends(epochs)
 
-    def assign_rows(self, plan: Plan) -> Plan:
+    def assign_rows(self, plan: Plan) -> Plan | None:
         """As the other planner does."""
         return self._planner.assign_rows(plan)
 

@@ -13,10 +13,12 @@ Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 
-def check_split(name: object) -> None:
-    """Raises InputError unless this is the name of a split."""
-    if name not in SPLITS:
-        raise InputError(f"must be {', '.join(SPLITS[:-1])} or {SPLITS[-1]}, not {shown(name)}", "split")
+def check_split(name: object) -> Split:
+    """The split of this name. Raises InputError if there is none."""
+    for split in SPLITS:
+        if split == name:
+            return split
+    raise InputError(f"must be {', '.join(SPLITS[:-1])} or {SPLITS[-1]}, not {shown(name)}", "split")
 
 
 STRATUM_EDGES = 1 << 16

@@ -46,7 +46,7 @@ from marius_oac.runtime.files.untrusted import (
 from marius_oac.runtime.files.untrusted_arrays import map_npy
 from marius_oac.storage.contract import MAX_TIMESTAMP, ROWS_PER_BLOCK, ParameterStore
 from marius_oac.storage.disk.files import LISTING, Listing
-from marius_oac.storage.disk.saved_pages import PagedArray, PagedRows
+from marius_oac.storage.disk.saved_pages import PagedArray, PagedRows, RowArray
 from marius_oac.storage.disk.store import SsdStore
 from marius_oac.types import NEVER
 
@@ -91,19 +91,27 @@ class Checkpoint:
         whole = {name.removesuffix(".values.npy") for name in self.files if name.endswith(".values.npy")}
         return sorted(whole | set(self.pages))
 
-    def array(self, table: str, part: str) -> np.ndarray | PagedArray:
+    def array(self, table: str, part: str) -> RowArray:
         """Part `values`, `state` or `timestamps` of a table, mapped read-only; of rows on disk what reads like it."""
         if table in self.pages and part in PARTS:
             listing = Listing.load(self.path.parents[1] / TABLES / LISTING)
-            slots, checksums = (self.array(table, each) for each in PAGED_PARTS)
+            slots, checksums = self._pages_of(table)
             about = PagedRows.load(self.pages[table]["rows"])
             return PagedArray(self.path.parents[1] / TABLES, listing, table, about, slots, checksums, part, self.pin)
+        return self._mapped(table, part)
+
+    def _mapped(self, table: str, part: str) -> np.ndarray:
+        """The array of a file of its own, mapped read-only."""
         name = f"{table}.{part}.npy"
         if name not in self.files:
             raise CheckpointError(f"lists no {name}", self.path / MANIFEST)
         return map_npy(self.path / name, *kind_of(part), CheckpointError)
 
-    def values(self, table: str, rows: int, width: int) -> np.ndarray | PagedArray:
+    def _pages_of(self, table: str) -> list[np.ndarray]:
+        """Slots and checksums of the pages of a table on disk."""
+        return [self._mapped(table, part) for part in PAGED_PARTS]
+
+    def values(self, table: str, rows: int, width: int) -> RowArray:
         """Part `values` of a table that must have this shape. Raises CheckpointError where it has another."""
         values = self.array(table, "values")
         if values.shape != (rows, width):
@@ -115,7 +123,7 @@ class Checkpoint:
         """What `save` got as `arrays`, mapped read-only."""
         parts = {f"{table}.{part}" for table in self.tables() for part in (*PARTS, *PAGED_PARTS)}
         names = [name.removesuffix(".npy") for name in self.files if name.endswith(".npy")]
-        return {name: self.array(*name.split(".", 1)) for name in names if name not in parts}
+        return {name: self._mapped(*name.split(".", 1)) for name in names if name not in parts}
 
     def dense(self) -> dict[str, Any]:
         """The dense tensors, on the CPU."""
@@ -128,7 +136,7 @@ class Checkpoint:
     def slots(self) -> Iterator[np.ndarray]:
         """The slots of the pages of each table that lies on disk."""
         for table in self.pages:
-            yield self.array(table, "slots")
+            yield self._mapped(table, "slots")
 
     def restore(self, stores: Sequence[ParameterStore]) -> None:
         """Loads every table, block by block; a table on disk into a table on disk without reading it."""
@@ -139,7 +147,7 @@ class Checkpoint:
             if store.name in self.pages and isinstance(store, SsdStore):
                 if PagedRows.load(self.pages[store.name]["rows"]).layout != store.layout:
                     raise CheckpointError(f"table {store.name!r} has another layout", self.path)
-                store.tier.restore(store.name, *(self.array(store.name, part) for part in PAGED_PARTS))
+                store.tier.restore(store.name, *self._pages_of(store.name))
                 continue
             for first in range(0, store.num_rows, ROWS_PER_BLOCK):
                 # Mapped anew for each block: a page that was read counts as our memory until its mapping goes.

@@ -48,6 +48,7 @@ from marius_oac.runtime.files.atomic import (
 from marius_oac.runtime.files.untrusted import parse_json, parse_sealed, read_bounded
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.disk.tier import DiskTier
+from marius_oac.types import present
 
 FOLDER = "checkpoints"
 BEST = "best.json"
@@ -227,7 +228,7 @@ class Checkpoints:
 
     def _keep(self, checkpoint: Checkpoint) -> None:
         for slots in checkpoint.slots():
-            self.tier.keep(slots)
+            present(self.tier).keep(slots)
         self._kept.add(checkpoint.name)
 
     def _remove(self, name: str) -> None:
@@ -239,7 +240,7 @@ class Checkpoints:
             sync(self.folder)  # else a power cut could bring its name back, and not all of its files
             self._discard(unfinished(path))
         for each in slots:  # not before: what a checkpoint with a name refers to is never overwritten
-            self.tier.let_go(each)
+            present(self.tier).let_go(each)
         self._kept.discard(name)
 
     @staticmethod

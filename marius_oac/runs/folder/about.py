@@ -23,15 +23,16 @@ from typing import Any, Literal
 
 from marius_oac import __version__
 from marius_oac.config.ctr import of_an_older_run
-from marius_oac.config.errors import shown, where
+from marius_oac.config.errors import where
 from marius_oac.config.task import TaskConfig
-from marius_oac.errors import CheckpointError, ConfigError
+from marius_oac.errors import CheckpointError, ConfigError, shown
 from marius_oac.models.compute.user_code import own_file
 from marius_oac.runs.folder.metrics import Prefix
 from marius_oac.runtime.files.atomic import sealed
 from marius_oac.runtime.files.untrusted import Described, Sha256, parse_json, parse_sealed, read_bounded
 
-FORMAT, VERSION = "marius-oac run", 2
+FORMAT: Literal["marius-oac run"] = "marius-oac run"
+VERSION = 2
 ABOUT = "run.json"
 
 MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
@@ -148,7 +149,7 @@ def _pruned(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """The keys, with both values, that two trees of plain values differ in; `a.0` is the first item of the list `a`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in old | new:
+        for key in {**old, **new}:
             yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
     elif _are_sections(old) and _are_sections(new) and len(old) == len(new):
         for number, items in enumerate(zip(old, new, strict=True)):

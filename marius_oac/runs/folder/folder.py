@@ -30,12 +30,12 @@ import numpy as np
 
 from marius_oac.config.ctr import of_an_older_run
 from marius_oac.config.dense import check_change
-from marius_oac.config.errors import read_mapping, shown
+from marius_oac.config.errors import read_mapping
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.graphs import identity
-from marius_oac.errors import CheckpointError, ConfigError, InputError
+from marius_oac.errors import CheckpointError, ConfigError, InputError, shown
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import SAVED, Checkpoints, read_saved, saved_bytes, write_saved
@@ -60,6 +60,7 @@ from marius_oac.runtime.files.atomic import (
     write_flushed,
 )
 from marius_oac.runtime.files.untrusted import parse_json, read_bounded
+from marius_oac.types import present
 
 CONFIG, SUMMARY, TRACE = "config.yaml", "summary.json", "trace.json"
 _FILES = r"config\.yaml|run\.json|log\.json|classes\.json|metrics\.jsonl|order\.npy|summary\.json|saved\.json"
@@ -79,7 +80,7 @@ class RunFolder:
         self.rows = path
         """Where rows and their checkpoints lie."""
         self._learned: dict[str, str] = {}
-        self._lock = None
+        self._lock: ExitStack | None = None
 
     def keep_rows_in(self, folder: Path) -> None:
         """Rows and their checkpoints lie in this folder, which is made if it is not there."""
@@ -250,7 +251,7 @@ class RunFolder:
         if kept != records.get("metrics", kept):
             what = "is not what it was at this checkpoint: lines are missing, or have been changed"
             logger.warning(f"{self.path / METRICS}: {what}")
-        if recorded:
+        if order is not None:
             self._order.write(order)
 
     def append_order(self, order: list[int]) -> None:
@@ -375,7 +376,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.close()
+        present(self._lock).close()
 
 
 def _clean(folder: Path) -> None:

@@ -76,7 +76,7 @@ class RunLog:
         try:
             return cls.parse(read_bounded(path, error=CheckpointError), path, checked)
         except OSError as error:
-            raise CheckpointError(error.strerror.lower(), path) from None
+            raise CheckpointError(str(error.strerror).lower(), path) from None
 
     @classmethod
     def parse(cls, text: bytes, path: Path, checked: bool = True) -> RunLog:

@@ -6,6 +6,7 @@ written, and the disk has had that part since.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +33,7 @@ class Prefix(Described):
     sha256: Sha256
 
     @classmethod
-    def of(cls, lines: Iterable[bytes]) -> Prefix:
+    def of(cls, lines: Iterable[builtins.bytes]) -> Prefix:
         content = b"".join(lines)
         return cls(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 

@@ -121,8 +121,9 @@ def with_paths(config: TaskConfig, place: Callable[[str], str], graph: Callable[
     changed: dict[str, Any] = {"data": config.data.model_copy(update=data)}
     if config.pipeline.order not in _ORDERS:
         changed["pipeline"] = config.pipeline.model_copy(update={"order": place(config.pipeline.order)})
-    if getattr(config, "encoder", None) and config.encoder.features:
-        changed["encoder"] = config.encoder.model_copy(update={"features": place(config.encoder.features)})
+    encoder = None if isinstance(config, CtrConfig) else config.encoder
+    if encoder and encoder.features:
+        changed["encoder"] = encoder.model_copy(update={"features": place(encoder.features)})
     if config.storage.path:
         changed["storage"] = config.storage.model_copy(update={"path": tuple(map(place, config.storage.path))})
     return config.model_copy(update=changed)

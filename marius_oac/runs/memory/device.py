@@ -17,6 +17,7 @@ from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.models.link_prediction.distances import TILE_BYTES, TILES
 from marius_oac.models.link_prediction.regularizers import penalized
 from marius_oac.models.link_prediction.step import relation_width
+from marius_oac.types import present
 
 _SCORES = {"softmax": 2, "logistic": 2, "margin": 2, "self_adversarial": 3}
 """Of each loss: how many times the scores of a batch are held."""
@@ -67,7 +68,7 @@ def encoder_step_bytes(
     """Of an encoder and a head that takes `head` bytes of its own; `config` and others as in `encoder_bytes`."""
     planned, nodes, blocks = data.means is not None, len(data.first), iter(data.blocks)
     first = nodes * inputs * (not planned)
-    kept, words, parameters, most = first, 0, 0, []
+    kept, words, parameters, most = first, 0, 0, list[float]()
     for number, (layer, width) in enumerate(zip(config.layers, widths, strict=True)):
         parameters += inputs * width * (1 if isinstance(layer, GatConfig) else 2)
         outputs, edges = nodes, 0
@@ -75,7 +76,7 @@ def encoder_step_bytes(
             block = next(blocks)
             outputs, edges = len(block.offsets) - 1, len(block.sources)
         if isinstance(layer, GatConfig):
-            edges, heads = edges + outputs * layer.attend_to_self, layer.heads * layer.dimension
+            edges, heads = edges + outputs * layer.attend_to_self, layer.heads * present(layer.dimension)
             saved = nodes * (heads + 2 * layer.heads) + 3 * edges * layer.heads
             work = nodes * heads + 2 * edges * heads + outputs * heads
         else:  # a layer of the user's is not known: as much as if it made a value of each edge

@@ -21,6 +21,7 @@ from marius_oac.runs.checkpoints.checkpoint import TABLES
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine import cgroups
 from marius_oac.storage.disk.files import LISTING, Listing
+from marius_oac.types import present
 
 _MIB = 1 << 20
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
@@ -99,7 +100,7 @@ def _to_lower(parts: Sequence[Need], available: int) -> str:
     """The key of the largest part that has one; the place where all of them would not be enough."""
     if sum(need.num_bytes for need in parts if need.key is None) > available:
         return "memory"
-    return max((need for need in parts if need.key is not None), key=lambda need: need.num_bytes).key
+    return present(max((need for need in parts if need.key is not None), key=lambda need: need.num_bytes).key)
 
 
 def available(device: torch.device, folder: Path, program: int, paths: Sequence[str] = ()) -> dict[str, int]:

@@ -13,6 +13,7 @@ from marius_oac.runs.memory.plan import Need
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.disk.files import MOST_PAGES_A_JOB, num_threads
 from marius_oac.storage.disk.layout import FRAME_BYTES, PAGE_TABLE_BYTES, frames_in, page_bytes_for, too_small
+from marius_oac.types import present
 
 
 def table_needs(
@@ -26,7 +27,7 @@ def table_needs(
         return [Need("host", "tables", whole, key, mapped=mapped), *disk]
     size = page_bytes(config, list(layouts.values()))
     pages = sum(-(-count // (size // layouts[name].row_bytes)) for name, count in rows.items())
-    frames = frames_in(config.memory, size)
+    frames = frames_in(present(config.memory), size)
     if pages:
         frames = min(frames, pages)
     moving = num_threads(config.io, config.depth) * MOST_PAGES_A_JOB
@@ -49,8 +50,9 @@ def check_batch(config: StorageConfig, layout: RowLayout, rows: np.ndarray) -> N
         return
     size = page_bytes(config, [layout])
     pages = np.unique(rows // (size // layout.row_bytes)).size
-    if pages > frames_in(config.memory, size):
-        raise too_small("a batch", pages, frames_in(config.memory, size), size)
+    frames = frames_in(present(config.memory), size)
+    if pages > frames:
+        raise too_small("a batch", pages, frames, size)
 
 
 def ahead_bytes(config: TaskConfig, plan_bytes: int) -> int:

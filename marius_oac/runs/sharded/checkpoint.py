@@ -265,7 +265,7 @@ class ShardedCheckpoint(Checkpoint):
     def array(self, table: str, part: str) -> Any:
         arrays = [each.array(table, part) for each in self.parts]
         if part not in ("values", "state", "timestamps"):
-            return np.concatenate(arrays)
+            return np.concatenate([each[:] for each in arrays])
         keyed = f"{table}.index.keys" in self.parts[0].arrays()
         size = sum(map(len, arrays))
         if keyed or not size:
@@ -291,7 +291,7 @@ class ShardedCheckpoint(Checkpoint):
             part.verify(ending)
 
 
-def load_rows(store: ParameterStore, whole: ShardedCheckpoint, source: np.ndarray) -> None:
+def load_rows(store: ParameterStore, whole: Checkpoint, source: np.ndarray) -> None:
     """Row i of the store becomes row `source[i]`, int64 [n], of a checkpoint's table."""
     values, state, timestamps = (whole.array(store.name, part) for part in ("values", "state", "timestamps"))
     for first in range(0, source.size, ROWS_PER_BLOCK):

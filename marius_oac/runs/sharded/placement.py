@@ -65,7 +65,7 @@ def agreed_packing(
     count = max(1, min(MOST_BATCHES, MOST_EXAMPLES // config.training.batch_size))
     batches = range(first, min(first + count, task.schedule.last))
     measured = task.peers.agreed(lambda: task.measure(batches).tolist())
-    costs = np.sum(task.peers.gather(measured), axis=0, dtype=np.float64)
+    costs = np.array(task.peers.gather(measured), np.float64).sum(axis=0)
     if not costs.any():  # nothing is left to be trained
         return Packed(unmeasured)
     placement, weights = _packed(task, budgets, costs), task.carried
@@ -166,10 +166,10 @@ class _Budgets:
         if self.memory is not None:
             try:
                 most = np.minimum(self.memory, self.disk)
-                return Placement(pack(costs, self.rows, most, self.weights), len(self.weights))
+                return Placement(pack(costs, self.rows, most.tolist(), self.weights), len(self.weights))
             except InputError:  # some will wait on disk
                 pass
-        return Placement(pack(costs, self.rows, self.disk, self.weights, self.names), len(self.weights))
+        return Placement(pack(costs, self.rows, self.disk.tolist(), self.weights, self.names), len(self.weights))
 
     def _check(self) -> None:
         total = int(self.rows.sum())

@@ -20,7 +20,7 @@ from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
 from marius_oac.nodes.gba.policy import Measured, Policy
 from marius_oac.runs.task import Peers
 from marius_oac.runtime.console import logger
-from marius_oac.types import Step
+from marius_oac.types import Step, present
 
 _HURRY = 4  # that part of a stretch follows where the next decision should come soon
 _TOLD = 256  # times of a trainer's batches at most; of more, some that are as far apart from each other
@@ -105,14 +105,15 @@ class SpeedMonitor:
 
     def _times(self) -> list[float]:
         """Seconds per example of this trainer's batches since the last decision, in their order."""
-        found = [seconds / (share * self._batch_size) for share, seconds in self._step.take()]
+        found = [seconds / (share * self._batch_size) for share, seconds in present(self._step).take()]
         return [found[number * len(found) // _TOLD] for number in range(_TOLD)] if len(found) > _TOLD else found
 
     def summary(self, peers: Peers) -> dict[str, Any]:
         """What was emulated, if anything was, over all trainers; collective."""
         if not self._config.load:
             return {}
-        counts = peers.gather([self._step.slowed, self._step.added])
+        step = present(self._step)
+        counts = peers.gather([step.slowed, step.added])
         slowed, added = (sum(each) for each in zip(*counts, strict=True))
         return {"load.emulated_batches": slowed, "load.emulated_seconds": added}
 

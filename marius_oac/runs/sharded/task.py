@@ -13,29 +13,32 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 
 from marius_oac import __version__
+from marius_oac.config.modes import ModeName
+from marius_oac.config.task import TaskConfig
 from marius_oac.data.batches.rank_slice import RankSlice
+from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
+from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.served import Served, bounds_of
 from marius_oac.nodes.dense.sync_server import SyncServers
 from marius_oac.nodes.gba.counts import dispatch_metrics
 from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.trainers import Crowd
-from marius_oac.nodes.shards.dispatched_rows import Dispatching
+from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
 from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.memory.plan import MemoryPlan
-from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, ShardedCheckpoint, layout_name
+from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, layout_name
 from marius_oac.runs.sharded.dense import adapted, load_dense, share_dense
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
@@ -44,14 +47,26 @@ from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.disk.store import SsdStore
-from marius_oac.types import DenseSync, Plan, Planner, Step
+from marius_oac.types import Plan, Planner, Step, present
 
 Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float], Binding], RemoteSource]
 """Serves the tables of this process, if it has any, and connects to those of all."""
 
 
+class SlicedPlanner(Planner, Protocol):
+    """A planner of one process's part of every batch.
+
+    Attributes:
+        share: the part; may be set before the first `plan`.
+    """
+
+    share: RankSlice
+
+
 class ShardedTask(Task):
-    """Args:
+    """A task whose rows are spread over nodes.
+
+    Args:
     task: what is trained.
     group: of all processes.
     weights: of each process, by rank: how much it should carry beside others; 0: nothing.
@@ -69,7 +84,7 @@ class ShardedTask(Task):
         task: Task,
         group: Group,
         weights: Sequence[float],
-        make_dense: Callable[[SyncServers], DenseSync],
+        make_dense: Callable[[SyncServers], DenseAgreement],
         connect: Connect,
         crowd: Crowd | None = None,
     ):
@@ -81,13 +96,31 @@ class ShardedTask(Task):
         self.place = sum(each > 0 for each in weights[: group.rank]) if weights[group.rank] else None
         self.packed = Packed(even(self.carried))
         self.speed_monitor = SpeedMonitor(task.config.nodes, group.rank, self.trainers, task.config.training.batch_size)
-        self.dense: DenseSync | None = None
-        self._source: RemoteSource | None = None
+        self._dense: DenseAgreement | None = None
+        self._remote: RemoteSource | None = None
         self._outside = 0, 0.0
-        self.peers = ClusterPeers(group)
-        self.decisive_metric = task.decisive_metric
+        self.peers: ClusterPeers = ClusterPeers(group)
 
     over_nodes = True
+
+    @property
+    def decisive_metric(self) -> str:
+        return self.task.decisive_metric
+
+    @property
+    def dense(self) -> DenseAgreement:
+        """How the dense parameters of the trainers agree; known from `build` on."""
+        return present(self._dense)
+
+    @property
+    def _source(self) -> RemoteSource:
+        """The rows on all nodes; known from `build` on."""
+        return present(self._remote)
+
+    @property
+    def own_place(self) -> int:
+        """`place`, of a process that carries rows."""
+        return present(self.place)
 
     @property
     def trains(self) -> bool:
@@ -135,7 +168,7 @@ class ShardedTask(Task):
         super().use_folder(folder)
         self.task.use_folder(folder)
 
-    def has(self, split: str) -> bool:
+    def has(self, split: Split) -> bool:
         return self.task.has(split)
 
     def check_data_from(self, batch_index: int) -> None:
@@ -151,17 +184,17 @@ class ShardedTask(Task):
     def validates_on_a_sample(self) -> bool:
         return self.task.validates_on_a_sample
 
-    def evaluate(self, parts: Components, split: str, whole: bool = True) -> dict[str, float]:
+    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
         return self.peers.from_lead(lambda: self._evaluate(parts, split, whole))
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         tables = self._tables(stack, binding) if self.place is not None else []
         planner = self._planner(stack)
         planner.share = self.share
-        source = self._source = self._connect(stack, tables, self._dimensions(), self._factor, binding)
+        source = self._remote = self._connect(stack, tables, self._dimensions(), self._factor, binding)
         source.trains = self.trains
         source.announce(self._told())
-        self.dense = self._make_dense(source.sync)
+        self._dense = self._make_dense(source.sync)
         stack.callback(self.dense.stop)
         step = self._whole_step = self._step(device, threads)
         stack.callback(step.close)
@@ -175,10 +208,16 @@ class ShardedTask(Task):
 
     def _told(self) -> dict[str, Any]:
         """What an elastic worker must know of the run, in plain values."""
-        about = {"version": __version__, "config": self.config.dump(), "files": dict(self.run_files())}
-        about |= {"fingerprint": self.fingerprint}
-        about |= {"trains": list(self.crowd.trains), "trainers": self.trainers}
-        return about | {"weights": list(self.weights), "placement": self.placement.nodes.tolist()}
+        return {
+            "version": __version__,
+            "config": self.config.dump(),
+            "files": dict(self.run_files()),
+            "fingerprint": self.fingerprint,
+            "trains": list(self.crowd.trains),
+            "trainers": self.trainers,
+            "weights": list(self.weights),
+            "placement": self.placement.nodes.tolist(),
+        }
 
     def measure(self, batches: Sequence[int]) -> np.ndarray:
         """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""
@@ -197,7 +236,8 @@ class ShardedTask(Task):
                     cost.add(shards)
                 if progress:
                     progress.add(1)
-        return sum(4 * dimension * cost.lookups for dimension, cost in zip(dimensions, costs, strict=True))
+        bytes_of = [4 * dimension * cost.lookups for dimension, cost in zip(dimensions, costs, strict=True)]
+        return np.sum(bytes_of, axis=0)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
         """Where rows lie, beside what subclasses keep."""
@@ -218,7 +258,7 @@ class ShardedTask(Task):
     @property
     def failure(self) -> BaseException | None:
         """Why rows can't be had any more, if that is so."""
-        return self._source.error if self._source else None
+        return self._remote.error if self._remote else None
 
     def next_pause(self, batch: int) -> int | None:
         ends = [self.config.nodes.mode_ends(batch), self.speed_monitor.rests(batch)]
@@ -226,7 +266,7 @@ class ShardedTask(Task):
 
     def before_batches(self, first: int) -> None:
         self.speed_monitor.begin(first)
-        self.dispatch(self.speed_monitor.mode or self.config.nodes.mode_at(first))
+        self.dispatch(cast(ModeName, self.speed_monitor.mode or self.config.nodes.mode_at(first)))
         if self._source.dispatching and self.crowd.serving and self._whole_step.dense_state():
             share_dense(self.peers, self.group, self._whole_step)
 
@@ -237,7 +277,7 @@ class ShardedTask(Task):
         """This is none of the group: batches are dispatched to it whenever there are any. An elastic worker may leave
         meanwhile."""
         self.dispatch("gba")
-        self._source.dispatching = replace(self._source.dispatching, elastic_worker=elastic_worker)
+        self._source.dispatching = replace(present(self._source.dispatching), elastic_worker=elastic_worker)
 
     @property
     def stop_requested(self) -> bool:
@@ -246,15 +286,16 @@ class ShardedTask(Task):
     def trained_outside(self) -> tuple[int, float]:
         """See `Task.trained_outside`; known where batches are dispatched."""
         counts = self._source.counts()
-        now = counts.get("outside_examples", 0), counts.get("outside_loss", 0.0)
+        now = int(counts.get("outside_examples", 0)), counts.get("outside_loss", 0.0)
         (examples, loss), self._outside = self._outside, now
         return now[0] - examples, now[1] - loss
 
-    def dispatch(self, mode: str) -> None:
+    def dispatch(self, mode: ModeName) -> None:
         """What follows is trained in this mode."""
         source = self._source
         source.dispatching = self._dispatching(mode) if mode != "sync" else None
-        self._planned.dispatch(*((self._parts, lambda: source.exchange.reserve()) if source.dispatching else ()))
+        parts = self._parts if source.dispatching else []
+        self._planned.dispatch(parts, lambda: cast(DispatchedRows, source.exchange).reserve())
         if isinstance(self.dense, Served):
             self.dense.dispatched = source.dispatching is not None
         self.dense.start()
@@ -264,13 +305,15 @@ class ShardedTask(Task):
         """M, batches that a global batch is cut into where they are dispatched."""
         return self.config.nodes.mode_options.parts or self.trainers
 
-    def _dispatching(self, kind: str) -> Dispatching:
+    def _dispatching(self, kind: ModeName) -> Dispatching:
         mode_options, parts = self.config.nodes.mode_options, self._num_parts
         mode = make_mode(kind, self.trainers, parts, 1, **mode_options.rules())
         bounds = bounds_of(self._served, len(self.carried))
         carriers = [self.crowd.peer(rank) for rank, weight in enumerate(self.weights) if weight]
         own = self.crowd.own
-        return Dispatching(mode, parts, bounds, carriers, self.dense, self._served, mode_options.window, own)
+        return Dispatching(
+            mode, parts, bounds, carriers, cast(Served, self.dense), self._served, mode_options.window, own
+        )
 
     def reached(self, planned: int) -> int:
         """See `Task.reached`; collective where some processes only serve."""
@@ -279,8 +322,9 @@ class ShardedTask(Task):
         return max(self.peers.gather(planned if self.trains else 0))
 
     def after_batches(self, ended: bool) -> None:
-        if self._source.dispatching and self._served:
-            self._served.take(self._source.dense_states(), self._source.dispatching.bounds)
+        dispatching = self._source.dispatching
+        if dispatching and self._served:
+            self._served.take(self._source.dense_states(), dispatching.bounds)
         if ended:
             self.dense.finish()
         else:
@@ -295,9 +339,9 @@ class ShardedTask(Task):
         dispatched = dispatch_metrics(self.peers.gather(dict(source.counts())))
         return dense | sums | dispatched | self.speed_monitor.summary(self.peers)
 
-    def take_over(self, whole: ShardedCheckpoint, parts: Components) -> None:
+    def take_over(self, whole: Checkpoint, parts: Components) -> None:
         """Loads this process's rows from a checkpoint of other processes."""
-        if self.place is not None:
+        if self.serves:
             self._take_rows(whole, parts)
         if not self.trains:
             return
@@ -323,13 +367,15 @@ class ShardedTask(Task):
         return whole.hexdigest()
 
     @abstractmethod
-    def table_names(self) -> list[str]: ...
+    def table_names(self) -> list[str]:
+        """Names of the tables, in the order of a plan's rows."""
 
     @abstractmethod
-    def _check(self) -> None: ...
+    def _check(self) -> None:
+        """Raises ConfigError where the task can't be trained over nodes."""
 
     @abstractmethod
-    def _tables(self, stack: ExitStack, binding: Binding) -> list[ShardTable]:
+    def _tables(self, stack: ExitStack, binding: Binding) -> Sequence[ShardTable]:
         """The rows of this process."""
 
     @abstractmethod
@@ -337,14 +383,15 @@ class ShardedTask(Task):
         """Floats of a value, of each table."""
 
     @abstractmethod
-    def _planner(self, stack: ExitStack) -> Planner: ...
+    def _planner(self, stack: ExitStack) -> SlicedPlanner:
+        """A planner of the batches; its `share` will be set."""
 
     @abstractmethod
-    def _routed(self, plan: Plan) -> RoutedPlan:
+    def _routed(self, plan: Any) -> RoutedPlan:
         """The plan, knowing where its rows are."""
 
     @abstractmethod
-    def _shards(self, plan: Plan) -> list[np.ndarray]:
+    def _shards(self, plan: Any) -> list[np.ndarray]:
         """The virtual shard of each row that a plan asks for, int64 [n], of each table."""
 
     @abstractmethod
@@ -352,31 +399,30 @@ class ShardedTask(Task):
         """Rows of each virtual shard, int64 [V], and what they are like; None where training alone finds them."""
 
     @abstractmethod
-    def _step(self, device: torch.device, threads: int) -> Step: ...
+    def _step(self, device: torch.device, threads: int) -> Step:
+        """The step, whose dense parameters agree by `dense`."""
 
     @abstractmethod
-    def _evaluate(self, parts: Components, split: str, whole: bool) -> dict[str, float]: ...
+    def _evaluate(self, parts: Components, split: Split, whole: bool) -> dict[str, float]:
+        """See `evaluate`; on the process that leads alone."""
 
     @abstractmethod
     def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
         """SHA-256 of each shard that lies here."""
 
     @abstractmethod
-    def _take_rows(self, whole: ShardedCheckpoint, parts: Components) -> None:
+    def _take_rows(self, whole: Checkpoint, parts: Components) -> None:
         """Loads the rows that belong here."""
 
-    @abstractmethod
-    def plan_memory(self, folder: Path) -> MemoryPlan: ...
 
-
-def with_share(planner: Planner, rank: int, count: int) -> Planner:
+def with_share(planner: SlicedPlanner, rank: int, count: int) -> SlicedPlanner:
     """A planner like this one, of other parts of the same batches, of which some are dispatched to it."""
     other = copy.copy(planner)
     other.share = RankSlice(rank, count, dispatched=True)
     return other
 
 
-def check_config(config: Any, trainers: int) -> None:
+def check_config(config: TaskConfig, trainers: int) -> None:
     """Raises ConfigError for what several nodes, or so many trainers, can't do."""
     if config.pipeline.mode == "async-delta":
         raise ConfigError("'async-delta' is for one node; over several ones use oac, sync or async", "pipeline.mode")

@@ -28,7 +28,7 @@ from marius_oac.errors import InputError
 class NpyWriter:
     """A .npy file written in blocks of rows and hashed on the way."""
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: type):
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype | type):
         self.path, self._file, self._digest = path, open(path, "wb"), hashlib.sha256()  # noqa: SIM115 - see __exit__
         header = io.BytesIO()
         descr = np.lib.format.dtype_to_descr(np.dtype(dtype))

@@ -148,7 +148,7 @@ class PageFiles:
         create: bool = False,
         writable: bool = True,
         warn: Callable[[str], None] = lambda line: None,
-        bind: Callable[[str], None] | None = None,
+        bind: Callable[[str], object] | None = None,
     ):
         self.listing, self.page_bytes, self._slots = listing, listing.page_bytes, 0
         self._folder, self._paths = folder, [folder / name for name in listing.files]

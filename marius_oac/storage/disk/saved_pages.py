@@ -198,6 +198,10 @@ class PagedArray:
             raise damaged(files, int(slots[order[wrong]]), self._name, int(pages[order[wrong]]), self._rows_per_page)
 
 
+RowArray = np.ndarray | PagedArray
+"""One part of a table's rows, wherever they are: both are indexed by a slice or by ascending rows."""
+
+
 def damaged(files: PageFiles, slot: int, table: str, page: int, rows_per_page: int) -> InputError:
     """The error of a page, counted within its table, that is not what was written to its slot."""
     first = page * rows_per_page

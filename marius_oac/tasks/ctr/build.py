@@ -20,7 +20,7 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.disk.layout import BLOCK_BYTES, PAGE_TABLE_BYTES
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable
-from marius_oac.types import DenseSync
+from marius_oac.types import DenseSync, present
 
 _SHARE = 0.8  # of the free memory that rows and keys may take
 KEY_BYTES = 24
@@ -75,10 +75,10 @@ def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
     if config.keys.capacity:
         return min(config.keys.capacity, _MOST_ROWS)
     free = [psutil.virtual_memory().available, cgroups.headroom()]
-    memory = _SHARE * min(one for one in free if one is not None)
-    row_bytes = layout.row_bytes
+    memory, row_bytes = _SHARE * min(one for one in free if one is not None), float(layout.row_bytes)
     if config.storage.paged:
-        memory, row_bytes = max(memory - config.storage.memory, 0), PAGE_TABLE_BYTES * row_bytes / BLOCK_BYTES
+        memory = max(memory - present(config.storage.memory), 0)
+        row_bytes *= PAGE_TABLE_BYTES / BLOCK_BYTES
     return min(int(memory / (row_bytes + KEY_BYTES)), _MOST_ROWS)
 
 

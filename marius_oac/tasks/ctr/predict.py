@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,10 +23,18 @@ from marius_oac.evaluation.binary_metrics import ClickMetrics
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.progress import Progress
-from marius_oac.storage.keys.table import KeyTable
-from marius_oac.types import map_arrays
+from marius_oac.types import map_arrays, present
 
 MILLION = 1_000_000
+
+
+class KeyedRows(Protocol):
+    """Rows by key, to look at: a `KeyTable`, or what asks other nodes."""
+
+    def look_up(
+        self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """See `KeyTable.look_up`."""
 
 
 class ClickPredictor:
@@ -36,7 +44,7 @@ class ClickPredictor:
         self,
         config: CtrConfig,
         tables: Sequence[FeatureTable],
-        key_tables: Sequence[KeyTable],
+        key_tables: Sequence[KeyedRows],
         step: CtrStep,
         device: torch.device,
     ):
@@ -85,17 +93,18 @@ def evaluate_files(predictor: ClickPredictor, files: Sequence[LogFile], by_milli
         metrics, part = stack.enter_context(ClickMetrics()), stack.enter_context(ClickMetrics())
         waiting = 0
         for examples, probabilities in predictor.files(files, labelled=True):
-            metrics.add(examples.labels, probabilities)
+            labels = present(examples.labels)
+            metrics.add(labels, probabilities)
             if not by_million:
                 continue
-            part.add(examples.labels, probabilities)
+            part.add(labels, probabilities)
             waiting += examples.size
             if waiting >= MILLION:
                 millions.append(part.result())
                 part, waiting = stack.enter_context(ClickMetrics()), 0
         if waiting:
             millions.append(part.result())
-        found = {**metrics.result(), "unknown_ids": predictor.unknown_ids - before}
+        found: dict[str, Any] = {**metrics.result(), "unknown_ids": predictor.unknown_ids - before}
     if math.isnan(found["auc"]):
         click = "no click" if math.isnan(found["calibration"]) else "a click"
         logger.warning(f"all {found['examples']:,} examples are {click}: no AUC without both classes (null in files)")

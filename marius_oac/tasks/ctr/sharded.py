@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 
+from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.logs.batches import LogPlan, LogPlanner
 from marius_oac.data.logs.tables import FeatureTable, TableKeys
+from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.nodes.shards.exchange import RemoteSource
-from marius_oac.nodes.shards.placement import Placement, route_keys, shard_of_keys, unique_keys
+from marius_oac.nodes.shards.placement import Placement, Route, route_keys, shard_of_keys, unique_keys
 from marius_oac.nodes.shards.pooling import pool_table, spans_of
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import KeyedTable
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
-from marius_oac.runs.sharded.checkpoint import ShardedCheckpoint, digest_rows, load_rows
-from marius_oac.runs.sharded.task import ShardedTask
+from marius_oac.runs.sharded.checkpoint import digest_rows, load_rows
+from marius_oac.runs.sharded.task import ShardedTask, SlicedPlanner
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components
 from marius_oac.runtime.machine.binding import Binding
@@ -40,7 +44,6 @@ from marius_oac.tasks.ctr.build import (
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
 from marius_oac.tasks.ctr.predict import ClickPredictor, evaluate_files
 from marius_oac.tasks.ctr.task import CtrTask
-from marius_oac.types import Planner
 
 
 class BatchKeys:
@@ -87,16 +90,17 @@ def keys_on(arrays: Mapping[str, np.ndarray], placement: Placement, place: int) 
     return kept
 
 
-def _different(keys: TableKeys, ids: np.ndarray, count: int) -> list[np.ndarray]:
+def _different(keys: TableKeys, ids: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Vocabularies, keys and checks of a batch's `count` different keys, by their numbers; `ids` are those of all."""
     firsts = np.empty(count, np.int64)
     firsts[ids[::-1]] = np.arange(ids.size)[::-1]
-    return [part[firsts] for part in keys.asked]
+    return keys.vocabularies[firsts], keys.keys[firsts], keys.checks[firsts]
 
 
 class ShardedCtrTask(ShardedTask):
     """A `CtrTask` over nodes."""
 
+    config: CtrConfig
     task: CtrTask
 
     @cached_property
@@ -122,7 +126,7 @@ class ShardedCtrTask(ShardedTask):
         share = self.share
         peers.agreed(lambda: self.task.check_rows(first, share.rank, share.count) if self.trains else None)
 
-    def _tables(self, stack: ExitStack, binding: Binding) -> list[KeyedTable]:
+    def _tables(self, stack: ExitStack, binding: Binding) -> Sequence[KeyedTable]:
         config, training = self.config, self.config.training
         layouts = {table.name: row_layout(config, table, self._network) for table in self._feature_tables}
         capacities = {name: capacity_of(config, layout) for name, layout in layouts.items()}
@@ -137,7 +141,7 @@ class ShardedCtrTask(ShardedTask):
     def _dimensions(self) -> list[int]:
         return [row_layout(self.config, table, self._network).dimension for table in self._feature_tables]
 
-    def _planner(self, stack: ExitStack) -> Planner:
+    def _planner(self, stack: ExitStack) -> SlicedPlanner:
         schedule = self.task.log.schedule(self.config.training.batch_size)
         numbers = [BatchKeys(self.config.training.batch_size * table.max_ids) for table in self._feature_tables]
         planner = LogPlanner(
@@ -157,6 +161,7 @@ class ShardedCtrTask(ShardedTask):
         for table, keys, ids, own, indices in of_table:
             asked, pooled = _different(keys, ids, own.size), self._pooled(table)
             if pooled:
+                route: Route
                 route, indices = pool_table(table, pooled, keys, ids, asked, self.placement)
                 own = np.arange(route.order.size)
             else:
@@ -169,7 +174,8 @@ class ShardedCtrTask(ShardedTask):
     def _shards(self, plan: LogPlan) -> list[np.ndarray]:
         found = []
         for table, keys, ids, own in zip(self._feature_tables, plan.keys, plan.ids, plan.rows, strict=True):
-            shards, spans = shard_of_keys(*_different(keys, ids, own.size)[:2]), spans_of(table, keys)
+            vocabularies, numbers, _ = _different(keys, ids, own.size)
+            shards, spans = shard_of_keys(vocabularies, numbers), spans_of(table, keys)
             # A node that adds up reads a row for every bag that it is in.
             found.append(np.concatenate([shards, *(shards[ids[spans[name]]] for name in self._pooled(table))]))
         return found
@@ -182,12 +188,12 @@ class ShardedCtrTask(ShardedTask):
             self.config, self._feature_tables, self._network, device, threads, self.dense, self.group.rank
         )
 
-    def _evaluate(self, parts: Components, split: str, whole: bool) -> dict[str, float]:
+    def _evaluate(self, parts: Components, split: Split, whole: bool) -> dict[str, float]:
         return evaluate_files(self._predictor(parts), self.task.files_of(split))
 
     def _predictor(self, parts: Components) -> ClickPredictor:
-        keys = [RemoteKeys(parts.source, number, self.placement) for number in range(len(self._feature_tables))]
-        return ClickPredictor(self.config, self._feature_tables, keys, parts.step, parts.device)
+        keys = [RemoteKeys(self._source, number, self.placement) for number in range(len(self._feature_tables))]
+        return ClickPredictor(self.config, self._feature_tables, keys, cast(CtrStep, parts.step), parts.device)
 
     def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
         """In a progressive run predicts the file that comes next."""
@@ -196,12 +202,12 @@ class ShardedCtrTask(ShardedTask):
         file = self.task.first_file(epoch)
         return self.peers.from_lead(lambda: self.task.metrics_of(file, self._predictor(parts)))
 
-    def _take_rows(self, whole: ShardedCheckpoint, parts: Components) -> None:
+    def _take_rows(self, whole: Checkpoint, parts: Components) -> None:
         arrays = whole.arrays()
         for keys in self._keys:
             prefix = f"{keys.store.name}."
             own = {name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)}
-            keys.load(keys_on(own, self.placement, self.place))
+            keys.load(keys_on(own, self.placement, self.own_place))
             numbers, vocabularies = own["index.keys"], own["index.vocabularies"]
             here = self.placement.nodes[shard_of_keys(vocabularies, numbers)] == self.place
             load_rows(keys.store, whole, np.flatnonzero(here))

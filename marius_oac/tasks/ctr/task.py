@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from marius_oac.data.logs.files import LogFile, LogFiles, check_kinds
 from marius_oac.data.logs.guess import offered
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.settle import settle
+from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.user_code import own_files
+from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.stores import Tables
@@ -58,6 +60,7 @@ def start_ctr_task(config: CtrConfig) -> tuple[CtrTask, list[str]]:
 class CtrTask(Task):
     """A click log, or several legs of one, and the model that is trained on it."""
 
+    config: CtrConfig
     decisive_metric = "auc"
 
     def __init__(self, config: CtrConfig, log: RunLog, writable: bool = True):
@@ -101,7 +104,7 @@ class CtrTask(Task):
         `data.log_check`."""
         check_rows(self.log.files[first:], self.config.data, self.pieces[first:], part, parts)
 
-    def files_of(self, split: str) -> tuple[LogFile, ...]:
+    def files_of(self, split: Split) -> tuple[LogFile, ...]:
         """The files that a split is evaluated on."""
         if split not in self._splits:
             patterns = getattr(self.config.data, split)
@@ -124,16 +127,17 @@ class CtrTask(Task):
         stack.callback(step.close)
         return Components(planner, [table.store for table in self._tables], step, device, place.tier)
 
-    def has(self, split: str) -> bool:
+    def has(self, split: Split) -> bool:
         return bool(self.files_of(split))
 
-    def evaluate(self, parts: Components, split: str, whole: bool = True) -> dict[str, float]:
+    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
         """AUC, log loss, normalised entropy and calibration of the predictions for a split."""
         return evaluate_files(self.predictor(parts), self.files_of(split))
 
     def predictor(self, parts: Components) -> ClickPredictor:
         network = make_ctr_network(self.config)
-        return ClickPredictor(self.config, tables_of(self.config, network), self._tables, parts.step, parts.device)
+        tables, step = tables_of(self.config, network), cast(CtrStep, parts.step)
+        return ClickPredictor(self.config, tables, self._tables, step, parts.device)
 
     def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
         """Drops what has not been seen for long; in a progressive run predicts the file that comes next."""
@@ -168,7 +172,7 @@ class CtrTask(Task):
 
     def summary(self) -> dict[str, Any]:
         """How many keys each table has."""
-        found = {}
+        found: dict[str, int] = {}
         for table in self._tables:
             name = f"tables.{table.store.name}"
             found |= {f"{name}.keys": len(table), f"{name}.waiting": table.waiting, f"{name}.dropped": table.dropped}

@@ -26,12 +26,11 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.log import RunLog
-from marius_oac.runs.folder.places import RunPlaces
-from marius_oac.runs.folder.user_code import kept_code
 from marius_oac.runs.session import num_threads, reading_device
 from marius_oac.runtime.files.atomic import disk_errors, make_folder, sync, unfinished_here
 from marius_oac.tasks.ctr.predict import evaluate_files
 from marius_oac.tasks.ctr.task import CtrTask
+from marius_oac.tasks.trained import TrainedRun
 
 
 @dataclass(frozen=True)
@@ -54,48 +53,31 @@ def _to_predict(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
     return optimizer | {name: tensor for name, tensor in saved.items() if not name.startswith(OPTIMIZER)}
 
 
-class TrainedClickModel:
-    """A checkpoint of a run on a click log, its tables in memory until `close`."""
+class TrainedClickModel(TrainedRun):
+    """A trained model of clicks: a checkpoint of a run on a click log, its tables in memory until `close`."""
 
-    def __init__(self, path: Path, config: CtrConfig, checkpoint: Checkpoint, log: RunLog):
-        if not checkpoint.pages:  # the run's tables have come to lie on disk since
-            config = config.replace("storage.memory=null", "storage.io=direct")
-        self.path, self.config, self.checkpoint = path, config, checkpoint
-        self._task = CtrTask(config, log, writable=False)
-        self._task.use_folder(path)
+    task = "ctr"
+    config: CtrConfig
+
+    def __init__(self, folder: RunFolder, checkpoint: str | None):
+        super().__init__(folder, checkpoint)
+        log = RunLog.read(folder.path, folder.about.checked)
+        self.checkpoint = saved = folder.checkpoint(checkpoint)
+        if not saved.pages:  # since then the run's tables may have moved to disk
+            self.config = self.config.replace("storage.memory=null", "storage.io=direct")
+        self._task = CtrTask(self.config, log, writable=False)
+        self._task.use_folder(folder.path)
         with ExitStack() as stack:
-            stack.callback(checkpoint.close)
-            device = reading_device(config.device)
-            self._parts = self._task.build(stack, device, num_threads(config))
-            self._task.load_state_arrays(checkpoint.arrays())
-            checkpoint.restore(self._parts.stores)
+            stack.callback(saved.close)
+            self._parts = self._task.build(stack, reading_device(self.config.device), num_threads(self.config))
+            self._task.load_state_arrays(saved.arrays())
+            saved.restore(self._parts.stores)
             try:
                 step = self._parts.step
-                step.load_dense_state(_to_predict(checkpoint.dense(), step.dense_state()))
+                step.load_dense_state(_to_predict(saved.dense(), step.dense_state()))
             except ValueError as error:  # the user's own network may have changed
-                raise CheckpointError(str(error), checkpoint.path) from None
+                raise CheckpointError(str(error), saved.path) from None
             self._stack = stack.pop_all()
-
-    @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        checkpoint: str | None = None,
-        *,
-        data_path: str | Path | None = None,
-        trust: bool = False,
-    ) -> TrainedClickModel:
-        """Opens a run's result, as `TrainedModel.open` does.
-
-        Raises:
-            CheckpointError: no run or no such checkpoint, or a damaged one. InputError: a run on a graph.
-        """
-        folder = RunFolder.open(path)
-        if not isinstance(folder.config, CtrConfig):
-            raise InputError("was trained on a graph, which knows no files of examples", path)
-        folder.config = RunPlaces(folder, data_path).config()
-        config, log = kept_code(folder, trust), RunLog.read(folder.path, folder.about.checked)
-        return cls(folder.path, config, folder.checkpoint(checkpoint), log)
 
     def evaluate(self, data: str | Sequence[str] = "test", overrides: Iterable[str] = ()) -> ClickMetrics:
         """AUC, log loss, normalised entropy and calibration on a split, `valid` or `test`, or on files with labels."""
@@ -110,7 +92,7 @@ class TrainedClickModel:
         with torch_threads(num_threads(self.config)):
             values = evaluate_files(self._task.predictor(self._parts), files)
         what = data if isinstance(data, str) else ", ".join(data)
-        return ClickMetrics(f"{self.path}, checkpoint {self.checkpoint.name}, {what}", values)
+        return ClickMetrics(self.title(what), values)
 
     def predict_files(self, data: Sequence[str], out: str | Path | None = None) -> Path:
         """Writes the probability of a click for each example of files, which need no labels, to a new file: Parquet, or

@@ -7,15 +7,17 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from marius_oac.config.encoder import EncoderConfig, ModuleConfig, SageConfig
+from marius_oac.config.sections import OptimizerConfig
 from marius_oac.data.dgl.sampling import DglSampler
 from marius_oac.data.graphs.derived import DerivedArray, open_derived
 from marius_oac.data.graphs.features import features_fingerprint, open_features
@@ -28,15 +30,17 @@ from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
 from marius_oac.evaluation.scores import EntityReader
+from marius_oac.models.compute.dense_optimizer import NETWORK
 from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.compute.user_code import blaming_frames, own_file, own_files
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
-from marius_oac.models.gnn.step import NETWORK, EncodedStep
+from marius_oac.models.gnn.step import EncodedStep, Head
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.task import Components
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link, made_of
-from marius_oac.storage.disk.saved_pages import PagedArray
+from marius_oac.storage.disk.saved_pages import RowArray
+from marius_oac.types import present
 
 FEATURES = "encoder.features"
 ENCODED = "entities.npy"
@@ -77,7 +81,8 @@ class GraphEncoder:
         place, edges = _writable(graph), graph.edges("train")
         sizes, folder = (graph.num_nodes, graph.num_relations), place / f"neighbors-{config.direction}"
         self.neighbors: Neighbors = open_neighbors(folder, edges, *sizes, config.direction, graph.fingerprint)
-        self.features, self.data = None, {}
+        self.features: np.ndarray | None = None
+        self.data: dict[str, str] = {}
         if config.features:
             name = hashlib.sha256(str(Path(config.features).resolve()).encode()).hexdigest()[:12]
             folder = place / f"features-{name}"
@@ -86,7 +91,8 @@ class GraphEncoder:
         self._most = most_bytes(self.neighbors.entries)
         self.mapped_bytes = self._most + self.neighbors.offsets.nbytes
         encoder = self.make()
-        self.widths: list[int] = [layer.width for layer in encoder.layers]
+        layers: Iterable[Any] = encoder.layers  # modules that have a width
+        self.widths: list[int] = [layer.width for layer in layers]
         if encoder.width != width:
             raise ConfigError(
                 f"the last one makes {encoder.width} floats of a node, {width} are needed", "encoder.layers"
@@ -95,17 +101,18 @@ class GraphEncoder:
     @property
     def own(self) -> list[Path]:
         """The user's files that layers come from."""
-        return [own_file(layer.module)[0] for layer in self.config.layers if isinstance(layer, ModuleConfig)]
+        found = [own_file(layer.module) for layer in self.config.layers if isinstance(layer, ModuleConfig)]
+        return [file[0] for file in found if file]
 
     @property
     def inputs(self) -> int:
         """Floats that go into the first layer."""
-        return self.config.embeddings + (0 if self.features is None else self.features.shape[1])
+        return present(self.config.embeddings) + (0 if self.features is None else self.features.shape[1])
 
     @property
     def neighborhoods(self) -> Neighborhoods:
         """What the planner needs."""
-        first, embedded = self.config.layers[0], self.config.embeddings > 0
+        first, embedded = self.config.layers[0], present(self.config.embeddings) > 0
         given = not (embedded or self.config.dropout)  # nothing is drawn or trained before the first layer's means
         means = first.aggregator if given and isinstance(first, SageConfig) else None
         return Neighborhoods(self._sampler(), embedded, self.features, means)
@@ -120,6 +127,11 @@ class GraphEncoder:
     def make(self) -> Encoder:
         """The layers at their initial values."""
         return make_encoder(self.config, self.inputs, self._seed)
+
+    def step(self, head: Head, rows: OptimizerConfig, device: torch.device) -> EncodedStep:
+        """The step over encoded nodes with the encoder at its initial values; `rows` is of the rows' optimizer."""
+        embeddings, optimizer = present(self.config.embeddings), self.config.optimizer
+        return EncodedStep(self.make(), head, embeddings, rows, optimizer, self._seed, device, self.own)
 
     def encode(
         self, encoder: Encoder, rows: Read | None, out: Path, thread_pool: ThreadPool, device: torch.device, memory: int
@@ -141,14 +153,14 @@ class GraphEncoder:
     def encoded(self, parts: Components, folder: Path | None, memory: int) -> Iterator[np.ndarray]:
         """What the present parameters make of all nodes, as `encode`, while the block lasts; it lies in `folder`."""
         rows = EntityReader.of_store(parts.stores[0]).read if parts.stores else None
-        step: EncodedStep = parts.step
+        step = cast(EncodedStep, parts.step)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".encoded-", suffix=".unfinished") as place:
             yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.thread_pool, parts.device, memory)
 
     def encoded_at(
         self,
         checkpoint: Checkpoint,
-        rows: np.ndarray | PagedArray | None,
+        rows: RowArray | None,
         threads: int,
         device: torch.device,
         memory: int,
@@ -169,9 +181,9 @@ class GraphEncoder:
 
         if not os.access(run, os.W_OK):
             logger.warning(f"{run} can't be written: the nodes are encoded anew each time")
-            with tempfile.TemporaryDirectory() as folder:
-                make(Path(folder))
-                return np.load(Path(folder) / ENCODED, mmap_mode="r", allow_pickle=False)  # readable while mapped
+            with tempfile.TemporaryDirectory() as place:
+                make(Path(place))
+                return np.load(Path(place) / ENCODED, mmap_mode="r", allow_pickle=False)  # readable while mapped
         folder = run / _ENCODED_AT / checkpoint.name
         check_no_link(folder, run)
         layers = hashlib.sha256(json.dumps(own_layers(self.config)).encode()).hexdigest()
@@ -192,10 +204,9 @@ class GraphEncoder:
 
     def _inputs_of(self, rows: Read | None) -> Read:
         if self.features is None:
-            return rows
-        if rows is None:
-            return partial(features_of, self.features)
-        return lambda ids: np.concatenate((rows(ids), features_of(self.features, ids)), 1)
+            return present(rows)
+        features = partial(features_of, self.features)
+        return features if rows is None else lambda ids: np.concatenate((rows(ids), features(ids)), 1)
 
 
 def load_encoder(encoder: Encoder, checkpoint: Checkpoint) -> None:

@@ -10,6 +10,7 @@ from marius_oac.config.encoder import EncoderConfig, GatConfig, ModuleConfig
 from marius_oac.runs.memory.device import encoder_step_bytes
 from marius_oac.runs.memory.plan import Need
 from marius_oac.tasks.encoder.build import GraphEncoder
+from marius_oac.types import present
 
 
 def encoder_needs(
@@ -67,7 +68,7 @@ def encoder_bytes(data: EncodedBatch[np.ndarray], config: EncoderConfig, inputs:
         words += 3 * edges + nodes + outputs
         if isinstance(layer, GatConfig):
             every = edges + outputs * layer.attend_to_self
-            floats += 2 * nodes * layer.heads * (layer.dimension + 1) + 6 * every * layer.heads
+            floats += 2 * nodes * layer.heads * (present(layer.dimension) + 1) + 6 * every * layer.heads
             words += 3 * every
         if isinstance(layer, ModuleConfig):  # not known: as much as if it made a value of each edge
             floats += 3 * edges * width

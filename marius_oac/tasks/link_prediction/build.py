@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.buckets import BucketPlanner, BucketSchedule
-from marius_oac.data.batches.edges import EdgePlanner, GraphPlanner, ReorderedPlanner
-from marius_oac.data.graphs import identity
+from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.data.graphs.buckets import count_buckets, open_buckets
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.errors import InputError
 from marius_oac.evaluation.evaluator import is_sampled
-from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.compute.dense_moments import RELATIONS
 from marius_oac.models.gnn.step import EncodedStep
-from marius_oac.models.link_prediction.step import RELATIONS, LinkPredictionStep, relation_width
-from marius_oac.runtime.files.untrusted_arrays import read_npy
-from marius_oac.runtime.machine import cgroups
-from marius_oac.storage.contract import RowLayout
+from marius_oac.models.link_prediction.step import LinkPredictionStep, relation_width
 from marius_oac.storage.initial import RowInitial
 from marius_oac.tasks.encoder.build import GraphEncoder
-from marius_oac.types import DenseSync
-
-_LEAST_EDGE_BYTES = 64 << 20
-
-
-def entity_layout(config: Config) -> RowLayout:
-    """Of the entities' table; they have one unless `config.row_dimension` is 0."""
-    dimension = config.row_dimension
-    state = RowOptimizer(config.training.optimizer).state_width(dimension)
-    return RowLayout(dimension, state, config.storage.dtype)
+from marius_oac.tasks.graph import edges_in_memory
+from marius_oac.types import DenseSync, present
 
 
 def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
@@ -71,16 +56,10 @@ def make_planner(config: Config, graph: Graph, encoder: GraphEncoder | None = No
     return EdgePlanner(edges, graph.num_nodes, graph.num_relations, config, edges_in_memory(edges), around)
 
 
-def edges_in_memory(edges: np.ndarray) -> int:
-    """Bytes of the training edges that may be in memory at a time: all of them where they take little of it."""
-    free = [psutil.virtual_memory().available, cgroups.headroom()]
-    return min(edges.nbytes, max(_LEAST_EDGE_BYTES, min(one for one in free if one is not None) // 4))
-
-
 def make_schedule(config: Config, graph: Graph) -> BucketSchedule:
     """The buffer states of a partition ordering; reads the training edges, which have been checked, through."""
     BucketSchedule.check(graph.num_nodes, config)
-    counts = count_buckets(graph.edges("train"), graph.num_nodes, config.training.ordering.partitions)
+    counts = count_buckets(graph.edges("train"), graph.num_nodes, present(config.training.ordering.partitions))
     return BucketSchedule(counts, graph.num_nodes, config)
 
 
@@ -92,52 +71,12 @@ def make_bucket_planner(config: Config, graph: Graph, schedule: BucketSchedule, 
     return BucketPlanner(edges, graph.num_nodes, graph.num_relations, config, schedule, most)
 
 
-def in_order(config: Config, planner: GraphPlanner) -> GraphPlanner | ReorderedPlanner:
-    """The planner; with a recorded order, its batches come in that order."""
-    order = config.pipeline.order
-    return planner if order in ("plan", "arrival") else ReorderedPlanner(planner, read_order(order))
-
-
-def read_order(path: str) -> np.ndarray:
-    """A computation order that a run recorded, int64 [batches]: entry t is the batch that was computed t-th."""
-    try:
-        order = read_npy(Path(path), (np.int64,), (None,))
-    except InputError as error:
-        raise InputError(f"order 'plan', 'arrival' or a recorded order.npy is needed: {error.message}", path) from None
-    if not np.array_equal(np.sort(order), np.arange(len(order))):
-        raise InputError("is not the order of a run: each batch must stand in it once", path)
-    return order
-
-
-def order_fingerprint(path: str) -> dict[str, str]:
-    """Of the recorded order that a run is to follow, if it is to, by the configuration's key; see `data.identity`."""
-    if path in ("plan", "arrival"):
-        return {}
-    return {identity.ORDER: hashlib.sha256(read_order(path).astype("<i8").tobytes()).hexdigest()}
-
-
-def entity_initial(config: Config, name: str) -> RowInitial:
-    """The initial values of a table of entities: a pure function of (seed, table, row)."""
-    model, optimizer = config.model, RowOptimizer(config.training.optimizer)
-    return RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)
-
-
 def make_encoded_step(
     config: Config, graph: Graph, encoder: GraphEncoder, device: torch.device, threads: int
 ) -> EncodedStep:
     """The step over encoded entities, with encoder and relations at their initial values."""
     head = make_step(config, graph, device, threads, encoded=True)
-    training, section = config.training, encoder.config
-    return EncodedStep(
-        encoder.make(),
-        head,
-        section.embeddings,
-        training.optimizer,
-        section.optimizer,
-        config.seed,
-        device,
-        encoder.own,
-    )
+    return encoder.step(head, config.training.optimizer, device)
 
 
 def make_step(

@@ -35,7 +35,9 @@ from marius_oac.runs.memory.tables import table_needs
 from marius_oac.runs.session import pick_device
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.encoder.memory import encoder_needs, num_encoded
-from marius_oac.tasks.link_prediction.build import edges_in_memory, entity_layout, make_planner, num_model_relations
+from marius_oac.tasks.graph import edges_in_memory, entity_layout
+from marius_oac.tasks.link_prediction.build import make_planner, num_model_relations
+from marius_oac.types import present
 
 
 def plan_memory(
@@ -52,7 +54,7 @@ def plan_memory(
     plan, ordering, partitioned = planner.plan(0), config.training.ordering, config.training.ordering.kind != "shuffle"
     rows, train_bytes = sum(map(len, plan.rows)), graph.edges("train").nbytes
     if partitioned:
-        rows = min(rows, ordering.buffer * -(-graph.num_nodes // ordering.partitions))
+        rows = min(rows, present(ordering.buffer) * -(-graph.num_nodes // present(ordering.partitions)))
     layouts = {table.name: entity_layout(config) for table in planner.tables}
     shared = config.training.negatives.all and not encoder
     batches = BatchMemory(config, plan, planner.tables, layouts, rows, shared)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
 from marius_oac.evaluation.scores import EntityReader
 from marius_oac.models.compute.row_optimizers import RowOptimizer
@@ -16,26 +19,28 @@ from marius_oac.models.link_prediction.step import LinkPredictionStep
 from marius_oac.nodes.shards.placement import IdPlaces
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
-from marius_oac.runs.sharded.checkpoint import ShardedCheckpoint, digest_rows, load_rows
-from marius_oac.runs.sharded.task import ShardedTask
+from marius_oac.runs.sharded.checkpoint import digest_rows, load_rows
+from marius_oac.runs.sharded.task import ShardedTask, SlicedPlanner
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.tasks.link_prediction.build import entity_initial, entity_layout, make_step
+from marius_oac.tasks.graph import entity_initial, entity_layout
+from marius_oac.tasks.link_prediction.build import make_step
 from marius_oac.tasks.link_prediction.memory import plan_memory
 from marius_oac.tasks.link_prediction.task import GraphTask
-from marius_oac.types import Plan, Planner
+from marius_oac.types import Plan
 
 
 @dataclass(frozen=True)
 class PlacedInitial(RowInitial):
     """The first values of the rows of one node: those of the ids that lie there."""
 
-    places: IdPlaces | None = None
-    place: int = 0
+    places: IdPlaces = field(kw_only=True)
+    place: int = field(kw_only=True)
 
     def fill(self, keys: np.ndarray, rows: np.ndarray, dimension: int) -> None:
         """As `RowInitial.fill`; `keys` are rows of the node."""
@@ -45,6 +50,7 @@ class PlacedInitial(RowInitial):
 class ShardedGraphTask(ShardedTask):
     """A `GraphTask` over nodes."""
 
+    config: Config
     task: GraphTask
 
     @property
@@ -66,19 +72,19 @@ class ShardedGraphTask(ShardedTask):
         if training.ordering.kind != "shuffle":
             raise ConfigError("a partition ordering is for one node's disk", "training.ordering.kind")
 
-    def _tables(self, stack: ExitStack, binding: Binding) -> list[NumberedTable]:
+    def _tables(self, stack: ExitStack, binding: Binding) -> Sequence[NumberedTable]:
         (name,), layout = self.table_names(), entity_layout(self.config)
-        rows = {name: self.places.num_rows(self.place)}
+        rows = {name: self.places.num_rows(self.own_place)}
         place = Tables(self.config.storage, self.folder, {name: layout}, rows, stack, binding)
         plain = entity_initial(self.config, name)
-        initial = PlacedInitial(**vars(plain), places=self.places, place=self.place)
+        initial = PlacedInitial(**vars(plain), places=self.places, place=self.own_place)
         store = place.make(name, rows[name], initial)
         return [NumberedTable(store, RowOptimizer(self.config.training.optimizer))]
 
     def _dimensions(self) -> list[int]:
         return [entity_layout(self.config).dimension]
 
-    def _planner(self, stack: ExitStack) -> Planner:
+    def _planner(self, stack: ExitStack) -> SlicedPlanner:
         return self.task.planner
 
     def _routed(self, plan: Plan) -> RoutedPlan:
@@ -93,9 +99,9 @@ class ShardedGraphTask(ShardedTask):
     def _step(self, device: torch.device, threads: int) -> LinkPredictionStep:
         return make_step(self.config, self.task.graph, device, threads, self.dense)
 
-    def _evaluate(self, parts: Components, split: str, whole: bool) -> dict[str, float]:
+    def _evaluate(self, parts: Components, split: Split, whole: bool) -> dict[str, float]:
         def read(rows: np.ndarray) -> np.ndarray:
-            return parts.source.look_up(0, self.places.route(rows))[0]
+            return self._source.look_up(0, self.places.route(rows))[0]
 
         reader = EntityReader(self.task.graph.num_nodes, entity_layout(self.config).dimension, read)
         return self.task.evaluate_rows(reader, parts, split, whole)
@@ -103,13 +109,13 @@ class ShardedGraphTask(ShardedTask):
     def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
         return {
             int(shard): digest_rows(store, np.array(self.places.rows_of(shard)), lambda rows: b"")
-            for shard in self.placement.shards_of(self.place)
+            for shard in self.placement.shards_of(self.own_place)
         }
 
-    def _take_rows(self, whole: ShardedCheckpoint, parts: Components) -> None:
+    def _take_rows(self, whole: Checkpoint, parts: Components) -> None:
         (store,) = parts.stores
         rows = np.arange(store.num_rows)
-        load_rows(store, whole, self.places.ids_on(self.place, rows))
+        load_rows(store, whole, self.places.ids_on(self.own_place, rows))
 
     def _all_row_bytes(self) -> int:
         here = 0 if self.place is None else self.places.num_rows(self.place)

@@ -15,7 +15,7 @@ from marius_oac.runs.memory.tables import table_needs
 from marius_oac.runs.session import pick_device
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.encoder.memory import encoder_needs
-from marius_oac.tasks.link_prediction.build import entity_layout
+from marius_oac.tasks.graph import entity_layout
 
 
 def plan_memory(

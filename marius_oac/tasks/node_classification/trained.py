@@ -5,82 +5,59 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from marius_oac.config.node_classification import NodeClassificationConfig
-from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs import identity
-from marius_oac.data.graphs.graph import Graph, open_or_prepare
 from marius_oac.data.graphs.labels import read_labels
-from marius_oac.data.prepare.splits import Split, check_split
+from marius_oac.data.prepare.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.predict import Prediction
 from marius_oac.models.heads.classes import class_metrics
-from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.folder.places import RunPlaces
-from marius_oac.runs.folder.user_code import kept_code
-from marius_oac.runs.session import num_threads, reading_device
 from marius_oac.runtime.files.untrusted import parse_json
-from marius_oac.storage.disk.saved_pages import PagedArray
+from marius_oac.storage.disk.saved_pages import RowArray
 from marius_oac.tasks.node_classification.task import CLASSES, LABELS, make_classes_encoder
+from marius_oac.tasks.trained import EMBEDDINGS, TrainedOnGraph
+
+SCORES = "scores"
+"""The table of the nodes' scores in an export."""
 
 
-class TrainedClassifier:
-    """A checkpoint of a run with its graph.
+class TrainedClassifier(TrainedOnGraph):
+    """A trained node classification: a checkpoint of a run with its graph.
 
     Attributes:
         classes: their names, in the order of the scores.
     """
 
-    def __init__(self, folder: RunFolder, graph: Graph, checkpoint: Checkpoint):
-        self.path, self.config, self.graph, self.checkpoint = folder.path, folder.config, graph, checkpoint
-        self._folder = folder
-        self.classes = _read_classes(folder)
+    task = "node_classification"
+    config: NodeClassificationConfig
 
-    @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        checkpoint: str | None = None,
-        *,
-        data_path: str | Path | None = None,
-        trust: bool = False,
-    ) -> TrainedClassifier:
-        """Opens a run's result; `checkpoint` and `data_path` as in `TrainedModel.open`.
-
-        Raises:
-            CheckpointError: no run or no such checkpoint, a damaged one, or another graph at the run's `data.path`.
-        """
-        folder = RunFolder.open(path)
-        config = folder.config
-        if not isinstance(config, NodeClassificationConfig):
-            raise InputError("was not trained to tell classes of nodes", path)
-        folder.config = RunPlaces(folder, data_path).config()
-        config = folder.config = kept_code(folder, trust)
-        graph = open_or_prepare(config.data.path)
-        folder.check_data(graph.fingerprint, config)
-        return cls(folder, graph, folder.checkpoint(checkpoint))
+    def __init__(self, folder: RunFolder, checkpoint: str | None):
+        super().__init__(folder, checkpoint)
+        text = folder.read_file(CLASSES)
+        self.classes: list[str] = parse_json(text, folder.path / CLASSES, list[str], CheckpointError)
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """float32 [N, classes], before the softmax; mapped."""
-        encoder = make_classes_encoder(self.config, self.graph, len(self.classes))
-        self._folder.check_data(identity.joined(self.graph.fingerprint, encoder.data), self.config)
-        device, threads = reading_device(self.config.device), num_threads(self.config)
-        memory = self.config.evaluation.memory << 20
-        return encoder.encoded_at(self.checkpoint, self.embeddings(), threads, device, memory)
+        """Scores before the softmax, float32 [N, classes], mapped; computed when first asked for."""
+        return self._encoded(make_classes_encoder(self.config, self.graph, len(self.classes)))
 
-    def embeddings(self) -> np.ndarray | PagedArray | None:
-        """float32 [N, D], the nodes' own rows; None where they have none."""
-        width = self.config.row_dimension
-        return self.checkpoint.values(ENTITIES, self.graph.num_nodes, width) if width else None
+    def exported(self) -> tuple[dict[str, RowArray], dict[str, Names]]:
+        """The tables of an export, float32 [N, width], and the names of their rows."""
+        tables, own = {SCORES: cast(RowArray, self.scores)}, self.embeddings()
+        if own is not None:
+            tables[EMBEDDINGS] = own
+        return tables, dict.fromkeys(tables, self.graph.node_names)
 
-    def evaluate(self, split: Split = "test", overrides: Iterable[str] = ()) -> Metrics:
+    def evaluate(self, split: str = "test", overrides: Iterable[str] = ()) -> Metrics:
         """Accuracy, log loss and macro F1 over a split's nodes; `overrides` are `key=value` changes of `threads`."""
-        check_split(split)
+        split = check_split(split)
         for item in overrides:
             if not item.startswith("threads="):
                 raise InputError("only `threads` may change here", f"--set {item}")
@@ -90,7 +67,7 @@ class TrainedClassifier:
             raise InputError(f"no node is labelled for {split}", self.config.data.labels)
         self.config = self.config.replace(*overrides)
         values = class_metrics(self.scores[labels.nodes[split]], labels.classes[split])
-        return Metrics(f"{self.path}, checkpoint {self.checkpoint.name}, {split}", values)
+        return Metrics(self.title(split), values)
 
     def predict(self, node: str, top: int = 10) -> list[Prediction]:
         """The likeliest classes of a node with their probabilities, best first.
@@ -105,7 +82,3 @@ class TrainedClassifier:
         shares = np.exp(scores - scores.max())
         order = np.argsort(-shares, kind="stable")[:top]
         return [Prediction(self.classes[one], float(shares[one] / shares.sum())) for one in order]
-
-
-def _read_classes(folder: RunFolder) -> list[str]:
-    return parse_json(folder.read_file(CLASSES), folder.path / CLASSES, list[str], CheckpointError)

@@ -1,0 +1,119 @@
+"""What training on a graph has in common, whatever is predicted: the nodes' rows, and the order of the batches."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from marius_oac.config.link_prediction import Config
+from marius_oac.config.node_classification import NodeClassificationConfig
+from marius_oac.data.batches.edges import EdgePlanner, GraphPlanner, ReorderedPlanner
+from marius_oac.data.batches.nodes import NodePlanner
+from marius_oac.data.graphs import identity
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.errors import InputError
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.runs.stores import Tables
+from marius_oac.runs.task import Components, Task
+from marius_oac.runtime.files.untrusted_arrays import read_npy
+from marius_oac.runtime.machine import cgroups
+from marius_oac.runtime.machine.binding import UNBOUND, Binding
+from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.types import Planner, Step
+
+GraphConfig = Config | NodeClassificationConfig
+_LEAST_EDGE_BYTES = 64 << 20
+
+
+class TaskOnGraph(Task):
+    """A task that is trained on a graph.
+
+    Attributes:
+        graph: what is trained on.
+    """
+
+    config: GraphConfig
+    graph: Graph
+
+    @property
+    @abstractmethod
+    def planner(self) -> EdgePlanner | NodePlanner:
+        """Plans the batches of shuffled examples."""
+
+    @abstractmethod
+    def make_step(self, device: torch.device, threads: int) -> Step:
+        """The step with its dense parameters at their initial values."""
+
+    def _planner(self, stack: ExitStack) -> GraphPlanner | NodePlanner:
+        """The planner to train with."""
+        return self.planner
+
+    def _check_order(self) -> None:
+        """Raises InputError if a recorded order to follow has fewer batches than are to be trained."""
+        needed, order = self.schedule.last, self.config.pipeline.order
+        if order not in ("plan", "arrival") and (recorded := len(read_order(order))) < needed:
+            raise InputError(f"{recorded:,} batches are recorded, {needed:,} are to be trained", order)
+
+    def _all_row_bytes(self) -> int:
+        return sum(entity_layout(self.config).row_bytes * table.num_rows for table in self.planner.tables)
+
+    def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
+        """See `Task.build`."""
+        planner = self._planner(stack)
+        rows = {table.name: table.num_rows for table in planner.tables}
+        layouts = {name: entity_layout(self.config) for name in rows}
+        place = Tables(self.config.storage, self.folder, layouts, rows, stack, binding)
+        stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
+        step = self.make_step(device, threads)
+        stack.callback(step.close)
+        return Components(in_order(self.config, planner), stores, step, device, place.tier)
+
+
+def entity_layout(config: GraphConfig) -> RowLayout:
+    """Of the entities' table; they have one unless `config.row_dimension` is 0."""
+    dimension = config.row_dimension
+    state = RowOptimizer(config.training.optimizer).state_width(dimension)
+    return RowLayout(dimension, state, config.storage.dtype)
+
+
+def edges_in_memory(edges: np.ndarray) -> int:
+    """Bytes of the training edges that may be in memory at a time: all of them where they take little of it."""
+    free = [psutil.virtual_memory().available, cgroups.headroom()]
+    return min(edges.nbytes, max(_LEAST_EDGE_BYTES, min(one for one in free if one is not None) // 4))
+
+
+def in_order(config: GraphConfig, planner: GraphPlanner | NodePlanner) -> Planner:
+    """The planner; with a recorded order, its batches come in that order."""
+    order = config.pipeline.order
+    return planner if order in ("plan", "arrival") else ReorderedPlanner(planner, read_order(order))
+
+
+def read_order(path: str) -> np.ndarray:
+    """A computation order that a run recorded, int64 [batches]: entry t is the batch that was computed t-th."""
+    try:
+        order = read_npy(Path(path), (np.int64,), (None,))
+    except InputError as error:
+        raise InputError(f"order 'plan', 'arrival' or a recorded order.npy is needed: {error.message}", path) from None
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise InputError("is not the order of a run: each batch must stand in it once", path)
+    return order
+
+
+def order_fingerprint(path: str) -> dict[str, str]:
+    """Of the recorded order that a run is to follow, if it is to, by the configuration's key; see `data.identity`."""
+    if path in ("plan", "arrival"):
+        return {}
+    return {identity.ORDER: hashlib.sha256(read_order(path).astype("<i8").tobytes()).hexdigest()}
+
+
+def entity_initial(config: GraphConfig, name: str) -> RowInitial:
+    """The initial values of a table of entities: a pure function of (seed, table, row)."""
+    model, optimizer = config.model, RowOptimizer(config.training.optimizer)
+    return RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)
