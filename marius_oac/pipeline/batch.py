@@ -54,6 +54,7 @@ class Batch:
 
     @property
     def batch_index(self) -> int:
+        """The batch's number in plan order."""
         return self.plan.batch_index
 
     def rows_in(self, buffers: Buffers | None, table: int) -> tuple[Any, Any, Any]:
@@ -76,6 +77,7 @@ class Pool:
         self.made = 0
 
     def take(self) -> Buffers:
+        """Buffers that nobody else uses. Raises RuntimeError if the limit is reached."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -85,5 +87,6 @@ class Pool:
         return self._make()
 
     def give_back(self, buffers: Buffers | None) -> None:
+        """The buffers may be taken again."""
         with self._lock:
             self._free.append(present(buffers))

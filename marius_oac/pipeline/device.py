@@ -50,7 +50,8 @@ class Device(ABC):
         batch.staging = batch.resident = self._resident.take()
 
     @abstractmethod
-    def upload(self, batch: Batch) -> None: ...
+    def upload(self, batch: Batch) -> None:
+        """Makes the batch's data and its rows in the staging buffer available to the step."""
 
     def computing(self, batch: Batch) -> AbstractContextManager[Any]:
         """Entered around validation, compute, and all that changes or looks at the rows before they are downloaded."""
@@ -76,6 +77,7 @@ class Device(ABC):
             self._resident.give_back(batch.resident)
 
     def evicted(self, batch: Batch) -> None:
+        """The cache has dropped the batch: its resident buffer is free."""
         self._resident.give_back(batch.resident)
 
     def staging_bytes(self) -> int:
@@ -114,11 +116,13 @@ class HostDevice(Device):
         self._up, self._down = up, down
 
     def upload(self, batch: Batch) -> None:
+        """Copies nothing; waits for the emulated link, if there is one."""
         batch.data, present(batch.resident).rows = batch.plan.data, batch.plan.rows
         if self._up:
             self._up.transfer(self._num_bytes(batch))
 
     def download(self, batch: Batch) -> Mapping[str, Span]:
+        """Copies nothing; waits for the emulated link, if there is one."""
         if self._down:
             self._down.transfer(self._num_bytes(batch))
         return {}
@@ -161,12 +165,15 @@ class TorchDevice(Device):
         self._staging = Pool("staging", in_flight, lambda: self._room(self._streams.staging))
 
     def begin(self) -> None:
+        """Waits until copies of parameters to the device have finished."""
         self._streams.begin()
 
     def borrow(self, batch: Batch) -> None:
+        """Takes a staging buffer, which the store is read into, and a resident one."""
         batch.staging, batch.resident = self._staging.take(), self._resident.take()
 
     def upload(self, batch: Batch) -> None:
+        """Starts copies of rows, ids, timestamps and data to the device."""
         with self._streams.on("up"):
             free_after = present(batch.resident).free_after
             if free_after is not None:
@@ -177,6 +184,7 @@ class TorchDevice(Device):
 
     @contextmanager
     def computing(self, batch: Batch) -> Iterator[None]:
+        """Within it, work goes to the compute stream, after the upload."""
         self._streams.wait("compute", batch.uploaded)
         with self._streams.on("compute"):
             batch.began["compute"] = self._streams.record("compute")
@@ -184,6 +192,7 @@ class TorchDevice(Device):
             batch.computed = self._streams.record("compute")
 
     def download(self, batch: Batch) -> Mapping[str, Span]:
+        """Copies the rows back and waits for the copy."""
         with self._streams.on("down"):
             self._streams.wait("down", batch.computed)
             batch.began["download"] = self._streams.record("down")
@@ -199,12 +208,14 @@ class TorchDevice(Device):
         }
 
     def written(self, batch: Batch, cached: bool) -> None:
+        """Frees the staging buffer, and unless the batch is cached the resident one."""
         self._staging.give_back(batch.staging)
         batch.data = BatchData()  # a cached batch needs its rows alone
         super().written(batch, cached)
 
     def evicted(self, batch: Batch) -> None:
         # A validation that reads this buffer may still be queued.
+        """Frees the resident buffer for when the compute stream has done what is queued."""
         present(batch.resident).free_after = self._streams.record("compute")
         super().evicted(batch)
 

@@ -35,6 +35,7 @@ class Ledger:
 
     @property
     def maximum_finished(self) -> int:
+        """The MFT (OAC, section 3.1): all batches up to this timestamp are written."""
         return self._mft
 
     def enter(self, batch_index: int) -> int:
@@ -70,6 +71,7 @@ class Ledger:
                 raise Closed("ledger")
 
     def abort(self) -> None:
+        """Every call that waits, now or later, raises `Closed`."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()

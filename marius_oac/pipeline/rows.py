@@ -107,6 +107,7 @@ class LocalSource(RowSource):
         self.validates = self.caching = mode == "oac"
 
     def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
+        """See `RowSource.begin`."""
         return LocalRows(self, device, stop_requested)
 
 
@@ -121,28 +122,34 @@ class LocalRows(RowExchange):
         self._write_rows: Callable[..., None] = write.get(source.mode, self._commit)
 
     def stops_before(self, batch_index: int) -> bool:
+        """See `RowExchange.stops_before`."""
         return self._stop_requested()
 
     def read(self, batch: Batch) -> None:
+        """Reads values and timestamps from the stores."""
         for table, store in enumerate(self._stores):
             _, timestamps, values = batch.rows_in(batch.staging, table)
             store.read(batch.plan.rows[table], np.asarray(values), np.asarray(timestamps))
 
     def validate(self, batch: Batch, safe_to_evict: int) -> None:
+        """Takes newer rows from the cache."""
         batch.cached_rows = self._cache.num_rows
         self._cache.evict(safe_to_evict)
         batch.replaced = self._cache.validate(batch)
 
     def computed(self, batch: Batch) -> None:
+        """Puts the batch into the cache."""
         if self._caching:
             self._cache.add(batch)
 
     def write(self, batch: Batch) -> None:
+        """Commits the rows, or overwrites or adds as the mode does."""
         for table, store in enumerate(self._stores):
             _, timestamps, values = (np.asarray(part) for part in batch.rows_in(batch.staging, table))
             self._write_rows(store, batch, batch.plan.rows[table], values, timestamps)
 
     def end(self, timestamp: int) -> None:
+        """Empties the cache."""
         self._cache.evict(timestamp)
 
     @staticmethod

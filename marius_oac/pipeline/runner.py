@@ -118,6 +118,7 @@ class Pipeline:
 
     @property
     def stop_requested(self) -> bool:
+        """Whether `request_stop` has been called."""
         return self._stop_requested.is_set()
 
     def run(self, first: int, last: int) -> int:

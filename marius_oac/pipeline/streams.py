@@ -68,30 +68,36 @@ class HostStreams(Streams):
     """Of a CPU; an event is the time at which it was recorded."""
 
     def begin(self) -> None:
-        pass
+        """Nothing is under way."""
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        """All work is done by the calling thread."""
         return nullcontext()
 
     def record(self, stream: Stream) -> Any:
+        """The present time."""
         return time.perf_counter()
 
     def wait(self, stream: Stream, event: Any) -> None:
-        pass
+        """What was recorded has happened."""
 
     def synchronize(self, event: Any) -> None:
-        pass
+        """What was recorded has happened."""
 
     def seconds(self, first: float, second: float) -> float:
+        """See `Streams.seconds`."""
         return second - first
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Streams.empty`."""
         return torch.empty(shape, dtype=dtype)
 
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Streams.staging`."""
         return torch.empty(shape, dtype=dtype)
 
     def move(self, array: np.ndarray) -> torch.Tensor:
+        """See `Streams.move`."""
         return torch.tensor(array)
 
 
@@ -103,30 +109,39 @@ class CudaStreams(Streams):
         self._streams = {name: torch.cuda.Stream(device) for name in ("up", "compute", "down")}
 
     def begin(self) -> None:
+        """See `Streams.begin`."""
         torch.cuda.synchronize(self._device)
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        """See `Streams.on`."""
         return torch.cuda.stream(self._streams[stream])
 
     def record(self, stream: Stream) -> Any:
+        """See `Streams.record`."""
         return self._streams[stream].record_event(torch.cuda.Event(enable_timing=True, blocking=True))
 
     def wait(self, stream: Stream, event: Any) -> None:
+        """See `Streams.wait`."""
         self._streams[stream].wait_event(event)
 
     def synchronize(self, event: Any) -> None:
+        """See `Streams.synchronize`."""
         event.synchronize()
 
     def seconds(self, first: Any, second: Any) -> float:
+        """See `Streams.seconds`."""
         return float(first.elapsed_time(second)) / 1000
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Streams.empty`."""
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Streams.staging`."""
         return self._pinned.empty(shape, dtype)
 
     def move(self, array: np.ndarray) -> torch.Tensor:
+        """See `Streams.move`."""
         moved = torch.tensor(array).pin_memory().to(self._device, non_blocking=True)
         moved.record_stream(self._streams["compute"])  # else its room could be given away while `compute` reads it
         return moved

@@ -53,6 +53,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
+        """Whether no row differs."""
         return not any(difference.differing for difference in self.differences)
 
     def __str__(self) -> str:

@@ -132,6 +132,7 @@ class SegmentReport:
         self.totals = Totals()
 
     def add(self, result: BatchResult) -> None:
+        """Adds the result of a batch; writes the intervals that it completes."""
         self._intervals.setdefault(result.timestamp // self._every, []).append(result)
         self._order.append((result.timestamp, result.batch_index, result.loss))
         self._fill = _added(self._fill, self._channel_fill())

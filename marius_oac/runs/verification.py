@@ -55,6 +55,7 @@ class Verification:
 
     @property
     def sound(self) -> bool:
+        """Whether nothing is damaged."""
         return not self.damaged
 
     def __str__(self) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+
+from marius_oac.types import Planner
 
 
 @dataclass(frozen=True)
@@ -40,3 +44,20 @@ class RankSlice:
 
 
 WHOLE = RankSlice()
+
+
+class SlicedPlanner(Planner, Protocol):
+    """A planner of one process's part of every batch.
+
+    Attributes:
+        share: the part; may be set before the first `plan`.
+    """
+
+    share: RankSlice
+
+
+def with_share(planner: SlicedPlanner, rank: int, count: int) -> SlicedPlanner:
+    """A planner like this one, of other parts of the same batches, of which some are dispatched to it."""
+    other = copy.copy(planner)
+    other.share = RankSlice(rank, count, dispatched=True)
+    return other

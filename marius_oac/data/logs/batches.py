@@ -122,6 +122,7 @@ class LogPlanner:
         ]
 
     def plan(self, batch_index: int) -> LogPlan:
+        """Batch number `batch_index`, without rows if a key has none yet."""
         number, file, first, end = self._schedule.place(batch_index)
         skip, stop, part = self.share.of_batch(end - first)
         examples = self._examples(number, file, first + skip, first + stop)

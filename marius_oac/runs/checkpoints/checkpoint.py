@@ -74,6 +74,7 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
+        """The name of its folder: ten digits."""
         return self.path.name
 
     @property

@@ -76,6 +76,7 @@ def write_saved(rows: Path, name: str) -> None:
 
 
 def saved_bytes(name: str) -> bytes:
+    """The content of `saved.json`, with its checksum."""
     return sealed({"checkpoint": name or None})
 
 

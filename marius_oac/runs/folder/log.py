@@ -97,6 +97,7 @@ class RunLog:
         return sealed({"files": files, "legs": [asdict(segment) for segment in self.segments]}).decode()
 
     def schedule(self, batch_size: int) -> LogSchedule:
+        """Which examples each batch of this size has."""
         return LogSchedule(self.files, self.segments, batch_size)
 
     def check_files(self, config: CtrConfig, batch_index: int) -> None:

@@ -34,6 +34,7 @@ class Prefix(Described):
 
     @classmethod
     def of(cls, lines: Iterable[builtins.bytes]) -> Prefix:
+        """The prefix that these lines are."""
         content = b"".join(lines)
         return cls(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 

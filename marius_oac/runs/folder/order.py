@@ -44,9 +44,11 @@ class OrderFile:
         return order[:batch_index]
 
     def append(self, order: Sequence[int]) -> None:
+        """Adds batch numbers at the end."""
         self.write(np.concatenate((self.read(), np.array(order, np.int64))))
 
     def write(self, order: np.ndarray) -> None:
+        """Replaces the file by this order, int64 [batches]; all of it or nothing."""
         content = io.BytesIO()
         np.save(content, order)
         write_atomically(self.path, content.getvalue())

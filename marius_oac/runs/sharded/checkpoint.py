@@ -64,10 +64,12 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """The number of processes that carry rows."""
         return int(self.path.name.partition("-")[0])
 
     @property
     def parts(self) -> list[Checkpoints]:
+        """The checkpoints of the processes whose parts are at hand, by name."""
         return [Checkpoints(path / "checkpoints") for path in sorted(self.path.iterdir()) if path.is_dir()]
 
     def names(self) -> list[str]:
@@ -256,13 +258,16 @@ class ShardedCheckpoint(Checkpoint):
             raise CheckpointError(f"is damaged: {PLACEMENT}: {error}", self.parts[0].path) from None
 
     def close(self) -> None:
+        """Ends the pins of all parts."""
         for part in self.parts:
             part.close()
 
     def tables(self) -> list[str]:
+        """Names of the tables, the same in all parts."""
         return self.parts[0].tables()
 
     def array(self, table: str, part: str) -> Any:
+        """A part of a table over all nodes, read when it is indexed."""
         arrays = [each.array(table, part) for each in self.parts]
         if part not in ("values", "state", "timestamps"):
             return np.concatenate([each[:] for each in arrays])
@@ -276,6 +281,7 @@ class ShardedCheckpoint(Checkpoint):
         return Joined(arrays, places)
 
     def arrays(self) -> dict[str, np.ndarray]:
+        """The keys of all nodes, one node after another."""
         every = [part.arrays() for part in self.parts]
         joined = {}
         for name in every[0]:
@@ -287,6 +293,7 @@ class ShardedCheckpoint(Checkpoint):
         return joined
 
     def verify(self, ending: str = "") -> None:
+        """Checks the files of all parts."""
         for part in self.parts:
             part.verify(ending)
 

@@ -19,6 +19,7 @@ class ClusterPeers(Peers):
         self.leads, self.rank = group.rank == 0, group.rank
 
     def any(self, flag: bool) -> bool:
+        """See `Peers.any`."""
         return any(self._group.gather(flag))
 
     def from_lead(self, make: Callable[[], Any]) -> Any:
@@ -38,10 +39,12 @@ class ClusterPeers(Peers):
         return made
 
     def common(self, names: Sequence[str]) -> list[str]:
+        """See `Peers.common`."""
         every = [set(each) for each in self._group.gather(list(names))]
         return sorted(set.intersection(*every))
 
     def wait(self) -> None:
+        """See `Peers.wait`."""
         self._group.barrier()
 
     def each(self, value: Any) -> list[tuple[str, Any]]:

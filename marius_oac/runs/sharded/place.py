@@ -54,3 +54,24 @@ def check_gpus(config: TaskConfig, group: Group) -> None:
 def name_of(place: Place) -> str:
     """What a process's part of a run is called."""
     return part_name(names(place.cluster)[place.rank])
+
+
+def check_config(config: TaskConfig, trainers: int) -> None:
+    """Raises ConfigError for what several nodes, or so many trainers, can't do."""
+    if config.pipeline.mode == "async-delta":
+        raise ConfigError("'async-delta' is for one node; over several ones use oac, sync or async", "pipeline.mode")
+    if config.pipeline.order != "plan":
+        raise ConfigError("over several nodes batches are computed in plan order", "pipeline.order")
+    nodes, dense = config.nodes, config.nodes.dense
+    if config.pipeline.mode == "async" and nodes.dispatches:
+        raise ConfigError(
+            "'async' is for nodes.mode sync; where batches are dispatched use oac or sync", "pipeline.mode"
+        )
+    if config.pipeline.mode == "async" and dense.lockstep:
+        what = f"'{dense.kind}' needs trainers in lockstep, and the mode is 'async'; use easgd, ma or bmuf"
+        raise ConfigError(what, "nodes.dense.kind")
+    if nodes.dispatches and (nodes.mode_options.parts or 1) > config.training.batch_size:
+        what = f"{nodes.mode_options.parts} parts of a batch of {config.training.batch_size} examples"
+        raise ConfigError(what, "nodes.mode_options.parts")
+    if "hop-bw" in nodes.used and nodes.mode_options.backups >= trainers:
+        raise ConfigError(f"hop-bw would wait for none of {trainers} trainers", "nodes.mode_options.backups")

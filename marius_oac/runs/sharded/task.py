@@ -6,24 +6,20 @@ to all before anything is decided by it, so all decide alike.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from marius_oac import __version__
 from marius_oac.config.modes import ModeName
-from marius_oac.config.task import TaskConfig
-from marius_oac.data.batches.rank_slice import RankSlice
+from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner, with_share
 from marius_oac.data.prepare.splits import Split
-from marius_oac.errors import ConfigError
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.served import Served, bounds_of
 from marius_oac.nodes.dense.sync_server import SyncServers
@@ -41,29 +37,21 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, layout_name
 from marius_oac.runs.sharded.dense import adapted, load_dense, share_dense
 from marius_oac.runs.sharded.peers import ClusterPeers
+from marius_oac.runs.sharded.place import check_config
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
-from marius_oac.runs.task import Components, Schedule, Task
+from marius_oac.runs.task import Components, Task
+from marius_oac.runs.wrapped import WrappedTask
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.disk.store import SsdStore
-from marius_oac.types import Plan, Planner, Step, present
+from marius_oac.types import Plan, Step, present
 
 Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float], Binding], RemoteSource]
 """Serves the tables of this process, if it has any, and connects to those of all."""
 
 
-class SlicedPlanner(Planner, Protocol):
-    """A planner of one process's part of every batch.
-
-    Attributes:
-        share: the part; may be set before the first `plan`.
-    """
-
-    share: RankSlice
-
-
-class ShardedTask(Task):
+class ShardedTask(WrappedTask):
     """A task whose rows are spread over nodes.
 
     Args:
@@ -88,8 +76,8 @@ class ShardedTask(Task):
         connect: Connect,
         crowd: Crowd | None = None,
     ):
-        self.task, self.config, self.group = task, task.config, group
-        self.notes = task.notes
+        super().__init__(task)
+        self.group = group
         self.crowd = crowd or Crowd([True] * len(weights))
         self.trainers = self.crowd.trainers
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
@@ -102,10 +90,6 @@ class ShardedTask(Task):
         self.peers: ClusterPeers = ClusterPeers(group)
 
     over_nodes = True
-
-    @property
-    def decisive_metric(self) -> str:
-        return self.task.decisive_metric
 
     @property
     def dense(self) -> DenseAgreement:
@@ -124,6 +108,7 @@ class ShardedTask(Task):
 
     @property
     def trains(self) -> bool:
+        """Whether this process is a trainer."""
         return self.crowd.trains[self.group.rank]
 
     @property
@@ -133,15 +118,8 @@ class ShardedTask(Task):
 
     @property
     def serves(self) -> bool:
+        """Whether this process carries rows."""
         return self.place is not None
-
-    @property
-    def fingerprint(self) -> str:
-        return self.task.fingerprint
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.task.schedule
 
     @property
     def carried(self) -> list[float]:
@@ -159,35 +137,18 @@ class ShardedTask(Task):
         return layout_name(self.group.names, self.weights, self.placement.nodes)
 
     def check(self) -> None:
+        """Raises InputError if the task, or this cluster, can't be trained so."""
         self.task.check()
         check_config(self.config, self.trainers)
         self.speed_monitor.check()
         self._check()
 
-    def use_folder(self, folder: Path) -> None:
-        super().use_folder(folder)
-        self.task.use_folder(folder)
-
-    def has(self, split: Split) -> bool:
-        return self.task.has(split)
-
-    def check_data_from(self, batch_index: int) -> None:
-        self.task.check_data_from(batch_index)
-
-    def run_files(self) -> Mapping[str, str]:
-        return self.task.run_files()
-
-    def learned_files(self) -> Mapping[str, str]:
-        return self.task.learned_files()
-
-    @property
-    def validates_on_a_sample(self) -> bool:
-        return self.task.validates_on_a_sample
-
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
+        """Evaluates on the leading process; all get the metrics. Collective."""
         return self.peers.from_lead(lambda: self._evaluate(parts, split, whole))
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
+        """See `Task.build`; connects to the nodes that carry rows. Collective."""
         tables = self._tables(stack, binding) if self.place is not None else []
         planner = self._planner(stack)
         planner.share = self.share
@@ -261,16 +222,19 @@ class ShardedTask(Task):
         return self._remote.error if self._remote else None
 
     def next_pause(self, batch: int) -> int | None:
+        """The next switch of modes, or the next decision on one."""
         ends = [self.config.nodes.mode_ends(batch), self.speed_monitor.rests(batch)]
         return min((each for each in ends if each is not None), default=None)
 
     def before_batches(self, first: int) -> None:
+        """Starts the mode in which batches from `first` on are trained."""
         self.speed_monitor.begin(first)
         self.dispatch(cast(ModeName, self.speed_monitor.mode or self.config.nodes.mode_at(first)))
         if self._source.dispatching and self.crowd.serving and self._whole_step.dense_state():
             share_dense(self.peers, self.group, self._whole_step)
 
     def mode_changes(self, reached: int) -> list[dict[str, Any]]:
+        """What the speed monitor decides."""
         return self.speed_monitor.end(reached, self.peers)
 
     def deal_outside(self, elastic_worker: bool) -> None:
@@ -281,6 +245,7 @@ class ShardedTask(Task):
 
     @property
     def stop_requested(self) -> bool:
+        """Whether a trainer outside the group was asked to stop."""
         return self._source.counts().get("stopped_max", 0) > 0
 
     def trained_outside(self) -> tuple[int, float]:
@@ -322,6 +287,7 @@ class ShardedTask(Task):
         return max(self.peers.gather(planned if self.trains else 0))
 
     def after_batches(self, ended: bool) -> None:
+        """Brings dense parameters back from the shards; replicas agree once training has ended."""
         dispatching = self._source.dispatching
         if dispatching and self._served:
             self._served.take(self._source.dense_states(), dispatching.bounds)
@@ -331,6 +297,7 @@ class ShardedTask(Task):
             self.dense.pause()
 
     def summary(self) -> dict[str, Any]:
+        """Traffic, refused connections, the placement, and the metrics of dense parameters. Collective."""
         source = self._source
         counts = self.peers.gather([source.bytes_sent, source.bytes_received, source.refused()])
         names = ("rows.bytes_pushed_and_asked", "rows.bytes_pulled", "nodes.refused")
@@ -413,31 +380,3 @@ class ShardedTask(Task):
     @abstractmethod
     def _take_rows(self, whole: Checkpoint, parts: Components) -> None:
         """Loads the rows that belong here."""
-
-
-def with_share(planner: SlicedPlanner, rank: int, count: int) -> SlicedPlanner:
-    """A planner like this one, of other parts of the same batches, of which some are dispatched to it."""
-    other = copy.copy(planner)
-    other.share = RankSlice(rank, count, dispatched=True)
-    return other
-
-
-def check_config(config: TaskConfig, trainers: int) -> None:
-    """Raises ConfigError for what several nodes, or so many trainers, can't do."""
-    if config.pipeline.mode == "async-delta":
-        raise ConfigError("'async-delta' is for one node; over several ones use oac, sync or async", "pipeline.mode")
-    if config.pipeline.order != "plan":
-        raise ConfigError("over several nodes batches are computed in plan order", "pipeline.order")
-    nodes, dense = config.nodes, config.nodes.dense
-    if config.pipeline.mode == "async" and nodes.dispatches:
-        raise ConfigError(
-            "'async' is for nodes.mode sync; where batches are dispatched use oac or sync", "pipeline.mode"
-        )
-    if config.pipeline.mode == "async" and dense.lockstep:
-        what = f"'{dense.kind}' needs trainers in lockstep, and the mode is 'async'; use easgd, ma or bmuf"
-        raise ConfigError(what, "nodes.dense.kind")
-    if nodes.dispatches and (nodes.mode_options.parts or 1) > config.training.batch_size:
-        what = f"{nodes.mode_options.parts} parts of a batch of {config.training.batch_size} examples"
-        raise ConfigError(what, "nodes.mode_options.parts")
-    if "hop-bw" in nodes.used and nodes.mode_options.backups >= trainers:
-        raise ConfigError(f"hop-bw would wait for none of {trainers} trainers", "nodes.mode_options.backups")

@@ -42,6 +42,7 @@ def make_ctr_network(config: CtrConfig) -> Network:
 
 
 def tables_of(config: CtrConfig, network: Network) -> list[FeatureTable]:
+    """The tables of a configuration: without embeddings, rows are first-order weights alone."""
     return feature_tables(config, weights_only=network.first_order and not network.embeddings)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.batches.rank_slice import SlicedPlanner
 from marius_oac.data.logs.batches import LogPlan, LogPlanner
 from marius_oac.data.logs.tables import FeatureTable, TableKeys
 from marius_oac.data.prepare.splits import Split
@@ -28,7 +29,7 @@ from marius_oac.nodes.shards.table import KeyedTable
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import digest_rows, load_rows
-from marius_oac.runs.sharded.task import ShardedTask, SlicedPlanner
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components
 from marius_oac.runtime.machine.binding import Binding
@@ -112,6 +113,7 @@ class ShardedCtrTask(ShardedTask):
         return tables_of(self.config, self._network)
 
     def table_names(self) -> list[str]:
+        """Names of the tables, one for each width of rows."""
         return [table.name for table in self._feature_tables]
 
     def _check(self) -> None:
@@ -122,6 +124,7 @@ class ShardedCtrTask(ShardedTask):
             raise ConfigError("the row that rare keys share can't lie on several nodes", "keys.admit_after")
 
     def check_new_data(self, first: int) -> None:
+        """See `Task.check_new_data`; every trainer checks its part of the files."""
         peers = self.peers
         share = self.share
         peers.agreed(lambda: self.task.check_rows(first, share.rank, share.count) if self.trains else None)
@@ -181,6 +184,7 @@ class ShardedCtrTask(ShardedTask):
         return found
 
     def known_rows(self) -> None:
+        """None: training finds the keys."""
         return None
 
     def _step(self, device: torch.device, threads: int) -> CtrStep:
@@ -213,12 +217,14 @@ class ShardedCtrTask(ShardedTask):
             load_rows(keys.store, whole, np.flatnonzero(here))
 
     def state_arrays(self) -> dict[str, np.ndarray]:
+        """Where rows lie, and the keys of the rows of this process."""
         named = ((keys.store.name, keys) for keys in self._keys) if self.place is not None else ()
         return super().state_arrays() | {
             f"{table}.{name}": array for table, keys in named for name, array in keys.arrays().items()
         }
 
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """See `Task.load_state_arrays`."""
         for keys in self._keys if self.place is not None else ():
             prefix = f"{keys.store.name}."
             keys.load({name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)})
@@ -236,4 +242,5 @@ class ShardedCtrTask(ShardedTask):
         return {int(shard): digest_rows(store, order[shards == shard], names) for shard in np.unique(shards)}
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
+        """See `Task.plan_memory`."""
         return plan_ctr_memory(self.config, folder)

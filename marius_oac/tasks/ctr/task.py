@@ -81,22 +81,28 @@ class CtrTask(Task):
 
     @property
     def schedule(self) -> Schedule:
+        """The batches of the log's segments."""
         return Schedule(self._schedule.ends)
 
     def run_files(self) -> Mapping[str, str]:
+        """The log with what is known of its files, and the user's network."""
         return {**self.learned_files(), **own_files([self.config.model.network], "model.network")}
 
     def learned_files(self) -> Mapping[str, str]:
+        """The log with the checksums of what was read so far."""
         return {LOG: self.log.with_pieces([each.known() for each in self.pieces]).dump()}
 
     def check(self) -> None:
+        """Raises InputError if the network can't take the features, or files have other columns."""
         make_ctr_network(self.config)
         check_kinds([*self.log.files, *self.files_of("valid"), *self.files_of("test")])
 
     def check_data_from(self, batch_index: int) -> None:
+        """Raises CheckpointError if files that are still needed are gone or changed."""
         self.log.check_files(self.config, batch_index)
 
     def check_new_data(self, first: int) -> None:
+        """See `Task.check_new_data`."""
         self.check_rows(first, 0, 1)
 
     def check_rows(self, first: int, part: int, parts: int) -> None:
@@ -112,9 +118,11 @@ class CtrTask(Task):
         return self._splits[split]
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
+        """See `Task.plan_memory`."""
         return plan_ctr_memory(self.config, folder)
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
+        """See `Task.build`; a table for each width of rows."""
         network = make_ctr_network(self.config)
         tables = tables_of(self.config, network)
         layouts = {table.name: row_layout(self.config, table, network) for table in tables}
@@ -128,6 +136,7 @@ class CtrTask(Task):
         return Components(planner, [table.store for table in self._tables], step, device, place.tier)
 
     def has(self, split: Split) -> bool:
+        """Whether the split has files."""
         return bool(self.files_of(split))
 
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
@@ -135,6 +144,7 @@ class CtrTask(Task):
         return evaluate_files(self.predictor(parts), self.files_of(split))
 
     def predictor(self, parts: Components) -> ClickPredictor:
+        """Predicts clicks with the present parameters."""
         network = make_ctr_network(self.config)
         tables, step = tables_of(self.config, network), cast(CtrStep, parts.step)
         return ClickPredictor(self.config, tables, self._tables, step, parts.device)
@@ -158,9 +168,11 @@ class CtrTask(Task):
         return {"file": str(self.log.files[file].path), **metrics}
 
     def state_arrays(self) -> Mapping[str, np.ndarray]:
+        """The keys of each table, as `TABLE.NAME`."""
         return {f"{table.store.name}.{name}": array for table in self._tables for name, array in table.arrays().items()}
 
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """See `Task.load_state_arrays`."""
         for table in self._tables:
             prefix = f"{table.store.name}."
             own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -129,6 +129,7 @@ class TrainedClickModel(TrainedRun):
         write_predictions(path, named, known, (probabilities for _, probabilities in found))
 
     def close(self) -> None:
+        """Closes the tables and ends the step's threads."""
         self._stack.close()
 
     def __enter__(self) -> TrainedClickModel:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.rank_slice import SlicedPlanner
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
 from marius_oac.evaluation.scores import EntityReader
@@ -22,7 +23,7 @@ from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import digest_rows, load_rows
-from marius_oac.runs.sharded.task import ShardedTask, SlicedPlanner
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components
 from marius_oac.runtime.machine.binding import Binding
@@ -59,6 +60,7 @@ class ShardedGraphTask(ShardedTask):
         return IdPlaces(self.task.graph.num_nodes, self.placement)
 
     def table_names(self) -> list[str]:
+        """See `ShardedTask.table_names`."""
         return [table.name for table in self.task.planner.tables]
 
     def _check(self) -> None:
@@ -94,6 +96,7 @@ class ShardedGraphTask(ShardedTask):
         return [self.places.shard_of(plan.rows[0])]
 
     def known_rows(self) -> tuple[np.ndarray, RowLayout]:
+        """The entities of each virtual shard, and their layout."""
         return self.places.shard_sizes, entity_layout(self.config)
 
     def _step(self, device: torch.device, threads: int) -> LinkPredictionStep:
@@ -122,5 +125,6 @@ class ShardedGraphTask(ShardedTask):
         return here * entity_layout(self.config).row_bytes
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
+        """See `Task.plan_memory`."""
         here = 0 if self.place is None else self.places.num_rows(self.place)
         return plan_memory(self.config, self.task.graph, folder, here)

@@ -53,6 +53,7 @@ class GraphTask(TaskOnGraph):
 
     @property
     def decisive_metric(self) -> str:
+        """The mean reciprocal rank, filtered if known answers are left out."""
         return "filtered.mrr" if self.config.evaluation.filtered else "unfiltered.mrr"
 
     @property
@@ -63,6 +64,7 @@ class GraphTask(TaskOnGraph):
 
     @cached_property
     def encoder(self) -> GraphEncoder | None:
+        """The graph encoder; None: the entities' rows are scored themselves."""
         return make_graph_encoder(self.config, self.graph)
 
     @cached_property
@@ -78,16 +80,20 @@ class GraphTask(TaskOnGraph):
 
     @cached_property
     def schedule(self) -> Schedule:
+        """Epochs over all training edges."""
         return Schedule(self._schedule.epoch_ends(self.config.training.epochs))
 
     def check(self) -> None:
+        """Raises InputError if the evaluation or the recorded order doesn't fit the graph."""
         check_evaluation(self.config, self.graph)
         self._check_order()
 
     def run_files(self) -> Mapping[str, str]:
+        """The user's own layers."""
         return own_layers(self.config.encoder) if self.config.encoder else {}
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
+        """See `Task.plan_memory`."""
         return plan_memory(self.config, self.graph, folder, encoder=self.encoder)
 
     def _planner(self, stack: ExitStack) -> GraphPlanner:
@@ -104,10 +110,12 @@ class GraphTask(TaskOnGraph):
         return make_step(self.config, self.graph, device, threads)
 
     def has(self, split: Split) -> bool:
+        """Whether the split has edges."""
         return self.graph.num_edges[split] > 0
 
     @property
     def validates_on_a_sample(self) -> bool:
+        """Whether `evaluation.max_edges` is less than the edges of `valid`."""
         return is_sampled(self.config, self.graph)
 
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:

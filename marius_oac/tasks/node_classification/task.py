@@ -53,10 +53,12 @@ class NodeClassificationTask(TaskOnGraph):
         return identity.joined(self.graph.fingerprint, others)
 
     def run_files(self) -> Mapping[str, str]:
+        """The names of the classes, and the user's own layers."""
         return {CLASSES: json.dumps(self.labels.names, indent=1), **own_layers(self.config.encoder)}
 
     @cached_property
     def encoder(self) -> GraphEncoder:
+        """The graph encoder, which computes a score of each class."""
         return make_classes_encoder(self.config, self.graph, len(self.labels.names))
 
     @cached_property
@@ -68,14 +70,17 @@ class NodeClassificationTask(TaskOnGraph):
 
     @cached_property
     def schedule(self) -> Schedule:
+        """Epochs over all nodes labelled for training."""
         return Schedule(self.planner.epoch_ends(self.config.training.epochs))
 
     def check(self) -> None:
+        """Raises InputError if there are no nodes to validate on, or too few batches in a recorded order."""
         if self.config.training.early_stopping and not self.has("valid"):
             raise InputError("needs nodes to validate on, and there are none", "training.early_stopping")
         self._check_order()
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
+        """See `Task.plan_memory`."""
         return plan_memory(self.config, self.graph, self.planner, self.encoder, folder)
 
     def make_step(self, device: torch.device, threads: int) -> EncodedStep:
@@ -83,6 +88,7 @@ class NodeClassificationTask(TaskOnGraph):
         return self.encoder.step(ClassesHead(device, threads), self.config.training.optimizer, device)
 
     def has(self, split: Split) -> bool:
+        """Whether nodes are labelled for the split."""
         return len(self.labels.nodes[split]) > 0
 
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
