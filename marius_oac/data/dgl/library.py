@@ -26,6 +26,7 @@ from torch.nn.functional import relu
 from marius_oac.errors import InputError
 from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn.block import Block
+from marius_oac.models.gnn.layers import Layer
 
 _LOCK = threading.Lock()
 _FIRST: list[ThreadPoolExecutor] = []
@@ -88,7 +89,7 @@ def from_dgl(block: Any) -> Block:
     return Block(offsets.long(), sources.long(), block.num_src_nodes())
 
 
-class DglLayer(nn.Module):
+class DglLayer(Layer):
     """A `dgl.nn` module as a layer of an `Encoder`.
 
         Encoder([DglLayer(dgl.nn.GATConv(100, 32, 4, allow_zero_in_degree=True), 100, merge="concat"),

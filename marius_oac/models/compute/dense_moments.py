@@ -1,8 +1,8 @@
-"""Dense state as Adam keeps it and as k-step Adam does (`nodes/dense/kstep.py`), and from one to the other.
+"""Converts the dense state of Adam to that of k-step Adam (`nodes/dense/kstep.py`), and back.
 
-Adam divides by the root of v / (1 - beta2^t), k-step Adam by that of v itself. So a run that goes on with k-step begins
-with Adam's corrected moments, v at least epsilon: the hot start of Zhao et al. (section 5, "Data"), whose v_0 is that
-of a trained model. A run that goes back has moments whose corrections give these again.
+Adam divides by the square root of v / (1 - beta2^t), k-step Adam by that of v. So a run that continues with k-step
+starts with Adam's corrected moments, v being at least epsilon. This is the hot start of Zhao et al. (section 5,
+"Data"), whose v_0 comes from a trained model. The conversion back gives moments whose corrected values are k-step's.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 State = dict[str, torch.Tensor]
 
 STEP, FIRST, SECOND, MERGED = "step", "exp_avg", "exp_avg_sq", "merged_sq"
-"""Of a parameter: t, m and v, as torch calls them; k-step: v of the last merge."""
+"""Keys of a parameter's state: t, m and v, as torch names them; of k-step Adam also v of the last merge."""
 OWN = "relations.optimizer."
-"""Begins the names of the state of an optimizer of relations that their agreement brings along."""
+"""The prefix of the state's names of an optimizer of relations that a `DenseSync` provides."""
 RELATIONS = "relations"
 """The key of the relations' table, [R, Dr + state], in the dense state."""
 
 
 def is_kstep(state: Mapping[str, torch.Tensor]) -> bool:
-    """Whether this is what k-step Adam keeps."""
+    """Whether this is a state of k-step Adam."""
     return any(name.endswith(f".{MERGED}") for name in state)
 
 
 def network_to_kstep(state: Mapping[str, torch.Tensor], betas: tuple[float, float], epsilon: float) -> State:
-    """A network's dense state with the moments of k-step, from those of Adam with these betas."""
+    """Converts a network's dense state from Adam with these betas to k-step Adam."""
     found = dict(state)
     for owner in _owners(state):
         step = int(state[f"{owner}.{STEP}"])
@@ -40,7 +40,7 @@ def network_to_kstep(state: Mapping[str, torch.Tensor], betas: tuple[float, floa
 
 
 def network_from_kstep(state: Mapping[str, torch.Tensor], betas: tuple[float, float]) -> State:
-    """A network's dense state with the moments of Adam with these betas, from those of k-step."""
+    """Converts a network's dense state from k-step Adam to Adam with these betas."""
     found = {name: tensor for name, tensor in state.items() if not name.endswith(f".{MERGED}")}
     for owner in _owners(state):
         step = int(state[f"{owner}.{STEP}"])
@@ -53,7 +53,12 @@ def network_from_kstep(state: Mapping[str, torch.Tensor], betas: tuple[float, fl
 def relations_to_kstep(
     state: Mapping[str, torch.Tensor], width: int, betas: tuple[float, float], epsilon: float, batches: int
 ) -> State:
-    """The relations' dense state with the moments of k-step; `batches`, which Adam counts, have been trained."""
+    """Converts the relations' dense state from Adam to k-step Adam.
+
+    Args:
+        width: Dr, floats of a relation's value in the table [R, Dr + state].
+        batches: the number of trained batches, which are Adam's steps.
+    """
     if RELATIONS not in state:
         return dict(state)
     table = state[RELATIONS]
@@ -66,7 +71,7 @@ def relations_to_kstep(
 def relations_from_kstep(
     state: Mapping[str, torch.Tensor], width: int, betas: tuple[float, float], batches: int
 ) -> State:
-    """The relations' dense state with the moments of Adam, from those of k-step."""
+    """Converts the relations' dense state from k-step Adam to Adam. Arguments are those of `relations_to_kstep`."""
     if RELATIONS not in state:
         return dict(state)
     moments = [state[f"{OWN}{key}"] * (1 - beta**batches) for key, beta in zip((FIRST, SECOND), betas, strict=True)]
@@ -74,7 +79,7 @@ def relations_from_kstep(
 
 
 def _owners(state: Mapping[str, torch.Tensor]) -> list[str]:
-    """Whose moments there are."""
+    """The names of what has moments."""
     return [name.removesuffix(f".{SECOND}") for name in state if name.endswith(f".{SECOND}")]
 
 

@@ -1,24 +1,27 @@
-"""A network's linear layers, batched products and rectifiers on the threads of a pool, by NumPy's products instead of
+"""Runs a network's linear layers, batched products and rectifiers on a thread pool, with NumPy's products instead of
 torch's.
 
-torch's products on one thread would leave the other cores idle, and on several give other bits for each number of
-threads. NumPy's BLAS is at least as fast on one core (twice on processors for which torch's MKL has no kernels).
+torch's products on one thread would leave the other cores idle, and on several threads their bits depend on the number
+of threads. NumPy's BLAS is at least as fast on one core (twice as fast on processors for which torch's MKL has no
+kernels).
 
 Guarantees:
-- The bits depend on the arguments' values, not on the number of threads nor on where the arguments lie: blocks are cut
-  by shapes alone, a product runs on one thread (`blas.one_thread_per_product`), and sees aligned memory only.
+- The bits depend on the arguments' values, not on the number of threads or the arguments' addresses: blocks depend only
+  on shapes, a product runs on one thread (`blas.one_thread_per_product`), and its arguments are aligned.
 - Tensors that are not float32 on the CPU are left to torch.
-- With a scratch, results lie in memory that is used again after the next `start`: fresh memory costs as much time as
-  the rectifiers.
+- With a scratch, results are in memory that is reused after the next `start`. Allocating it anew would take as much
+  time as the rectifiers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
@@ -36,14 +39,14 @@ _ZERO = np.float32(0)
 
 
 class PooledProducts(TorchFunctionMode):
-    """While entered, in this thread, the network's large operations run on `thread_pool`.
+    """A torch mode in which a network's large operations run on `thread_pool`, in the thread that entered it.
 
-    Each of torch's operations then takes a few microseconds more. Code that knows of the pool need not enter it: it
-    calls `linear` and `relu` of this module. A `thread_pool.Shared` in any case.
+    In the mode each operation of torch takes a few microseconds more. Code that knows the pool need not enter the mode:
+    it calls `linear` and `relu` of this module. It is also a `thread_pool.Shared`.
 
     Args:
-        thread_pool: shared out on.
-        scratch: where results lie until the next `start`; None: in torch's own memory.
+        thread_pool: runs the work.
+        scratch: memory for results until the next `start`; None: they are in torch's memory.
     """
 
     def __init__(self, thread_pool: ThreadPool, scratch: Scratch | None) -> None:
@@ -51,24 +54,26 @@ class PooledProducts(TorchFunctionMode):
         self.thread_pool, self._scratch, self._taken = thread_pool, scratch, 0
 
     def start(self) -> None:
-        """From here on results may lie where those from before lay; entering does the same."""
+        """Lets later results reuse the memory of earlier ones. Entering the mode does the same."""
         self._taken = 0
 
     def run(self, tasks: Sequence[Task]) -> None:
         """See `ThreadPool.run`."""
         self.thread_pool.run(tasks)
 
-    def __enter__(self):
+    def __enter__(self) -> PooledProducts:
         self.start()
-        return super().__enter__()
+        super().__enter__()
+        return self
 
-    def empty(self, *shape: int) -> torch.Tensor:
+    def empty(self, *shape: int) -> Tensor:
+        """An uninitialised float32 tensor for a result, valid until the next `start` if there is a scratch."""
         if self._scratch is None:
             return torch.empty(shape)
         self._taken += 1
         return torch.from_numpy(self._scratch.take(str(self._taken), *shape))
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         ours = _OURS.get(func)
         if ours is not None:
@@ -77,7 +82,7 @@ class PooledProducts(TorchFunctionMode):
                 return result
         return func(*args, **kwargs)
 
-    def _linear(self, input, weight, bias=None):
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
         shaped = input.dim() > 1 and weight.dim() == 2 and input.shape[-1] == weight.shape[1]
         shaped = shaped and (bias is None or bias.shape == weight.shape[:1])
         if not (shaped and all(_fits(each) for each in (input, weight, bias))):
@@ -85,49 +90,49 @@ class PooledProducts(TorchFunctionMode):
         rows = input.reshape(-1, input.shape[-1])
         return _Linear.apply(self, bias, rows, weight).view(*input.shape[:-1], weight.shape[0])
 
-    def _batched(self, input, other):
+    def _batched(self, input: Tensor, other: Tensor) -> Tensor | None:
         fits = _fits(input) and _fits(other) and input.dim() == other.dim() == 3
         if not (fits and input.shape[0] == other.shape[0] and input.shape[2] == other.shape[1]):
             return None
         return _Batched.apply(input, other, self)
 
-    def _relu(self, input, inplace=False):
+    def _relu(self, input: Tensor, inplace: bool = False) -> Tensor | None:
         return None if inplace or not _fits(input) else _Relu.apply(input, self)
 
 
-def linear(bias: torch.Tensor | None, thread_pool: Shared | None, *pairs: torch.Tensor) -> torch.Tensor:
-    """The sum of torch's linear layers, shared out where `thread_pool` are `PooledProducts`.
+def linear(bias: Tensor | None, thread_pool: Shared | None, *pairs: Tensor) -> Tensor:
+    """The sum of linear layers, [B, O]; on a pool if `thread_pool` is a `PooledProducts`, else by torch.
 
     Args:
-        bias: [O] or None, of the first.
+        bias: [O] or None, of the first layer.
         pairs: input [B, I] and weight [O, I] of each layer.
     """
     if isinstance(thread_pool, PooledProducts) and all(map(_fits, pairs)):
         return _Linear.apply(thread_pool, bias, *pairs)
     linear = torch.nn.functional.linear
-    total = linear(*pairs[:2], bias)
+    total = linear(pairs[0], pairs[1], bias)
     for input, weight in zip(pairs[2::2], pairs[3::2], strict=True):
         total = total + linear(input, weight)
     return total
 
 
-def relu(input: torch.Tensor, thread_pool: Shared | None) -> torch.Tensor:
-    """torch's, shared out where `thread_pool` are `PooledProducts`."""
+def relu(input: Tensor, thread_pool: Shared | None) -> Tensor:
+    """torch.relu of any shape; on a pool if `thread_pool` is a `PooledProducts`."""
     found = thread_pool._relu(input) if isinstance(thread_pool, PooledProducts) else None
     return torch.relu(input) if found is None else found
 
 
-# Not bound to a mode: one that held its own methods would keep its memory until the garbage collector comes by.
+# Functions, not bound methods: a mode that held its bound methods would keep its memory until garbage collection.
 _OURS: dict[Callable, Callable] = {
     torch.nn.functional.linear: PooledProducts._linear,
     torch.nn.functional.relu: PooledProducts._relu,
     torch.relu: PooledProducts._relu,
-    torch.Tensor.relu: PooledProducts._relu,
+    Tensor.relu: PooledProducts._relu,
     torch.bmm: PooledProducts._batched,
-    torch.Tensor.bmm: PooledProducts._batched,
+    Tensor.bmm: PooledProducts._batched,
     torch.matmul: PooledProducts._batched,
-    torch.Tensor.matmul: PooledProducts._batched,
-    torch.Tensor.__matmul__: PooledProducts._batched,
+    Tensor.matmul: PooledProducts._batched,
+    Tensor.__matmul__: PooledProducts._batched,
 }
 
 
@@ -135,11 +140,11 @@ class _Linear(torch.autograd.Function):
     """The sum of each `x` [B, I] times its `weight` [O, I] transposed, plus `bias` [O] or None."""
 
     @staticmethod
-    def forward(ctx, mode, bias, *pairs):
-        pairs = [_aligned(each) for each in pairs]
-        ctx.save_for_backward(*pairs)
+    def forward(ctx: Any, mode: PooledProducts, bias: Tensor | None, *pairs: Tensor) -> Tensor:
+        aligned = [_aligned(each) for each in pairs]
+        ctx.save_for_backward(*aligned)
         ctx.mode = mode
-        xs, weights = ([each.numpy() for each in pairs[start::2]] for start in (0, 1))
+        xs, weights = ([each.numpy() for each in aligned[start::2]] for start in (0, 1))
         shape = len(xs[0]), len(weights[0])
         y, *others = (mode.empty(*shape).numpy() for _ in xs)
         shared = ([weight.T for weight in weights], None if bias is None else _aligned(bias).numpy())
@@ -153,7 +158,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         dy, (_, by_bias, *needed), tasks = _aligned(gradient).numpy(), ctx.needs_input_grad, []
         pairs = [tensor.numpy() for tensor in ctx.saved_tensors]
         found = [ctx.mode.empty(*each.shape) if asked else None for each, asked in zip(pairs, needed, strict=True)]
@@ -177,7 +182,7 @@ class _Batched(torch.autograd.Function):
     """`left` [B, I, J] times `right` [B, J, K], matrix by matrix."""
 
     @staticmethod
-    def forward(ctx, left, right, mode):
+    def forward(ctx: Any, left: Tensor, right: Tensor, mode: PooledProducts) -> Tensor:
         left, right = _as_laid_out(left), _as_laid_out(right)
         ctx.save_for_backward(left, right)
         ctx.mode = mode
@@ -185,7 +190,7 @@ class _Batched(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         left, right = (tensor.numpy().transpose(0, 2, 1) for tensor in ctx.saved_tensors)
         dy = _as_laid_out(gradient).numpy()
         by_left = _multiply_each(ctx.mode, dy, right) if ctx.needs_input_grad[0] else None
@@ -195,7 +200,7 @@ class _Batched(torch.autograd.Function):
 
 class _Relu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, mode):
+    def forward(ctx: Any, x: Tensor, mode: PooledProducts) -> Tensor:
         x = _aligned(x)
         y = mode.empty(*x.shape)
         ctx.save_for_backward(y)
@@ -205,42 +210,42 @@ class _Relu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
         gradient, by_x = _aligned(gradient), ctx.mode.empty(*y.shape)
         _by_parts(ctx.mode.thread_pool, _rectify_back, y, gradient, by_x)
         return by_x, None
 
 
-def _fits(tensor: torch.Tensor | None) -> bool:
+def _fits(tensor: Tensor | None) -> bool:
     return tensor is None or (tensor.dtype == torch.float32 and tensor.device.type == "cpu")
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+def _aligned(tensor: Tensor) -> Tensor:
     tensor = tensor.detach().contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
-def _as_laid_out(tensor: torch.Tensor) -> torch.Tensor:
-    """Aligned; matrices that are transposed as a whole stay so, for they cost a product nothing."""
+def _as_laid_out(tensor: Tensor) -> Tensor:
+    """Aligned [B, I, J]. Transposed matrices stay transposed, which costs a product nothing."""
     flipped = tensor.transpose(1, 2)
     return _aligned(flipped).transpose(1, 2) if flipped.is_contiguous() else _aligned(tensor)
 
 
-def _multiply_each(mode: PooledProducts, left: np.ndarray, right: np.ndarray) -> torch.Tensor:
+def _multiply_each(mode: PooledProducts, left: np.ndarray, right: np.ndarray) -> Tensor:
     y = mode.empty(left.shape[0], left.shape[1], right.shape[2])
     cuts = blocks(0, len(left), _BLOCK_MATRICES)
     mode.thread_pool.run([partial(_multiply, left[a:b], right[a:b], y.numpy()[a:b]) for a, b in cuts])
     return y
 
 
-def _by_parts(thread_pool: ThreadPool, kernel: Callable, *tensors: torch.Tensor) -> None:
+def _by_parts(thread_pool: ThreadPool, kernel: Callable, *tensors: Tensor) -> None:
     flat = [tensor.numpy().reshape(-1) for tensor in tensors]
     cuts = blocks(0, flat[0].size, _BLOCK_FLOATS)
     thread_pool.run([partial(kernel, *(each[begin:end] for each in flat)) for begin, end in cuts])
 
 
-@np.errstate(invalid="ignore", over="ignore")  # A diverged loss is the pipeline's to report, not NumPy's.
+@np.errstate(invalid="ignore", over="ignore")  # The pipeline reports a diverged loss, not NumPy.
 def _multiply(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
     np.matmul(left, right, out=into)
 
@@ -252,7 +257,7 @@ def _add_products(
     into: np.ndarray,
     others: Sequence[np.ndarray],
 ) -> None:
-    """Leaves the products but the first in `others`."""
+    """Writes the sum of the products and the bias to `into`. `others` is scratch for the products after the first."""
     _multiply(lefts[0], rights[0], into)
     if bias is not None:
         _add_bias(into, bias)
@@ -262,20 +267,20 @@ def _add_products(
 
 
 @compiled
-def _add_bias(rows, bias):
+def _add_bias(rows: np.ndarray, bias: np.ndarray) -> None:
     for i in range(rows.shape[0]):
         for j in range(bias.size):
             rows[i, j] += bias[j]
 
 
 @compiled
-def _add(into, more):
+def _add(into: np.ndarray, more: np.ndarray) -> None:
     for i in range(into.size):
         into[i] += more[i]
 
 
 @compiled
-def _add_up(rows, total):
+def _add_up(rows: np.ndarray, total: np.ndarray) -> None:
     total[:] = _ZERO
     for i in range(rows.shape[0]):
         for j in range(total.size):
@@ -283,13 +288,13 @@ def _add_up(rows, total):
 
 
 @compiled
-def _rectify(x, y):
+def _rectify(x: np.ndarray, y: np.ndarray) -> None:
     for i in range(x.size):
         y[i] = _ZERO if x[i] < _ZERO else x[i]
 
 
 @compiled
-def _rectify_back(y, gradient, into):
+def _rectify_back(y: np.ndarray, gradient: np.ndarray, into: np.ndarray) -> None:
     for i in range(y.size):
-        passed = gradient[i]  # loaded in any case, so that the loop has no branch
+        passed = gradient[i]  # always loaded, so that the loop has no branch
         into[i] = _ZERO if y[i] <= _ZERO else passed

@@ -1,7 +1,7 @@
-"""Row optimizers: they update whole rows `value | state` in place from the gradients of the values.
+"""Row optimizers update whole rows `value | state` in place from the gradients of the values.
 
-A row's state lies in the row, behind its value, so that it travels, is validated and is saved with it. Rows of a batch
-are unique and only they are touched (the "lazy" variants). With value x, gradient g, rate a:
+A row's state follows its value in the row, so that it is moved, validated and saved with it. The rows of a batch are
+unique, and only they are updated (the "lazy" variants). With value x, gradient g, rate a:
 
 | kind | state (width) | update | source |
 |---|---|---|---|
@@ -11,7 +11,7 @@ are unique and only they are touched (the "lazy" variants). With value x, gradie
 | adam | m (D), v (D) | m, v averages of g, g*g; x -= a m' / (sqrt(v') + eps) | Kingma and Ba, ICLR 2015, algorithm 1 |
 
 In adam m' = m / (1 - beta1^step), v' = v / (1 - beta2^step), and step = timestamp + 1 counts batches, not the row's
-updates. The Numba kernel serves the CPU and the torch twin CUDA; they agree to rounding.
+updates. A Numba kernel runs on the CPU, torch on CUDA; their results agree up to rounding.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ class RowOptimizer:
         self._learning_rate = config.learning_rate if learning_rate is None else learning_rate
 
     def state_width(self, dimension: int) -> int:
-        """Floats of state behind a value of `dimension` floats."""
+        """The number of floats of state for a value of `dimension` floats."""
         return {"sgd": 0, "adagrad": dimension, "rowwise_adagrad": 1, "adam": 2 * dimension}[self._config.kind]
 
     @property
     def initial_state(self) -> float:
-        """What every float of a row's state is before the row's first update."""
+        """The value of every float of a row's state before the row's first update."""
         return self._config.initial_accumulator if self._config.kind in ("adagrad", "rowwise_adagrad") else 0.0
 
     def _corrections(self, timestamp: int) -> tuple[float, float]:
-        """What adam's averages are multiplied with: 1 / (1 - beta^step)."""
+        """The factors of adam's averages: 1 / (1 - beta^step)."""
         if self._config.kind != "adam":
             return 1.0, 1.0
         step = timestamp + 1
         return 1 / (1 - self._config.beta1**step), 1 / (1 - self._config.beta2**step)
 
     def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
-        """The update of the batch with this timestamp, its learning rate multiplied by `factor`."""
+        """The update rule of the batch with this timestamp, with the learning rate multiplied by `factor`."""
         config = self._config
         first, second = self._corrections(timestamp)
         floats = (self._learning_rate * factor, config.epsilon, config.beta1, config.beta2, first, second)
@@ -72,8 +72,9 @@ class RowOptimizer:
             gradients: float32 [n, D], of the same library.
             timestamp: of the batch, from 0.
             factor: multiplies the learning rate.
+
         Raises:
-            ValueError: the shapes do not belong together.
+            ValueError: the shapes don't match.
         """
         count, dimension = gradients.shape
         if tuple(rows.shape) != (count, dimension + self.state_width(dimension)):
@@ -94,7 +95,7 @@ class RowOptimizer:
             first.lerp_(gradients, 1 - self._config.beta1)
             second.mul_(self._config.beta2).addcmul_(gradients, gradients, value=1 - self._config.beta2)
             first_correction, second_correction = self._corrections(timestamp)
-            # sqrt(v') + eps is the correction's root times what stands here.
+            # sqrt(v') + eps = root * (sqrt(v) + eps / root)
             root = math.sqrt(second_correction)
             scale = second.sqrt().add_(self._config.epsilon / root)
             value.addcdiv_(first, scale, value=-rate * first_correction / root)
@@ -107,20 +108,22 @@ class RowOptimizer:
 
 
 class GradientPassThrough(RowOptimizer):
-    """Leaves each row's gradient in the place of its value: the optimizer runs elsewhere, at the row's shard."""
+    """Replaces each row's value by its gradient. The optimizer runs elsewhere, at the row's shard."""
 
     def __init__(self) -> None:
         pass
 
     def state_width(self, dimension: int) -> int:
-        """No state: it lies where the optimizer runs."""
+        """0, since the state is kept where the optimizer runs."""
         return 0
 
     @property
     def initial_state(self) -> float:
+        """0, since there is no state."""
         return 0.0
 
     def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
+        """The rule that copies the gradient."""
         return Rule(PASS_THROUGH, *[_ONE] * 6)
 
     def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""Memory that is used again from batch to batch."""
+"""Memory that is reused from batch to batch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from marius_oac.runtime.aligned import ALIGNMENT
 
 
 class Scratch:
-    """Named arrays that only grow. One thread may ask for arrays at a time; the contents are left over from before."""
+    """Named arrays that only grow and are not cleared. One thread at a time may call `take`."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, np.ndarray] = {}
 
     def take(self, name: str, *shape: int, dtype: type = np.float32) -> np.ndarray:
-        """An array of this shape, C order, its first byte on a 64-byte boundary; valid until `name` is taken again."""
+        """An array of this shape and dtype, C order, aligned to 64 bytes, valid until `name` is taken again."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:

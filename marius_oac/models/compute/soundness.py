@@ -1,10 +1,9 @@
-"""Are the numbers that a batch has made of any use? What is not stops training, by the batch that made it.
+"""Checks whether the numbers that a batch computed are still usable. If not, training stops at that batch.
 
-A number that is NaN or infinite never becomes another one again. A value of an embedding beyond `LARGEST_VALUE` is
-finite, and of no more use, and so is a weight of a network's: float32 numbers lie 1/8 apart there, so that updates of a
-usual size are lost in it, and products of a few of them overflow. Steps of a usual size never lead there: it would take
-a million of size 1, all in one direction. An optimizer's state may be anything finite: sums of squares grow large by
-themselves.
+A NaN or infinite number never becomes finite again. A value of an embedding or a weight of a network above
+`LARGEST_VALUE` is finite but useless: float32 numbers are 1/8 apart there, so usual updates are lost in rounding, and
+products of a few such numbers overflow. Usual updates don't lead there: it takes a million steps of size 1 in the same
+direction. An optimizer's state may be any finite number, since sums of squares grow large without a fault.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ _INFINITE = int(np.float32(np.inf).view(np.int32))
 
 
 def is_sound(rows: Any, dimension: int, largest: float = LARGEST_VALUE) -> Any:
-    """Whether the first `dimension` floats of each row are at most `largest`, up or down, and all others finite.
+    """Whether the first `dimension` floats of each row have absolute values up to `largest`, and all others are finite.
 
     Args:
         rows: float32 [n, width], an array in C order or a tensor.
-        largest: infinity allows everything finite.
+        largest: infinity allows all finite values.
+
     Returns:
-        A bool; of a tensor on its device a 0-d one there, so that nobody waits for it.
+        a bool; for a tensor a 0-d tensor on its device, so that nothing waits for the device.
     """
     largest = min(largest, float(np.finfo(np.float32).max))
     if isinstance(rows, torch.Tensor):
@@ -42,8 +42,9 @@ def is_sound(rows: Any, dimension: int, largest: float = LARGEST_VALUE) -> Any:
 
 
 @compiled
-def _largest_bits(rows, dimension):
-    """Of the absolute values: their bits ascend as they do, and those of infinity and NaN come last."""
+def _largest_bits(rows: np.ndarray, dimension: int) -> tuple[np.int32, np.int32]:
+    """The largest bits of absolute values, of the first `dimension` columns and of the others. Bits of floats are in
+    the order of the values, those of infinity and NaN being the largest; rows are int32 [n, width]."""
     value = other = np.int32(0)
     sign = np.int32(0x7FFFFFFF)
     for i in range(rows.shape[0]):

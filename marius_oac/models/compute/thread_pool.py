@@ -2,7 +2,7 @@
 
 Guarantees:
 - `run` returns when every task has ended, or raises the error of one of them once all threads have stopped.
-- Which thread takes which task is left to chance: tasks must not depend on it, nor on each other.
+- Any thread may run any task. Tasks must not depend on that, nor on each other.
 - `close` ends the threads; it may be called twice.
 """
 
@@ -16,14 +16,14 @@ Task = Callable[[], object]
 
 
 class Shared(Protocol):
-    """What work is shared out on: `ThreadPool`, or what stands on them."""
+    """What runs tasks: a `ThreadPool`, or an object that uses one."""
 
     def run(self, tasks: Sequence[Task]) -> None:
         """See `ThreadPool.run`."""
 
 
 class ThreadPool:
-    """Args: count: threads that work at a time, the caller's own among them."""
+    """Runs tasks on `count` threads, including the caller's."""
 
     def __init__(self, count: int) -> None:
         if count < 1:
@@ -32,8 +32,8 @@ class ThreadPool:
         self._pool = ThreadPoolExecutor(self._others, "compute") if self._others else None
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Runs every task once, on as many threads as there are tasks for."""
-        queue = iter(tasks)  # Its `next` is one step for the interpreter: no task is taken twice.
+        """Runs every task once, on at most as many threads as there are tasks."""
+        queue = iter(tasks)  # Its `next` is atomic in the interpreter, so no task is taken twice.
         if self._pool is None or len(tasks) < 2:
             _drain(queue)
             return
@@ -49,6 +49,7 @@ class ThreadPool:
             future.result()
 
     def close(self) -> None:
+        """Ends the threads."""
         if self._pool is not None:
             self._pool.shutdown()
 

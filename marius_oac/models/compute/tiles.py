@@ -1,4 +1,4 @@
-"""How a batch is cut up: by its shape alone, never by the number of threads."""
+"""Cuts a batch into blocks and tiles that depend only on its shape, not on the number of threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Tile(NamedTuple):
-    """Edges [start, stop) of one chunk on side number `s`; their scores begin at `offset` of the wave's."""
+    """Edges [start, stop) of one chunk on side number `s`. Their scores begin at `offset` of the wave's scores."""
 
     s: int
     chunk: int
@@ -17,20 +17,20 @@ class Tile(NamedTuple):
     offset: int
 
     def of(self, scores: np.ndarray, candidates: int) -> np.ndarray:
-        """This tile's [edges, candidates] of the wave's flat scores."""
+        """This tile's view [edges, candidates] of the wave's scores, float32 [n]."""
         edges = self.stop - self.start
         return scores[self.offset : self.offset + edges * candidates].reshape(edges, candidates)
 
 
 def blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
-    """Splits [start, stop) into as few ranges as hold `size` at most, of lengths that differ by one at most."""
+    """Splits [start, stop) into the fewest ranges of at most `size`, whose lengths differ by at most one."""
     count = -(-(stop - start) // size)
     cuts = [start + (stop - start) * i // count for i in range(count + 1)] if count else []
     return list(zip(cuts[:-1], cuts[1:], strict=True))
 
 
 def stretches(wave: list[Tile]) -> list[Tile]:
-    """The tiles of each chunk and side as one: they lie behind each other, the edges and the scores."""
+    """Merges the tiles of each chunk and side, whose edges and scores are consecutive."""
     merged: list[Tile] = []
     for tile in wave:
         if merged and merged[-1][:2] == tile[:2]:

@@ -1,17 +1,34 @@
-"""torch's threads and random numbers, set for the length of a block: results depend on neither."""
+"""Threads and random numbers, set for a block, so that results don't depend on the state of the process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 
 import numpy as np
 import torch
 
+from marius_oac.models.compute.thread_pool import ThreadPool
+from marius_oac.runtime import blas
+
+
+@contextmanager
+def compute_threads(device: torch.device, count: int) -> Iterator[ThreadPool]:
+    """A pool of `count` threads if the device is the CPU, else of one.
+
+    On the CPU NumPy's products run on one thread each within the block, in the whole process.
+    """
+    on_cpu = device.type == "cpu"
+    with (
+        closing(ThreadPool(count if on_cpu else 1)) as thread_pool,
+        blas.one_thread_per_product() if on_cpu else nullcontext(),
+    ):
+        yield thread_pool
+
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Within the block torch's own operations on the CPU use `count` threads."""
+    """Within the block torch's operations on the CPU use `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -22,12 +39,12 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def seeded(source: Sequence[int], device: torch.device) -> Iterator[None]:
-    """torch's generators of the CPU and the device, seeded from some numbers; zeros at the end change nothing."""
+    """Seeds torch's generators of the CPU and the device within the block. Trailing zeros of `source` don't matter."""
     seed = int(np.random.SeedSequence(source).generate_state(1, np.uint64)[0])
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         if devices:
-            with torch.cuda.device(device):  # else that of the thread's current device would be seeded, and stay so
+            with torch.cuda.device(device):  # else the current device's generator would be seeded for good
                 torch.cuda.manual_seed(seed)
         yield

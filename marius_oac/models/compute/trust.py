@@ -1,13 +1,13 @@
-"""Which code of users' own this user has trained with: only that runs without being asked about.
+"""Records which custom code the user has trained with. Only such code runs without asking.
 
-A run names the files of its own code, and keeps their texts. A run may come from anybody, so opening one runs none of
-it unless its SHA-256 is known here. Training makes it known: who writes FILE.py into a configuration and trains with it
-has said that it may run.
+A run names the files of its custom code, and keeps their texts. A run may come from anybody, so opening one runs none
+of the code unless its SHA-256 is recorded here. Training records it: whoever writes FILE.py into a configuration and
+trains with it trusts it.
 
-The record is a folder of the user's, $XDG_STATE_HOME/marius_oac/own_code or ~/.local/state/marius_oac/own_code, with an
-empty file for each text, named by its SHA-256. A file is made by one system call: there is nothing half-written, and
-any number of processes may use the folder at once. It holds MOST of them; those that were trained with longest ago go.
-A folder that belongs to somebody else, or that others may write to, is not believed.
+The record is a folder of the user, $XDG_STATE_HOME/marius_oac/own_code or ~/.local/state/marius_oac/own_code, with an
+empty file for each text, named by its SHA-256. One system call creates a file, so no file is half-written, and any
+number of processes may use the folder at once. It holds up to MOST files; those used least recently are removed.
+A folder that belongs to somebody else, or that others may write to, is ignored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def is_known(text: bytes) -> bool:
 
 
 def record(texts: Iterable[bytes]) -> None:
-    """Makes texts known. Where that can't be written, training goes on, and this is said."""
+    """Records texts as trusted. If they can't be recorded, a warning says so."""
     names = sorted(map(_digest, texts))
     if not names:
         return
@@ -51,7 +51,7 @@ def record(texts: Iterable[bytes]) -> None:
         _check_own(folder)
         for name in names:
             os.close(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            os.utime(folder / name)  # it was trained with now, also if it was known
+            os.utime(folder / name)  # the time of the last use, also if the file exists
         sync(folder)
         _forget_oldest(folder)
     except (OSError, InputError) as error:
@@ -60,18 +60,18 @@ def record(texts: Iterable[bytes]) -> None:
 
 
 def _folder() -> Path:
-    """Raises InputError where the user has no home."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # to be ignored then, says the XDG specification
+    """The folder of the record. Raises InputError if the user has no home."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():  # the XDG specification says to ignore it
         try:
             state = Path.home() / ".local" / "state"
         except RuntimeError:
             raise InputError("there is no home folder", "HOME") from None
-    return Path(state) / "marius_oac" / "own_code"
+    return state / "marius_oac" / "own_code"
 
 
 def _check_own(folder: Path) -> None:
-    """Raises InputError where others than this user could have written there."""
+    """Raises InputError if others than this user could have written to the folder."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise InputError("is no folder that you alone may write to", folder)
@@ -84,7 +84,7 @@ def _forget_oldest(folder: Path) -> None:
         return
     ages = []
     for name in names:
-        with suppress(FileNotFoundError):  # another process has forgotten it
+        with suppress(FileNotFoundError):  # another process has removed it
             ages.append((os.lstat(folder / name).st_mtime_ns, name))
     for _, name in sorted(ages)[: len(ages) - MOST]:
         with suppress(FileNotFoundError):

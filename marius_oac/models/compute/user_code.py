@@ -1,7 +1,7 @@
-"""Users' own code, named FILE.py:NAME in a configuration. Every mistake in it is one line with the file and the line.
+"""Custom code, named FILE.py:NAME in a configuration. Errors in it are reported in one line with file and line number.
 
-A file is executed anew each time that it is loaded; nothing of it is pickled. What is executed is a text that this user
-has trained with, or trusts.
+A file is executed each time it is loaded; nothing is pickled. Only code is executed that this user has trained with or
+trusts explicitly.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.models.compute.trust import is_known
 from marius_oac.runtime.files.untrusted import read_bounded
+from marius_oac.types import present
 
 _TEXTS: dict[Path, bytes] = {}
-"""Of the files that this process has admitted."""
+"""The texts of the files that this process has admitted."""
 
 
 def own_file(name: str) -> tuple[Path, str] | None:
-    """File and name of FILE.py:NAME; None where it is something else."""
+    """The file and the name of FILE.py:NAME; None if it is something else."""
     path, colon, attribute = name.rpartition(":")
     return (Path(path), attribute) if colon and path.endswith(".py") else None
 
 
 def own_names(config: TaskConfig) -> list[str]:
-    """What a configuration names FILE.py:NAME."""
+    """All FILE.py:NAME in a configuration."""
     if config.task == "ctr":
         named = [config.model.network]
     else:
@@ -39,7 +40,7 @@ def own_names(config: TaskConfig) -> list[str]:
 
 
 def with_own_files(config: TaskConfig, place: Callable[[Path], Path]) -> TaskConfig:
-    """The configuration with the user's files at other places: `place(path)` instead of `path`."""
+    """The configuration with the path of each custom file replaced by `place(path)`."""
 
     def placed(name: str) -> str:
         found = own_file(name)
@@ -58,26 +59,30 @@ def with_own_files(config: TaskConfig, place: Callable[[Path], Path]) -> TaskCon
 
 
 def admit(config: TaskConfig, trust: bool | Collection[bytes] = False) -> list[bytes]:
-    """Reads the files of own code that a configuration names; whoever needs one that is missing will say so. From now
-    on this process runs the texts that they have now, whatever becomes of them.
+    """Reads the files of custom code that a configuration names. From now on this process runs these texts, even if the
+    files change. Missing files are skipped; loading one raises the error.
 
     Args:
-        trust: run them, or these texts, also where this user has not trained with them; see `compute.trust`.
+        trust: also admit all files, or these texts, that this user has not trained with; see `compute.trust`.
+
+    Returns:
+        the texts.
 
     Raises:
-        InputError: a file can't be read, or is not trusted; nothing was run.
+        InputError: a file can't be read, or is not trusted. No code has run then.
     """
-    paths = {path.resolve(): path for path, _ in map(own_file, own_names(config)) if path.exists()}
+    files = (present(own_file(name))[0] for name in own_names(config))
+    paths = {path.resolve(): path for path in files if path.exists()}
     texts = {resolved: _admitted(path, trust) for resolved, path in paths.items()}
     _TEXTS.update(texts)
     return list(texts.values())
 
 
 def load_own(path: Path, attribute: str, key: str) -> Any:
-    """What a file calls so; None if it has no such thing. What runs is the text, never a compiled file beside it.
+    """Executes a file and returns its attribute of this name; None if it has none. Compiled files are never used.
 
     Args:
-        key: of the configuration, for the errors.
+        key: of the configuration, for messages.
 
     Raises:
         ConfigError: there is no such file, or it can't be executed.
@@ -111,7 +116,7 @@ def _check_trusted(path: Path, text: bytes) -> None:
 
 
 def _text_of(path: Path, key: str) -> bytes:
-    """The text that is run, or would be. Raises ConfigError where the file can't be read."""
+    """The text of a file: the admitted one if there is one. Raises ConfigError if the file can't be read."""
     found = _TEXTS.get(path.resolve())
     if found is not None:
         return found
@@ -125,7 +130,7 @@ def _text_of(path: Path, key: str) -> bytes:
 
 @contextmanager
 def blaming(path: Path, key: str) -> Iterator[None]:
-    """An error of the code in a file becomes a ConfigError with the line, errors of ours stay as they are."""
+    """Within the block, errors of a file's code become a ConfigError with the line. Our own errors pass unchanged."""
     try:
         yield
     except InputError:
@@ -141,7 +146,8 @@ def blaming(path: Path, key: str) -> Iterator[None]:
 
 @contextmanager
 def blaming_frames(paths: Collection[Path], key: str) -> Iterator[None]:
-    """An error that went through one of these files becomes a ConfigError with the line, others stay as they are."""
+    """Within the block, errors whose traceback has one of these files become a ConfigError with the line. Others pass
+    unchanged."""
     try:
         yield
     except InputError:
@@ -156,15 +162,15 @@ def blaming_frames(paths: Collection[Path], key: str) -> Iterator[None]:
 
 
 def _same(filename: str | None, path: Path) -> bool:
-    """Whether Python calls this file so: it has absolute paths where a configuration has any."""
+    """Whether a file name in a traceback, which is absolute, means this file."""
     return filename is not None and Path(filename).resolve() == path.resolve()
 
 
 def own_files(names: Iterable[str], key: str) -> dict[str, str]:
-    """The texts of the files among these names, by file name, as `Task.run_files` gives them.
+    """The texts of the custom files among these names, by file name, as `Task.run_files` returns them.
 
     Raises:
-        ConfigError: a file can't be read, or two of them have one name.
+        ConfigError: a file can't be read, or two files have the same name.
     """
     texts: dict[str, str] = {}
     paths: dict[str, Path] = {}

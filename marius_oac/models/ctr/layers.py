@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from marius_oac.config.ctr import NetworkConfig
 from marius_oac.models.ctr.schema import Inputs
+from marius_oac.types import present
 
 
 class MLP(nn.Sequential):
-    """Linear, batch norm if asked for, ReLU, dropout if asked for; once for each of `hidden`. With `outputs` a linear
-    layer of so many units follows.
+    """For each of `hidden`: a linear layer, batch norm if configured, ReLU, and dropout if configured. With `outputs` a
+    linear layer of so many units follows.
 
-    In training mode batch norm needs two examples; the step puts it into evaluation mode for a batch of one.
+    In training mode batch norm needs two examples. The step sets it to evaluation mode for a batch of one.
     """
 
     def __init__(self, inputs: int, hidden: Sequence[int], config: NetworkConfig, outputs: int | None = None) -> None:
@@ -43,17 +44,18 @@ class FirstOrder(nn.Module):
         self.numbers = nn.Linear(num_numbers, 1, bias=False) if num_numbers else None
 
     def forward(self, inputs: Inputs) -> Tensor:
-        logits = inputs.first_order.sum(1) + self.bias
+        """The linear part of the logits, float32 [B]."""
+        logits = present(inputs.first_order).sum(1) + self.bias
         return logits if self.numbers is None else logits + self.numbers(inputs.numbers).squeeze(1)
 
 
 def second_order(stacked: Tensor) -> Tensor:
-    """Sum over pairs of fields of their inner products, [B], of [B, F, D] (Rendle 2010, lemma 3.1)."""
+    """The sum of the inner products of all pairs of fields, [B], of fields [B, F, D] (Rendle 2010, lemma 3.1)."""
     return 0.5 * (stacked.sum(1).square() - stacked.square().sum(1)).sum(1)
 
 
 def side_by_side(inputs: Inputs) -> Tensor:
-    """All fields and numbers, [B, sum of D_f + N]."""
+    """All fields and numbers concatenated, float32 [B, sum of D_f + N]."""
     if inputs.stacked is None:
         return torch.cat((*inputs.fields, inputs.numbers), 1)
     flat = inputs.stacked.flatten(1)
@@ -61,11 +63,11 @@ def side_by_side(inputs: Inputs) -> Tensor:
 
 
 def mask_of(padded: Tensor, lengths: Tensor) -> Tensor:
-    """Which steps of [B, L, D] are values and no padding, bool [B, L]."""
+    """Which steps of `padded` [B, L, D] are values, not padding: bool [B, L]; lengths are int64 [B]."""
     return torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
 
 
 def mean_of(padded: Tensor, lengths: Tensor) -> Tensor:
-    """Mean of each sequence's values, [B, D]; zeros where it is empty."""
+    """The mean of each sequence's values, [B, D], of `padded` [B, L, D] and lengths int64 [B]; zeros if empty."""
     summed = (padded * mask_of(padded, lengths)[..., None]).sum(1)
     return summed / lengths.clamp(min=1)[:, None]

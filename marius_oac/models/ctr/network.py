@@ -1,7 +1,8 @@
-"""The contract of a network, the known ones by name, and users' own.
+"""The base class of networks, the built-in ones by name, and custom ones.
 
-A network of your own is a subclass of `Network` in a file of yours: `model.network: my_model.py:MyNetwork`. Rows, their
-optimizer, batches and checkpoints are looked after; the class says what becomes of a batch's `Inputs`.
+A custom network is a subclass of `Network` in a file of yours: `model.network: my_model.py:MyNetwork`. The class only
+defines how logits are computed from a batch's `Inputs`. Rows, their optimizer, batches and checkpoints are handled
+elsewhere.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ NETWORKS = {
 
 
 class Network(nn.Module):
-    """A model of clicks over embeddings that it does not hold.
+    """A model of clicks over embeddings, which are not its parameters.
 
-    Subclasses take `(schema, config)` and define `forward`. Parameters may be drawn as torch does: the global generator
-    is seeded around the constructor, and is as before afterwards.
+    Subclasses take `(schema, config)` and define `forward`. Parameters may be initialised as torch does: the global
+    generator is seeded for the constructor, and restored afterwards.
 
     Attributes:
-        first_order: rows have one float more, and `Inputs.first_order` is given.
-        embeddings: False where rows are first-order weights alone.
-        takes_sequences: False where the network would ignore sequences; a schema with some is refused then.
+        first_order: rows have one more float, and `Inputs.first_order` is given.
+        embeddings: False if rows are only first-order weights.
+        takes_sequences: False if the network ignores sequences; a schema with sequences is refused then.
     """
 
     first_order: bool = False
@@ -55,12 +56,12 @@ class Network(nn.Module):
             )
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Logits of a click, [B]."""
+        """The logits of a click, float32 [B]."""
         raise TypeError(f"{type(self).__name__} has no forward")
 
 
 def equal_dimension(schema: Schema, config: NetworkConfig) -> int:
-    """D of all fields. Raises ConfigError where they differ, or there is no field."""
+    """The dimension of all fields. Raises ConfigError if fields differ, or there is no field."""
     dimensions = {field.dimension for field in schema.fields}
     if len(dimensions) != 1:
         found = ", ".join(map(str, sorted(dimensions))) or "none"
@@ -69,10 +70,10 @@ def equal_dimension(schema: Schema, config: NetworkConfig) -> int:
 
 
 def make_network(schema: Schema, config: NetworkConfig, seed: int) -> Network:
-    """The network of a configuration; its parameters are a function of schema, configuration and seed.
+    """The network of a configuration. Its parameters are a function of schema, configuration and seed.
 
     Raises:
-        ConfigError: there is no such network, or it can't take these features.
+        ConfigError: there is no such network, or it doesn't support these features.
     """
     cls = network_class(config.network)
     with torch.random.fork_rng(devices=()):
@@ -81,7 +82,7 @@ def make_network(schema: Schema, config: NetworkConfig, seed: int) -> Network:
 
 
 def network_class(name: str) -> type[Network]:
-    """A known network, or the class of `FILE.py:CLASS`. Raises ConfigError where there is none."""
+    """The class of a built-in network, or of `FILE.py:CLASS`. Raises ConfigError if there is none."""
     if name in NETWORKS:
         module, _, attribute = NETWORKS[name].partition(":")
         return getattr(importlib.import_module(f"marius_oac.models.ctr.networks.{module}"), attribute)

@@ -1,12 +1,12 @@
-"""The rows of a batch on their way into a network and their gradients on the way back.
+"""Gathers the rows of a batch for a network, and updates them from the network's gradients.
 
-`TableColumns` says which features lie in a table. `ArrayRows` works on NumPy arrays with kernels, `TensorRows` (its own
-file) on tensors with torch; both gather the rows into `Gathered`, take the gradients in the same form and update the
-rows in place. A row is [embedding D | first-order weight, where the network has them | optimizer state].
+`TableColumns` describes the features of a table. `ArrayRows` works on NumPy arrays with kernels, `TensorRows` (in
+`tensor_rows`) on tensors with torch. Both gather the rows into `Gathered`, take the gradients in the same form, and
+update the rows in place. A row is [embedding D | first-order weight, if the network has them | optimizer state].
 
 Guarantees:
-- The bits depend on the inputs alone: no block's bounds depend on the number of threads, every sum has one order.
-- On the CPU what is handed out lies in aligned memory of our own, valid until the next `gather`.
+- The bits depend only on the inputs: blocks don't depend on the number of threads, and every sum has a fixed order.
+- On the CPU the gathered arrays are in aligned memory, valid until the next `gather`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOWHERE = np.zeros(1, np.int64)
 
 @dataclass(frozen=True)
 class BagColumn:
-    """A multi-valued feature; `field` is its place among the schema's fields."""
+    """A multi-valued feature; `field` is its index among the schema's fields."""
 
     name: str
     pooling: str
@@ -49,12 +49,12 @@ class SequenceColumn:
 
 @dataclass(frozen=True)
 class TableColumns:
-    """What lies in one table.
+    """The features of one table.
 
     Attributes:
         name: of the table.
-        dimension: D, floats of an embedding; 0 where rows are first-order weights alone.
-        singles: the single-valued features' places among the schema's fields, in the order of `TableIndices.singles`.
+        dimension: D, floats of an embedding; 0: rows are only first-order weights.
+        singles: the single-valued features' indices among the schema's fields, in the order of `TableIndices.singles`.
         bags, sequences: the other features, in config order.
     """
 
@@ -66,21 +66,22 @@ class TableColumns:
 
 
 def values_of(bag: Jagged[Any]) -> Any:
-    """How many values each example has of a bag, int64 [B]."""
+    """The number of values of each example in a bag, int64 [B], an array or tensor as the bag's."""
     return bag.offsets[1:] - bag.offsets[:-1] if bag.counts is None else bag.counts
 
 
 class Fields(NamedTuple):
-    """The fields of all tables: floats of each, and the column where each begins in [B, sum of them]."""
+    """The fields of all tables: the number of floats of each, and its first column in [B, sum of them]."""
 
     dimensions: tuple[int, ...]
     columns: tuple[int, ...]
 
     @classmethod
     def of(cls, layout: Sequence[TableColumns]) -> Fields:
-        """
+        """The fields of these tables.
+
         Raises:
-            ValueError: the tables do not hold each of the fields 0 to F - 1 once.
+            ValueError: the tables don't have each of the fields 0 to F - 1 once.
         """
         found = sorted(
             (field, table.dimension)
@@ -94,10 +95,13 @@ class Fields(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What a network sees of the rows, or the gradients by it; arrays or tensors, float32.
+    """The rows as a network's inputs, or the gradients with respect to them; float32 arrays or tensors.
 
-    `values` [B, W]: the fields side by side (see `Fields`); `weights` [B, F]: first-order weights, or None;
-    `padded`: [B * L, D] of each sequence, table by table, zeros behind the last value; `lengths`: int64 [B] of each.
+    Attributes:
+        values: [B, W], all fields (see `Fields`).
+        weights: [B, F], first-order weights, or None.
+        padded: [B * L, D] of each sequence, table by table, padded with zeros.
+        lengths: int64 [B] of each sequence.
     """
 
     values: Any
@@ -108,11 +112,15 @@ class Gathered(NamedTuple):
 
 @dataclass(frozen=True)
 class _Picks:
-    """One table's local rows of a batch: own copies, int64.
+    """Copies of a batch's local rows of one table, int64.
 
-    `fields` [f]: those of `single` [f, B]; `bags` [V] of all bag features end to end, whose `bag_offsets` [g, B + 1]
-    count from the first of all, float32 `scales` [g, B]: what the sum of a bag is multiplied with; `sequences`: values
-    and offsets of each.
+    Attributes:
+        single: [f, B].
+        fields: [f], the fields of `single`.
+        bags: [V], of all bag features, concatenated.
+        bag_offsets: [g, B + 1], into `bags`.
+        scales: float32 [g, B], the factor of the sum of each bag.
+        sequences: values and offsets of each.
     """
 
     single: np.ndarray
@@ -123,12 +131,17 @@ class _Picks:
     sequences: tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
+Occurrences = tuple[np.ndarray, list[np.ndarray]]
+"""Of a table's rows: first int64 [1 + sequences, n + 1] and places, int64; those of row i in the fields, or in a
+sequence, are places[k][first[k, i]:first[k, i + 1]]."""
+
+
 class ArrayRows:
-    """Rows in NumPy arrays; the work is shared out on `thread_pool`.
+    """Rows in NumPy arrays. The work runs on `thread_pool`.
 
     Args:
         layout: of each table.
-        weighted: whether rows have a first-order weight behind the embedding.
+        weighted: whether rows have a first-order weight after the embedding.
     """
 
     def __init__(self, layout: Sequence[TableColumns], weighted: bool, thread_pool: ThreadPool) -> None:
@@ -136,12 +149,20 @@ class ArrayRows:
         self._scratch, self._fields = Scratch(), Fields.of(layout)
         self._columns = np.array(self._fields.columns, np.int64)
         self._picks: tuple[_Picks, ...] = ()
-        self._lists: list[list[tuple[np.ndarray, np.ndarray]]] = []
+        self._lists: list[Occurrences] = []
 
     def gather(
         self, rows: Sequence[np.ndarray], tables: Sequence[TableIndices[np.ndarray]], listing: bool = True
     ) -> Gathered:
-        """What the network sees of the batch; with `listing` also what `update` needs."""
+        """The network's inputs from the rows, float32 [n, D + weight + state] of each table.
+
+        Args:
+            tables: the local rows of each table.
+            listing: also prepare for `update`.
+
+        Raises:
+            ValueError: a sequence has more than `max_values` values.
+        """
         size = tables[0].singles.shape[1]
         values = self._scratch.take("values", size, sum(self._fields.dimensions))
         weights = self._scratch.take("weights", size, len(self._columns)) if self._weighted else None
@@ -165,15 +186,16 @@ class ArrayRows:
         return Gathered(values, weights, tuple(padded), tuple(lengths))
 
     def update(self, rows: Sequence[np.ndarray], gradients: Gathered, rule: Rule, weight: float) -> float:
-        """Updates the rows of the batch last gathered in place.
+        """Updates the rows of the last `gather` in place.
 
         Args:
             rows: as gathered.
-            gradients: C order; its arrays are spoilt. `lengths` are not read.
+            gradients: in C order. Its arrays are overwritten; `lengths` are not read.
             rule: of the row optimizer.
-            weight: of the L2 penalty: what a row's gradient has of its value.
+            weight: of the L2 penalty, the factor of a row's value in its gradient.
+
         Returns:
-            The sum of the squares of the rows' values, before the update; 0 without a weight.
+            The sum of the squares of the rows' values before the update; 0 without a weight.
         """
         inputs = self._inputs(gradients.values, gradients.weights)
         self._share_out(inputs)
@@ -193,7 +215,7 @@ class ArrayRows:
         return kernels.Inputs(values, np.empty((0, 0), np.float32) if weights is None else weights, self._columns)
 
     def _own(self, name: str, array: np.ndarray) -> np.ndarray:
-        """A copy: kernels compile once, whatever array the caller brings."""
+        """An int64 copy, so that kernels are compiled for one type of array."""
         copy = self._scratch.take(name, *array.shape, dtype=np.int64)
         copy[:] = array
         return copy
@@ -219,7 +241,16 @@ class ArrayRows:
         )
         return _Picks(single, np.array(table.singles, np.int64), bags, offsets, scales, sequences)
 
-    def _gather_block(self, table, picks, rows, inputs, sheets, begin: int, end: int) -> None:
+    def _gather_block(
+        self,
+        table: TableColumns,
+        picks: _Picks,
+        rows: np.ndarray,
+        inputs: kernels.Inputs,
+        sheets: Sequence[np.ndarray],
+        begin: int,
+        end: int,
+    ) -> None:
         dimension = table.dimension
         if table.singles:
             kernels.gather(rows, dimension, picks.single, picks.fields, begin, end, inputs)
@@ -230,8 +261,8 @@ class ArrayRows:
             kernels.pad(rows, dimension, values, offsets, begin, end, sheet)
 
     def _list_tasks(self, rows: Sequence[np.ndarray]) -> list[Task]:
-        """Tasks that list each row's occurrences: for each table in the fields, then in each of its sequences."""
-        self._lists, tasks = [], []
+        """Tasks that list each row's occurrences: for each table those in fields, then those in each sequence."""
+        self._lists, tasks = [], list[Task]()
         for number, (table, picks) in enumerate(zip(self._layout, self._picks, strict=True)):
             first = self._scratch.take(
                 f"{number}.first", 1 + len(table.sequences), len(rows[number]) + 1, dtype=np.int64
@@ -257,7 +288,18 @@ class ArrayRows:
                     tasks += [partial(task, *bounds, inputs) for bounds in blocks(0, size, _BLOCK_EXAMPLES)]
         self._thread_pool.run(tasks)
 
-    def _update_block(self, dimension, sources, lists, rule, weight, rows, penalties, begin: int, end: int) -> None:
+    def _update_block(
+        self,
+        dimension: int,
+        sources: Sequence[kernels.Inputs],
+        lists: Occurrences,
+        rule: Rule,
+        weight: np.float32,
+        rows: np.ndarray,
+        penalties: np.ndarray,
+        begin: int,
+        end: int,
+    ) -> None:
         first, places = lists
         sums = np.zeros((end - begin, dimension + self._weighted), np.float32)
         for i, source in enumerate(sources):
@@ -265,8 +307,9 @@ class ArrayRows:
         kernels.update(rule, weight, begin, end, sums, rows, penalties)
 
 
-def _row_blocks(lists: tuple[np.ndarray, list[np.ndarray]]) -> list[tuple[int, int]]:
-    """Cuts a table's rows into ranges of much the same work; hot rows have low numbers, so even ranges would not do."""
+def _row_blocks(lists: Occurrences) -> list[tuple[int, int]]:
+    """Cuts a table's rows into ranges with about the same work. Frequent rows have low numbers, so even ranges would
+    differ."""
     first, _ = lists
     count = first.shape[1] - 1
     work = first.sum(0) + np.arange(count + 1)

@@ -1,4 +1,4 @@
-"""What a network is told about its features, and what it gets of a batch."""
+"""The description of a network's features, and its inputs for a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Field:
-    """A feature that gives an example one vector: single-valued, or several values pooled into one."""
+    """A feature with one vector per example: single-valued, or several values pooled into one."""
 
     name: str
     dimension: int
@@ -18,7 +18,7 @@ class Field:
 
 @dataclass(frozen=True)
 class SequenceField:
-    """A feature that gives an example up to `max_values` vectors, the newest last."""
+    """A feature with up to `max_values` vectors per example, the newest last."""
 
     name: str
     dimension: int
@@ -30,10 +30,10 @@ class Schema:
     """The features of a model.
 
     Attributes:
-        num_numbers: N, numeric columns.
-        fields: F of them, single-valued features first, then pooled ones, each in the order of the config.
+        num_numbers: N, the number of numeric columns.
+        fields: F fields, single-valued features first, then pooled ones, each in the order of the config.
         sequences: in the order of the config.
-        target: the name of the field that the sequences lead up to, or None.
+        target: the name of the field that follows the sequences, or None.
     """
 
     num_numbers: int
@@ -43,7 +43,7 @@ class Schema:
 
     @property
     def width(self) -> int:
-        """Floats of all fields and numbers side by side."""
+        """The number of floats of all fields and numbers."""
         return sum(field.dimension for field in self.fields) + self.num_numbers
 
 
@@ -53,9 +53,9 @@ class Inputs:
 
     Attributes:
         numbers: [B, N].
-        fields: [B, D_f] of each field, in the order of the schema.
-        stacked: [B, F, D] where all fields have one dimension, else None.
-        first_order: [B, F], a weight of each field's rows, where the network asks for them, else None.
+        fields: [B, D_f] for each field, in the order of the schema.
+        stacked: [B, F, D] if all fields have the same dimension, else None.
+        first_order: [B, F], the weights of each field's rows, if the network has `first_order`, else None.
         sequences: by name, [B, L, D] padded with zeros at the end, and lengths, int64 [B].
     """
 

@@ -2,12 +2,12 @@
 
 Guarantees:
 - `compute` and `predict` are called by one thread; on the CPU they share their work with `threads - 1` others, which
-  live until `close`.
+  end at `close`. The thread that made the step calls it.
 - The result is a function of rows, data, timestamp and dense state alone: the same bits for any number of threads.
-  On the CPU torch works on one thread while a batch is computed, since its own sums and products depend on how many
-  there are; what is large runs on the threads of a pool.
-- torch's random numbers are drawn from (seed, timestamp, rank); the process's generators are as before afterwards.
-- A `compute` that raises leaves the rows it was given corrupted; the run must not go on.
+  On the CPU torch uses one thread while a batch is computed, since the bits of its sums and products depend on the
+  number of threads; large operations run on a pool.
+- torch's random numbers are drawn from (seed, timestamp, rank); the process's generators are restored afterwards.
+- If `compute` raises, the rows it was given are corrupted; the run must stop.
 """
 
 from __future__ import annotations
@@ -28,36 +28,35 @@ from marius_oac.models.compute.dense_optimizer import DenseOptimizer
 from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import ThreadPool
-from marius_oac.models.compute.torch_state import seeded, torch_threads
+from marius_oac.models.compute.torch_state import compute_threads, seeded, torch_threads
 from marius_oac.models.ctr.network import KEY, Network
 from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.models.ctr.tensor_rows import TensorRows
-from marius_oac.runtime import blas
-from marius_oac.types import BatchData, DenseSync
+from marius_oac.types import BatchData, DenseSync, present
 
 
 class CtrStep:
-    """One batch of examples: loss, gradient, row and dense optimizer.
+    """Loss, gradient, row and dense optimizer of a batch of examples.
 
     The loss is the mean binary cross-entropy plus embedding_l2 / 2 times the sum of the squares of the batch's rows
-    (first-order weights too), each counted once however often it occurs.
+    (including first-order weights). A row counts once, however often it occurs.
 
-    On the CPU the results of a network's layers lie in memory that the next batch uses again: a network that wants to
-    keep one must copy it.
+    On the CPU the results of a network's layers are in memory that the next batch reuses. A network that keeps a result
+    must copy it.
 
     Args:
         config: the run's.
-        layout: what lies in each table, in the order of the rows given to `compute`.
-        network: taken over: moved to the device, trained in place.
+        layout: the features of each table, in the order of the rows given to `compute`.
+        network: moved to the device and trained in place.
         device: a CPU or CUDA device.
         threads: on the CPU, at least 1.
-        dense: how the network agrees with those of other nodes; rows then come without state, and leave with their
-            gradients, the penalty's left out, in the place of their values. None: there is one node.
-        rank: of this node; the others draw other random numbers.
+        dense: how the network agrees with those of other nodes. Rows then have no state, and `compute` replaces their
+            values by gradients, without the penalty's. None: there is one node.
+        rank: of this node, which determines its random numbers.
+
     Raises:
-        ValueError: the tables do not hold each field once.
+        ValueError: the tables don't have each field once.
     """
 
     def __init__(
@@ -80,18 +79,11 @@ class CtrStep:
         self._optimizer = GradientPassThrough() if dense else RowOptimizer(config.training.optimizer)
         self._dense = DenseOptimizer(self._network, config.training.dense_optimizer, dense)
         self._scratch = Scratch()
-        self._tensor_rows = TensorRows(layout, self._weighted, self._optimizer)
-        with ExitStack() as stack:
-            thread_pool = ThreadPool(threads if device.type == "cpu" else 1)
-            stack.callback(thread_pool.close)
-            self._array_rows = ArrayRows(layout, self._weighted, thread_pool)
-            self._products, self._products_kept = (
-                PooledProducts(thread_pool, Scratch()),
-                PooledProducts(thread_pool, None),
-            )
-            if device.type == "cpu":
-                stack.enter_context(blas.one_thread_per_product())
-            self._stack = stack.pop_all()
+        self._tensor_rows, self._stack = TensorRows(layout, self._weighted, self._optimizer), ExitStack()
+        thread_pool = self._stack.enter_context(compute_threads(device, threads))
+        self._array_rows = ArrayRows(layout, self._weighted, thread_pool)
+        self._products = PooledProducts(thread_pool, Scratch())
+        self._products_kept = PooledProducts(thread_pool, None)
 
     @property
     def served(self) -> DenseOptimizer | None:
@@ -101,23 +93,24 @@ class CtrStep:
     def compute(self, rows: Sequence[Any], data: ClickBatch[Any], timestamp: int) -> Any:
         """See `Step.compute`.
 
-        One example has no variance: batch norms then use their running statistics and leave them as they are.
+        A single example has no variance: batch norms then use their running statistics and don't update them.
 
         The learning rates of the rows and of the network are multiplied by their optimizer's `decay ** data.epoch`.
 
         Raises:
-            ValueError: the rows are not float32 [n, D + first-order weight + state] in C order, or other than tables.
+            ValueError: the rows are not float32 [n, D + first-order weight + state] in C order, or not one array for
+                each table.
         """
         tensors = self._check(rows, self._optimizer)
         self._network.train()
-        if len(data.labels) == 1:
+        if len(data.numbers) == 1:
             for norm in self._norms:
                 norm.eval()
         if tensors:
             return self._compute_tensors(rows, data, timestamp)
         with torch_threads(1), self._products:
             gathered = self._array_rows.gather(rows, data.tables)
-            labels = torch.from_numpy(self._own("labels", data.labels))
+            labels = torch.from_numpy(self._own("labels", present(data.labels)))
             numbers = torch.from_numpy(self._own("numbers", data.numbers))
             with seeded(self._masks(data, timestamp), self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
@@ -132,7 +125,7 @@ class CtrStep:
     ) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, data.tables)
         with seeded(self._masks(data, timestamp), self._device):
-            loss, gradients = self._differentiate(gathered, data.numbers, data.labels)
+            loss, gradients = self._differentiate(gathered, data.numbers, present(data.labels))
         fault = self._dense.step(data, timestamp)
         weight = self._penalty
         factor = self._training.optimizer.decay**data.epoch
@@ -140,9 +133,9 @@ class CtrStep:
         return loss + weight / 2 * squares + fault
 
     def predict(self, rows: Sequence[Any], data: ClickBatch[Any]) -> Any:
-        """Probabilities of a click, float32 [B], in the rows' library; changes nothing.
+        """The probabilities of a click, float32 [B], an array or a tensor as the rows. Nothing is changed.
 
-        `rows[t]` need the value's columns only; `data` no labels.
+        `rows[t]` need only the value's columns, and `data` no labels.
 
         Raises:
             ValueError: as `compute`.
@@ -173,20 +166,20 @@ class CtrStep:
         return isinstance(rows[0], torch.Tensor)
 
     def _own(self, name: str, array: np.ndarray) -> np.ndarray:
-        """A copy in aligned memory: torch's products depend on where their arguments lie."""
+        """A copy in aligned memory, since the bits of torch's products depend on their arguments' addresses."""
         copy = self._scratch.take(name, *array.shape)
         copy[:] = array
         return copy
 
     def _masks(self, data: BatchData, timestamp: int) -> list[int]:
-        """What dropout's masks are drawn from: which part of which batch it is, or this trainer and the timestamp."""
+        """The source of dropout's masks: the batch and the part of it, or the timestamp and this trainer's rank."""
         return [self._seed, *((timestamp, self._rank) if data.part is None else data.part)]
 
     def _inputs(self, gathered: Gathered, numbers: torch.Tensor) -> Inputs:
         size, dimensions = numbers.shape[0], self._dimensions
         equal = len(set(dimensions)) == 1
         stacked = gathered.values.view(size, len(dimensions), dimensions[0]) if equal else None
-        fields = stacked.unbind(1) if equal else gathered.values.split(dimensions, 1)
+        fields = gathered.values.split(dimensions, 1) if stacked is None else stacked.unbind(1)
         sheets = (sheet.view(size, -1, sheet.shape[1]) for sheet in gathered.padded)
         sequences = dict(zip(self._sequences, zip(sheets, gathered.lengths, strict=True), strict=True))
         return Inputs(
@@ -194,15 +187,17 @@ class CtrStep:
         )
 
     def _logits(self, inputs: Inputs) -> torch.Tensor:
-        """What the network says of a batch. Raises InputError where that is not a number for each example."""
+        """The network's logits for a batch, float [B]. Raises InputError if it returns something else."""
         found, size = self._network(inputs), inputs.numbers.shape[0]
         if isinstance(found, torch.Tensor) and found.shape == (size,) and found.is_floating_point():
             return found
         what = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
         raise InputError(f"forward returns {what} for {size} examples; one logit each is needed, float [{size}]", KEY)
 
-    def _differentiate(self, gathered: Gathered, numbers: torch.Tensor, labels: torch.Tensor):
-        """The loss without penalty, and the gradients by what was gathered; those by parameters lie with them."""
+    def _differentiate(
+        self, gathered: Gathered, numbers: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, Gathered]:
+        """The loss without penalty, and the gradients of the rows. Those of parameters are stored with these."""
         leaves = gathered._replace(
             values=gathered.values.detach().requires_grad_(),
             weights=gathered.weights.detach().requires_grad_() if self._weighted else None,
@@ -222,7 +217,7 @@ class CtrStep:
         return {name: tensor.detach().clone() for name, tensor in self._dense.state().items()}
 
     def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes over, by copy, what `dense_state` gave.
+        """Copies the tensors of a `dense_state` into this step's.
 
         Raises:
             ValueError: the state is that of another model.
@@ -230,11 +225,12 @@ class CtrStep:
         self._dense.load(state)
 
     def close(self) -> None:
+        """Ends the threads."""
         self._stack.close()
 
 
 def _gradient(leaf: torch.Tensor) -> torch.Tensor:
-    """In C order; a network need not use all of its inputs."""
+    """The leaf's gradient in C order; zeros if the network doesn't use the leaf."""
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
 
 

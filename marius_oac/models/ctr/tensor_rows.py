@@ -1,8 +1,8 @@
-"""`rows.ArrayRows` for tensors, on CUDA: the same in torch's own operations.
+"""The counterpart of `rows.ArrayRows` for tensors, on CUDA, with torch's operations.
 
 Guarantees:
-- The same tensors give the same bits on the same device: what torch takes here adds up in one order (embedding bags
-  forward; the gradient of an embedding, which sorts).
+- The same tensors give the same bits on the same device, since the operations sum in a fixed order (the forward pass of
+  embedding bags; the gradient of an embedding, which sorts).
 - Nothing waits for the device.
 """
 
@@ -19,19 +19,19 @@ from marius_oac.models.ctr.rows import BagColumn, Fields, Gathered, TableColumns
 
 
 class TensorRows:
-    """Rows in tensors; see `ArrayRows`."""
+    """Rows in tensors; see `ArrayRows`. `optimizer` updates the rows."""
 
     def __init__(self, layout: Sequence[TableColumns], weighted: bool, optimizer: RowOptimizer) -> None:
         self._layout, self._weighted, self._fields = tuple(layout), int(weighted), Fields.of(layout)
         self._optimizer = optimizer
 
     def gather(self, rows: Sequence[torch.Tensor], tables: Sequence[TableIndices[torch.Tensor]]) -> Gathered:
-        """What the network sees of the batch."""
-        parts: list = [None] * len(self._fields.columns)
+        """The network's inputs from the rows [n, D + weight + state] of each table; see `ArrayRows.gather`."""
+        parts: dict[int, torch.Tensor] = {}
         padded, lengths = [], []
         for table, table_rows, indices in zip(self._layout, rows, tables, strict=True):
             values = table_rows[:, : table.dimension + self._weighted]
-            values = values.contiguous() if table.bags else values  # as embedding bags need it
+            values = values.contiguous() if table.bags else values  # for embedding bags
             if table.singles:
                 picked = values[indices.singles]
                 for i, field in enumerate(table.singles):
@@ -39,15 +39,16 @@ class TensorRows:
             for column, bag in zip(table.bags, indices.bags, strict=True):
                 pooled = embedding_bag(bag.values, values, bag.offsets, mode="sum", include_last_offset=True)
                 parts[column.field] = _scaled(pooled, column, bag)
-            for column, sequence in zip(table.sequences, indices.sequences, strict=True):
+            for each, sequence in zip(table.sequences, indices.sequences, strict=True):
                 lengths.append(sequence.offsets[1:] - sequence.offsets[:-1])
-                sheet = values.new_zeros(len(lengths[-1]) * column.max_values, table.dimension)
-                sheet[_places(sequence, column.max_values)] = values[sequence.values, : table.dimension]
+                sheet = values.new_zeros(len(lengths[-1]) * each.max_values, table.dimension)
+                sheet[_places(sequence, each.max_values)] = values[sequence.values, : table.dimension]
                 padded.append(sheet)
-        nothing = rows[0].new_empty(tables[0].singles.shape[1], 0)  # where there are only sequences
-        pairs = zip(parts, self._fields.dimensions, strict=True)
-        embeddings = torch.cat([nothing, *(part[:, :dimension] for part, dimension in pairs)], 1)
-        weights = torch.cat([nothing, *(part[:, -1:] for part in parts)], 1) if self._weighted else None
+        nothing = rows[0].new_empty(tables[0].singles.shape[1], 0)  # if there are only sequences
+        dimensions = self._fields.dimensions
+        embeddings = torch.cat([nothing, *(parts[field][:, :size] for field, size in enumerate(dimensions))], 1)
+        last = [parts[field][:, -1:] for field in range(len(dimensions))]
+        weights = torch.cat([nothing, *last], 1) if self._weighted else None
         return Gathered(embeddings, weights, tuple(padded), tuple(lengths))
 
     def update(
@@ -78,7 +79,7 @@ class TensorRows:
         gradients: Gathered,
         sheets: list[torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Local rows [O] of a table's occurrences and the gradients by them, [O, D + weight]."""
+        """The local row of each occurrence in a table, int64 [O], and its gradient, float32 [O, D + weight]."""
         picks, parts = [], []
         if table.singles:
             picks.append(indices.singles.flatten())
@@ -87,8 +88,8 @@ class TensorRows:
             gradient = _scaled(self._of_fields(gradients, (column.field,), table.dimension), column, bag)
             picks.append(bag.values)
             parts.append(gradient[_bags(bag)])
-        for column, sequence in zip(table.sequences, indices.sequences, strict=True):
-            gradient = sheets.pop(0)[_places(sequence, column.max_values)]
+        for each, sequence in zip(table.sequences, indices.sequences, strict=True):
+            gradient = sheets.pop(0)[_places(sequence, each.max_values)]
             picks.append(sequence.values)
             parts.append(torch.nn.functional.pad(gradient, (0, self._weighted)))
         if len(parts) == 1:
@@ -96,7 +97,7 @@ class TensorRows:
         return torch.cat(picks), torch.cat(parts)
 
     def _of_fields(self, gradients: Gathered, fields: Sequence[int], dimension: int) -> torch.Tensor:
-        """The gradients [F * B, D + weight] by what fields of one width got, field after field."""
+        """The gradients of fields of one width, field after field, float32 [F * B, D + weight]."""
         columns = [self._fields.columns[field] for field in fields]
         parts = torch.cat([gradients.values[:, column : column + dimension] for column in columns])
         if not self._weighted:
@@ -105,18 +106,18 @@ class TensorRows:
 
 
 def _scaled(sums: torch.Tensor, column: BagColumn, bag: Jagged[torch.Tensor]) -> torch.Tensor:
-    """Sums [B, .] by the examples of a bag, or gradients by them, divided by how many values each has for a mean."""
+    """Sums [B, .] over bags, or their gradients, divided by the number of values if the pooling is mean."""
     return sums if column.pooling == "sum" else sums / values_of(bag).clamp(min=1)[:, None]
 
 
 def _bags(jagged: Jagged[torch.Tensor]) -> torch.Tensor:
-    """int64 [V]: the example that each value belongs to."""
+    """The example of each value, int64 [V]."""
     offsets = jagged.offsets
     examples = torch.arange(offsets.numel() - 1, device=offsets.device)
     return torch.repeat_interleave(examples, offsets[1:] - offsets[:-1], output_size=jagged.values.numel())
 
 
 def _places(sequence: Jagged[torch.Tensor], length: int) -> torch.Tensor:
-    """int64 [V]: where each value of the sequences lies in [B * length, D]."""
+    """The index of each value of the sequences in the padded [B * length, D], int64 [V]."""
     bags, offsets = _bags(sequence), sequence.offsets
     return bags * length + torch.arange(bags.numel(), device=offsets.device) - offsets[bags]

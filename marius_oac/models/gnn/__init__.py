@@ -1,1 +1,1 @@
-"""Encoders of graphs: what a node is, from itself and its sampled neighbours."""
+"""Graph encoders: compute a node's vector from its own values and those of its sampled neighbours."""

@@ -1,4 +1,4 @@
-"""A message-flow block: who sends to whom in one layer of an encoder."""
+"""A message-flow block: the edges along which one layer of an encoder sends messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from marius_oac.kernels.cpu import messages as kernels
 
 
 class BySource(NamedTuple):
-    """A block's edges grouped by source, those of one source in the block's order.
+    """A block's edges grouped by source, those of one source in the block's order; int64.
 
-    int64: `offsets` [n + 1], where each source's edges begin; `edges` [E], their places in the block; `destinations`
-    [E], the outputs that they lead to.
+    Attributes:
+        offsets: [n + 1]: the edges of source i are [offsets[i], offsets[i + 1]).
+        edges: [E], the index of each edge in the block.
+        destinations: [E], the output of each edge.
     """
 
     offsets: Tensor
@@ -27,17 +29,17 @@ class BySource(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The edges of one layer, grouped by destination. The first inputs are the outputs themselves.
+    """The edges of one layer, grouped by destination. The first O inputs are the outputs.
 
-    What is derived from them is kept once it was asked for.
+    Derived tensors are computed on first use, and kept.
 
     Args:
         offsets: int64 [O + 1]; the edges of output d are [offsets[d], offsets[d + 1]).
-        sources: int64 [E], the input that each edge comes from.
+        sources: int64 [E], the input of each edge.
         num_inputs: n, at least O.
+
     Raises:
-        ValueError: the shapes or types don't fit, or on the CPU the numbers; on CUDA looking at them would wait for the
-            device.
+        ValueError: shapes, types or, on the CPU, values are invalid. On CUDA checking values would wait for the device.
     """
 
     offsets: Tensor
@@ -59,38 +61,39 @@ class Block:
 
     @property
     def num_outputs(self) -> int:
+        """O."""
         return self.offsets.numel() - 1
 
     @property
     def num_edges(self) -> int:
+        """E."""
         return self.sources.numel()
 
     @cached_property
     def degrees(self) -> Tensor:
-        """Edges of each output, int64 [O]."""
+        """The number of edges of each output, int64 [O]."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @cached_property
     def destinations(self) -> Tensor:
-        """The output that each edge leads to, int64 [E]."""
+        """The output of each edge, int64 [E]."""
         outputs = torch.arange(self.num_outputs, device=self.offsets.device)
         return torch.repeat_interleave(outputs, self.degrees, output_size=self.num_edges)
 
     @cached_property
     def by_source(self) -> BySource:
+        """The edges grouped by source."""
         if self.sources.device.type == "cpu":
-            offsets, edges, destinations = (
-                np.empty(size, np.int64) for size in (self.num_inputs + 1, self.num_edges, self.num_edges)
-            )
-            kernels.group_by_source(self.sources.numpy(), self.offsets.numpy(), offsets, edges, destinations)
-            return BySource(*map(torch.from_numpy, (offsets, edges, destinations)))
+            found = [np.empty(size, np.int64) for size in (self.num_inputs + 1, self.num_edges, self.num_edges)]
+            kernels.group_by_source(self.sources.numpy(), self.offsets.numpy(), *found)
+            return BySource(*map(torch.from_numpy, found))
         ordered, edges = torch.sort(self.sources, stable=True)
         numbers = torch.arange(self.num_inputs + 1, device=ordered.device)
         return BySource(torch.searchsorted(ordered, numbers), edges, self.destinations[edges])
 
     @cached_property
     def with_own(self) -> Block:
-        """This block with one more edge to every output, its first: from itself."""
+        """This block with an edge from every output to itself, before its other edges."""
         outputs = torch.arange(self.num_outputs + 1, device=self.offsets.device)
         offsets = self.offsets + outputs
         sources = self.sources.new_empty(self.num_edges + self.num_outputs)

@@ -1,10 +1,11 @@
-"""Encoders: layers one after another, made from the configuration and the seed."""
+"""Encoders: sequences of layers, made from the configuration and the seed."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,56 +17,59 @@ from marius_oac.errors import ConfigError
 from marius_oac.models.compute.products import relu
 from marius_oac.models.compute.thread_pool import Shared
 from marius_oac.models.gnn.block import Block
-from marius_oac.models.gnn.layers import GatLayer, Means, SageLayer
+from marius_oac.models.gnn.layers import GatLayer, Layer, Means, SageLayer
 from marius_oac.models.gnn.own_layer import load_layer
+from marius_oac.types import present
 
 
 class Encoder(nn.Module):
-    """Nodes' values from those of their neighbourhoods.
+    """Computes nodes' values from those of their neighbourhoods.
 
-    Between two layers stands the activation of the first: ReLU behind GraphSAGE, ELU behind GAT, as in the papers.
-    The last layer has none.
+    Between two layers the activation of the first is applied: ReLU after GraphSAGE, ELU after GAT, as in the papers.
+    The last layer has no activation.
 
     Args:
         layers: from the outermost nodes to the innermost; see `layers`, and `marius_oac.dgl` for dgl's.
-        dropout: share of each layer's inputs that training leaves out, drawn by torch's generator.
+        dropout: fraction of each layer's inputs that training sets to zero, drawn from torch's generator.
     """
 
-    def __init__(self, layers: Iterable[nn.Module], dropout: float = 0.0) -> None:
+    def __init__(self, layers: Iterable[Layer], dropout: float = 0.0) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.dropout = dropout
-        self.width: int = self.layers[-1].width
+        self.width = self._layer(-1).width
+
+    def _layer(self, number: int) -> Layer:
+        return cast(Layer, self.layers[number])  # torch's list knows only modules
 
     def forward(self, values: Tensor | Means, blocks: Sequence[Block], thread_pool: Shared | None = None) -> Tensor:
-        """The innermost nodes' values, [outputs of the last block, width].
+        """The innermost nodes' values, float32 [outputs of the last block, width].
 
         Args:
-            values: [inputs of the first block, D], or what a first layer of GraphSAGE would make of them.
-            blocks: one for each layer, with `Means` for each but the first; the outputs of one are the inputs of the
-                next.
-            thread_pool: that what is float32 on the CPU shares its work on, products only if they are `PooledProducts`;
-                None: this thread.
+            values: float32 [inputs of the first block, D], or the means of a first GraphSAGE layer.
+            blocks: one for each layer, with `Means` for each layer after the first. The outputs of a block are the
+                inputs of the next.
+            thread_pool: runs the work on float32 on the CPU; products only if it is a `PooledProducts`; None: all work
+                runs in this thread.
+
         Raises:
-            ValueError: the blocks don't fit to the layers, the values or each other, or the means to the first layer.
-            ConfigError: a layer makes another number of rows or floats than it should.
+            ValueError: the blocks don't match the layers, the values or each other, or the means the first layer.
+            ConfigError: a layer returns another number of rows or floats than it should.
         """
-        done = 0
-        if isinstance(values, Means):
-            done, values = 1, self._combined(values, thread_pool)
+        done, x = (1, self._combined(values, thread_pool)) if isinstance(values, Means) else (0, values)
         if done + len(blocks) != len(self.layers):
             raise ValueError(f"{len(blocks)} blocks for {len(self.layers) - done} layers")
-        for number, (layer, block) in enumerate(zip(self.layers[done:], blocks, strict=True), done):
-            if values.shape[0] != block.num_inputs:
-                raise ValueError(f"block {number} has {block.num_inputs} inputs, but there are {values.shape[0]}")
+        for number, block in enumerate(blocks, done):
+            if x.shape[0] != block.num_inputs:
+                raise ValueError(f"block {number} has {block.num_inputs} inputs, but there are {x.shape[0]}")
             if number:
-                values = _activated(self.layers[number - 1].activation, values, thread_pool)
-            values = dropout(values, self.dropout, self.training) if self.dropout else values
-            values = layer(values, block, thread_pool)
-            if tuple(values.shape) != (block.num_outputs, layer.width):
-                given = f"makes {tuple(values.shape)} of {block.num_outputs} nodes; its width is {layer.width}"
+                x = _activated(self._layer(number - 1).activation, x, thread_pool)
+            x, layer = dropout(x, self.dropout, self.training) if self.dropout else x, self._layer(number)
+            x = layer(x, block, thread_pool)
+            if tuple(x.shape) != (block.num_outputs, layer.width):
+                given = f"makes {tuple(x.shape)} of {block.num_outputs} nodes; its width is {layer.width}"
                 raise ConfigError(given, f"encoder.layers.{number}")
-        return values
+        return x
 
     def _combined(self, means: Means, thread_pool: Shared | None) -> Tensor:
         first = self.layers[0]
@@ -81,12 +85,12 @@ def _activated(activation: Callable[[Tensor], Tensor], values: Tensor, thread_po
 
 
 def make_encoder(config: EncoderConfig, inputs: int, seed: int) -> Encoder:
-    """The encoder of a configuration; its parameters are a function of configuration, inputs and seed.
+    """The encoder of a configuration. Its parameters are a function of configuration, inputs and seed.
 
     Args:
         inputs: D, floats of the outermost nodes' values.
     """
-    layers: list[nn.Module] = []
+    layers: list[Layer] = []
     for number, one in enumerate(config.layers):
         if one.kind == "module":
             layers.append(_own_layer(one.module, inputs, number, seed))
@@ -97,26 +101,26 @@ def make_encoder(config: EncoderConfig, inputs: int, seed: int) -> Encoder:
     return Encoder(layers, config.dropout)
 
 
-def _own_layer(name: str, inputs: int, number: int, seed: int) -> nn.Module:
-    """Torch's generator is seeded around its making, and is as before afterwards."""
+def _own_layer(name: str, inputs: int, number: int, seed: int) -> Layer:
+    """Makes a layer of a user's file. torch's generator is seeded for that, and restored afterwards."""
     with torch.random.fork_rng(devices=()):
         own_seed = int.from_bytes(_digest(seed, number, "module")[:8], "little")
         torch.default_generator.manual_seed(own_seed)  # torch.manual_seed would reseed CUDA's generators too
         return load_layer(name, inputs, f"encoder.layers.{number}.module")
 
 
-def _make_layer(config: SageConfig | GatConfig, inputs: int, last: bool) -> nn.Module:
+def _make_layer(config: SageConfig | GatConfig, inputs: int, last: bool) -> Layer:
+    dimension = present(config.dimension)
     if isinstance(config, SageConfig):
-        return SageLayer(inputs, config.dimension, config.aggregator)
-    merge = config.merge or ("mean" if last else "concat")
-    return GatLayer(inputs, config.dimension, config.heads, merge, config.attend_to_self)
+        return SageLayer(inputs, dimension, config.aggregator)
+    return GatLayer(inputs, dimension, config.heads, config.merged(last), config.attend_to_self)
 
 
 def _draw_parameters(layer: nn.Module, number: int, seed: int) -> None:
-    """Matrices as Glorot and Bengio (AISTATS 2010), equation 16, times the gain of ReLU; biases zero.
+    """Initialises matrices as Glorot and Bengio (AISTATS 2010), equation 16, times the gain of ReLU, and biases to 0.
 
-    A parameter is a function of the seed, the layer's number, its name and its shape: random numbers are counter-based
-    (Philox), whatever else is drawn.
+    A parameter depends only on the seed, the layer's number, its name and its shape, since random numbers are
+    counter-based (Philox).
     """
     with torch.no_grad():
         for name, parameter in layer.named_parameters():

@@ -1,11 +1,8 @@
-"""Layers of an encoder: GraphSAGE and GAT on blocks.
-
-A layer is an `nn.Module` with a `width`, floats of an output, an `activation` between it and the next layer, and
-`forward(values [n, D], block, thread_pool) -> [O, width]`.
-"""
+"""Layers of an encoder: GraphSAGE and GAT on blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,30 +13,43 @@ from marius_oac.models.compute.products import linear
 from marius_oac.models.compute.thread_pool import Shared
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.segments import attention, neighbours, weighted_sum
+from marius_oac.types import present
 
 _SLOPE = 0.2  # Velickovic et al., section 2.1
 
 
-class Means(NamedTuple):
-    """What a GraphSAGE layer's matrices are multiplied with.
+class Layer(nn.Module):
+    """A layer of an encoder, called as `layer(values [n, D], block, thread_pool) -> [O, width]`, all float32.
 
     Attributes:
-        own: [O, D], the outputs' own values; None for `gcn`.
-        means: [O, D], of the neighbours' values; for `gcn` of a node's own, too.
+        width: floats of an output.
+        activation: applied between this layer and the next.
+    """
+
+    width: int
+    activation: Callable[[Tensor], Tensor]
+
+
+class Means(NamedTuple):
+    """The inputs of a GraphSAGE layer's products.
+
+    Attributes:
+        own: float32 [O, D], the outputs' own values; None for `gcn`.
+        means: float32 [O, D], the means of the neighbours' values; for `gcn` including the node's own.
     """
 
     own: Tensor | None
     means: Tensor
 
 
-class SageLayer(nn.Module):
+class SageLayer(Layer):
     """A GraphSAGE layer without activation and normalisation (Hamilton et al., NIPS 2017, Algorithm 1).
 
     `mean`: W [own | mean of the neighbours] + b, lines 4 and 5; without neighbours the mean is zero. `gcn`: W times the
     mean of a node and its neighbours, + b (equation 2).
 
     Args:
-        inputs, outputs: floats of an input and an output.
+        inputs, outputs: the numbers of floats of an input and an output.
     """
 
     activation = staticmethod(torch.relu)
@@ -52,7 +62,8 @@ class SageLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs))
 
     def forward(self, values: Tensor, block: Block, thread_pool: Shared | None = None) -> Tensor:
-        # Means first, though rows may be wider than outputs: there are fewer outputs than inputs to multiply.
+        """See `Layer`."""
+        # Means come before the product, though rows may be wider than outputs, because there are fewer outputs.
         own, sums = neighbours(values, block, thread_pool)
         degrees = block.degrees.to(values.dtype)[:, None]
         if self.own is None:
@@ -60,22 +71,22 @@ class SageLayer(nn.Module):
         return self.combine(Means(own, sums / degrees.clamp(min=1)), thread_pool)
 
     def combine(self, given: Means, thread_pool: Shared | None = None) -> Tensor:
-        """The outputs, [O, width], where the means are known."""
+        """The outputs, float32 [O, width], from the means."""
         if self.own is None:
             return linear(self.bias, thread_pool, given.means, self.neighbours)
-        return linear(self.bias, thread_pool, given.own, self.own, given.means, self.neighbours)
+        return linear(self.bias, thread_pool, present(given.own), self.own, given.means, self.neighbours)
 
 
-class GatLayer(nn.Module):
+class GatLayer(Layer):
     """A graph attention layer without activation (Velickovic et al., ICLR 2018, equations 1 to 6).
 
-    Equation 3's a^T [W h_i | W h_j] is `destination` . W h_i + `source` . W h_j. Without edges an output is its bias.
+    Equation 3's a^T [W h_i | W h_j] is `destination` . W h_i + `source` . W h_j. An output without edges is the bias.
 
     Args:
-        inputs: floats of an input.
-        outputs: floats of each head.
-        merge: heads side by side (equation 5), or their mean (equation 6).
-        attend_to_self: a node is one of its neighbours, as in the paper; else only where the block says so.
+        inputs: the number of floats of an input.
+        outputs: the number of floats of each head.
+        merge: concatenate the heads (equation 5), or average them (equation 6).
+        attend_to_self: a node is always its own neighbour, as in the paper; else only if the block has that edge.
     """
 
     activation = staticmethod(elu)
@@ -97,10 +108,11 @@ class GatLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(self.width))
 
     def forward(self, values: Tensor, block: Block, thread_pool: Shared | None = None) -> Tensor:
+        """See `Layer`."""
         if self.attend_to_self:
             block = block.with_own
         projected = linear(None, thread_pool, values, self.weight)
-        # The vectors times W first: then scores are a narrow product of the values.
+        # Multiplying the vectors with W first makes scores a narrow product of the values.
         vectors = torch.stack((self.source, self.destination))
         folded = (vectors[..., None] * self.weight.view(*self.source.shape, -1)).sum(2)
         scores = linear(None, thread_pool, values, folded.flatten(0, 1))

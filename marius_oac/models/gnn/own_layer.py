@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.user_code import blaming, load_own, own_file
 from marius_oac.models.gnn.block import Block
+from marius_oac.models.gnn.layers import Layer
 
 
-def load_layer(name: str, inputs: int, key: str = "encoder.layers") -> nn.Module:
-    """The layer that a function or class of a user's file gives.
+def load_layer(name: str, inputs: int, key: str = "encoder.layers") -> Layer:
+    """Calls a function or class of a user's file that returns a layer, and tries the layer on two nodes and an edge.
 
-    It is tried on two nodes and an edge. Parameters are drawn by the layer itself, from torch's global generator.
+    The layer initialises its parameters, from torch's global generator.
 
     Args:
-        name: `my_layers.py:make`. It is called as `make(inputs)` and returns an `nn.Module` as `layers` describes it,
-            or `marius_oac.dgl.DglLayer`, which is one: with `width`, floats of an output, `activation`, a function
-            between it and the next layer, and `forward(values [n, inputs], block, thread_pool) -> [O, width]`.
-        inputs: floats of an input.
-        key: of the configuration, for the errors.
+        name: `my_layers.py:make`. It is called as `make(inputs)` and returns an `nn.Module` with what `layers.Layer`
+            describes, such as a `marius_oac.dgl.DglLayer`.
+        inputs: the number of floats of an input.
+        key: of the configuration, for messages.
 
     Raises:
-        ConfigError: there is no such file or function, it fails, or gives something else.
+        ConfigError: there is no such file or function, it fails, or it returns something else.
     """
     found = own_file(name)
     if found is None:
@@ -35,7 +37,7 @@ def load_layer(name: str, inputs: int, key: str = "encoder.layers") -> nn.Module
     with blaming(path, key):
         layer = make(inputs)
         _check(layer, inputs, f"{path}: {attribute}({inputs})", key)
-    return layer
+    return cast(Layer, layer)  # any module that has what `_check` looks for
 
 
 def _check(layer: object, inputs: int, called: str, key: str) -> None:
@@ -48,7 +50,7 @@ def _check(layer: object, inputs: int, called: str, key: str) -> None:
         raise ConfigError(f"{called} gives a layer without `activation`, a function such as torch.relu", key)
     edge = Block(torch.tensor([0, 1]), torch.tensor([1]), 2)
     was_training = layer.training
-    layer.eval()  # nothing that training looks at is changed
+    layer.eval()  # so that the call changes no state of training
     with torch.no_grad():
         result = layer(torch.zeros(2, inputs), edge, None)
     layer.train(was_training)

@@ -1,11 +1,11 @@
-"""The training step of encoded nodes: an encoder under a head, which is itself a step, over encoded nodes.
+"""The training step of encoded nodes: an encoder, and a head, which is itself a step over encoded nodes.
 
 Guarantees:
-- `compute` is called by one thread; on the CPU it shares its work with the head's pool.
+- `compute` is called by one thread; on the CPU it runs its work on the head's pool.
 - The result is a function of rows, data, timestamp and dense state alone: the same bits for any number of threads.
-  On the CPU torch works on one thread while a batch is computed, and what is large runs on the pool.
-- Dropout's masks are drawn from (seed, timestamp); torch's generators are as before afterwards.
-- A `compute` that raises leaves the rows it was given and the dense parameters corrupted; the run must not go on.
+  On the CPU torch uses one thread while a batch is computed, and large operations run on the pool.
+- Dropout's masks are drawn from (seed, timestamp); torch's generators are restored afterwards.
+- If `compute` raises, the rows it was given and the dense parameters are corrupted; the run must stop.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from marius_oac.models.compute.user_code import blaming_frames
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
 from marius_oac.models.gnn.layers import Means
-from marius_oac.types import Step, map_arrays
+from marius_oac.types import Step, map_arrays, present
 
 _BLOCK_ROWS = 4096
 
 
 class Head(Step, Protocol):
-    """A step whose only rows are encoded nodes: `compute` leaves its loss's gradient in the place of their values.
+    """A step whose only rows are encoded nodes: `compute` replaces their values by the gradient of its loss.
 
     Attributes:
-        thread_pool: which it lends to the encoder until it is closed.
+        thread_pool: which the encoder uses too, until the head is closed.
     """
 
     thread_pool: ThreadPool
 
 
 class EncodedStep:
-    """A `types.Step`: one batch of encoded nodes.
+    """A `types.Step` for batches of encoded nodes.
 
     Args:
-        encoder: taken over: moved to the device, trained in place.
-        head: taken over, and closed with this.
-        dimension: D, floats of value in a node's row; 0: nodes have none, and `compute` gets no rows.
-        rows: of the rows' optimizer.
-        dense: of the encoder's optimizer.
+        encoder: moved to the device and trained in place.
+        head: closed with this step.
+        dimension: D, floats of value in a node's row; 0: nodes have no rows, and `compute` gets none.
+        rows: configures the rows' optimizer.
+        dense: configures the encoder's optimizer.
         seed: of the run.
         device: the head's.
-        own: files of the user that layers come from: what they compute is theirs to keep, and their errors are told
-            with file and line.
+        own: files of the user that layers come from. Their results are in memory that is not reused, and their errors
+            name file and line.
     """
 
     served = None
@@ -82,10 +82,10 @@ class EncodedStep:
         self._products, self._scratch = PooledProducts(head.thread_pool, None if own else Scratch()), Scratch()
 
     def compute(self, rows: Sequence[Any], data: EncodedBatch[Any], timestamp: int) -> Any:
-        """See `Step.compute`; `rows[0]` are the nodes' rows, where they have some.
+        """See `Step.compute`; `rows[0]` are the nodes' rows, float32 [n, D + state], if nodes have rows.
 
         Raises:
-            ConfigError: the user's own layer has failed.
+            ConfigError: a user's layer failed.
         """
         tensors = isinstance(data.first, Tensor)
         with blaming_frames(self._own, "encoder.layers"):
@@ -94,48 +94,49 @@ class EncodedStep:
     def _compute_arrays(self, rows: Sequence[Any], data: EncodedBatch[np.ndarray], timestamp: int) -> float:
         tensors = map_arrays(data, torch.from_numpy)
         values = torch.from_numpy(rows[0][:, : self._dimension]) if rows else None
-        # Layers of our own know of the pool; for others torch's operations are looked at one by one.
+        # Our layers use the pool themselves; for others the mode intercepts each operation of torch.
         with torch_threads(1), self._products if self._own else nullcontext():
             self._products.start()
-            inputs, encoded = self._encode(values, tensors, timestamp, self._products)
+            leaf, encoded = self._encode(values, tensors, timestamp, self._products)
             handed = self._scratch.take("encoded", *encoded.shape)
             handed[:] = encoded.detach().numpy()
             loss = self.head.compute([handed], data.head, timestamp)
-            if encoded.requires_grad:  # a layer of the user's may have no parameters, and nodes no rows
+            if encoded.requires_grad:  # not if a user's layer has no parameters and nodes no rows
                 encoded.backward(torch.from_numpy(handed))
-        with torch_threads(1):  # without products to look for in each of its many small operations
+        with torch_threads(1):  # outside of the mode, which would intercept its many small operations
             fault = self._dense.step(data, timestamp)
-        if rows:
-            self._update(rows[0], data.inputs, inputs.grad.numpy(), timestamp, self._decay**data.epoch)
+        if leaf is not None:
+            gradients = present(leaf.grad).numpy()
+            self._update(rows[0], present(data.inputs), gradients, timestamp, self._decay**data.epoch)
         return loss + float(fault)
 
     def _compute_tensors(self, rows: Sequence[Tensor], data: EncodedBatch[Tensor], timestamp: int) -> Tensor:
         values = rows[0][:, : self._dimension] if rows else None
-        inputs, encoded = self._encode(values, data, timestamp, None)
+        leaf, encoded = self._encode(values, data, timestamp, None)
         handed = encoded.detach().clone()
         loss = self.head.compute([handed], data.head, timestamp)
         if encoded.requires_grad:
             encoded.backward(handed)
         fault = self._dense.step(data, timestamp)
-        if rows:
+        if leaf is not None and values is not None:
             gradients = torch.empty_like(values)
-            gradients[data.inputs] = inputs.grad[:, : self._dimension]
+            gradients[present(data.inputs)] = present(leaf.grad)[:, : self._dimension]
             self._rows.update(rows[0], gradients, timestamp, self._decay**data.epoch)
         return loss + fault
 
     def _encode(
         self, values: Tensor | None, data: EncodedBatch[Tensor], timestamp: int, thread_pool: Shared | None
-    ) -> tuple[Tensor | Means, Tensor]:
-        """What goes into the encoder, a leaf if there are rows, and what comes out of it."""
-        inputs = data.features
-        if data.means is not None:
-            inputs = Means(inputs, data.means)
-        elif values is not None:
-            own = values.index_select(0, data.inputs)
-            inputs = (own if inputs is None else torch.cat((own, inputs), 1)).requires_grad_()
+    ) -> tuple[Tensor | None, Tensor]:
+        """The encoder's input, whose first D columns are the rows' values, if there are rows; and its output."""
+        leaf = None
+        if values is not None:
+            own = values.index_select(0, present(data.inputs))
+            leaf = (own if data.features is None else torch.cat((own, data.features), 1)).requires_grad_()
+        means = None if data.means is None else Means(data.features, data.means)
         self.encoder.train()
         with torch.enable_grad(), seeded([self._seed, timestamp], self._device):
-            return inputs, self.encoder(inputs, blocks_of(data), thread_pool)
+            given = leaf if leaf is not None else means or data.features
+            return leaf, self.encoder(given, blocks_of(data), thread_pool)
 
     def _update(
         self, rows: np.ndarray, places: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float
@@ -154,7 +155,7 @@ class EncodedStep:
         return {**own, **self.head.dense_state()}
 
     def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over, by copy, what `dense_state` gave.
+        """Copies the tensors of a `dense_state` into this step's.
 
         Raises:
             ValueError: the state is that of another model.
@@ -163,11 +164,12 @@ class EncodedStep:
         self.head.load_dense_state({name: tensor for name, tensor in state.items() if not _encoders_state(name)})
 
     def close(self) -> None:
+        """Closes the head."""
         self.head.close()
 
 
 def blocks_of(data: EncodedBatch[Tensor]) -> list[Block]:
-    """The blocks of a batch, one for each layer that has no means."""
+    """The blocks of a batch, one for each layer without means."""
     found, num_inputs = [], len(data.first)
     for block in data.blocks:
         found.append(Block(block.offsets, block.sources, num_inputs))

@@ -1,4 +1,4 @@
-"""Classes of encoded nodes: the head of a classification, and its metrics."""
+"""The head of node classification, and its metrics."""
 
 from __future__ import annotations
 
@@ -12,29 +12,23 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from marius_oac.batches import NodeBatch
-from marius_oac.models.compute.thread_pool import ThreadPool
-from marius_oac.runtime import blas
+from marius_oac.models.compute.torch_state import compute_threads
 
 
 class ClassesHead:
-    """An `encoded.Head`: the mean cross-entropy of the softmax of each node's scores, [B, classes].
+    """A `gnn.step.Head`: the mean cross-entropy of the softmax of each node's scores, float32 [B, classes].
 
-    On the CPU NumPy's products run on one thread each, in the whole process, until
-    `close`.
+    Until `close`, which the thread that made the head calls, `compute_threads` is in effect.
     """
 
     served = None
 
     def __init__(self, device: torch.device, threads: int) -> None:
-        with ExitStack() as stack:
-            self.thread_pool = ThreadPool(threads if device.type == "cpu" else 1)
-            stack.callback(self.thread_pool.close)
-            if device.type == "cpu":
-                stack.enter_context(blas.one_thread_per_product())
-            self._stack = stack.pop_all()
+        self._stack = ExitStack()
+        self.thread_pool = self._stack.enter_context(compute_threads(device, threads))
 
     def compute(self, rows: Sequence[Any], data: NodeBatch[Any], timestamp: int) -> Any:
-        """See `encoded.Head`."""
+        """See `gnn.step.Head`."""
         (scores,) = rows
         if isinstance(scores, Tensor):
             loss, gradient = _differentiate(scores, data.labels)
@@ -49,11 +43,12 @@ class ClassesHead:
         return {}
 
     def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raises ValueError where there is any."""
+        """Raises ValueError if the state is not empty."""
         if state:
             raise ValueError(f"dense state {sorted(state)}, but this model has none of these")
 
     def close(self) -> None:
+        """Ends the threads."""
         self._stack.close()
 
 
@@ -66,10 +61,10 @@ def _differentiate(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def class_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Accuracy, mean cross-entropy, and the F1 measure averaged over the classes that occur or are predicted.
+    """Accuracy, mean cross-entropy, and the F1 score averaged over the classes that occur or are predicted.
 
     Args:
-        scores: float32 [n, classes], n >= 1; of equal ones the first class counts.
+        scores: float32 [n, classes], n >= 1. The first of the classes with the highest score is predicted.
         labels: int64 [n].
     """
     predicted, classes = scores.argmax(1), scores.shape[1]

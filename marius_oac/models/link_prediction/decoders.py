@@ -1,8 +1,9 @@
-"""Decoders in torch: a query from one end of an edge and its relation, and a similarity of query and candidates.
+"""Decoders in torch. A decoder makes a query from one end of an edge and its relation, and scores candidates by their
+similarity to the query.
 
-`query(anchor, relation, side)` stands for the end of the edge on `side`: for `Side.TAIL` the anchor is the head. The
-score of candidate c is `similarity(query, c)`. Everything is differentiable, on the CPU and on CUDA, in any float type.
-Complex vectors are laid out [re | im]; RotatE's relation is D / 2 phases in radians.
+`query(anchor, relation, side)` is a query for candidates on `side`: for `Side.TAIL` the anchor is the head. The score
+of candidate c is `similarity(query, c)`. All functions are differentiable, on the CPU and on CUDA, in any float type.
+Complex vectors are stored as [re | im]; RotatE's relation is D / 2 phases in radians.
 
 | decoder | query for tails / heads | similarity | source |
 |---|---|---|---|
@@ -16,6 +17,7 @@ Complex vectors are laid out [re | im]; RotatE's relation is D / 2 phases in rad
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,29 +25,29 @@ from torch import Tensor
 
 from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.models.link_prediction.distances import distances
-from marius_oac.types import Side
+from marius_oac.types import Side, present
 
 
 class Decoder(ABC):
-    """What every decoder can do. `uses_relations` is False where `relation` is None."""
+    """The interface of a decoder. `uses_relations` is False if `relation` is None."""
 
     uses_relations = True
 
     def relation_width(self, dimension: int) -> int:
-        """Floats per relation for entities of `dimension` floats."""
+        """The number of floats of a relation for entities of `dimension` floats."""
         return dimension
 
     @abstractmethod
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
-        """[B, D] of anchors [B, D] and relations [B, Dr], for candidates on `side`."""
+        """Queries [B, D] for candidates on `side`, of anchors [B, D] and relations [B, Dr]."""
 
     @abstractmethod
     def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
-        """Scores [..., B] of queries [..., B, D] with the candidate of the same place."""
+        """Scores [..., B] of queries [..., B, D] with one candidate each, [..., B, D]."""
 
     @abstractmethod
     def against(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Scores [..., B, K] of queries [..., B, D] with each of the candidates [..., K, D]."""
+        """Scores [..., B, K] of queries [..., B, D] with all candidates [..., K, D]."""
 
 
 class _InnerProduct(Decoder):
@@ -57,65 +59,85 @@ class _InnerProduct(Decoder):
 
 
 class DistMult(_InnerProduct):
+    """DistMult, see the module's docstring."""
+
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
-        return anchor * relation
+        """The elementwise product; see `Decoder.query`."""
+        return anchor * present(relation)
 
 
 class ComplEx(_InnerProduct):
+    """ComplEx, see the module's docstring."""
+
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
-        return rotated(anchor, relation, conjugate=side == Side.HEAD)
+        """The complex product; see `Decoder.query`."""
+        return rotated(anchor, present(relation), conjugate=side == Side.HEAD)
 
 
 class Dot(_InnerProduct):
+    """The inner product of head and tail, for graphs without relations."""
+
     uses_relations = False
 
     def relation_width(self, dimension: int) -> int:
+        """0, since there are no relations."""
         return 0
 
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
+        """The anchor; see `Decoder.query`."""
         return anchor
 
 
 class TransE(Decoder):
-    """Args: norm: 1 or 2, of the distance."""
+    """TransE with the L1 or the L2 distance, by `norm`, 1 or 2."""
 
     def __init__(self, norm: int) -> None:
         self._norm = norm
 
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
-        return anchor + relation if side == Side.TAIL else anchor - relation
+        """The translated anchor; see `Decoder.query`."""
+        return anchor + present(relation) if side == Side.TAIL else anchor - present(relation)
 
     def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
+        """See `Decoder.pairwise`."""
         return -torch.linalg.vector_norm(query - candidate, self._norm, -1)
 
     def against(self, query: Tensor, candidates: Tensor) -> Tensor:
-        # Distances by way of inner products lose all digits where a candidate is near its query.
+        """See `Decoder.against`."""
+        # Distances computed from inner products lose all digits if a candidate is near its query.
         return distances("l1" if self._norm == 1 else "l2", query, candidates).neg_()
 
 
 class RotatE(Decoder):
+    """RotatE, see the module's docstring."""
+
     def relation_width(self, dimension: int) -> int:
+        """D / 2 phases."""
         return dimension // 2
 
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
-        return rotated(anchor, torch.cat((relation.cos(), relation.sin()), -1), conjugate=side == Side.HEAD)
+        """The rotated anchor; see `Decoder.query`."""
+        phases = present(relation)
+        return rotated(anchor, torch.cat((phases.cos(), phases.sin()), -1), conjugate=side == Side.HEAD)
 
     def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
+        """See `Decoder.pairwise`."""
         difference = query - candidate
         pairs = torch.stack(difference.chunk(2, -1), -1)
         return -torch.linalg.vector_norm(pairs, 2, -1).sum(-1)
 
     def against(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """See `Decoder.against`."""
         return distances("moduli", query, candidates).neg_()
 
 
 def rotated(z: Tensor, by: Tensor, conjugate: bool) -> Tensor:
-    """The complex products of z and `by`, or its conjugate, all [..., re | im]; differentiable once."""
+    """The complex products of z and `by`, or its conjugate, all [..., D] as [re | im]; differentiable once."""
     return _Rotated.apply(z, by, conjugate)
 
 
 class _Rotated(torch.autograd.Function):
-    """A derivative of a complex product is one, too; autograd would take twice the operations."""
+    """The derivative of a complex product is one too. Autograd would need twice as many operations."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, by: Tensor, conjugate: bool) -> Tensor:
@@ -144,4 +166,5 @@ def make_decoder(config: ModelConfig) -> Decoder:
     """The decoder of the configuration."""
     if config.decoder == "transe":
         return TransE(config.norm)
-    return {"distmult": DistMult, "complex": ComplEx, "rotate": RotatE, "dot": Dot}[config.decoder]()
+    makers: dict[str, Callable[[], Decoder]] = {"distmult": DistMult, "complex": ComplEx, "rotate": RotatE, "dot": Dot}
+    return makers[config.decoder]()

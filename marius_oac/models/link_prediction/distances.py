@@ -1,17 +1,17 @@
-"""Distances of many queries from many candidates in torch, with a gradient that holds a tile of them at once.
+"""Distances between many queries and many candidates in torch, with a gradient that needs memory for only one tile.
 
-The difference of a query and a candidate has D floats where their distance is one. Held for all pairs, with what
-autograd keeps of them, they would be some hundred times the scores of a batch. Here a tile of differences is made, used
-and let go of, in the backward pass once more. For the same shapes the tiles are the same, and sums over them have one
+The difference of a query and a candidate has D floats, their distance is one. The differences of all pairs, with what
+autograd keeps for them, would take some hundred times the memory of a batch's scores. Here one tile of differences is
+computed at a time, and again in the backward pass. Tiles depend only on the shapes, and sums over them have a fixed
 order.
 
-| kind | distance | its derivative by the difference d |
+| kind | distance | its derivative with respect to the difference d |
 |---|---|---|
 | l1 | sum over i of abs(d_i) | sign(d_i) |
 | l2 | sqrt(sum over i of d_i^2) | d_i / distance |
 | moduli | sum over pairs (re, im) of d of sqrt(re^2 + im^2) | (re, im) / the pair's modulus |
 
-Where a distance or modulus is 0, the derivative is taken as 0.
+If a distance or modulus is 0, the derivative is taken as 0.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch import Tensor
 Kind = Literal["l1", "l2", "moduli"]
 
 TILE_BYTES = 64 << 20
-"""Of differences in a tile, unless one of them is larger."""
+"""The largest size of a tile's differences, unless a single one is larger."""
 TILES = {"l1": 1.0, "l2": 1.03, "moduli": 1.65}
-"""As many are held at once: differences, and what is made of them."""
+"""The peak memory in tiles: the differences, and what is computed from them."""
 
 
 def distances(kind: Kind, queries: Tensor, candidates: Tensor) -> Tensor:
-    """[..., B, K] of queries [..., B, D] from candidates [..., K, D]; differentiable once."""
+    """The distances [..., B, K] between queries [..., B, D] and candidates [..., K, D]; differentiable once."""
     return _Distances.apply(kind, queries, candidates)
 
 
@@ -53,14 +53,14 @@ class _Distances(torch.autograd.Function):
         for rows, columns in _tiles(queries, candidates):
             by_difference = _derivative(ctx.kind, _differences(queries, candidates, rows, columns))
             by_difference *= gradient[..., rows, columns].unsqueeze(-1)
-            by_queries[..., rows, :].add_(by_difference.sum(-2))  # `+=` would copy it where it is already
+            by_queries[..., rows, :].add_(by_difference.sum(-2))  # `+=` would also copy the view onto itself
             by_candidates[..., columns, :].sub_(by_difference.sum(-3))
-            del by_difference  # before the next one is made
+            del by_difference  # before the next one is computed
         return None, by_queries, by_candidates
 
 
 def _tiles(queries: Tensor, candidates: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Rows of queries and of candidates whose differences are one tile."""
+    """Yields the ranges of queries and candidates whose differences are one tile."""
     (*chunks, count, width), others = queries.shape, candidates.shape[-2]
     pairs = max(1, TILE_BYTES // (queries.element_size() * max(1, width) * max(1, torch.Size(chunks).numel())))
     columns = min(others, pairs)

@@ -1,19 +1,19 @@
-"""The loss and gradient of a batch written out for the CPU, with the row optimizer at its end; formula in `autograd`.
+"""Handwritten loss and gradient of a batch for the CPU, followed by the row optimizer. `autograd` gives the formula.
 
-A batch is five stages; the tasks of one stage may run in any order and on any thread:
-1. candidates gathered side by side, relations as the forms want them;
-2. tiles (side, chunk, block of edges): queries Q, scores S = Q N^T, losses, S := gradient by the scores, dQ = S N;
-   beside them the lists of places by entity and by relation;
-3. dN = S^T Q for blocks of candidates (side, chunk, block); 2 and 3 take turns over waves of tiles whose scores fit
-   into bounded memory;
-4. relations: gradients added up, rows updated;
-5. entities: gradients added up, rows updated.
-Distances have kernels in place of the matrix products.
+A batch has five stages. The tasks of one stage may run in any order and on any thread:
+1. gather the candidates into one array, and prepare the relations for the decoder;
+2. for tiles (side, chunk, block of edges): queries Q, scores S = Q N^T, losses, S := gradient with respect to the
+   scores, dQ = S N; in parallel list the places of each entity and relation;
+3. dN = S^T Q for blocks of candidates (side, chunk, block); stages 2 and 3 alternate over waves of tiles, so that
+   scores need bounded memory;
+4. relations: sum the gradients, update the rows;
+5. entities: sum the gradients, update the rows.
+For distances, kernels replace the matrix products.
 
 Guarantees:
-- The bits of the result depend on the inputs, not on the number of threads: no block's size depends on it, no two tasks
-  write to the same place, every sum has one order, and a product runs on one thread (`LinkPredictionStep` sees to it).
-- They do not depend on where the caller's arrays lie: products only see our own aligned memory.
+- The bits of the result depend on the inputs, not on the number of threads: block sizes don't depend on it, no two
+  tasks write to the same place, every sum has a fixed order, and a product runs on one thread (`compute_threads`).
+- The bits don't depend on the addresses of the caller's arrays: arguments of products are copied to aligned memory.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.thread_pool import Task, ThreadPool
 from marius_oac.models.compute.tiles import Tile, blocks, stretches
 from marius_oac.models.link_prediction.regularizers import complex_moduli, penalized
-from marius_oac.types import Side
+from marius_oac.types import Side, present
 
-_TILE_EDGES = 256  # at least, where the chunk has them: fewer make thin products
+_TILE_EDGES = 256  # at least, if the chunk has as many; fewer make products inefficient
 _MAX_TILE_EDGES = 1024
-_TILE_SCORES = 1 << 17  # aimed at: 512 KiB, which stay in a core's cache from one product to the next
-_WAVE_SCORES = 1 << 25  # held at once: 128 MiB
+_TILE_SCORES = 1 << 17  # the target, 512 KiB, which stay in a core's cache from one product to the next
+_WAVE_SCORES = 1 << 25  # in memory at once: 128 MiB
 _BLOCK_CANDIDATES = 256
 _BLOCK_ROWS = 512
 _BLOCK_RELATIONS = 64
@@ -61,7 +61,7 @@ _LOSSES = {
 
 
 class Relations(NamedTuple):
-    """The dense table float32 [R, Dr + state], None for a decoder without relations, and how its rows are updated."""
+    """The dense table, float32 [R, Dr + state], None for a decoder without relations, and the rule of its updates."""
 
     table: np.ndarray | None
     rule: Rule
@@ -69,10 +69,10 @@ class Relations(NamedTuple):
 
 @lru_cache(maxsize=32)
 def waves_of(sides: int, offsets: tuple[int, ...], candidates: int) -> list[list[Tile]]:
-    """Cuts a batch into tiles and those into waves, by its shape alone.
+    """Cuts a batch into tiles, and groups these into waves, depending only on the batch's shape.
 
     Raises:
-        ValueError: a chunk has no edges; nobody would write its candidates' gradients.
+        ValueError: a chunk has no edges, so that its candidates would get no gradients.
     """
     if any(first >= last for first, last in zip(offsets[:-1], offsets[1:], strict=True)):
         raise ValueError(f"a chunk without edges: {offsets}")
@@ -94,10 +94,10 @@ def waves_of(sides: int, offsets: tuple[int, ...], candidates: int) -> list[list
 
 @dataclass(frozen=True)
 class _Batch:
-    """One batch on its way through the stages.
+    """The arrays of a batch in all stages.
 
-    `candidates` and `candidate_gradients` are [S C, K, D]; for all entities the former is [1, N, D], the latter
-    [S, N, D]. `listed` are the sampled negatives, laid end to end.
+    `candidates` and `candidate_gradients` are float32 [S C, K, D]; if all entities are candidates, the former is
+    [1, N, D], the latter [S, N, D]. `listed`, int64 [S C K], are the sampled negatives.
     """
 
     rows: np.ndarray
@@ -114,7 +114,7 @@ class _Batch:
         return tile.s * (len(self.offsets) - 1) + tile.chunk
 
     def listed_of(self, tile: Tile) -> np.ndarray:
-        """Local indices, [K], of the sampled negatives that a tile's edges share."""
+        """The local indices, int64 [K], of the sampled negatives that a tile's edges share."""
         per_group = self.candidates.shape[1]
         return self.listed[self.group(tile) * per_group : (self.group(tile) + 1) * per_group]
 
@@ -145,19 +145,19 @@ class HandwrittenGradient:
         self._form = _form_of(config)
 
     def compute(self, rows: np.ndarray, data: EdgeBatch[np.ndarray], rule: Rule, relations: Relations) -> float:
-        """Updates `rows` [n, D + state] and the batch's relations in place; returns the loss, penalty included."""
+        """Updates `rows`, float32 [n, D + state], and the batch's relations in place. Returns the loss with penalty."""
         batch = self._open(rows, data, relations)
         edges, size, count = batch.edges, batch.edges.heads.size, len(rows)
         first = self._scratch.take("first", count + 1, dtype=np.int64)
         places = self._scratch.take("places", 2 * size + batch.listed.size, dtype=np.int64)
-        beside_tiles = [partial(kernels.invert, edges.heads, edges.tails, batch.listed, first, places)]
+        beside_tiles: list[Task] = [partial(kernels.invert, edges.heads, edges.tails, batch.listed, first, places)]
         relation_penalties, beside_products = self._relation_tasks(batch, relations, beside_tiles)
         self._differentiate(batch, beside_tiles, beside_products)
         penalties = self._scratch.take("penalties", count, dtype=np.float64)
         shared = (edges, batch.work, first, places, penalties)
         self._thread_pool.run(
             [
-                partial(kernels.update_entities, batch.form, rule, rows, begin, end, *shared, self._room())
+                partial(kernels.update_entities, batch.form, rule, rows, begin, end, *shared, self._gradient())
                 for begin, end in blocks(0, count, _BLOCK_ROWS)
             ]
         )
@@ -167,24 +167,25 @@ class HandwrittenGradient:
         weight = self._training.regularization.weight
         return loss + weight / size * float(penalties.sum() + relation_penalties.sum())
 
-    def _room(self) -> np.ndarray:
-        """Where a task adds up one gradient."""
+    def _gradient(self) -> np.ndarray:
+        """An array, float32 [D], in which a task sums one gradient."""
         return np.empty(self._model.dimension, np.float32)
 
     def _own(self, name: str, array: np.ndarray) -> np.ndarray:
-        """A flat copy: kernels compile once, whatever array the caller brings."""
+        """A flat int64 copy, so that kernels are compiled for one type of array."""
         copy = self._scratch.take(name, array.size, dtype=np.int64)
         copy[:] = array.reshape(-1)
         return copy
 
     def _open(self, rows: np.ndarray, data: EdgeBatch[np.ndarray], relations: Relations) -> _Batch:
-        """Stage 1, and room for the others."""
+        """Runs stage 1, and allocates the arrays of the other stages."""
         take, dimension, sampled = self._scratch.take, self._model.dimension, not self._training.negatives.all
         heads, tails = self._own("heads", data.heads), self._own("tails", data.tails)
         sides, size = len(self._sides), heads.size
         if sampled:
-            listed, offsets = self._own("negatives", data.negatives), data.chunk_offsets
-            groups, per_group = sides * (len(offsets) - 1), data.negatives.shape[2]
+            negatives, offsets = present(data.negatives), data.chunk_offsets
+            listed = self._own("negatives", negatives)
+            groups, per_group = sides * (len(offsets) - 1), negatives.shape[2]
             candidates = take("candidates", groups, per_group, dimension)
             flat = candidates.reshape(-1, dimension)
             tasks = [
@@ -202,7 +203,8 @@ class HandwrittenGradient:
         if relations.table is None:
             local, formed = self._own("relations", np.zeros(size, np.int64)), take("formed", 1, dimension)
         else:
-            local, picks = self._own("relations", data.relations), self._own("picks", data.relation_rows)
+            local = self._own("relations", present(data.relations))
+            picks = self._own("picks", present(data.relation_rows))
             formed = take("formed", picks.size, dimension)
             (kernels.gather_phases if self._form.phases else kernels.gather)(relations.table, picks, formed)
         self._thread_pool.run(tasks)
@@ -228,7 +230,8 @@ class HandwrittenGradient:
     def _relation_tasks(
         self, batch: _Batch, relations: Relations, beside_tiles: list[Task]
     ) -> tuple[np.ndarray, list[Task]]:
-        """Stage 4: the relations' penalties as they will be, and the tasks. Adds the list of places to stage 2."""
+        """Returns the array that stage 4 fills with the relations' penalties, and its tasks. Adds a task to stage 2
+        that lists the places of relations."""
         if relations.table is None:
             return np.zeros(0), []
         edges = batch.edges
@@ -242,11 +245,11 @@ class HandwrittenGradient:
         shared = (picks, batch.rows, edges, batch.work, (first, places), penalties)
         update = partial(kernels.update_relations, batch.form, relations.rule, relations.table)
         return penalties, [
-            partial(update, begin, end, *shared, self._room()) for begin, end in blocks(0, count, _BLOCK_RELATIONS)
+            partial(update, begin, end, *shared, self._gradient()) for begin, end in blocks(0, count, _BLOCK_RELATIONS)
         ]
 
     def _differentiate(self, batch: _Batch, beside_tiles: list[Task], beside_products: list[Task]) -> None:
-        """Stages 2 and 3, and what runs beside the first of the one and the last of the other."""
+        """Runs stages 2 and 3. The extra tasks run beside the first wave of stage 2 and the last of stage 3."""
         per_group = batch.candidates.shape[1]
         waves = waves_of(len(self._sides), batch.offsets, per_group)
         size = max(wave[-1].offset + (wave[-1].stop - wave[-1].start) * per_group for wave in waves)
@@ -254,9 +257,9 @@ class HandwrittenGradient:
         distances = self._scratch.take("distances", size) if self._form.similarity == geometry.L2 else None
         begun: set[int] = set()
         for number, wave in enumerate(waves):
-            tiles = [partial(self._tile, batch, tile, scores, distances) for tile in wave]
+            tiles: list[Task] = [partial(self._tile, batch, tile, scores, distances) for tile in wave]
             self._thread_pool.run(tiles + beside_tiles if number == 0 else tiles)
-            products = []
+            products: list[Task] = []
             for stretch in stretches(wave):
                 group = batch.group(stretch)
                 for begin, end in blocks(0, per_group, _BLOCK_CANDIDATES):
@@ -264,7 +267,7 @@ class HandwrittenGradient:
                 begun.add(group)
             self._thread_pool.run(beside_products + products if number == len(waves) - 1 else products)
 
-    @np.errstate(invalid="ignore", over="ignore")  # A diverged loss is the pipeline's to report, not NumPy's.
+    @np.errstate(invalid="ignore", over="ignore")  # The pipeline reports a diverged loss, not NumPy.
     def _tile(self, batch: _Batch, tile: Tile, scores: np.ndarray, distances: np.ndarray | None) -> None:
         s, _, start, stop, _ = tile
         edges, work, kind = batch.edges, batch.work, self._form.similarity
@@ -299,7 +302,7 @@ class HandwrittenGradient:
 
     @np.errstate(invalid="ignore", over="ignore")
     def _candidates(self, batch: _Batch, stretch: Tile, scores: np.ndarray, begin: int, end: int, begun: bool) -> None:
-        """Gradients of the candidates [begin, end) of a stretch, added to what is there if `begun`."""
+        """Computes the gradients of the candidates [begin, end) of a stretch; adds them to those there if `begun`."""
         candidates = batch.candidates_of(stretch)
         coefficients = stretch.of(scores, len(candidates))[:, begin:end].T
         queries = batch.work.queries[stretch.s, stretch.start : stretch.stop]

@@ -10,9 +10,9 @@
 softplus(x) = log(1 + e^x). The last is RotatE's (Sun et al., ICLR 2019, equations 5 and 6): scores are -distance,
 margin is gamma, and no gradient passes through w.
 
-An edge's own end is never its negative: with all entities as candidates the negatives are all the others, and a drawn
-negative that happens to be that end is left out. `-inf` takes a candidate out; `count` is what a mean divides by: the
-negatives drawn, or all other entities.
+An edge's own end is never its negative. If all entities are candidates, the negatives are all others; a sampled
+negative that equals the own end is left out. A score of `-inf` leaves a candidate out. Means divide by `count`, the
+number of sampled negatives or of all other entities.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from marius_oac.config.link_prediction import LossConfig
 
 
 def edge_losses(config: LossConfig, positive: Tensor, negatives: Tensor, count: int) -> Tensor:
-    """Losses [...] of positive scores [...] and negative scores [..., K]; -inf is no negative.
+    """The losses [...] of positive scores [...] and negative scores [..., K], of which -inf is no negative.
 
     Args:
-        count: what the mean over negatives divides by, at least 1.
+        count: the divisor of means over negatives, at least 1.
     """
     margin = config.margin
     if config.kind == "softmax":
         scores = torch.cat((positive.unsqueeze(-1), negatives), -1)
-        del negatives  # who has given them away need not hold them
+        del negatives  # frees them if the caller doesn't hold them
         return _CrossEntropy.apply(scores)
     if config.kind == "logistic":
         return softplus(-positive) + softplus(negatives).sum(-1) / count
     if config.kind == "margin":
         return torch.relu_(negatives - (positive - margin).unsqueeze(-1)).sum(-1) / count
-    # Where every negative was left out the weights are 0 / 0; a NaN score still shows, through softplus.
+    # If every negative was left out, the weights are 0 / 0. A NaN score still reaches the loss through softplus.
     weights = torch.softmax(config.temperature * negatives.detach(), -1).nan_to_num_(0.0)
     shifted = negatives + margin
     del negatives
@@ -49,8 +49,8 @@ def edge_losses(config: LossConfig, positive: Tensor, negatives: Tensor, count: 
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """-log of the softmax of scores [..., K] at the first; holds one [..., K] for its gradient, which takes its place:
-    it can be differentiated once, and that once only."""
+    """-log of the softmax of scores [..., K] at index 0. It keeps one [..., K], which the gradient overwrites, so it
+    can be differentiated only once."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
     penalty = weight / B * sum over the B edges of f(head) + f(tail) + f(relation)
 
-f is sum |x|^2 (l2) or sum |x|^3 (n3: Lacroix et al., ICML 2018, equation 5, with p = 3). For ComplEx n3 takes the
-moduli of the complex numbers, for the others absolute values. A row that stands in several edges is counted with each.
+f is sum |x|^2 (l2) or sum |x|^3 (n3: Lacroix et al., ICML 2018, equation 5, with p = 3). For ComplEx n3 uses the moduli
+of the complex numbers, for other decoders absolute values. A row in several edges counts once for each of them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from marius_oac.config.link_prediction import ModelConfig, RegularizationConfig
 
 
 def penalized(config: RegularizationConfig) -> bool:
-    """Is there a penalty at all?"""
+    """Whether there is a penalty."""
     return config.kind != "none" and config.weight > 0
 
 
 def complex_moduli(config: RegularizationConfig, model: ModelConfig) -> bool:
-    """Does the penalty take moduli of complex numbers [re | im] rather than absolute values of floats?"""
+    """Whether the penalty uses moduli of complex numbers [re | im] instead of absolute values of floats."""
     return config.kind == "n3" and model.decoder == "complex"
 
 
 def penalties(config: RegularizationConfig, model: ModelConfig, factors: Tensor) -> Tensor:
-    """f [...] of the rows [..., D]."""
+    """The penalties f, [...], of rows [..., D]."""
     if config.kind == "l2":
         return (factors * factors).sum(-1)
     if complex_moduli(config, model):

@@ -3,9 +3,9 @@
 Guarantees:
 - `compute` is called by one thread; on the CPU it shares its work with `threads - 1` others, which live until `close`.
 - The result is a function of rows, data, timestamp and dense state alone: the same bits for any number of threads.
-- On the CPU NumPy's products run on one thread each, in the whole process, until `close`, which the thread that made
-  the step calls; steps that live at once are closed in the reverse order.
-- A `compute` that raises leaves the rows it was given and the relations corrupted; the run must not go on.
+- On the CPU NumPy's products run on one thread each, in the whole process, until `close`. The thread that made the step
+  calls it; steps that exist at the same time are closed in reverse order.
+- If `compute` raises, the rows it was given and the relations are corrupted; the run must stop.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ from marius_oac.errors import ConfigError
 from marius_oac.models.compute.dense_moments import RELATIONS
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
-from marius_oac.models.compute.thread_pool import ThreadPool
+from marius_oac.models.compute.torch_state import compute_threads
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.models.link_prediction.handwritten import HandwrittenGradient, Relations
 from marius_oac.models.link_prediction.replicated_relations import ReplicatedRelations
-from marius_oac.runtime import blas
-from marius_oac.types import DenseSync
+from marius_oac.types import DenseSync, present
 
 
 def entity_width(config: Config) -> tuple[int, int]:
-    """Floats of value and of optimizer state in an entity's row."""
+    """The numbers of floats of value and of optimizer state in an entity's row."""
     dimension = config.row_dimension
     return dimension, RowOptimizer(config.training.optimizer).state_width(dimension)
 
 
 def relation_width(config: Config) -> int:
-    """Floats of value in a relation's row; 0 for a decoder without relations."""
+    """The number of floats of value in a relation's row; 0 for a decoder without relations."""
     return make_decoder(config.model).relation_width(config.model.dimension)
 
 
 class LinkPredictionStep:
-    """One batch of edges: loss, gradient and row optimizer.
+    """Loss, gradient and row optimizer of a batch of edges.
 
-    Rows in a NumPy array take the gradient that is written out for the CPU, rows in a tensor take autograd.
+    Rows in a NumPy array use the handwritten gradient for the CPU, rows in a tensor use autograd.
 
     The loss is the mean over edges and sides plus the penalty; `autograd` gives the formula. Relations, the only dense
-    parameters, are a table on the device; a batch updates the rows it names in `relation_rows`.
+    parameters, are a table on the device; a batch updates its `relation_rows`.
 
-    The learning rate is multiplied by `decay ** epoch`. The epoch comes with the plan, not through the step, because
-    neighbouring batches may belong to two epochs and be computed in order of arrival.
+    The learning rate is multiplied by `decay ** epoch`. The epoch is part of the batch, because batches of two epochs
+    may be computed in order of arrival.
 
     Args:
         config: the run's.
-        num_relations: R, doubled already when reciprocal; 0 for a graph without relations.
+        num_relations: R, twice the graph's relations if they are reciprocal; 0 for a graph without relations.
         device: a CPU or CUDA device.
         threads: on the CPU, at least 1.
         relations: float32 [R, relation_width(config)], the relations' initial values; copied. None if R or the width
             is 0.
-        dense: how the relations agree with those of other nodes; entities' rows then come without state, and leave
-            with their gradients in the place of their values. None: there is one node.
-        encoded: entities' rows are encoded ones, and leave like those of other nodes; see `encoded.Head`.
+        dense: how the relations agree with those of other nodes. Entities' rows then have no state, and `compute`
+            replaces their values by gradients. None: there is one node.
+        encoded: entities' rows are encoded nodes, whose values `compute` replaces by gradients; see `gnn.step.Head`.
+
     Raises:
         ConfigError: the decoder needs relations and the graph has none.
         ValueError: `relations` has another shape or type.
@@ -94,14 +94,9 @@ class LinkPredictionStep:
         if width:
             self._relations = self._make_relations(num_relations, relations)
         self._agreed = ReplicatedRelations(self._relations, width, self._relation_optimizer, dense) if dense else None
-        self._autograd = AutogradGradient(config)
-        with ExitStack() as stack:
-            self.thread_pool = ThreadPool(threads if device.type == "cpu" else 1)
-            stack.callback(self.thread_pool.close)
-            self._handwritten = HandwrittenGradient(config, self.thread_pool)
-            if device.type == "cpu":  # a process that only trains on a GPU keeps its own ways
-                stack.enter_context(blas.one_thread_per_product())
-            self._stack = stack.pop_all()
+        self._autograd, self._stack = AutogradGradient(config), ExitStack()
+        self.thread_pool = self._stack.enter_context(compute_threads(device, threads))
+        self._handwritten = HandwrittenGradient(config, self.thread_pool)
 
     @property
     def served(self) -> ReplicatedRelations | None:
@@ -149,11 +144,10 @@ class LinkPredictionStep:
         if self._relations is None:
             loss, gradients, _ = self._autograd(rows[:, : self._dimension], None, data)
         else:
-            picks = data.relation_rows
+            picks = present(data.relation_rows)
             picked = self._relations[picks]
-            loss, gradients, relation_gradients = self._autograd(
-                rows[:, : self._dimension], picked[:, : self._relation_width], data
-            )
+            loss, gradients, found = self._autograd(rows[:, : self._dimension], picked[:, : self._relation_width], data)
+            relation_gradients = present(found)
             if self._agreed:
                 self._agreed.update_tensor(relation_gradients, picks, data.share, timestamp, factor)
                 largest, picked = math.inf, relation_gradients
@@ -167,7 +161,7 @@ class LinkPredictionStep:
     def _fault(
         self, relations: np.ndarray | None, data: EdgeBatch[np.ndarray], largest: float = LARGEST_VALUE
     ) -> float:
-        """0, or NaN where the batch's relations are not sound; it is added to the batch's loss."""
+        """0, or NaN if the batch's relations are not sound, to be added to the batch's loss."""
         if relations is None or is_sound(relations[data.relation_rows], self._relation_width, largest):
             return 0.0
         return math.nan
@@ -182,7 +176,7 @@ class LinkPredictionStep:
         return {RELATIONS: self._relations} | (self._agreed.state() if self._agreed else {})
 
     def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes over, by copy, what `dense_state` gave.
+        """Copies the tensors of a `dense_state` into this step's.
 
         Raises:
             ValueError: the state is that of another model.
@@ -195,4 +189,5 @@ class LinkPredictionStep:
             tensor.copy_(state[name])
 
     def close(self) -> None:
+        """Ends the threads."""
         self._stack.close()

@@ -19,6 +19,7 @@ class CrossNetwork(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
 
     def forward(self, first: Tensor) -> Tensor:
+        """The last x, float32 [B, width], of x_0 = `first` [B, width]."""
         x = first
         for layer in self.layers:
             x = first * layer(x) + x
@@ -26,7 +27,7 @@ class CrossNetwork(nn.Module):
 
 
 class DCNv2(Network):
-    """Wang et al., section 3: cross network and MLP side by side ("parallel"), over embeddings and numbers."""
+    """DCN-V2 with parallel cross network and MLP over embeddings and numbers (Wang et al., section 3)."""
 
     def __init__(self, schema: Schema, config: NetworkConfig) -> None:
         super().__init__(schema, config)
@@ -35,5 +36,6 @@ class DCNv2(Network):
         self.last = nn.Linear(schema.width + self.deep.width, 1)
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """See `Network.forward`."""
         x = side_by_side(inputs)
         return self.last(torch.cat((self.cross(x), self.deep(x)), 1)).squeeze(1)

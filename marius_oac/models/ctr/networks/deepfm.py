@@ -8,12 +8,13 @@ from marius_oac.config.ctr import NetworkConfig
 from marius_oac.models.ctr.layers import MLP, FirstOrder, second_order, side_by_side
 from marius_oac.models.ctr.network import Network, equal_dimension
 from marius_oac.models.ctr.schema import Inputs, Schema
+from marius_oac.types import present
 
 
 class DeepFM(Network):
-    """Guo et al., "DeepFM", IJCAI 2017, equations 1 to 4: a factorization machine and an MLP over the same embeddings.
+    """A factorization machine and an MLP over the same embeddings (Guo et al., "DeepFM", IJCAI 2017, equations 1 to 4).
 
-    Numbers enter the linear part, and the MLP beside the embeddings.
+    Numbers are inputs of the linear part and of the MLP.
     """
 
     first_order = True
@@ -25,4 +26,6 @@ class DeepFM(Network):
         self.deep = MLP(schema.width, config.hidden, config, 1)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        return self.linear(inputs) + second_order(inputs.stacked) + self.deep(side_by_side(inputs)).squeeze(1)
+        """See `Network.forward`."""
+        pairs = second_order(present(inputs.stacked))
+        return self.linear(inputs) + pairs + self.deep(side_by_side(inputs)).squeeze(1)

@@ -13,12 +13,12 @@ from marius_oac.models.ctr.schema import Inputs, Schema
 
 
 class Recurrence(nn.Module):
-    """A GRU whose update gate is scaled step by step (Zhou et al., AAAI 2019, equations 2 to 5).
+    """A GRU whose update gate is scaled in each step (Zhou et al., AAAI 2019, equations 2 to 5).
 
         u = sigmoid(W_u x_t + U_u h + b_u)      r = sigmoid(W_r x_t + U_r h + b_r)
         n = tanh(W_n x_t + r * U_n h + b_n)     h = (1 - a_t u) * h + a_t u * n
 
-    Without scales (a_t = 1) it is a GRU; with attention weights the paper's AUGRU. Where a_t = 0 the state stays.
+    Without scales (a_t = 1) it is a GRU; with attention weights it is the paper's AUGRU. With a_t = 0 the state stays.
     """
 
     def __init__(self, inputs: int, dimension: int) -> None:
@@ -28,10 +28,10 @@ class Recurrence(nn.Module):
         self.kept = nn.Linear(dimension, 3 * dimension, bias=False)
 
     def forward(self, steps: Tensor, scales: Tensor | None = None) -> list[Tensor]:
-        """The state after each step, L of [B, D], of steps [B, L, inputs] and scales a [B, L]."""
+        """The state after each of the L steps, [B, D] each, of steps [B, L, inputs] and scales a [B, L]; float32."""
         state, states = steps.new_zeros(steps.shape[0], self.dimension), []
         gates = (2 * self.dimension, self.dimension)
-        # What depends on the steps alone is one product for all of them.
+        # The part that depends only on the steps is one product for all of them.
         for t, drive in enumerate(self.driven(steps).unbind(1)):
             (gates_x, new_x), (gates_h, new_h) = drive.split(gates, 1), self.kept(state).split(gates, 1)
             update, reset = torch.sigmoid(gates_x + gates_h).chunk(2, 1)
@@ -44,11 +44,12 @@ class Recurrence(nn.Module):
 
 
 class InterestEvolution(nn.Module):
-    """One sequence: a GRU extracts interests, attention to the target weighs them, an AUGRU follows their evolution.
+    """For one sequence, a GRU extracts interests, attention to the target weights them, and an AUGRU follows their
+    evolution.
 
     Zhou et al., "Deep Interest Evolution Network", AAAI 2019, sections "Interest Extractor Layer" and "Interest
-    Evolving Layer": attention is the softmax over a sequence's interests h of h W e, e the target's embedding. The
-    auxiliary loss is left out.
+    Evolving Layer": attention is the softmax over a sequence's interests h of h W e, where e is the target's embedding.
+    The auxiliary loss is left out.
     """
 
     def __init__(self, dimension: int, target: int) -> None:
@@ -58,17 +59,23 @@ class InterestEvolution(nn.Module):
         self.attention = nn.Linear(target, dimension, bias=False)
 
     def forward(self, padded: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """[B, D]: the last state; zeros where the sequence is empty."""
+        """The last state, float32 [B, D]; zeros if the sequence is empty.
+
+        Args:
+            padded: float32 [B, L, D].
+            lengths: int64 [B].
+            target: float32 [B, D of the target].
+        """
         mask = mask_of(padded, lengths)
-        interests = torch.stack(self.extractor(padded), 1)  # those behind the end get no weight
+        interests = torch.stack(self.extractor(padded), 1)  # those of the padding get no weight
         scores = torch.bmm(interests, self.attention(target)[:, :, None]).squeeze(2)
-        # Not -inf, of which an empty sequence's softmax would be NaN.
+        # With -inf the softmax of an empty sequence would be NaN.
         weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(1) * mask
         return self.evolution(interests, weights)[-1]
 
 
 class DIEN(Network):
-    """The last states of all sequences, beside fields and numbers, into an MLP."""
+    """An MLP over the last states of all sequences, the fields and the numbers."""
 
     takes_sequences = True
 
@@ -83,6 +90,7 @@ class DIEN(Network):
         self.deep = MLP(schema.width + sum(each.dimension for each in schema.sequences), config.hidden, config, 1)
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """See `Network.forward`."""
         target = inputs.fields[self.target]
         states = [
             evolution(*inputs.sequences[each.name], target)

@@ -8,10 +8,12 @@ from marius_oac.config.ctr import NetworkConfig
 from marius_oac.models.ctr.layers import FirstOrder, second_order
 from marius_oac.models.ctr.network import Network, equal_dimension
 from marius_oac.models.ctr.schema import Inputs, Schema
+from marius_oac.types import present
 
 
 class FactorizationMachine(Network):
-    """Rendle, "Factorization Machines", ICDM 2010, equation 1; numbers enter its linear part only."""
+    """A factorization machine (Rendle, "Factorization Machines", ICDM 2010, equation 1). Numbers are inputs of the
+    linear part only."""
 
     first_order = True
 
@@ -21,4 +23,5 @@ class FactorizationMachine(Network):
         self.linear = FirstOrder(schema.num_numbers)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        return self.linear(inputs) + second_order(inputs.stacked)
+        """See `Network.forward`."""
+        return self.linear(inputs) + second_order(present(inputs.stacked))

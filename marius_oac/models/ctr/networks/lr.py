@@ -11,7 +11,7 @@ from marius_oac.models.ctr.schema import Inputs, Schema
 
 
 class LogisticRegression(Network):
-    """The sum of a weight of every field, a linear map of the numbers, and a bias."""
+    """Logistic regression: the sum of every field's weight, a linear map of the numbers, and a bias."""
 
     first_order = True
     embeddings = False
@@ -21,4 +21,5 @@ class LogisticRegression(Network):
         self.linear = FirstOrder(schema.num_numbers)
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """See `Network.forward`."""
         return self.linear(inputs)

@@ -12,8 +12,8 @@ from marius_oac.models.ctr.schema import Inputs, Schema
 
 
 class YouTubeDNN(Network):
-    """Covington, Adams and Sargin, RecSys 2016, figure 7: the mean of each sequence, beside fields and numbers, into an
-    MLP with one logit (weighing by watch time is left out)."""
+    """An MLP with one logit over the mean of each sequence, the fields and the numbers (Covington, Adams and Sargin,
+    RecSys 2016, figure 7; weighting by watch time is left out)."""
 
     takes_sequences = True
 
@@ -22,5 +22,6 @@ class YouTubeDNN(Network):
         self.deep = MLP(schema.width + sum(each.dimension for each in schema.sequences), config.hidden, config, 1)
 
     def forward(self, inputs: Inputs) -> Tensor:
+        """See `Network.forward`."""
         means = [mean_of(*inputs.sequences[each.name]) for each in self.schema.sequences]
         return self.deep(torch.cat((side_by_side(inputs), *means), 1)).squeeze(1)
