@@ -74,8 +74,11 @@ def parse(text: str, source: object) -> tuple[Any, dict[tuple[Any, ...], int]]:
     """
     try:
         lines: dict[tuple[Any, ...], int] = {}
-        _find_lines(yaml.compose(text, Loader=_Loader), source, (), lines)
-        return yaml.load(text, Loader=_Loader), lines
+        loader = _Loader(text)
+        if (node := loader.get_single_node()) is None:
+            return None, lines
+        _find_lines(node, source, (), lines)
+        return loader.construct_document(node), lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = str(getattr(error, "problem", None) or getattr(error, "reason", "not YAML"))
@@ -86,9 +89,7 @@ def parse(text: str, source: object) -> tuple[Any, dict[tuple[Any, ...], int]]:
         raise ConfigError("a value contains itself, or is nested too deeply", source) from None
 
 
-def _find_lines(
-    node: yaml.Node | None, source: object, path: tuple[Any, ...], found: dict[tuple[Any, ...], int]
-) -> None:
+def _find_lines(node: yaml.Node, source: object, path: tuple[Any, ...], found: dict[tuple[Any, ...], int]) -> None:
     """The line of every key and list item; PyYAML itself would let a key's second value silently win."""
     if len(found) > MOST_VALUES:
         raise ConfigError(

@@ -5,15 +5,20 @@ OpenBLAS picks them by the processor when NumPy is loaded, or takes those that `
 they used.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from threadpoolctl import ThreadpoolController, threadpool_info
+import numpy  # noqa: F401  # whose OpenBLAS has to be loaded before libraries are looked for
+from threadpoolctl import ThreadpoolController
+
+_libraries = functools.cache(ThreadpoolController)
+"""Made once: it walks through everything that this process has loaded."""
 
 
 def kernels() -> str:
     """Name of the kernels in use, such as `SkylakeX` or `Haswell`; `unknown` for another BLAS."""
-    found = {info.get("architecture", "unknown") for info in threadpool_info() if info["internal_api"] == "openblas"}
+    found = {info.get("architecture", "unknown") for info in _libraries().info() if info["internal_api"] == "openblas"}
     return ", ".join(sorted(found)) or "unknown"
 
 
@@ -24,8 +29,8 @@ def one_thread_per_product() -> Iterator[None]:
     Raises:
         RuntimeError: another thread holds a limit of threadpoolctl's, which then silently keeps this one from working.
     """
-    with ThreadpoolController().limit(limits=1, user_api="blas"):
-        if any(info["num_threads"] != 1 for info in threadpool_info() if info["user_api"] == "blas"):
+    with _libraries().limit(limits=1, user_api="blas"):
+        if any(info["num_threads"] != 1 for info in _libraries().info() if info["user_api"] == "blas"):
             raise RuntimeError(
                 "another thread has set how many threads BLAS uses (threadpoolctl): train in that thread, or let it end"
             )

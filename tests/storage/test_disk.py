@@ -45,7 +45,13 @@ class TestDiskStore(DiskStores, StoreConformance):
 
 class TestConcurrentDiskStore(DiskStores, ConcurrentConformance):
     frames = 8
-    ROUNDS = 2000 if JIT else 12  # a call takes the tier's lock, too
+    ROUNDS = 500 if JIT else 12  # a call takes the tier's lock, too
+
+
+@pytest.mark.slow
+class TestConcurrentDiskStoreLonger(DiskStores, ConcurrentConformance):
+    frames = 8
+    ROUNDS = 2000 if JIT else 12
 
 
 class TestDiskStoreOfOneFrame(DiskStores, StoreConformance):

@@ -11,7 +11,7 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.mapped import MappedStore
 from marius_oac.storage.memory import MemoryStore
-from tests.storage.conformance import StoreConformance, initial_rows
+from tests.storage.conformance import JIT, StoreConformance, initial_rows
 from tests.storage.torture import ConcurrentConformance
 
 
@@ -26,6 +26,11 @@ class TestMemoryStore(MemoryStores, StoreConformance):
 
 class TestConcurrentMemoryStore(MemoryStores, ConcurrentConformance):
     pass
+
+
+@pytest.mark.slow
+class TestConcurrentMemoryStoreLonger(MemoryStores, ConcurrentConformance):
+    ROUNDS = 8000 if JIT else 12
 
 
 def test_memory_is_what_the_layout_says():
