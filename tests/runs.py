@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from marius_oac.config.link_prediction import Config
 from marius_oac.runtime.files.atomic import sealed
 
@@ -15,6 +17,13 @@ CHANCE = ("replaced", "cache_rows", "channel_fill", "disk.")  # what depends on 
 def write_config(path: Path, config: Config) -> Path:
     path.write_text(config.dump())
     return path
+
+
+def each_with_one_of(these, those):
+    """Pairs for `parametrize`: each of these with one of those, taking turns; all other pairs are slow tests."""
+    turns = [(one, other, place == number % len(those)) for number, one in enumerate(these)
+             for place, other in enumerate(those)]  # fmt: skip
+    return [pytest.param(one, other, marks=[] if quick else pytest.mark.slow) for one, other, quick in turns]
 
 
 def story(path: Path) -> list:

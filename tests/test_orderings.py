@@ -13,7 +13,7 @@ from marius_oac.runs.session import Session
 from marius_oac.tasks.link_prediction.memory import plan_memory
 from marius_oac.tasks.link_prediction.task import BUCKETS, GraphTask
 from tests.graphs import EDGES, jitter, run_batches, tiny_config, workers
-from tests.runs import contents, flip_a_byte, outcome, stop_at, story
+from tests.runs import contents, each_with_one_of, flip_a_byte, outcome, stop_at, story
 from tests.test_same_bits import THREADS
 
 BATCHES = 35  # more than an epoch
@@ -63,19 +63,32 @@ def test_a_recorded_order_is_replayed(graph, tmp_path):
     assert not (tmp_path / "more").exists()
 
 
-@pytest.mark.parametrize("name", ORDERINGS)
-def test_a_resumed_run_tells_the_story_of_one_that_never_stopped(graph, tmp_path, name):
-    config = ordered(graph, name, "metrics.every_batches=8", "checkpoint.every_batches=10")
-    train(config, tmp_path / "whole")
-    for number, at in enumerate([("read", 0), ("compute", 33), ("write", 57), ("plan", 90)]):
-        path = tmp_path / str(number)
-        with pytest.raises(Crash):
-            train(config, path, probe=stop_at(*at, Crash()))
-        inode = os.stat(path / BUCKETS / "edges.npy").st_ino
-        resume(path)
-        assert os.stat(path / BUCKETS / "edges.npy").st_ino == inode
-        assert story(path) == story(tmp_path / "whole") and outcome(path) == outcome(tmp_path / "whole")
-        assert sorted(contents(path)) == sorted(contents(tmp_path / "whole"))
+@pytest.fixture(scope="module")
+def whole(graph, tmp_path_factory):
+    """`whole(name)`: the config of an ordering, and a run that nothing happened to."""
+
+    @cache
+    def run(name):
+        config = ordered(graph, name, "metrics.every_batches=8", "checkpoint.every_batches=10")
+        return config, train(config, tmp_path_factory.mktemp("whole") / "run").path
+
+    return run
+
+
+MOMENTS = [("compute", 33), ("read", 0), ("write", 57), ("plan", 90)]
+
+
+@pytest.mark.parametrize("name, at", each_with_one_of(ORDERINGS, MOMENTS))
+def test_a_resumed_run_tells_the_story_of_one_that_never_stopped(whole, tmp_path, name, at):
+    config, expected = whole(name)
+    path = tmp_path / "run"
+    with pytest.raises(Crash):
+        train(config, path, probe=stop_at(*at, Crash()))
+    inode = os.stat(path / BUCKETS / "edges.npy").st_ino
+    resume(path)
+    assert os.stat(path / BUCKETS / "edges.npy").st_ino == inode
+    assert story(path) == story(expected) and outcome(path) == outcome(expected)
+    assert sorted(contents(path)) == sorted(contents(expected))
 
 
 def test_more_epochs_end_as_if_they_had_been_asked_for_at_once(graph, tmp_path):

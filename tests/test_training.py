@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import functools
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import Session
 from tests.graphs import tiny_config
 from tests.pipeline.toy import STAGES
-from tests.runs import contents, flip_a_byte, outcome, stop_at, story
+from tests.runs import contents, each_with_one_of, flip_a_byte, outcome, stop_at, story
 
 PER_EPOCH = 25
 SETTINGS = {
@@ -39,18 +40,28 @@ def crash(config, path, *at):
         train(config, path, probe=stop_at(*at, Crash()))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_resumed_run_tells_the_story_of_one_that_never_stopped(graph, tmp_path, setting):
-    config = tiny_config(graph, "training.epochs=4", "metrics.every_batches=8", *SETTINGS[setting])
-    whole = train(config, tmp_path / "whole")
-    assert whole.summary == open_run(tmp_path / "whole").summary
-    for number, at in enumerate([("compute", 33), ("write", 57), ("plan", 75)]):
-        path = tmp_path / str(number)
-        crash(config, path, *at)
-        resume(path)
-        assert story(path) == story(tmp_path / "whole")
-        assert outcome(path) == outcome(tmp_path / "whole")
-        assert sorted(contents(path)) == sorted(contents(tmp_path / "whole"))
+@pytest.fixture(scope="module")
+def whole(graph, tmp_path_factory):
+    """`whole(setting)`: its config, and a run that nothing happened to."""
+
+    @functools.cache
+    def run(setting):
+        config = tiny_config(graph, "training.epochs=4", "metrics.every_batches=8", *SETTINGS[setting])
+        return config, train(config, tmp_path_factory.mktemp("whole") / "run")
+
+    return run
+
+
+@pytest.mark.parametrize("setting, at", each_with_one_of(SETTINGS, [("compute", 33), ("write", 57), ("plan", 75)]))
+def test_a_resumed_run_tells_the_story_of_one_that_never_stopped(whole, tmp_path, setting, at):
+    config, expected = whole(setting)
+    assert expected.summary == open_run(expected.path).summary
+    path = tmp_path / "run"
+    crash(config, path, *at)
+    resume(path)
+    assert story(path) == story(expected.path)
+    assert outcome(path) == outcome(expected.path)
+    assert sorted(contents(path)) == sorted(contents(expected.path))
 
 
 def test_crash_while_evaluating_tells_every_evaluation_once(graph, tmp_path, monkeypatch):
