@@ -21,7 +21,7 @@ from marius_oac.tasks.ctr.build import make_ctr_network, row_layout, tables_of
 from marius_oac.training.trained import compare_runs, export_run
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import jitter, workers
-from tests.runs import says, story
+from tests.runs import each_with_one_of, says, story
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 NETWORKS = ("lr", "fm", "deepfm", "dlrm", "dcnv2", "dien", "youtubednn")
@@ -65,9 +65,9 @@ def test_a_row_has_the_floats_that_the_network_reads(network):
     assert floats == {{"lr": 1, "fm": 5, "deepfm": 5}.get(network, 4)}
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("in_flight, count", [(1, 1), (4, 3), (16, 4)])
-def test_oac_has_the_bits_of_sync(log, tmp_path, synchronous, network, in_flight, count):
+@pytest.mark.parametrize("network, threads", each_with_one_of(NETWORKS, [(4, 3), (16, 4), (1, 1)]))
+def test_oac_has_the_bits_of_sync(log, tmp_path, synchronous, network, threads):
+    in_flight, count = threads
     config = ctr_config(log, f"pipeline.in_flight={in_flight}", *workers(count), network=network)
     train(config, tmp_path / "run", probe=jitter(in_flight))
     assert bits(tmp_path / "run") == synchronous(network)

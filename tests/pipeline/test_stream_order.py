@@ -13,6 +13,7 @@ from marius_oac.runtime.telemetry import Telemetry
 from tests.pipeline.stream_order import Order, OrderedDevice, OrderedStreams, watch
 from tests.pipeline.test_runner import jitter, workers
 from tests.pipeline.toy import STAGES, ToyPlanner, toy_stores
+from tests.runs import each_with_one_of
 from tests.threads import PATIENCE
 
 
@@ -35,9 +36,9 @@ class TensorStep:
         return total
 
 
-def trained(monkeypatch, mode, in_flight=4, device=OrderedDevice, dtype="float32", probe=None, **config):
-    """Runs 30 batches, or as many as there are before an error; returns what the order knows, and the tables."""
-    order, planner = Order(), ToyPlanner(num_rows=24, batches=30)
+def trained(monkeypatch, mode, in_flight=4, device=OrderedDevice, dtype="float32", probe=None, batches=30, **config):
+    """Runs so many batches, or as many as there are before an error; returns what the order knows, and the tables."""
+    order, planner = Order(), ToyPlanner(num_rows=24, batches=batches)
     watch(monkeypatch, order)
     stores, step = toy_stores(planner, dtype), TensorStep(order)
     settings = PipelineConfig(mode=mode, in_flight=in_flight, workers=workers(3), **config)
@@ -60,9 +61,9 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize("in_flight, dtype", [(1, "float32"), (4, "bfloat16"), (16, "float32")])
-@pytest.mark.parametrize("config", MODES, ids=lambda config: " ".join(config.values()))
-def test_every_pair_of_accesses_is_ordered(monkeypatch, config, in_flight, dtype):
+@pytest.mark.parametrize("config, way", each_with_one_of(MODES, [(4, "bfloat16"), (16, "float32"), (1, "float32")]))
+def test_every_pair_of_accesses_is_ordered(monkeypatch, config, way):
+    in_flight, dtype = way
     order, _ = trained(monkeypatch, in_flight=in_flight, dtype=dtype, **config)
     assert order.found == {} and order.unfinished == 0
     assert order.accesses > 2_000 and order.orders > 2_000
@@ -256,13 +257,13 @@ def test_a_planted_mistake_is_found(monkeypatch, name):
     mode, plant = MISTAKES[name]
     dtype = "bfloat16" if "rounding" in name else "float32"
     probe = late_reader() if mode == "oac" else None
-    order, _ = trained(monkeypatch, mode, device=plant(monkeypatch), dtype=dtype, probe=probe)
+    order, _ = trained(monkeypatch, mode, device=plant(monkeypatch), dtype=dtype, probe=probe, batches=12)
     assert order.found
 
 
 def test_times_that_are_asked_for_too_soon_are_found(monkeypatch):
     """CUDA raises where an event has not happened."""
-    order, _ = trained(monkeypatch, "oac", device=streams_with(monkeypatch, synchronize=lambda *_: None))
+    order, _ = trained(monkeypatch, "oac", device=streams_with(monkeypatch, synchronize=lambda *_: None), batches=12)
     assert order.unfinished
 
 
