@@ -15,8 +15,9 @@ from tests import compiled, costs, forked, skips
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
 
-# Property tests draw the same examples every time; `make fuzz` takes the other profile, with a seed that it prints.
-settings.register_profile("repeatable", derandomize=True, database=None)
+# Property tests draw the same examples every time. `make fuzz`, with which CI ends, takes the other profile: more
+# examples, and a seed that it prints.
+settings.register_profile("repeatable", derandomize=True, database=None, max_examples=40)
 settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
 compiled.once()

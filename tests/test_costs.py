@@ -44,6 +44,7 @@ def test_the_dearest_files_come_first_and_their_tests_in_the_order_they_had():
     assert dearest_first(items, topics("nodes 11 0 nodes/*\nrest 5 1 *", slow=True)) == items
 
 
+@pytest.mark.slow
 def test_it_is_there_however_pytest_is_started():
     """The command `pytest` has no folder of the caller's to import from; `python -P` neither."""
     words = ["-P", "-m", "pytest", "-q", "--costs", "-p", "no:cacheprovider", "tests/test_costs.py", "-k", "added_up"]

@@ -170,7 +170,8 @@ THREADS = {"mode": "oac", "workers": {"read": 3, "write": 2}}
 @pytest.mark.parametrize(
     ("mode", "window", "pipeline"),
     [
-        *((mode, 2, THREADS) for mode in MODES),
+        *((mode, 2, THREADS) for mode in ("gba", "hop-bs", "hop-bw")),
+        *(pytest.param(mode, 2, THREADS, marks=pytest.mark.slow) for mode in ("async", "bsp")),
         *(pytest.param(mode, 1, {"mode": "sync"}, marks=pytest.mark.slow) for mode in MODES),
         *(pytest.param(mode, 1, {"mode": "oac"}, marks=pytest.mark.slow) for mode in MODES),
     ],

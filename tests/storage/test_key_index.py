@@ -229,7 +229,7 @@ def test_initial_keys_are_one_number_a_key():
 @pytest.mark.parametrize("keys_per_shard", [16, 1 << 15])
 def test_readers_beside_an_insert_find_all_there_was_and_nothing_else(monkeypatch, keys_per_shard):
     monkeypatch.setattr(key_index, "_KEYS_PER_SHARD", keys_per_shard)
-    count, batch = (400_000, 500) if JIT else (600, 20)
+    count, batch = (150_000, 500) if JIT else (600, 20)
     rng = np.random.default_rng(0)
     numbers = rng.permutation(2 * count) - count
     known, never = numbers[:count].copy(), numbers[count:].copy()
