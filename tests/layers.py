@@ -11,7 +11,7 @@ import ast
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "marius_oac"
@@ -35,8 +35,10 @@ LAYERS = (
 Arrows = Mapping[str, set[str]]
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def imported(path: Path) -> Sequence[str]:
     """Modules of the package that a file imports, in functions too, as paths: `storage.contract`."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         names = []
         if isinstance(node, ast.Import):
@@ -46,7 +48,8 @@ def imported(path: Path) -> Iterator[str]:
         for name in names:
             top, _, inside = name.partition(".")
             if top == PACKAGE.name and inside:
-                yield inside
+                found.append(inside)
+    return found
 
 
 def arrows(folder: str = "") -> dict[str, set[str]]:
@@ -55,7 +58,7 @@ def arrows(folder: str = "") -> dict[str, set[str]]:
     rooms = {path.stem for path in (PACKAGE / folder.replace(".", "/")).iterdir()
              if path.suffix == ".py" or (path / "__init__.py").exists()}  # fmt: skip
     found = defaultdict(set)
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted((PACKAGE / folder.replace(".", "/")).rglob("*.py")):
         module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         room = module.removeprefix(prefix).split(".")[0]
         if not module.startswith(prefix) or room not in rooms:

@@ -19,11 +19,16 @@ def write_config(path: Path, config: Config) -> Path:
     return path
 
 
+def slow(*values):
+    """Values for `parametrize` that the quick run leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def each_with_one_of(these, those):
-    """Pairs for `parametrize`: each of these with one of those, taking turns; all other pairs are slow tests."""
-    turns = [(one, other, place == number % len(those)) for number, one in enumerate(these)
-             for place, other in enumerate(those)]  # fmt: skip
-    return [pytest.param(one, other, marks=[] if quick else pytest.mark.slow) for one, other, quick in turns]
+    """Pairs for `parametrize`: each of these with one of those, taking turns; all other pairs are slow."""
+    pairs = ((number % len(those) == place, one, other) for number, one in enumerate(these)
+             for place, other in enumerate(those))  # fmt: skip
+    return [pytest.param(one, other) if quick else slow(one, other) for quick, one, other in pairs]
 
 
 def story(path: Path) -> list:

@@ -38,7 +38,7 @@ def metrics(labels, probabilities, *cuts, **options):
         return found.result()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(examples, st.data())
 def test_against_the_naive_ones_in_any_pieces_and_order(pairs, data):
     labels, probabilities = arrays(pairs)

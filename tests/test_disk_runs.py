@@ -16,14 +16,10 @@ from marius_oac.errors import ConfigError, Interrupted
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from tests.disk import PAGE, bits, budget, clicks_config, days, graph_config, page_files, share
 from tests.graphs import NODES, jitter, workers
-from tests.runs import says, stop_at, write_config
+from tests.runs import says, slow, stop_at, write_config
 
 BUFFERED, MMAP = "storage.io=buffered", "storage.io=mmap"
 BOTH = pytest.mark.parametrize("task", ["graph", "clicks"])
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -105,14 +101,14 @@ def test_threads_and_look_ahead_change_no_bits(make, in_memory, tmp_path, task, 
     ("storage.dtype=bfloat16",),
     ("training.optimizer.kind=adam", "training.optimizer.learning_rate=0.01", "model.dimension=100"),
     ("training.ordering.kind=beta", "training.ordering.partitions=8", "training.ordering.buffer=2"),
-    ("pipeline.mode=sync",),
-    ("model.dimension=100",),
+    slow(("pipeline.mode=sync",)),
+    slow(("model.dimension=100",)),
 ], ids=" ".join)  # fmt: skip
 def test_options_of_graphs(make, in_memory, tmp_path, overrides):
     check(make, in_memory, tmp_path / "run", "graph", *overrides, disk=(share(12),))
 
 
-@pytest.mark.parametrize("name", ["beta", "comet"])
+@pytest.mark.parametrize("name", [slow("beta"), "comet"])
 def test_a_partition_ordering_reads_no_more_than_it_should(make, in_memory, tmp_path, name):
     """Memory for its buffer of four partitions and for the one that comes; rows fill half of their pages."""
     ordering, disk = f"training.ordering={{kind: {name}, partitions: 8, buffer: 4}}", budget(5 * NODES // 8)

@@ -25,14 +25,14 @@ BATCHES = 50  # two epochs of 25 batches; checkpoints after 7, 14, 21, 25, 28, 3
 
 # fmt: off
 BEFORE_TRAINING = ("fsync", 6)
-KILL_MOMENTS = [("plan", 0), ("read", 5), ("compute", 14), ("write", 24), ("fsync", 5), ("fsync", 24), ("rename", 2),
-                ("rename", 5), ("rmtree", 3), ("replace", 1), ("evaluate", 3)]
-CTRL_C_MOMENTS = [("write", 0), ("upload", 6), ("validate", 9), ("download", 20), BEFORE_TRAINING, ("fsync", 34),
-                  ("rename", 6), ("rmtree", 2), ("evaluate", 1)]
+KILL_MOMENTS = [("plan", 0), ("write", 24), ("fsync", 5), ("rename", 5), ("rmtree", 3), ("evaluate", 3)]
+CTRL_C_MOMENTS = [("write", 0), ("validate", 9), BEFORE_TRAINING, ("rename", 6), ("evaluate", 1)]
 MORE_STAGE_MOMENTS = [("compute", 0), ("plan", 25), ("read", 33)]
-MORE_KILL_MOMENTS = [*MORE_STAGE_MOMENTS, ("write", 0), ("upload", 6), ("validate", 9), ("download", 20), ("write", 49),
+MORE_KILL_MOMENTS = [*MORE_STAGE_MOMENTS, ("read", 5), ("compute", 14), ("fsync", 24), ("rename", 2), ("replace", 1),
+                     ("write", 0), ("upload", 6), ("validate", 9), ("download", 20), ("write", 49),
                      ("fsync", 6), ("fsync", 7), ("fsync", 9), ("rename", 3), ("replace", 2), ("evaluate", 1)]
-MORE_CTRL_C_MOMENTS = [*MORE_STAGE_MOMENTS, ("plan", 0), ("read", 5), ("compute", 14), ("write", 24), ("fsync", 12),
+MORE_CTRL_C_MOMENTS = [*MORE_STAGE_MOMENTS, ("upload", 6), ("download", 20), ("fsync", 34), ("rmtree", 2),
+                       ("plan", 0), ("read", 5), ("compute", 14), ("write", 24), ("fsync", 12),
                        ("rename", 3), ("rmtree", 4), ("compute", 44)]
 # fmt: on
 

@@ -69,6 +69,7 @@ def test_a_forked_program_has_what_it_had_if_it_were_started(ways, way, tmp_path
     assert (found["parent"], found["shown"], found["mask"]) == (os.getpid(), True, 0o27)
 
 
+@pytest.mark.slow
 def test_a_program_ends_as_one_that_is_started_does(started_anew, template):
     """Its exit code, its last words, and its time on the processor."""
     ends = (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.graphs import jitter, real_graph, run_batches, tiny_config, tiny_graph, workers
+from tests.runs import slow
 
 BATCHES = 30
 MODELS = {
@@ -82,7 +83,7 @@ def pairs():
     for model in MODELS:
         for optimizer in OPTIMIZERS:
             quick = optimizer == "adagrad" or model in ("complex", "transe-l1")
-            yield pytest.param(model, optimizer, marks=[] if quick else pytest.mark.slow)
+            yield pytest.param(model, optimizer) if quick else slow(model, optimizer)
 
 
 @pytest.mark.parametrize("model, optimizer", list(pairs()))

@@ -235,6 +235,7 @@ def test_days_and_sizes_out_of_range_are_refused(day, rows, block_rows):
         next(day_batches(day, rows, SMALL, block_rows))
 
 
+@pytest.mark.slow
 @needs_jit
 def test_the_same_bits_without_the_jit():
     code = (

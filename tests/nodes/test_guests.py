@@ -133,11 +133,11 @@ def test_guests_wait_for_a_run_that_lost_a_shard_and_go_on(run_of_two):
     assert RunFolder.open(folder / "run").summary()["training.batches"] == 3 * EXAMPLES // BATCH
 
 
-def test_nobody_joins_where_none_may(tmp_path):
+def test_nobody_joins_where_none_may(tmp_path, command):
     path = tmp_path / "nodes.yaml"
     path.write_text("nodes: [{address: 127.0.0.1}]")
-    found = subprocess.run([sys.executable, "-m", "marius_oac", "attach", path], capture_output=True, text=True)
-    assert found.returncode == 2 and found.stderr == "marius-oac: nodes.yaml: nobody may join: `elastic_workers` is 0\n"
+    code, _, said = command("attach", path)
+    assert (code, said) == (2, ["marius-oac: nodes.yaml: nobody may join: `elastic_workers` is 0"])
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_what_all_nodes_refuse_is_said_once(launch):
 
 def test_a_refusal_of_one_node_ends_all_at_once(launch):
     """The other node loses it, and could start again: it would only wait for it."""
-    code, _, err = launch("ssh", "full disk", restarts=3).end()
+    code, _, err = launch("local", "full disk", restarts=3).end()
     assert code == 2 and "node1: marius-oac: a file: no space left on device" in err.splitlines()
     assert "started again" not in err
 

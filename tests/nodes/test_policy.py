@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from marius_oac.nodes.gba.policy import EVIDENCE, TRIAL, Measured, Policy, expected_slowest, ideal_rates
 from tests.nodes.load_days import day, run_auto, run_fixed
+from tests.runs import slow
 
 MARGIN, PATIENCE = 0.03, 2
 PARTS = {"sync": 0.9, "gba": 0.9}
@@ -98,8 +99,8 @@ def test_patience_counts_decision_points(patience):
 @given(st.lists(st.floats(0.8, 1.5), min_size=1, max_size=40), st.integers(1, 4))
 def test_a_switch_has_reasons_in_a_row_that_add_up(slowness, patience):
     judge, gains = tried(patience=patience), []
-    for slow in slowness:
-        decision = judge.decide(stretch("sync", (1.0, slow)))
+    for one in slowness:
+        decision = judge.decide(stretch("sync", (1.0, one)))
         gains.append(math.log1p(decision.gain) - math.log1p(MARGIN))
         if decision.switches:
             last = gains[-patience:]
@@ -171,7 +172,7 @@ def test_of_nothing_nothing_follows():
 @pytest.mark.parametrize("costs", [(0.0, 0.0), (0.05, 0.1), (0.1, 0.0), (0.0, 0.3)])
 @pytest.mark.parametrize(
     "workers, jitter",
-    [(2, 0.05), (4, 0.2), (8, 0.1), *(pytest.param(16, j, marks=pytest.mark.slow) for j in (0.05, 0.2))],
+    [(2, 0.05), (8, 0.1), slow(4, 0.2), slow(16, 0.05), slow(16, 0.2)],
 )
 def test_a_day_costs_little(workers, jitter, costs):
     """Four phases of 100 stretches: at least 0.96 of the better fixed mode in each, one switch in each at most."""

@@ -17,6 +17,7 @@ from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.streams import HostStreams
 from marius_oac.types import BatchData, arrays_of
 from tests.pipeline.toy import STAGES, ToyPlanner, ToyStep, run_toy, toy_stores
+from tests.runs import slow
 
 
 def jitter(seed):
@@ -46,8 +47,7 @@ def synchronous(request):
 
 
 @pytest.mark.parametrize("device", [None, copying])
-@pytest.mark.parametrize("in_flight", [1, 4, 16])
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("in_flight, count", [(4, 4), (16, 4), *(slow(n, 1) for n in (1, 4, 16)), slow(1, 4)])
 def test_oac_in_plan_order_has_the_bits_of_sync(synchronous, device, in_flight, count):
     dtype, expected = synchronous
     *tables, results, _ = run_toy(

@@ -17,6 +17,7 @@ for layout in LAYOUTS:
 """
 
 
+@pytest.mark.slow
 def test_without_the_compiler():
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     result = subprocess.run([sys.executable, "-c", SMALL], env=environment, capture_output=True, text=True, timeout=300)
