@@ -3,6 +3,7 @@
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -240,7 +241,7 @@ def test_numbers_that_make_no_mode(kind, workers, whole, local, more, says):
 )  # fmt: skip
 def test_weights_are_those_of_equation_1_and_its_relatives(kind, decay_kind, threshold, power, rate, staleness):
     mode = Mode(kind=kind, aggregate=1, decay=decay_kind, threshold=threshold, power=power, rate=rate)
-    assert mode.weight(staleness) == pytest.approx(decay(mode, staleness), rel=1e-6)
+    assert mode.weights(np.array([staleness])) == pytest.approx([decay(mode, staleness)], rel=1e-6)
 
 
 def test_a_dealer_stops_at_a_whole_global_batch():

@@ -106,7 +106,7 @@ def test_shards_that_cost_nothing_are_spread_by_size():
 
 
 def test_too_small_budgets_are_refused_with_the_nodes_and_the_numbers():
-    with pytest.raises(InputError, match=r"room for 1,500 rows \(west: 500, east: 1,000\), 1,600 are to be placed"):
+    with pytest.raises(InputError, match=r"hold 1,500 rows \(west: 500, east: 1,000\), but there are 1,600"):
         pack(np.ones(4), np.full(4, 400), [500, 1000], names=["west", "east"])
     with pytest.raises(InputError, match=r"1,600 bytes in 4 shards of up to 400 .*\(0: 700, 1: 999\): .* too tight"):
         pack(np.ones(4), np.full(4, 400), [700, 999], unit="bytes")

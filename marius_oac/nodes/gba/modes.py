@@ -67,10 +67,6 @@ class Mode:
         found = (1 + late) ** -self.power if self.decay == "polynomial" else self.rate**late
         return found.astype(np.float32)
 
-    def weight(self, staleness: int) -> float:
-        """Returns the weight of one gradient, as `weights` does."""
-        return float(self.weights(np.array([staleness], np.int64))[0])
-
     def counts(self, token: int, step: int) -> bool:
         """Whether a gradient with this token counts towards global step `step`; if not, it is discarded."""
         return self.kind != "hop-bw" or token == step

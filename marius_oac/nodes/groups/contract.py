@@ -17,15 +17,16 @@ sends one tensor to each child.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
 
+from marius_oac.runtime.closing import Abortable
 
-class Group(ABC):
+
+class Group(Abortable):
     """A set of members that make collective calls.
 
     Args:
@@ -112,16 +113,6 @@ class Group(ABC):
 
     @abstractmethod
     def _gather(self, text: bytes) -> list[bytes]: ...
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.abort()
-        self.close()
 
 
 def ring_bytes(count: int, size: int) -> int:

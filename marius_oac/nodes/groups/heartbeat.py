@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 SLOTS = 128
 """Numbers in a message: whether the sender leaves, then for each group whether the sender has aborted it."""
@@ -44,14 +45,9 @@ class Heartbeat:
     """
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        rank: int,
-        names: Sequence[str],
-        timeout: float,
-        end: Callable[[int | None], None],
+        self, group: ProcessGroup, rank: int, names: Sequence[str], timeout: float, end: Callable[[int | None], None]
     ) -> None:
-        self._group: dist.ProcessGroup | None = group
+        self._group: ProcessGroup | None = group
         self._names, self._timeout, self._end = names, timeout, end
         self._interval = min(1.0, timeout / 8)
         self._leaving = threading.Event()

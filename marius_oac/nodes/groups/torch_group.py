@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import ProcessGroup, distributed_c10d
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.errors import InputError, NodeLost
@@ -47,17 +47,11 @@ class TorchGroup(Group):
     """
 
     def __init__(
-        self,
-        rank: int,
-        names: Sequence[str],
-        name: str,
-        process_group: dist.ProcessGroup,
-        shared: _Shared,
-        ranks: Sequence[int],
+        self, rank: int, names: Sequence[str], name: str, group: ProcessGroup, shared: _Shared, ranks: Sequence[int]
     ) -> None:
         super().__init__(rank, names)
         self._name, self._shared, self._ranks = name, shared, ranks
-        self._process_group: dist.ProcessGroup | None = process_group
+        self._process_group: ProcessGroup | None = group
         self._slot = len(shared.groups)
         if self._slot >= SLOTS - 1:
             raise ValueError(f"channel {name}: a group has at most {SLOTS - 2} channels")
@@ -215,7 +209,7 @@ class _Shared:
         self.groups: list[TorchGroup] = []
         self.lock = threading.Lock()
 
-    def connect(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+    def connect(self, ranks: Sequence[int]) -> ProcessGroup:
         """Connects these members, who call it together. Calls of the process group then wait for ever."""
         alone = len(ranks) < dist.get_world_size()  # the others may have left
         made = dist.new_group(list(ranks), timeout=self.silence, backend=self.backend, use_local_synchronization=alone)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hmac
 import json
 import os
-import platform
 import socket
 import sys
 import time
@@ -81,7 +80,6 @@ def _facts(asked: Mapping[str, Any]) -> dict[str, Any]:
         torch = None
     return {
         "versions": {"marius_oac": __version__, "torch": torch},
-        "python": platform.python_version(),
         "clock": time.time(),
         "host": machine.host,
         "machine": f"{machine.host} {machine.boot}",

@@ -19,16 +19,17 @@ import itertools
 import socket
 import struct
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.transport.contract import Endpoint, Limits, Security, nonsense
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.closing import Abortable
 
 LOOPBACK = "127.0.0.1"
 _CHUNK = 64 << 10
@@ -96,7 +97,7 @@ class _Stream:
         self._silent.set()
 
 
-class _Tunnel(ABC, Generic[Key]):
+class _Tunnel(Abortable, Generic[Key]):
     """The base of both ends: has local connections by key, a thread for each, and one that receives."""
 
     def __init__(self, endpoint: Endpoint):
@@ -110,13 +111,9 @@ class _Tunnel(ABC, Generic[Key]):
         self._receiver = threading.Thread(target=self._receive, name="tunnel")
         self._receiver.start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._endpoint.abort()
-        self.close()
+    def abort(self) -> None:
+        """Ends the connection to the other nodes, so that `close` does not wait for them."""
+        self._endpoint.abort()
 
     def close(self) -> None:
         """Cuts all connections, and waits for the threads to end."""

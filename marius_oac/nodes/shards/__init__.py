@@ -1,1 +1,1 @@
-"""Rows spread over nodes: placement, the server's side, and the trainer's side."""
+"""Rows on several nodes: placement, the server's side, and the trainer's side."""

@@ -1,4 +1,4 @@
-"""The doors of this process's shard, and the lines to those of all others."""
+"""Starts the server of this process's shard, and connects to the servers of all others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from marius_oac.config.cluster import read_secret
 from marius_oac.errors import InputError
@@ -22,29 +22,40 @@ from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import ShardTable
-from marius_oac.nodes.transport.contract import Client, Limits, Security
+from marius_oac.nodes.transport.contract import Client, Frames, Limits, Security
 from marius_oac.nodes.transport.in_process import Network
+from marius_oac.nodes.transport.messages import Message
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
-from marius_oac.types import Plan
+from marius_oac.types import Plan, present
 
 _LIMITS = Limits()
+
+
+class _Served(NamedTuple):
+    """What serves this process's tables: the server, this process's connection, the others' endpoint, the shard."""
+
+    server: ShardServer
+    own: Client
+    endpoint: ZmqServer
+    shard: Shard
 
 
 class Connections:
     """Serves this process's tables, and connects it to the servers of all.
 
     Args:
-        place: who this process is.
-        lockstep: whether all trainers compute the same batches.
+        place: this process's node and number.
         group: of the processes that serve, and of those that train with them.
-        rowless: names of the run's trainers that are not in the group (`training.rowless`).
-        tell: tells the latter of the run, as elastic workers are told; called by every process of the group, once.
-        alpha: of EASGD's sync servers; None: there are none.
-        crowd: which of the group train; None: all.
+        lockstep: whether all trainers compute the same batches.
         ahead: no trainer plans further than that many batches ahead of the one it computes.
+        alpha: of EASGD's sync servers; None: there are none.
+        rowless: names of the run's trainers that are not in the group (`training.rowless`).
+        tell: sends the latter the description of the run that elastic workers get; called by every process of the
+            group, once.
+        crowd: which of the group train; None: all.
     """
 
     def __init__(
@@ -62,7 +73,7 @@ class Connections:
         self._alpha, self._rowless, self._tell = alpha, rowless, tell
         self._lost, self._is_first = 0, False
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
-        self._server: ShardServer | None = None
+        self._served: _Served | None = None
         self._source: RemoteSource | None = None
         self._error: BaseException | None = None
 
@@ -74,10 +85,18 @@ class Connections:
         factor: Callable[[Plan], float],
         binding: Binding = UNBOUND,
     ) -> RemoteSource:
-        """Collective. What must be closed is entered into `stack`.
+        """Starts the server, connects, and returns the rows of all nodes as a source; collective.
 
         Args:
+            stack: closes what is opened here.
+            tables: of this process; empty: it serves none.
+            dimensions: floats of a value, of each table.
+            factor: see `RemoteSource`.
             binding: of the threads that are started: roles `network`, `serve` and `receive`.
+
+        Raises:
+            InputError: the server can't listen at its address.
+            NodeLost, NodeRefused: see `ZmqClient`.
         """
         with binding.bound("network"):  # of the threads that the transport starts by itself
             return self._connected(stack, tables, dimensions, factor, binding)
@@ -92,70 +111,67 @@ class Connections:
     ) -> RemoteSource:
         cluster, group, rank = self._place.cluster, self._group, self._group.rank
         called = [name for name in names(cluster) if name not in self._rowless]
-        own, outer, shard = self._served(stack, tables, called, binding) if tables else (None, None, None)
-        server = self._server
-        connections = []
+        served = self._served = self._serve(stack, tables, called, binding) if tables else None
         addresses = {
-            other: where for other, where in enumerate(group.gather(outer and outer.address)) if where is not None
+            other: where
+            for other, where in enumerate(group.gather(served.endpoint.address if served else None))
+            if where is not None
         }
+        connections: list[Client] = []
+        others: list[Client] = []
         for other, where in addresses.items():
-            if other == rank:
-                connections.append(own)
-            else:
-                line = ZmqClient(
-                    where, called[other], self._crowd.peer(rank), self._security(), _LIMITS, cluster.timeout
-                )
-                connections.append(stack.enter_context(closing(line)))  # the next one may not be there
+            if served and other == rank:
+                connections.append(served.own)
+                continue
+            about = where, called[other], self._crowd.peer(rank), self._security(), _LIMITS, cluster.timeout
+            others.append(stack.enter_context(closing(ZmqClient(*about))))  # closed if the next one can't be reached
+            connections.append(others[-1])
+        place = list(addresses).index(rank) if served else -1
+        self._is_first = place == COORDINATOR
 
-        def begin(*batch_range: int) -> None:
-            if server:
-                dispatching, about = source.dispatching, (tables, self._crowd.within, self._ahead)
-                server.begin(
-                    batch_range[0],
-                    make_dispatched_shard(*about, dispatching, batch_range, place) if dispatching else shard,
-                )
-            group.barrier()  # nobody asks before all are ready
+        def begin(first: int, last: int) -> None:
+            if served:
+                shard, parts = served.shard, (tables, self._crowd.within, self._ahead)
+                if source.dispatching:
+                    shard = make_dispatched_shard(*parts, source.dispatching, (first, last), place)
+                served.server.begin(first, shard)
+            group.barrier()  # no trainer pulls before all are ready
 
         def finish() -> None:
             if self._crowd.serving:
-                group.barrier()  # who only serves is not told when the others are through
-            if server:
-                server.finish()
+                group.barrier()  # a process that only serves does not know when the others are through
+            if served:
+                served.server.finish()
             group.barrier()
 
         def abort() -> None:
-            for line in connections:
-                if line is not own:  # the others' batches wait for ours: they must find us lost, not gone in peace
-                    line.abort()
+            for each in others:  # these nodes wait for our batches: they must find us lost, not gone
+                each.abort()
             group.abort()
 
-        about = (connections, dimensions, self._lockstep, self._ahead)
-        source = self._source = RemoteSource(*about, begin, abort, factor, finish, binding.bind_thread)
-        if server:
-            self._source.refused = lambda: outer.refused.total()
-            self._source.counts = lambda: server.counts
-            place = connections.index(own)
-            self._is_first = place == COORDINATOR
-            self._source.reconcile = lambda *said: connections[COORDINATOR].send(
-                replace(server.reconcile(*said), table=place).frames()
-            )
-        servers = [[called[other], where] for other, where in addresses.items()]
-
         def announce(run: Mapping[str, Any]) -> None:
-            told = {**run, "servers": servers}
-            if server:
-                server.welcome(json.dumps(told).encode())
-            self._tell(None if rank else told)
+            whole = {**run, "servers": [[called[other], where] for other, where in addresses.items()]}
+            if served:
+                served.server.welcome(json.dumps(whole).encode())
+            self._tell(None if rank else whole)
 
+        def reconcile(message: Message, frames: Frames) -> None:
+            answer = replace(present(served).server.reconcile(message, frames), table=place)
+            connections[COORDINATOR].send(answer.frames())
+
+        what = (connections, dimensions, self._lockstep, self._ahead)
+        source = self._source = RemoteSource(*what, begin, abort, factor, finish, binding.bind_thread)
+        if served:
+            source.refused, source.counts = lambda: served.endpoint.refused.total(), lambda: served.server.counts
+            source.reconcile = reconcile
         source.announce = announce
         if self._error:
-            self._source.fail(self._error)
-        return stack.enter_context(self._source)
+            source.fail(self._error)
+        return stack.enter_context(source)
 
-    def _served(
+    def _serve(
         self, stack: ExitStack, tables: Sequence[ShardTable], called: Sequence[str], binding: Binding
-    ) -> tuple[Client, ZmqServer, Shard]:
-        """Serves this process's tables: its own line to them, the door of others, and what is served in lockstep."""
+    ) -> _Served:
         cluster, group, rank = self._place.cluster, self._group, self._group.rank
         crowd, number = self._crowd, self._crowd.peer(rank)
         every = {crowd.peer(other): name for other, name in enumerate(called)}
@@ -167,30 +183,32 @@ class Connections:
         every |= {first + number: elastic_worker_name(number) for number in range(cluster.elastic_workers)}
         outside = range(group.size, first + cluster.elastic_workers)
         here = listening_at(self._place.node.address, self._place.port)
-        outer = ZmqServer(here, mine, every, self._security(), _LIMITS, cluster.timeout, _log, outside)
+        outer = ZmqServer(here, mine, every, self._security(), _LIMITS, cluster.timeout, logger.warning, outside)
         sync = None if self._alpha is None else SyncServer(self._alpha)
         shard = Shard(tables, crowd.within, self._lockstep, sync, self._ahead)
-        # It serves before anybody connects: a server makes connections while it receives.
+        # It serves before others connect, since a server completes connections while it receives.
         endpoints = [(endpoint, [number]), (outer, list(every))]
-        self._server = ShardServer(shard, endpoints, self._failed, group.size, self._is_lost, binding.bind_thread)
-        stack.enter_context(self._server)
-        return own, outer, shard
+        server = ShardServer(shard, endpoints, self._failed, group.size, self._is_lost, binding.bind_thread)
+        self._served = _Served(server, own, outer, shard)  # the server's threads use it
+        stack.enter_context(server)
+        return self._served
 
     def _failed(self, error: BaseException) -> None:
-        """Its own trainer has the error itself; the others are told of it before they find this one gone."""
+        """Fails this process's own trainer with the error, and reports it to the others before they find this process
+        gone."""
         self._error = error
         if self._source:
             self._source.fail(error)
-        self._server.fail(error)
+        present(self._served).server.fail(error)
         self._group.abort(error)
 
     def _is_lost(self, rank: int) -> None:
-        """Who is not in the group has died; those of them that are the run's own are counted."""
+        """Counts and logs the loss of a trainer of the run that is not in the group; elastic workers are ignored."""
         number = rank - self._group.size
         if number >= len(self._rowless):
             return
         self._lost += 1
-        self._server.counts["trainers_lost_max"] = self._lost
+        present(self._served).server.counts["trainers_lost_max"] = self._lost
         if self._is_first:
             trainers = self._crowd.trainers
             logger.warning(
@@ -205,7 +223,11 @@ class Connections:
 
 
 def check_port(place: Place) -> None:
-    """Raises InputError where the server of this process could not listen; before anything is written."""
+    """Checks, before anything is written, that the server of this process can listen.
+
+    Raises:
+        InputError: it can't.
+    """
     if not place.carries:
         return
     try:
@@ -215,7 +237,3 @@ def check_port(place: Place) -> None:
             probe.bind(where)
     except OSError as error:
         raise InputError(f"can't listen at {place.node.address}, port {place.port}: {error.strerror}") from None
-
-
-def _log(line: str) -> None:
-    logger.warning(line)

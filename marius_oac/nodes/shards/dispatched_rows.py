@@ -1,15 +1,15 @@
-"""The trainer's side of modes that dispatch batches (`modes`): batches that are dispatched to it, rows and dense
-parameters that it pulls.
+"""The trainer's side of modes that dispatch batches (`modes`): reserves batches, pulls rows and dense parameters.
 
-    settle    RESERVE: which batch is the next one; it is planned and routed           `RoutedPlanner`
-    read      once few enough batches are between pull and push: ENTER, wait for the token; a pull to every node
-    validate  the dense parameters that came along become the step's
-    compute   gradients in the place of rows; the step hands over those of dense parameters
-    write     a push with the token to every node; when all have it, DONE
+    assign_rows  RESERVE asks for the next batch, which is planned and routed                          `RoutedPlanner`
+    read         waits until fewer than `window` batches are between pull and push, sends ENTER, waits for the token,
+                 sends a pull to every node
+    validate     copies the dense parameters that came with the rows into the step's
+    compute      the step overwrites rows by their gradients, and hands over those of dense parameters
+    write        sends a push with the token to every node; when all have taken it, sends DONE
 
 Guarantees:
-- A trainer computes its batches in the order in which they were dispatched; between pull and push are `window` at most.
-- `end` returns when no batch is left and none is out at any trainer.
+- A trainer computes its batches in the order of their dispatch; at most `window` are between pull and push.
+- `end` returns when no batch is left or outstanding at any trainer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ import numpy as np
 from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.gba.modes import Mode
 from marius_oac.nodes.shards.remote_rows import Pending, RemoteRows, Source
+from marius_oac.nodes.shards.routed import number_of
+from marius_oac.nodes.transport.contract import Frames
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array
 from marius_oac.pipeline.batch import Batch
-from marius_oac.types import ServedDense
+from marius_oac.types import ServedDense, present
 
 COORDINATOR = 0
 """The node that dispatches batches: the first that has rows."""
 _ENDLESS = 2**62
-_A_LOOK = 0.2  # seconds after which an elastic worker that has nothing to do looks whether the user wants to stop
+_A_LOOK = 0.2  # seconds between two looks of an idle elastic worker whether the user wants to stop
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,11 @@ class Dispatching:
         parts: batches that a global batch is cut into.
         bounds: of the slices of the dense parameters, int [nodes + 1].
         carriers: ranks of the processes of these nodes.
-        dense: where this trainer's dense parameters are laid, and its gradients are had from.
-        served: what nodes take their slices from; None: there are no dense parameters.
+        dense: takes this trainer's dense parameters and has their gradients.
+        served: nodes copy their slices from it; None: there are no dense parameters.
         window: batches of a trainer between pull and push.
-        own: the run's own processes; peers from that number on are elastic workers.
-        elastic worker: it may leave when it likes, and nobody waits for it.
+        own: number of the run's own processes; peers from that number on are elastic workers.
+        elastic_worker: whether this trainer is one: it may leave at any time, and nobody waits for it.
     """
 
     mode: Mode
@@ -61,8 +63,14 @@ class Dispatching:
 
 
 class DispatchedRows(RemoteRows):
-    """The batches that are dispatched to a trainer in one call of `Pipeline.run`; `first` is the number of its first
-    one."""
+    """The batches that are dispatched to a trainer in one call of `Pipeline.run`.
+
+    Args:
+        source: has the connections.
+        first: the number of the first batch in the trainer's pipeline, and of the first global batch.
+        stop_requested: returns whether the user wants to stop.
+        dispatching: how batches are dispatched.
+    """
 
     def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool], dispatching: Dispatching):
         super().__init__(source, first, stop_requested)
@@ -77,25 +85,28 @@ class DispatchedRows(RemoteRows):
         self._next: int | None = None
 
     def planned_until(self, last: int) -> int:
+        """See `RowExchange.planned_until`."""
         return _ENDLESS
 
     def position(self, number: int) -> int:
+        """See `RowExchange.position`."""
         return self._last_dispatched // self._dispatching.parts
 
     def reached(self, planned: int) -> int:
-        return self._next // self._dispatching.parts
+        """See `RowExchange.reached`."""
+        return present(self._next) // self._dispatching.parts
 
     def stops_before(self, batch_index: int) -> bool:
+        """See `RowExchange.stops_before`."""
         return self._through
 
     def reserve(self) -> int | None:
-        """The next batch of the data list for this trainer; None: there is none left. For one thread at a time."""
+        """Reserves the next batch of the data list and returns its number; None: none is left. One thread calls it."""
         if self._through:
             return None
-        self._send(
-            COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested() and not self._dispatching.elastic_worker)
-        )
-        while not self._wait(lambda: self._dispatched, _A_LOOK if self._dispatching.elastic_worker else None):
+        elastic = self._dispatching.elastic_worker
+        self._send(COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested() and not elastic))
+        while not self._wait(lambda: self._dispatched, _A_LOOK if elastic else None):
             if self._stop_requested():
                 self._through, self._next = True, 0
                 return None
@@ -105,7 +116,8 @@ class DispatchedRows(RemoteRows):
         return number
 
     def read(self, batch: Batch) -> None:
-        number, dispatching = batch.plan.number, self._dispatching
+        """See `RowExchange.read`."""
+        number, dispatching = number_of(batch), self._dispatching
         place = batch.batch_index - self._first
         self._wait(lambda: place == self._entered and place < self._written + dispatching.window)  # one after the other
         self._send(COORDINATOR, Message(Kind.ENTER, number, step=batch.plan.examples))
@@ -117,17 +129,20 @@ class DispatchedRows(RemoteRows):
         self._pull(number, Pending(batch, set(range(len(self._source.connections))), set()))
 
     def validate(self, batch: Batch, safe_to_evict: int) -> None:
-        values = self._values.pop(batch.plan.number)
+        """See `RowExchange.validate`."""
+        values = self._values.pop(number_of(batch))
         if values.size:
             self._dispatching.dense.lay(values)
 
     def computed(self, batch: Batch) -> None:
+        """See `RowExchange.computed`."""
         handed = self._dispatching.dense.handed()
         if handed is not None:
-            self._handed[batch.plan.number] = handed
+            self._handed[number_of(batch)] = handed
 
     def write(self, batch: Batch) -> None:
-        number, plan, dispatching = batch.plan.number, batch.plan, self._dispatching
+        """See `RowExchange.write`."""
+        number, plan, dispatching = number_of(batch), batch.plan, self._dispatching
         share, handed = plan.data.share, self._handed.pop(number, None)
         token = self._tokens.pop(number)
         about = {"step": token, "share": share, "factor": self._source.factor(plan)}
@@ -149,18 +164,19 @@ class DispatchedRows(RemoteRows):
         self._send(COORDINATOR, Message(Kind.DONE, number, [steps, np.array([batch.loss], np.float64)]))
 
     def end(self, timestamp: int) -> None:
+        """See `RowExchange.end`."""
         self._wait(lambda: self._next is not None)
         self._source.finish()
         self._source.exchange = None
 
-    def take(self, node: int, message: Message, frames: Sequence) -> None:
-        """See `RemoteRows.take`."""
+    def take(self, node: int, message: Message, frames: Frames) -> None:
+        """See `RemoteExchange.take`."""
         if message.kind == Kind.ROWS:
-            *rows, dense = frames if self._dispatching.bounds[-1] else [*frames, None]
-            if dense is not None:
+            if self._dispatching.bounds[-1]:
+                *frames, dense = frames
                 first, end = self._dispatching.bounds[node], self._dispatching.bounds[node + 1]
-                self._values[self._known(message).batch.plan.number][first:end] = array(dense, np.float32, end - first)
-            self._take_rows(node, message, rows)
+                self._values[number_of(self._known(message).batch)][first:end] = array(dense, np.float32, end - first)
+            self._take_rows(node, message, frames)
         with self._changed:
             if message.kind == Kind.DISPATCH:
                 self._dispatched.append(None if message.final else message.batch_index)
@@ -171,11 +187,11 @@ class DispatchedRows(RemoteRows):
             elif message.kind == Kind.FINISHED:
                 self._next = message.batch_index
             elif message.kind != Kind.ROWS:
-                raise Malformed(f"nobody sends a {message.kind.name} to a trainer to which batches are dispatched")
+                raise Malformed(f"{message.kind.name} is not sent to a trainer to which batches are dispatched")
             self._changed.notify_all()
 
     def _weighted(self, parts: list[np.ndarray], share: float, dense: bool) -> list[np.ndarray]:
-        """Gradients of a part whose examples are more or fewer than the others' weigh as many of theirs."""
+        """Weights gradients by the part's number of examples, relative to the mean of the parts of a global batch."""
         weight = np.float32(share * self._dispatching.parts)
         if weight == 1:
             return parts

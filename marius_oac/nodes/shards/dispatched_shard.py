@@ -1,26 +1,25 @@
-"""A node's rows and slice of the dense parameters in modes that dispatch batches (`modes`): as `shard`, a state
-machine.
+"""A node's rows and slice of the dense parameters in modes that dispatch batches (`modes`): a state machine.
 
-    pull     a trainer gets the rows that it asks for, and the slice, as they are; nothing is sent again
-    push     gradients with a token go to the aggregators of the tables and of the slice, which count alike; when they
-             have those of a global step, the optimizers run, once per row, and once on the slice
-    dense    the slice with the optimizer's state
+    pull     returns the rows that the trainer asks for, and the slice, as they are; no patch follows
+    push     adds gradients with a token to the aggregators of the tables and of the slice, which count alike; when they
+             have the gradients of a global step, the optimizers run, once per row and once on the slice
+    dense    returns the slice with the optimizer's state
 
-The node of the first shard is the coordinator as well (`gba.dispatch_server`).
+The first shard's node is also the coordinator (`gba.dispatch_server`).
 
 Guarantees:
-- What comes of a step is a function of the order in which pushes came.
-- `flush` ends the last step with the gradients that there are; then every batch that was taken is in the rows.
+- The result of a step is a function of the order in which pushes came.
+- `flush` ends the last step with the gradients that it has. After it every batch that was taken is in the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator
+from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator, Tags
 from marius_oac.nodes.gba.coordinator import Coordinator
 from marius_oac.nodes.gba.counts import add_counts
 from marius_oac.nodes.gba.dispatch_server import KINDS, DispatchServer
@@ -29,8 +28,9 @@ from marius_oac.nodes.gba.modes import Clock, Mode
 from marius_oac.nodes.shards.dispatched_rows import COORDINATOR, Dispatching
 from marius_oac.nodes.shards.shard import Out, Shard
 from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.nodes.transport.contract import Frames
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array, parse
-from marius_oac.types import DenseSlice
+from marius_oac.types import DenseSlice, present
 
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -40,6 +40,7 @@ class BatchRange:
     """Global batches [first, last), which are dispatched in one mode.
 
     Attributes:
+        mode: the rules.
         parts: M, batches of the data list that a global batch is cut into: part p of batch n is number n * M + p.
     """
 
@@ -50,6 +51,7 @@ class BatchRange:
 
     @property
     def clock(self) -> Clock:
+        """Converts between steps and timestamps of these batches."""
         return Clock(self.mode, self.parts, self.first)
 
 
@@ -61,29 +63,30 @@ def make_dispatched_shard(
     batch_range: tuple[int, int],
     place: int,
 ) -> DispatchedShard:
-    """The shard of the node number `place` of those that have rows, for global batches [first, last)."""
+    """Returns the shard of node number `place` of those that have rows, for global batches [first, last)."""
     shards, bounds = len(dispatching.bounds) - 1, dispatching.bounds
     found = BatchRange(dispatching.mode, dispatching.parts, *batch_range)
-    desk = None
+    server = None
     if place == COORDINATOR:
         dispatcher = Dispatcher(found.mode, found.first * found.parts, found.last * found.parts, found.first)
-        for rank in range(trainers):  # who is not there yet is waited for as any other
+        for rank in range(trainers):  # the slowest is waited for, also if it has not come yet
             dispatcher.joined(rank)
-        desk = DispatchServer(
-            Coordinator(dispatcher, shards), dispatching.carriers, found.parts, trainers, dispatching.own
-        )
+        coordinator = Coordinator(dispatcher, shards)
+        server = DispatchServer(coordinator, dispatching.carriers, found.parts, trainers, dispatching.own)
     own = dispatching.served.slice(bounds[place], bounds[place + 1]) if dispatching.served else None
-    return DispatchedShard(tables, trainers, ahead, found, own, desk)
+    return DispatchedShard(tables, trainers, ahead, found, own, server)
 
 
 class DispatchedShard(Shard):
-    """Args:
-    tables: rows of each table.
-    trainers: how many pull and push.
-    ahead: a trainer has pushed all but so many of the batches that it pulled.
-    batch_range: what is dispatched.
-    dense: the slice of the dense parameters; None: there are none here.
-    desk: of the coordinator, if it is this node.
+    """Answers pulls and pushes of dispatched batches.
+
+    Args:
+        tables: rows of each table.
+        trainers: number of trainers that pull and push.
+        ahead: a trainer has pulled at most so many batches that it has not pushed.
+        batch_range: the batches that are dispatched.
+        dense: the slice of the dense parameters; None: there is none here.
+        dispatch_server: on the coordinator's node; None on others.
     """
 
     def __init__(
@@ -93,39 +96,38 @@ class DispatchedShard(Shard):
         ahead: int,
         batch_range: BatchRange,
         dense: DenseSlice | None = None,
-        desk: DispatchServer | None = None,
+        dispatch_server: DispatchServer | None = None,
     ):
         super().__init__(tables, trainers, False, None, ahead)
-        self._mode, self._clock, self._slice, self.desk = batch_range.mode, batch_range.clock, dense, desk
-        size, begin = (
-            0 if dense is None else dense.values().size,
-            (batch_range.first, batch_range.first * batch_range.parts),
-        )
-        self._dense = DenseAggregator(self._mode, size, *begin)
-        self._rows = [RowAggregator(self._mode, table.dimension, self._tags(table), *begin) for table in tables]
+        mode, self._clock = batch_range.mode, batch_range.clock
+        self._slice, self.dispatch_server = dense, dispatch_server
+        size, begin = 0 if dense is None else dense.values().size, batch_range.first
+        about = begin, begin * batch_range.parts
+        self._dense = DenseAggregator(mode, size, *about)
+        self._rows = [RowAggregator(mode, table.dimension, self._tags(table), *about) for table in tables]
         self._factors = 1.0, 1.0
 
-    def handle(self, peer: int, frames: Sequence) -> list[Out]:
+    def handle(self, peer: int, frames: Frames) -> list[Out]:
         """See `Shard.handle`."""
         message, rest = parse(frames)
-        if message.kind in KINDS and self.desk is not None:
-            return self.desk.handle(peer, message, rest)
+        if message.kind in KINDS and self.dispatch_server is not None:
+            return self.dispatch_server.handle(peer, message, rest)
         if message.kind == Kind.DENSE and self._slice is not None:
             return [(peer, Message(Kind.FOUND, message.batch_index, [self._slice.state()]))]
         return super().handle(peer, frames)
 
     def flush(self) -> None:
-        """Ends the current step, if anything was taken for it; no push is on its way any more."""
+        """Ends the current step, if it has gradients; called when no push is under way any more."""
         self._finish(self._dense.flush(), [each.flush() for each in self._rows])
 
     def gone(self, peer: int) -> list[Out]:
-        """See `Shard.gone`: what it has pulled is of no use any more."""
+        """See `Shard.gone`; also forgets the worker's pulls."""
         for place in [each for each in self._pulls if each[0] == peer]:
             del self._pulls[place]
-        return self.desk.gone(peer) if self.desk else []
+        return self.dispatch_server.gone(peer) if self.dispatch_server else []
 
     def refuse(self, batches: Sequence[int]) -> tuple[list[bool], int]:
-        """Takes these no more; which of them had been settled before, and the step."""
+        """Refuses these batches from now on; returns which of them were settled before, and the step."""
         found = []
         for batch in batches:
             settled = self._dense.refuse(batch)
@@ -135,34 +137,35 @@ class DispatchedShard(Shard):
         return found, self._dense.step
 
     def fill(self, tokens: Sequence[int]) -> int:
-        """Places of gradients that only other shards have are taken by nothing; returns the step."""
+        """Fills the slots of batches that only other shards have with no gradient; returns the step."""
         for token in tokens:
             self._finish(self._dense.fill(token), [each.fill(token) for each in self._rows])
         return self._dense.step
 
     def metrics(self) -> dict[str, float]:
-        """Of `Aggregator.metrics`: `dense.*`, and `rows.*` of all tables; of the coordinator `tokens` and others."""
+        """Returns `Aggregator.metrics`, as `rows.*` of all tables and, on the coordinator's node, `dense.*`, with
+        `DispatchServer.metrics`."""
         rows = add_counts(*(each.metrics() for each in self._rows))
         found = {f"rows.{name}": value for name, value in rows.items()}
-        if self.desk is None:
+        if self.dispatch_server is None:
             return found
         dense = {f"dense.{name}": value for name, value in self._dense.metrics().items()}
-        return dense | found | self.desk.metrics()
+        return dense | found | self.dispatch_server.metrics()
 
-    def _tags(self, table: ShardTable):
+    def _tags(self, table: ShardTable) -> Tags:
         return lambda rows: self._clock.steps(table.timestamps(rows))
 
-    def _pull(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+    def _pull(self, peer: int, message: Message, frames: Frames) -> list[Out]:
         if (peer, message.batch_index) in self._pulls:
             raise Malformed(f"batch {message.batch_index} is pulled again")
         if sum(each == peer for each, _ in self._pulls) >= self._ahead:
             raise Malformed("a batch that is too far ahead is pulled")
         to, rows = self._served(peer, message.batch_index, self._asked(frames))
         if self._slice is not None:
-            rows.arrays.append(self._slice.values().copy())
+            rows = replace(rows, arrays=[*rows.arrays, self._slice.values().copy()])
         return [(to, rows)]
 
-    def _push(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+    def _push(self, peer: int, message: Message, frames: Frames) -> list[Out]:
         pull = self._pulls.get((peer, message.batch_index))
         if pull is None:
             raise Malformed(f"batch {message.batch_index} is pushed without a pull, or again")
@@ -176,23 +179,24 @@ class DispatchedShard(Shard):
         gradients = self._gradients(pull, frames)
         del self._pulls[peer, message.batch_index]
         if peer >= self._trainers and self._dense.settled(message.batch_index):
-            return []  # it is missed already, and its batches are refused: it will hear of that
+            return []  # this elastic worker counts as lost and its batches are refused
         about = message.batch_index, message.step
         average, rows = self._dense.add(*about, dense), []
         self._factors = message.factor, dense_factor
         for aggregator, mine, picks, part in zip(self._rows, pull.rows, pull.picks, gradients, strict=True):
             found = np.ascontiguousarray(picks.by_row(part, mine.size))
-            # An example of another trainer's, which counts for nothing (see `RankSlice`), takes a place all the same.
+            # With share 0 the example is another trainer's (see `RankSlice`): it fills a slot without gradients.
             taken = (mine, found) if message.share else (_NO_ROWS, found[:0])
             rows.append(aggregator.add(*about, *taken))
         self._finish(average, rows)
         return [(peer, Message(Kind.APPLIED, message.batch_index, step=self._dense.step))]
 
     def _finish(self, average: np.ndarray | None, rows: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> None:
+        """Applies the averages of a step; None: no step is finished."""
         if average is None:
             return
         timestamp, (factor, dense_factor) = self._clock.timestamp(self._dense.step - 1), self._factors
         if self._slice is not None:
             self._slice.apply(average, timestamp, dense_factor)
-        for table, (found, gradients) in zip(self.tables, rows, strict=True):
-            table.apply(found, gradients, timestamp, factor)
+        for table, averages in zip(self.tables, rows, strict=True):
+            table.apply(*present(averages), timestamp, factor)

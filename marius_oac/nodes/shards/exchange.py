@@ -1,24 +1,24 @@
-"""The trainer's side of rows that lie on other nodes: pulls ahead, patches, pushes.
+"""The trainer's side of rows on other nodes: pulls ahead, patches, pushes.
 
-    plan      the batch's rows are routed: which node is asked for which of them         `RoutedPlanner`
-    read      a pull to every node; its rows go straight into the batch's buffer
-    validate  wait until every node has applied the batch before; its patch is laid over the buffer
-    compute   the step leaves gradients in the place of values
-    write     a push to every node
+    plan      routes the batch's rows: which node is asked for which of them         `RoutedPlanner`
+    read      sends a pull to every node; the rows go straight into the batch's buffer
+    validate  waits until every node has applied the batch before, and copies the patches into the buffer
+    compute   the step overwrites values by gradients
+    write     sends a push to every node
 
 Guarantees:
-- `begin` returns a fresh exchange; `end` returns when every node has applied every batch. One is in use at a time.
-- One thread per node receives, from `__enter__` to `__exit__` of the source, which leaves none of them.
-- The first error of any of them is raised by every call that waits, then and later; so is `Closed` after `abort`.
+- `begin` returns a new exchange; `end` returns when every node has applied every batch. One is in use at a time.
+- One thread per node receives, from `__enter__` to `__exit__` of the source, which leaves no thread.
+- The first error of any thread is raised by every waiting and later call; after `abort` these raise `Closed`.
 
-Locks: one per exchange; nothing is sent while it is held.
+Each exchange has one lock; nothing is sent while it is held.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.no_rows import NoRows
 from marius_oac.nodes.shards.pending_requests import PendingRequests, SyncConnections
 from marius_oac.nodes.shards.placement import Route
-from marius_oac.nodes.shards.remote_rows import RemoteRows
+from marius_oac.nodes.shards.remote_rows import RemoteExchange, RemoteRows
+from marius_oac.nodes.transport.contract import Client, Frames
 from marius_oac.nodes.transport.messages import Kind, Message, array, parse
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.rows import RowExchange, RowSource
@@ -34,35 +35,24 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.types import Plan
 
 
-class Line(Protocol):
-    """What is needed of `transport.Client`."""
-
-    def send(self, frames: Sequence) -> None: ...
-
-    def receive(self) -> Sequence: ...
-
-    def close(self) -> None: ...
-
-
 class RemoteSource(RowSource):
-    """Rows on some nodes.
+    """The rows of other nodes, as a pipeline's source.
 
     Args:
-        lines: to each node that has rows, in the order of the routes. Closed with the source.
+        connections: to each node that has rows, in the order of the routes. Closed with the source.
         dimensions: floats of a value, of each table.
-        lockstep: all trainers compute parts of the same batches.
+        lockstep: whether all trainers compute parts of the same batches.
         ahead: no trainer plans further than that many batches ahead of the one it computes.
         prepare: called before batches [first, last) are trained; returns when all nodes are ready for them.
-        abort: called when this trainer can't go on: ends what else its threads wait for.
-        factor: of a plan: what its learning rate is multiplied with.
-        finish: called where batches are dispatched, when none is left or out; returns when all that were are in the
-            rows.
+        abort: called when this trainer can't go on: ends everything else that its threads wait for.
+        factor: returns what the learning rate is multiplied by for a plan.
+        finish: called where batches are dispatched, when none is left or outstanding; returns when all are in the rows.
         bind: called by each thread that receives, with "receive", before its first message.
     """
 
     def __init__(
         self,
-        connections: Sequence[Line],
+        connections: Sequence[Client],
         dimensions: Sequence[int],
         lockstep: bool,
         ahead: int,
@@ -75,36 +65,34 @@ class RemoteSource(RowSource):
         self.connections, self.lockstep, self.ahead, self.factor = connections, lockstep, ahead, factor
         self._prepare, self._abort, self.finish, self._bind = prepare, abort, finish, bind
         self.layouts = [RowLayout(dimension, 0) for dimension in dimensions]
-        self.caching = False
+        self.caching, self.validates = False, lockstep
         self.trains = True
-        """Whether this process has batches of its own; else it only serves rows."""
+        """Whether this process has batches of its own; otherwise it only serves rows."""
         self.dispatching: Dispatching | None = None
         """How batches are dispatched from the next `begin` on; None: they are not."""
-        self.exchange: RemoteRows | NoRows | None = None
+        self.exchange: RemoteExchange | None = None
         self.bytes_sent = self.bytes_received = 0
         self.refused: Callable[[], int] = lambda: 0
-        """What this process's own server has turned away so far: connections and messages."""
+        """Returns how many connections and messages this process's own server has refused so far."""
         self.counts: Callable[[], Mapping[str, float]] = dict
-        """What this process's own shard has counted (`ShardServer.counts`)."""
+        """Returns the counts of this process's own shard (`ShardServer.counts`)."""
         self.announce: Callable[[Mapping[str, Any]], None] = lambda run: None
-        """Tells elastic workers what run this is, in plain values."""
-        self.reconcile: Callable[[Message, Sequence], None] | None = None
-        """Does what the coordinator says of elastic workers that are gone, at this process's own shard, and answers."""
+        """Sends elastic workers a description of the run, in plain values."""
+        self.reconcile: Callable[[Message, Frames], None] | None = None
+        """Has this process's own shard handle a REFUSE or FILL of the coordinator, and sends the answer."""
         self.error: BaseException | None = None
-        self._errors: list[BaseException] = []  # of each line that is over
+        self._errors: list[BaseException] = []  # of each connection that is over
         self.stopped = threading.Event()
         """Set when this trainer can't go on."""
         self._pending_requests, self._asked = PendingRequests(), threading.Lock()
-        self.sync = SyncConnections(self)
+        self.sync = SyncConnections(connections)
         self._threads = [
             threading.Thread(target=self._listen, args=(node,), name=f"node {node}") for node in range(len(connections))
         ]
 
-    @property
-    def validates(self) -> bool:
-        return self.lockstep or self.dispatching is not None
-
     def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
+        """See `RowSource.begin`."""
+        self.validates = self.lockstep or self.dispatching is not None
         self._prepare(first, last)
         if not self.trains:
             self.exchange = NoRows(self, first)
@@ -117,12 +105,12 @@ class RemoteSource(RowSource):
         return self.exchange
 
     def abort(self) -> None:
-        """Ends what this trainer's threads wait for."""
+        """Ends everything that this trainer's threads wait for."""
         self.stopped.set()
         self._abort()
 
     def fail(self, error: BaseException) -> None:
-        """Every call that waits, now or later, raises this."""
+        """Makes every waiting and later call raise this error."""
         self.error = self.error or error
         self.stopped.set()
         self._pending_requests.fail(error)
@@ -131,15 +119,15 @@ class RemoteSource(RowSource):
             self.exchange.fail(error)
 
     def look_up(self, table: int, route: Route) -> tuple[np.ndarray, np.ndarray]:
-        """Values, float32 [n, D], of what is routed, and whether each was ever trained, bool [n]; while nobody trains.
+        """Returns values, float32 [n, D], and whether each was ever trained, bool [n], in the order of the routed rows.
 
-        Called by one thread at a time.
+        Called by one thread at a time, while no trainer trains.
         """
         values = np.empty((route.order.size, self.layouts[table].dimension), np.float32)
         known = np.empty(route.order.size, np.bool_)
         with self._asked, self._pending_requests.asking(len(self.connections)) as number:
-            for node, line in enumerate(self.connections):
-                line.send(Message(Kind.LOOK_UP, number, route.asked_of(node), table=table).frames())
+            for node, connection in enumerate(self.connections):
+                connection.send(Message(Kind.LOOK_UP, number, route.asked_of(node), table=table).frames())
             for node, frames in self._pending_requests.answers():
                 places = route.places(node)
                 values[places] = array(frames[0], np.float32, places.size, values.shape[1])
@@ -147,14 +135,14 @@ class RemoteSource(RowSource):
         return values, known
 
     def dense_states(self) -> list[np.ndarray]:
-        """`DenseSlice.state` of each node, by all nodes; while nobody trains.
+        """Returns `DenseSlice.state` of each node, float32 [n].
 
-        Called by one thread at a time.
+        Called by one thread at a time, while no trainer trains.
         """
         found = [np.zeros(0, np.float32)] * len(self.connections)
         with self._asked, self._pending_requests.asking(len(self.connections)) as number:
-            for line in self.connections:
-                line.send(Message(Kind.DENSE, number).frames())
+            for connection in self.connections:
+                connection.send(Message(Kind.DENSE, number).frames())
             for node, frames in self._pending_requests.answers():
                 found[node] = array(frames[0], np.float32, -1)
         return found
@@ -174,12 +162,12 @@ class RemoteSource(RowSource):
                     self.reconcile(message, rest)
                 elif self.exchange is not None:
                     self.exchange.take(node, message, rest)
-        except BaseException as error:  # whatever it is: those who wait must know
+        except BaseException as error:  # whatever it is, waiting calls must end
             self._errors.append(error)
             self.fail(error)
 
     def until_all_are_over(self) -> Sequence[BaseException]:
-        """Waits until every node has ended its line, or is lost; what each of them has ended with."""
+        """Waits until the connection to every node is over; returns the error of each."""
         for thread in self._threads:
             thread.join()
         return self._errors
@@ -190,7 +178,7 @@ class RemoteSource(RowSource):
         return self
 
     def __exit__(self, *_: object) -> None:
-        for line in self.connections:
-            line.close()
+        for connection in self.connections:
+            connection.close()
         for thread in self._threads:
             thread.join()

@@ -1,9 +1,9 @@
-"""Virtual shards to nodes: bin packing on measured look-up cost, within the nodes' budgets.
+"""Assigns virtual shards to nodes: bin packing by measured look-up cost, within the nodes' budgets.
 
-ShadowSync (Zheng et al., section 3.1) packs embedding tables so; virtual shards of tables are finer. The longest
-processing time comes first (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969): the
-costliest shard goes to the node that is then loaded least and has room for it. Moves and exchanges that relieve the
-heaviest node follow.
+ShadowSync (Zheng et al., section 3.1) packs embedding tables this way; virtual shards of tables are finer. Shards are
+assigned by longest processing time first (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17,
+1969): the costliest shard goes to the node, of those whose budget it fits, that is then loaded least. Then moves and
+exchanges relieve the most loaded node.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
 
 _STEPS_PER_SHARD = 4
-_GAIN = 1e-9  # of the heaviest load: what a step must win at least, so that rounding can't go round in circles
+_GAIN = 1e-9  # of the largest load: what a step must gain at least, so that rounding can't make steps repeat
 
 
 class LookupCost:
-    """How often each virtual shard of a table is looked up, counted in a first pass over the batches.
+    """Counts how often each virtual shard of a table is looked up, in a first pass over the batches.
 
     Attributes:
-        lookups: int64 [V], unique keys of all batches. batches: how many were counted.
+        lookups: int64 [V], unique keys of all batches.
+        batches: number of batches that were counted.
     """
 
     def __init__(self, num_shards: int = NUM_SHARDS) -> None:
@@ -39,12 +40,13 @@ class LookupCost:
 
 @dataclass(frozen=True)
 class Packed:
-    """A placement, and what is known of it.
+    """A placement and its balance.
 
     Attributes:
-        batches: that were measured for it; 0: none, and nothing more is known.
-        by_hash, heaviest: the heaviest node's cost by its weight, of the mean, if the hash alone placed the shards, and
-            as they are placed.
+        placement: the node of each shard.
+        batches: number of batches that were measured; 0: none, and the balance is unknown.
+        by_hash: the largest cost of a node by its weight, relative to the mean, if the hash alone placed the shards.
+        heaviest: the same with this placement.
     """
 
     placement: Placement
@@ -53,11 +55,11 @@ class Packed:
     heaviest: float = 1.0
 
     def figures(self) -> list[float]:
-        """All but the placement, in order."""
+        """Returns all fields but the placement, in order."""
         return [self.batches, self.by_hash, self.heaviest]
 
     def summary(self) -> dict[str, float]:
-        """For a run's summary."""
+        """Returns the metrics of a run's summary; {} where nothing was measured."""
         names = ("packing.batches", "packing.heaviest_by_hash", "packing.heaviest")
         return dict(zip(names, self.figures(), strict=True)) if self.batches else {}
 
@@ -70,60 +72,63 @@ def pack(
     names: Sequence[str] | None = None,
     unit: str = "rows",
 ) -> np.ndarray:
-    """The node of each shard, int32 [V]: the heaviest node's cost per weight is small. Shards of several tables may be
-    packed together, laid end to end.
+    """Returns the node of each shard, int32 [V], such that the largest cost per weight of a node is small.
+
+    Shards of several tables may be packed together, concatenated.
 
     Args:
         costs: of each shard, in any unit, float [V], at least 0.
-        sizes: of each shard, int [V]. budgets: of each node; what it holds is at most that. Both in `unit`.
-        weights: of each node, above 0: what share of the cost it should take; None: all the same.
+        sizes: of each shard, int [V], in `unit`.
+        budgets: of each node, the largest total size of its shards, in `unit`.
+        weights: of each node, above 0: the share of the cost that it should take; None: all the same.
         names: of the nodes, for messages; None: their numbers.
+        unit: of sizes and budgets, for messages.
 
     Raises:
         InputError: the shards don't fit.
-        ValueError: arrays that don't fit together or are out of range.
+        ValueError: arrays differ in length or are out of range.
     """
-    costs, sizes, room = np.asarray(costs, np.float64), np.asarray(sizes, np.int64), np.array(budgets, np.int64)
-    weighted = np.ones(room.size) if weights is None else np.asarray(weights, np.float64)
-    if costs.ndim != 1 or costs.shape != sizes.shape or weighted.shape != room.shape or not room.size:
+    costs, sizes, limits = np.asarray(costs, np.float64), np.asarray(sizes, np.int64), np.array(budgets, np.int64)
+    weighted = np.ones(limits.size) if weights is None else np.asarray(weights, np.float64)
+    if costs.ndim != 1 or costs.shape != sizes.shape or weighted.shape != limits.shape or not limits.size:
         raise ValueError(
-            f"costs {list(costs.shape)} and sizes {list(sizes.shape)}, or budgets {list(room.shape)} and weights "
+            f"costs {list(costs.shape)} and sizes {list(sizes.shape)}, or budgets {list(limits.shape)} and weights "
             f"{list(weighted.shape)}, differ in length"
         )
-    if not (np.isfinite(costs).all() and (costs >= 0).all() and (sizes >= 0).all() and (room >= 0).all()):
+    if not (np.isfinite(costs).all() and (costs >= 0).all() and (sizes >= 0).all() and (limits >= 0).all()):
         raise ValueError("costs, sizes and budgets must be at least 0")
     if not (np.isfinite(weighted).all() and (weighted > 0).all()):
         raise ValueError("weights must be above 0")
-    nodes = _by_cost(costs, sizes, room, weighted)
+    nodes = _by_cost(costs, sizes, limits, weighted)
     if nodes is None:
-        nodes = _by_size(sizes, room)
+        nodes = _by_size(sizes, limits)
     if nodes is None:
-        raise InputError(_too_small(sizes, room, names or [str(node) for node in range(room.size)], unit))
-    return _improved(nodes, costs, sizes, room, weighted)
+        raise InputError(_too_small(sizes, limits, names or [str(node) for node in range(limits.size)], unit))
+    return _improved(nodes, costs, sizes, limits, weighted)
 
 
 def loads(costs: np.ndarray, nodes: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Cost of each node, float64 [nodes]."""
+    """Returns the cost of each node, float64 [nodes], from the cost and the node of each shard, both [V]."""
     return np.bincount(nodes, weights=costs, minlength=num_nodes)
 
 
 def even(weights: Sequence[float]) -> Placement:
-    """Shards in numbers by the nodes' weights: what the hash alone gives, before anything was measured."""
+    """Returns the placement by the hash alone, before anything was measured: numbers of shards follow the weights."""
     ones = np.ones(NUM_SHARDS, np.int64)
     return Placement(pack(ones, ones, [NUM_SHARDS] * len(weights), weights), len(weights))
 
 
 def heaviest(costs: np.ndarray, nodes: np.ndarray, weights: Sequence[float]) -> float:
-    """The heaviest node's cost by its weight, of the mean; costs, float64 [V], that are not all 0."""
+    """Returns the largest cost of a node by its weight, relative to the mean; costs, float64 [V], are not all 0."""
     share = loads(costs, nodes, len(weights)) / np.asarray(weights)
     return float(share.max() * np.sum(weights) / costs.sum())
 
 
 def _by_cost(costs: np.ndarray, sizes: np.ndarray, budgets: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
-    """Longest processing time first; None where a shard finds no room."""
+    """Packs by longest processing time first; None where a shard fits no node."""
     nodes, room, load = np.empty(costs.size, np.int32), budgets.copy(), np.zeros(budgets.size)
     filled = np.zeros(budgets.size)
-    # Of shards that cost nothing, the larger ones first; of nodes with the same load, the one that holds least.
+    # Of shards with the same cost the largest goes first, of nodes with the same load the one with the fewest rows.
     for shard in np.lexsort((-sizes, -costs)):
         fits = room >= sizes[shard]
         if not fits.any():
@@ -138,7 +143,8 @@ def _by_cost(costs: np.ndarray, sizes: np.ndarray, budgets: np.ndarray, weights:
 
 
 def _by_size(sizes: np.ndarray, budgets: np.ndarray) -> np.ndarray | None:
-    """The largest first, where it leaves least room: where budgets are nearly full. None where one finds no room."""
+    """Packs the largest first where it leaves least free, for budgets that are nearly full; None where one fits no
+    node."""
     nodes, room = np.empty(sizes.size, np.int32), budgets.copy()
     for shard in np.argsort(-sizes, kind="stable"):
         left = np.where(room >= sizes[shard], room - sizes[shard], np.iinfo(np.int64).max)
@@ -153,9 +159,9 @@ def _by_size(sizes: np.ndarray, budgets: np.ndarray) -> np.ndarray | None:
 def _improved(
     nodes: np.ndarray, costs: np.ndarray, sizes: np.ndarray, budgets: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Moves a shard off the heaviest node, or exchanges it for another's, while both end up lighter than it was."""
+    """Moves a shard off the most loaded node, or exchanges it, while both nodes end up less loaded than that was."""
     nodes = nodes.copy()
-    # The last one is no shard: what a shard that simply moves is exchanged for. It may be on any node.
+    # The last entry is an empty shard on every node: a shard that moves is exchanged for it.
     with_none, size_with_none = np.append(costs, 0.0), np.append(sizes, 0)
     for _ in range(_STEPS_PER_SHARD * nodes.size):
         load = loads(costs, nodes, budgets.size)
@@ -187,7 +193,7 @@ def _too_small(sizes: np.ndarray, budgets: np.ndarray, names: Sequence[str], uni
     each = ", ".join(f"{name}: {budget:,}" for name, budget in zip(names, budgets.tolist(), strict=True))
     total = int(sizes.sum())
     if total > budgets.sum():
-        return f"the nodes have room for {int(budgets.sum()):,} {unit} ({each}), {total:,} are to be placed"
+        return f"the nodes can hold {int(budgets.sum()):,} {unit} ({each}), but there are {total:,}"
     largest = int(sizes.max())
     return (
         f"{total:,} {unit} in {sizes.size} shards of up to {largest:,} can't be distributed to the nodes ({each}): "

@@ -1,15 +1,15 @@
-"""Which key lives on which node: keys to virtual shards by a hash, virtual shards to nodes by a placement.
+"""Maps keys to nodes: a hash maps keys to virtual shards, and a placement maps virtual shards to nodes.
 
 A table has `NUM_SHARDS` virtual shards, whatever the number of nodes, so that one can be measured, moved and saved as a
-whole. The hash decides about the place alone: a key stays the exact (vocabulary, 64-bit integer) that it is.
+whole. The hash decides only the shard: keys are still compared exactly, as (vocabulary, 64-bit integer).
 
-- Click logs: shard = high word of hash(vocabulary, key) * V. Which row a key has is its node's own business.
-- Graphs have ids 0 to N - 1, so a fixed permutation takes the hash's place: id -> position in [0, N), shard v has the
-  positions from floor(v N / V) on, and a node keeps its shards one after the other, ascending. Id and row follow from
+- Click logs: shard = high word of hash(vocabulary, key) * V. A node assigns rows to its keys by itself.
+- Graphs have ids 0 to N - 1, so a fixed permutation replaces the hash: id -> position in [0, N). Shard v has the
+  positions from floor(v N / V) on, and a node keeps its shards one after the other, ascending. Ids and rows follow from
   each other without an index: `IdPlaces`.
 
-Both are part of what a checkpoint means, and independent of the bits that the index of keys and the first values of
-rows are made from.
+Both are part of the format of checkpoints. They use other hash bits than the index of keys and the initial values of
+rows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from marius_oac.kernels.cpu.permutation import MAX_SIZE
 from marius_oac.kernels.cpu.random import stream_key, wrapping
 
 NUM_SHARDS = 256
-"""By benchmarks/nodes/packing.py 32 balance 16 nodes; 256 leave room for 100 nodes, for nodes of different strength and
-for budgets that bind, and are packed in milliseconds. Part of what a checkpoint means."""
+"""By benchmarks/nodes/packing.py 32 balance 16 nodes. 256 also do for 100 nodes, for nodes of different speed and for
+tight budgets, and are packed in milliseconds. Part of the format of checkpoints."""
 MAX_SHARDS = 1 << 16
 MAX_KEYS = 1 << 30  # of one batch
 
@@ -35,10 +35,11 @@ _ORDER = stream_key(0, "shards of ids")
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Which node each virtual shard of a table lies on.
+    """The node of each virtual shard of a table.
 
     Attributes:
-        nodes: int32 [V], the node of each shard. num_nodes: how many there are; some may have no shard.
+        nodes: int32 [V], the node of each shard.
+        num_nodes: number of nodes; some may have no shard.
 
     Raises:
         ValueError: shards or nodes out of range.
@@ -57,26 +58,27 @@ class Placement:
 
     @classmethod
     def by_number(cls, num_nodes: int, num_shards: int = NUM_SHARDS) -> Placement:
-        """Shard v on node v mod n: what the hash alone gives, before anything was measured."""
+        """Returns the placement of shard v on node v mod n: the hash alone, before anything was measured."""
         return cls(np.arange(num_shards, dtype=np.int32) % num_nodes, num_nodes)
 
     @property
     def num_shards(self) -> int:
+        """V, the number of virtual shards."""
         return self.nodes.size
 
     def shards_of(self, node: int) -> np.ndarray:
-        """The shards on a node, int64, ascending."""
+        """Returns the shards on a node, int64, ascending."""
         return np.flatnonzero(self.nodes == node)
 
 
 @dataclass(frozen=True)
 class Route:
-    """What of a batch goes to which node.
+    """The rows of a batch, grouped by node.
 
     Attributes:
-        order: int64 [n], places in the batch, grouped by node, a node's in the order of the batch.
+        order: int64 [n], positions in the batch, grouped by node, a node's in the order of the batch.
         offsets: int64 [nodes + 1]: those of node k are `order[offsets[k]:offsets[k + 1]]`.
-        asked: what the nodes are asked for, arrays [n] in that order. Of a graph: (rows,), int64, each node's own; of a
+        asked: the requests to the nodes, arrays [n] in that order. Of a graph: (rows,), int64, each node's own; of a
             click log: (vocabularies, keys, checks).
     """
 
@@ -85,17 +87,17 @@ class Route:
     asked: tuple[np.ndarray, ...]
 
     def places(self, node: int) -> np.ndarray:
-        """Where in the batch the node's part stands, int64."""
+        """Returns the positions of the node's rows in the batch, int64."""
         return self.order[self.offsets[node] : self.offsets[node + 1]]
 
     def asked_of(self, node: int) -> tuple[np.ndarray, ...]:
-        """The node's part of `asked`; views."""
+        """Returns views of the node's part of `asked`."""
         return tuple(each[self.offsets[node] : self.offsets[node + 1]] for each in self.asked)
 
 
 @wrapping
 def shard_of_keys(vocabularies: np.ndarray, keys: np.ndarray, num_shards: int = NUM_SHARDS) -> np.ndarray:
-    """The shard of each key, int64 [n]; `vocabularies` uint16 [n], `keys` int64 [n]."""
+    """Returns the shard of each key, int64 [n], from vocabularies, uint16 [n], and keys, int64 [n]."""
     if not 1 <= num_shards <= MAX_SHARDS:
         raise ValueError(f"num_shards must be 1 to {MAX_SHARDS}, not {num_shards}")
     vocabularies, keys = _arrays(keys.size, vocabularies=(vocabularies, np.uint16), keys=(keys, np.int64))
@@ -106,7 +108,7 @@ def shard_of_keys(vocabularies: np.ndarray, keys: np.ndarray, num_shards: int = 
 
 @wrapping
 def node_of_keys(placement: Placement, vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The node of each key, int32 [n]; `vocabularies` uint16 [n], `keys` int64 [n]."""
+    """Returns the node of each key, int32 [n], from vocabularies, uint16 [n], and keys, int64 [n]."""
     vocabularies, keys = _arrays(keys.size, vocabularies=(vocabularies, np.uint16), keys=(keys, np.int64))
     nodes = np.empty(keys.size, np.int32)
     kernels.key_nodes(_SALT, placement.nodes, vocabularies, keys, nodes)
@@ -115,21 +117,26 @@ def node_of_keys(placement: Placement, vocabularies: np.ndarray, keys: np.ndarra
 
 @wrapping
 def route_keys(placement: Placement, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> Route:
-    """Where a batch's keys go; `vocabularies` uint16 [n], `keys` int64 [n], `checks` uint32 [n]."""
+    """Returns the route of a batch's keys: vocabularies uint16 [n], keys int64 [n], checks uint32 [n]."""
     return group(node_of_keys(placement, vocabularies, keys), placement.num_nodes, *_keys(vocabularies, keys, checks))
 
 
 @wrapping
 def unique_keys(vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers a batch's different keys in the order in which they first occur.
+    """Numbers a batch's different keys in the order of their first occurrence.
 
     A key with two checks counts as two, so that the index that holds it sees both and refuses them.
 
     Args:
-        vocabularies: uint16 [n]. keys: int64 [n]. checks: uint32 [n].
+        vocabularies: uint16 [n].
+        keys: int64 [n].
+        checks: uint32 [n].
 
     Returns:
-        The number of each key, int64 [n], and the place of each number's first key, int64 [m], ascending.
+        The number of each key, int64 [n], and the position of each number's first key, int64 [m], ascending.
+
+    Raises:
+        ValueError: there are `MAX_KEYS` keys or more, or arrays have other shapes or types.
     """
     vocabularies, keys, checks = _keys(vocabularies, keys, checks)
     if keys.size >= MAX_KEYS:
@@ -142,7 +149,11 @@ def unique_keys(vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) 
 
 @dataclass(frozen=True, eq=False)
 class IdPlaces:
-    """Where the ids 0 to size - 1 of a graph lie: on which node, and in which of its rows.
+    """Maps the ids 0 to size - 1 of a graph to nodes and their rows.
+
+    Args:
+        size: number of ids.
+        placement: of the table's shards.
 
     Raises:
         ValueError: a size outside 1 to 2**40.
@@ -169,7 +180,7 @@ class IdPlaces:
 
     @wrapping
     def shard_of(self, ids: np.ndarray) -> np.ndarray:
-        """The shard of each id, int64 [n]; `ids` int64 [n]."""
+        """Returns the shard of each id, int64 [n]; `ids` is int64 [n]."""
         ids = self._ids(ids)
         out = np.empty(ids.size, np.int64)
         kernels.id_shards(_ORDER, self.size, self.placement.num_shards, ids, out)
@@ -177,10 +188,10 @@ class IdPlaces:
 
     @wrapping
     def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The node, int32 [n], and the row there, int64 [n], of each id.
+        """Returns the node of each id, int32 [n], and its row there, int64 [n].
 
         Raises:
-            ValueError: ids that are not int64 [n] in [0, size).
+            ValueError: ids are not int64 [n] in [0, size).
         """
         ids = self._ids(ids)
         nodes, rows = np.empty(ids.size, np.int32), np.empty(ids.size, np.int64)
@@ -189,12 +200,12 @@ class IdPlaces:
         return nodes, rows
 
     def route(self, ids: np.ndarray) -> Route:
-        """Where a batch's ids go; `asked` are the rows."""
+        """Returns the route of a batch's ids, int64 [n]; `asked` are the rows."""
         nodes, rows = self.find(ids)
         return group(nodes, self.placement.num_nodes, rows)
 
     def num_rows(self, node: int) -> int:
-        """Rows that a node has."""
+        """Returns the number of rows of a node."""
         return int(self.shard_sizes[self.placement.nodes == node].sum())
 
     @property
@@ -203,26 +214,26 @@ class IdPlaces:
         return np.diff(self.starts)
 
     def rows_of(self, shard: int) -> range:
-        """A shard's rows on its node."""
+        """Returns a shard's rows on its node."""
         first = int(self.first_rows[shard])
         return range(first, first + int(self.starts[shard + 1] - self.starts[shard]))
 
     def ids_of(self, shard: int) -> np.ndarray:
-        """A shard's ids in the order of its rows, int64; wherever the shard lies, the same."""
+        """Returns a shard's ids in the order of its rows, int64; independent of its node."""
         return self._ids_at(np.arange(self.starts[shard], self.starts[shard + 1]))
 
     def ids_on(self, node: int, rows: np.ndarray) -> np.ndarray:
-        """The ids that lie in some rows of a node, both int64 [n].
+        """Returns the ids of rows of a node, both int64 [n].
 
         Raises:
-            ValueError: rows that the node does not have.
+            ValueError: the node does not have these rows.
         """
         (rows,) = _arrays(rows.size, rows=(rows, np.int64))
         last = self.num_rows(node) - 1
         if rows.size and not 0 <= rows.min() <= rows.max() <= last:
             raise ValueError(f"rows must lie in 0 to {last}")
         shards = self.placement.shards_of(node)
-        # Shards without rows begin where the next one does: the last of those is meant.
+        # An empty shard begins where the next one does: the last shard that begins there has the row.
         mine = shards[np.searchsorted(self.first_rows[shards], rows, side="right") - 1]
         return self._ids_at(rows - self.first_rows[mine] + self.starts[mine])
 
@@ -240,7 +251,7 @@ class IdPlaces:
 
 
 def group(nodes: np.ndarray, num_nodes: int, *asked: np.ndarray) -> Route:
-    """A batch whose places go to these nodes, int32 [n], and what is asked for at each place, arrays [n]."""
+    """Returns the route of a batch from the node of each position, int32 [n], and the requests, arrays [n]."""
     order, offsets = np.empty(nodes.size, np.int64), np.zeros(num_nodes + 1, np.int64)
     kernels.group(nodes, order, offsets)
     return Route(order, offsets, tuple(each[order] for each in asked))
@@ -252,7 +263,7 @@ def _keys(vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> Seq
 
 
 def _arrays(size: int, **named: tuple[np.ndarray, type]) -> Sequence[np.ndarray]:
-    """The arrays, contiguous, if they are [size] of the type beside them."""
+    """Returns the arrays, contiguous. Raises ValueError where one is not [size] of the type beside it."""
     for name, (array, dtype) in named.items():
         if array.dtype != dtype or array.shape != (size,):
             raise ValueError(f"{name} must be {np.dtype(dtype)} [{size}], not {array.dtype} {list(array.shape)}")

@@ -1,9 +1,9 @@
-"""Bags that are pooled where their rows lie: a trainer is sent sums, and works with them as if they were rows.
+"""Pooling on shards: nodes send sums of a bag's rows, and the trainer computes with them as if they were rows.
 
-A batch of a table that pools has, in the place of rows, *values*: first its single rows (those that single-valued
-features, sequences or other bags name), then, bag by bag, one *partial sum* of each node that has some of the bag's
-rows, in the order in which the bag first comes to the node. A bag's values are its partial sums; that there are fewer
-of them than the bag has rows only concerns a mean, for which `Jagged.counts` says how many rows it was.
+A batch of a table that pools has *values* in place of rows. First come its single rows, those of single-valued
+features, sequences or other bags. Then follow, bag by bag, one *partial sum* of each node that has rows of the bag, in
+the order in which the bag's rows first name the nodes. A bag's values are its partial sums. Only a mean needs to know
+how many rows they are, which `Jagged.counts` says.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from marius_oac.nodes.shards.placement import Placement, Route, group, node_of_k
 
 @dataclass(frozen=True)
 class PooledRoute(Route):
-    """Single rows and partial sums of a batch: `order` and `offsets` say which values a node sends.
+    """A route of values, single rows and partial sums: `order` and `offsets` say which of them a node sends.
 
     Attributes:
         starts: int64 [nodes + 1]: `asked` of node k is `asked[starts[k]:starts[k + 1]]`.
-        bags: what sums of these each node is asked for.
+        bags: the sums of these that each node is asked for.
     """
 
     starts: np.ndarray
     bags: tuple[Bags, ...]
 
     def asked_of(self, node: int) -> tuple[np.ndarray, ...]:
+        """See `Route.asked_of`; with the arrays of `Bags`."""
         keys = tuple(each[self.starts[node] : self.starts[node + 1]] for each in self.asked)
         return keys + self.bags[node].arrays()
 
@@ -46,12 +47,15 @@ def pool_table(
     asked: Sequence[np.ndarray],
     placement: Placement,
 ) -> tuple[PooledRoute, TableIndices[np.ndarray]]:
-    """The values of a batch of one table, and its local rows in terms of these.
+    """Returns the route of a batch's values of one table, and the batch's indices in terms of these values.
 
     Args:
-        pooled: those of the table's bags that are pooled by the nodes; at least one.
-        keys: of the batch. ids: int64 [n], the number of each of them among the different keys.
+        table: the table.
+        pooled: names of its bags that nodes pool; at least one.
+        keys: of the batch.
+        ids: int64 [n], the number of each of them among the different keys.
         asked: vocabularies, keys and checks of the m different keys.
+        placement: of the table's shards.
     """
     spans = spans_of(table, keys)
     single, ends = np.ones(ids.size, np.bool_), [np.zeros(1, np.int64)]
@@ -71,7 +75,7 @@ def pool_table(
 
 
 def spans_of(table: FeatureTable, keys: TableKeys) -> dict[str, slice]:
-    """Which of a batch's keys are those of each bag and sequence, by name."""
+    """Returns the slice of a batch's keys that each bag and sequence has, by name."""
     spans, at = {}, len(table.singles) * keys.examples
     for name in (*table.bags, *table.sequences):
         spans[name] = slice(at, at + int(keys.offsets[name][-1]))
@@ -82,22 +86,24 @@ def spans_of(table: FeatureTable, keys: TableKeys) -> dict[str, slice]:
 def pooled_route(
     placement: Placement, asked: Sequence[np.ndarray], alone: np.ndarray, summed: np.ndarray, offsets: np.ndarray
 ) -> tuple[PooledRoute, np.ndarray, np.ndarray]:
-    """Who is asked for what.
+    """Groups single rows and sums by node.
 
     Args:
+        placement: of the table's shards.
         asked: vocabularies uint16 [m], keys int64 [m], checks uint32 [m], all different.
-        alone: bool [m], whose rows are asked for; the others all are in a bag.
-        summed: int64 [v], numbers of keys; bag i has those from `offsets[i]` to `offsets[i + 1]`, int64 [b + 1].
+        alone: bool [m], the keys whose single rows are wanted; all others are in a bag.
+        summed: int64 [v], numbers of keys.
+        offsets: int64 [b + 1]: bag i has the keys summed[offsets[i]:offsets[i + 1]].
 
     Returns:
-        The route over the values; int64 [m], the value of each key that is asked for alone, else -1; int64 [b + 1]:
-        the partial sums of bag i are the values from there on, counted behind the single ones.
+        The route of the values. Int64 [m], the value of each key whose single row is wanted, -1 for others. Int64
+        [b + 1]: where the partial sums of bag i begin, counted from the end of the single rows.
     """
     count, singles = placement.num_nodes, np.flatnonzero(alone)
     nodes = node_of_keys(placement, *asked[:2])
-    # A node is told first the keys that are asked for alone.
-    told = np.concatenate((singles, np.flatnonzero(~alone)))
-    by_node = group(nodes[told], count, told)
+    # Each node's keys begin with those whose single rows are wanted.
+    ordered = np.concatenate((singles, np.flatnonzero(~alone)))
+    by_node = group(nodes[ordered], count, ordered)
     keys, starts = by_node.asked[0], by_node.offsets
     position = np.empty(alone.size, np.int64)
     position[keys] = np.arange(alone.size) - np.repeat(starts[:-1], np.diff(starts))

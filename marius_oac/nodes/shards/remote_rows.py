@@ -1,11 +1,12 @@
-"""The batches of one run of a trainer's pipeline, whose rows are on other nodes: in lockstep, or each trainer freely.
+"""The exchange of rows in one run of a trainer's pipeline, with other trainers in lockstep or independent of them.
 
-See `exchange`. Locks: one per exchange; nothing is sent while it is held.
+See `exchange`. Each exchange has one lock; nothing is sent while it is held.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ import torch
 
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import shards as kernels
+from marius_oac.nodes.shards.routed import routes_of
+from marius_oac.nodes.transport.contract import Client, Frames
 from marius_oac.nodes.transport.messages import NEVER_STOP, Kind, Malformed, Message, array
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.rows import RowExchange
@@ -24,46 +27,87 @@ from marius_oac.types import Plan
 
 
 class Source(Protocol):
-    """What is needed of `RemoteSource`."""
+    """What an exchange needs of `RemoteSource`."""
 
-    connections: Sequence[Any]
+    connections: Sequence[Client]
     layouts: Sequence[RowLayout]
     lockstep: bool
     ahead: int
-    factor: Callable[[Plan], float]
-    abort: Callable[[], None]
-    finish: Callable[[], None]
-    exchange: Any
+    exchange: RemoteExchange | None
     bytes_sent: int
+
+    @property
+    def dispatching(self) -> object | None:
+        """How batches are dispatched, if they are."""
+
+    def factor(self, plan: Plan[Any], /) -> float:
+        """Returns what the learning rate is multiplied by for a plan."""
+
+    def abort(self) -> None:
+        """See `RemoteSource.abort`."""
+
+    def finish(self) -> None:
+        """Returns when all dispatched batches are in the rows."""
 
 
 @dataclass
 class Pending:
-    """A batch between its pull and its push. `rows`: nodes whose rows have not come; `patches`: those that may still
-    send one."""
+    """A batch between its pull and its push.
+
+    Attributes:
+        batch: the batch.
+        rows: nodes whose rows have not come.
+        patches: nodes that may still send a patch.
+        patch: of each patch that has come, for each table: positions in the batch, int64 [k], and values, float32
+            [k, D].
+    """
 
     batch: Batch
     rows: set[int]
     patches: set[int]
-    patch: list[Message] = field(default_factory=list)
+    patch: list[list[tuple[np.ndarray, np.ndarray]]] = field(default_factory=list)
 
 
-class RemoteRows(RowExchange):
-    """The batches of one call of `Pipeline.run`."""
+class RemoteExchange(RowExchange):
+    """The base of exchanges with other nodes, in one call of `Pipeline.run`."""
+
+    def __init__(self, source: Source):
+        self._source, self._changed = source, threading.Condition()
+        self._error: BaseException | None = None
+
+    def abort(self) -> None:
+        """See `RowExchange.abort`."""
+        self.fail(Closed("rows on other nodes"))
+        self._source.abort()
+
+    def fail(self, error: BaseException) -> None:
+        """Makes every waiting and later call raise this error."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    @abstractmethod
+    def take(self, node: int, message: Message, frames: Frames) -> None:
+        """Handles a message of node `node`; called by the thread that receives from it."""
+
+
+class RemoteRows(RemoteExchange):
+    """The batches of one call of `Pipeline.run`, from `first` on."""
 
     def __init__(self, source: Source, first: int, stop_requested: Callable[[], bool]):
-        self._source, self._stop_requested = source, stop_requested
-        self._changed = threading.Condition()
+        super().__init__(source)
+        self._stop_requested = stop_requested
         self._pending: dict[int, Pending] = {}
         self._applied = [first - 1] * len(source.connections)
-        self._unapplied = 0  # pushes, where trainers go freely
-        self._error: BaseException | None = None
+        self._unapplied = 0  # pushes, where trainers are not in lockstep
         self.stop_at = NEVER_STOP
 
     def stops_before(self, batch_index: int) -> bool:
+        """See `RowExchange.stops_before`."""
         return batch_index >= self.stop_at
 
     def read(self, batch: Batch) -> None:
+        """See `RowExchange.read`."""
         nodes = set(range(len(self._source.connections)))
         self._pull(batch.batch_index, Pending(batch, set(nodes), nodes if self._source.lockstep else set()))
 
@@ -71,11 +115,12 @@ class RemoteRows(RowExchange):
         with self._changed:
             self._pending[number] = pending
         for node in range(len(self._source.connections)):
-            asked = [part for route in pending.batch.plan.routes for part in route.asked_of(node)]
+            asked = [part for route in routes_of(pending.batch) for part in route.asked_of(node)]
             self._send(node, Message(Kind.PULL, number, asked))
         self._wait(lambda: not pending.rows)
 
     def validate(self, batch: Batch, safe_to_evict: int) -> None:
+        """See `RowExchange.validate`."""
         pending = self._pending[batch.batch_index]
         self._wait(lambda: not pending.patches)
         for table in range(len(batch.plan.rows)):
@@ -89,9 +134,10 @@ class RemoteRows(RowExchange):
                     values[move[0]] = move[1]
 
     def computed(self, batch: Batch) -> None:
-        return
+        """See `RowExchange.computed`."""
 
     def write(self, batch: Batch) -> None:
+        """See `RowExchange.write`."""
         plan, source = batch.plan, self._source
         with self._changed:
             del self._pending[batch.batch_index]
@@ -99,35 +145,27 @@ class RemoteRows(RowExchange):
         stop_at = batch.batch_index + source.ahead if self._stop_requested() else NEVER_STOP
         about = {"share": plan.data.share, "factor": source.factor(plan)}
         for node, parts in enumerate(self._gradients(batch)):
-            # In lockstep all nodes say when; else the first one does, for trainers are anywhere.
+            # In lockstep all nodes agree on the end. Otherwise trainers are at different batches, and one node decides.
             asked = stop_at if source.lockstep or node == 0 else NEVER_STOP
             self._send(node, Message(Kind.PUSH, batch.batch_index, parts, stop_at=asked, **about))
 
     def _gradients(self, batch: Batch) -> Iterator[list[np.ndarray]]:
-        """Of each node: those of its rows of each table."""
+        """Yields, for each node, the gradients of its rows of each table."""
         every = [np.asarray(batch.rows_in(batch.staging, table)[2]) for table in range(len(batch.plan.rows))]
         for node in range(len(self._source.connections)):
-            pairs = zip(every, batch.plan.routes, strict=True)
+            pairs = zip(every, routes_of(batch), strict=True)
             yield [kernels.spread(each, route.places(node)) for each, route in pairs]
 
     def end(self, timestamp: int) -> None:
+        """See `RowExchange.end`."""
         if self._source.lockstep:
             self._wait(lambda: min(self._applied) >= timestamp - 1)
         else:
             self._wait(lambda: self._unapplied == 0)
         self._source.exchange = None
 
-    def abort(self) -> None:
-        self.fail(Closed("rows on other nodes"))
-        self._source.abort()
-
-    def fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
-
-    def take(self, node: int, message: Message, frames: Sequence) -> None:
-        """What node `node` says; called by its thread."""
+    def take(self, node: int, message: Message, frames: Frames) -> None:
+        """See `RemoteExchange.take`."""
         if message.kind == Kind.ROWS:
             self._take_rows(node, message, frames)
         elif message.kind == Kind.PATCH:
@@ -143,12 +181,12 @@ class RemoteRows(RowExchange):
                 self._applied[node] = max(self._applied[node], reached)
             self._changed.notify_all()
 
-    def _take_rows(self, node: int, message: Message, frames: Sequence) -> None:
+    def _take_rows(self, node: int, message: Message, frames: Frames) -> None:
         pending = self._known(message)
         batch = pending.batch
         if node not in pending.rows or len(frames) != len(batch.plan.rows):
-            raise Malformed(f"rows of batch {message.batch_index} that nobody asked for")
-        for table, (frame, route) in enumerate(zip(frames, batch.plan.routes, strict=True)):
+            raise Malformed(f"rows of batch {message.batch_index} that were not pulled")
+        for table, (frame, route) in enumerate(zip(frames, routes_of(batch), strict=True)):
             values, places = np.asarray(batch.rows_in(batch.staging, table)[2]), route.places(node)
             kernels.scatter(array(frame, np.float32, places.size, values.shape[1]), places, values)
         with self._changed:
@@ -156,12 +194,12 @@ class RemoteRows(RowExchange):
             if message.final:
                 pending.patches.discard(node)
 
-    def _take_patch(self, node: int, message: Message, frames: Sequence) -> None:
+    def _take_patch(self, node: int, message: Message, frames: Frames) -> None:
         pending = self._known(message)
         if node in pending.rows or node not in pending.patches or len(frames) != 2 * len(pending.batch.plan.rows):
-            raise Malformed(f"a patch of batch {message.batch_index} that nobody waits for")
+            raise Malformed(f"a patch of batch {message.batch_index} that was not expected")
         patch = []
-        for table, route in enumerate(pending.batch.plan.routes):
+        for table, route in enumerate(routes_of(pending.batch)):
             places = array(frames[2 * table], np.int64, -1)
             values = array(frames[2 * table + 1], np.float32, places.size, self._source.layouts[table].dimension)
             mine = route.places(node)
@@ -176,7 +214,7 @@ class RemoteRows(RowExchange):
         with self._changed:
             pending = self._pending.get(message.batch_index)
         if pending is None:
-            raise Malformed(f"{message.kind.name} of batch {message.batch_index}, which is not on its way")
+            raise Malformed(f"{message.kind.name} of batch {message.batch_index}, which is not pending")
         return pending
 
     def _send(self, node: int, message: Message) -> None:
@@ -193,7 +231,7 @@ class RemoteRows(RowExchange):
             self._source.bytes_sent += sum(memoryview(frame).nbytes for frame in frames)
 
     def _wait(self, ready: Callable[[], Any], seconds: float | None = None) -> bool:
-        """Waits, for so long at most; whether it is ready."""
+        """Waits, for so many seconds at most; returns whether it is ready."""
         with self._changed:
             found = self._changed.wait_for(lambda: self._error is not None or ready(), seconds)
             if self._error is not None:

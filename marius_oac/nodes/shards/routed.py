@@ -1,46 +1,56 @@
-"""Plans that know where their rows are, and who makes them.
+"""Plans with the nodes of their rows, and the planner that makes them.
 
-Where batches are dispatched (`modes`), a trainer's pipeline numbers those that are dispatched to it, one after the
-other. Which one that is is asked for when its turn comes, and it is planned then: one batch ahead of the one that is
-computed.
+Where batches are dispatched (`modes`), a trainer's pipeline numbers its batches consecutively. Each is reserved and
+planned in `assign_rows`, one batch ahead of the one that is computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from marius_oac.nodes.shards.placement import Route
+from marius_oac.pipeline.batch import Batch
 from marius_oac.types import BatchData, Plan, Planner
 
 
 @dataclass(frozen=True)
 class RoutedPlan(Plan[Any]):
-    """A plan that knows where its rows are: a route per table, over the table's rows in the order of `rows`."""
+    """A plan with the nodes of its rows: a route per table, over the table's rows in the order of `rows`."""
 
     routes: Sequence[Route] = ()
 
     @classmethod
     def of(cls, plan: Plan, routes: Sequence[Route], **others: Any) -> RoutedPlan:
-        """The plan, routed; `others` take the place of what it has."""
+        """Returns a copy of the plan with routes; `others` replace its fields."""
         own = {each.name: getattr(plan, each.name) for each in fields(Plan)}
         return cls(**(own | others), routes=routes)
 
 
 @dataclass(frozen=True)
 class DispatchedPlan(RoutedPlan):
-    """A plan of a batch of the data list: its number there."""
+    """A plan of a batch of the data list, with its number there."""
 
     number: int = field(kw_only=True)
 
 
+def routes_of(batch: Batch) -> Sequence[Route]:
+    """Returns the routes of a batch that a `RoutedPlanner` has planned."""
+    return cast(RoutedPlan, batch.plan).routes
+
+
+def number_of(batch: Batch) -> int:
+    """Returns the number in the data list of a batch that a `RoutedPlanner` has planned."""
+    return cast(DispatchedPlan, batch.plan).number
+
+
 class RoutedPlanner:
-    """Another planner's batches, routed.
+    """Plans another planner's batches, with routes.
 
     Args:
-        planner: its `assign_rows` is not called: what depends on the batches before is the shards' affair.
-        routed: a plan with its routes.
+        planner: makes the plans; its `assign_rows` is not called, since shards assign rows.
+        routed: returns a plan with its routes.
     """
 
     def __init__(self, planner: Planner, routed: Callable[[Plan], RoutedPlan]):
@@ -49,18 +59,21 @@ class RoutedPlanner:
         self._reserve: Callable[[], int | None] = lambda: None
 
     def dispatch(self, parts: Sequence[Planner] = (), reserve: Callable[[], int | None] = lambda: None) -> None:
-        """From now on batches are dispatched; or not any more.
+        """Makes later batches those that are dispatched to this trainer; without parts, all batches again.
 
         Args:
-            parts: plan part p of each global batch.
-            reserve: the number of the next batch of the data list, part p of batch n being n * M + p; None: no more.
+            parts: planner p plans part p of each global batch.
+            reserve: returns the number of the next batch in the data list, n * M + p for part p of batch n; None: none
+                is left.
         """
         self._parts, self._reserve = parts, reserve
 
     def plan(self, batch_index: int) -> Plan:
+        """See `Planner.plan`."""
         return Plan(batch_index, (), BatchData(), 0) if self._parts else self._routed(self._planner.plan(batch_index))
 
     def assign_rows(self, plan: Plan) -> Plan | None:
+        """See `Planner.assign_rows`."""
         if not self._parts:
             return plan
         number = self._reserve()

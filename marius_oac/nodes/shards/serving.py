@@ -1,14 +1,13 @@
-"""A shard in a process that may train as well: threads that take messages, hand them to it, and send what follows.
+"""Serves a shard in a process that may train as well: threads receive messages and send the shard's answers.
 
 Guarantees:
-- One thread per door (`transport.Server`), from `__enter__` to `__exit__`, which leaves none. One message is handled
-  at a time, whichever door it came through.
-- The first error ends the threads and goes to `on_failure`; `fail` tells the trainers of it, so that none of them waits
+- One thread per endpoint (`transport.Server`), from `__enter__` to `__exit__`, which leaves none. One message is
+  handled at a time, whichever endpoint it came through.
+- The first error ends the threads and is given to `on_failure`. `fail` reports it to the trainers, so that none waits
   for an answer that will not come.
-- An elastic worker (`elastic_workers`) that is gone, or that can't be sent anything any more, ends nothing; nor does a
-  trainer of the run's own that is not in its group (`training.rowless`).
-- A message that does not fit (`Malformed`) comes from a trainer of this run, for nobody else gets through a door: it is
-  a defect, and an error as any other, which names the trainer.
+- The loss of an elastic worker, or of a trainer of the run that is not in its group (`training.rowless`), is no error.
+- Endpoints admit trainers of this run only. So a message that does not fit (`Malformed`) is a defect, and an error that
+  names the trainer.
 """
 
 from __future__ import annotations
@@ -16,26 +15,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import cast
 
 import numpy as np
 
 from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.nodes.gba.counts import add_counts
+from marius_oac.nodes.shards.dispatched_shard import DispatchedShard
 from marius_oac.nodes.shards.shard import Out, Shard
-from marius_oac.nodes.transport.contract import Server, nonsense
+from marius_oac.nodes.transport.contract import Frames, Server, nonsense
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array, parse
 from marius_oac.runtime.channel import Closed
 
 
 class ShardServer:
-    """Args:
-    shard: what is served.
-    doors: where messages come from, with the ranks that each of them has: an in-process one for this process, one
-        on the network for the others. Closed by their owner.
-    on_failure: called once, by the thread that failed, which holds no lock.
-    trainers: ranks below it are members of the run's group; others are elastic workers, or are treated as such.
-    on_lost: called where one of these is gone, with its rank, by the thread that found it, which holds the lock.
-    bind: called by each thread with "serve" before its first message (`runtime/machine/binding.py`).
+    """Receives messages for a shard and sends its answers.
+
+    Args:
+        shard: what is served.
+        endpoints: where messages come from, with the ranks of each: an in-process one for this process, one on the
+            network for the others. Closed on exit.
+        on_failure: called once, by the thread that failed, which holds no lock.
+        trainers: ranks below it are members of the run's group; others are elastic workers, or treated as such.
+        on_lost: called with the rank of one of the latter that is gone, by the thread that found it, with the lock.
+        bind: called by each thread with "serve" before its first message (`runtime/machine/binding.py`).
     """
 
     def __init__(
@@ -50,55 +53,55 @@ class ShardServer:
         self.shard, self._on_failure, self._bind = shard, on_failure, bind
         self._trainers, self._on_lost = trainers, on_lost
         self._welcome: np.ndarray | None = None
-        self._joining: list[int] = []  # elastic workers that want to know the run, before anybody does
+        self._joining: list[int] = []  # elastic workers that ask what the run is, before it is known
         self._waiting_workers: list[int] = []  # elastic workers that want batches, while none are dispatched
-        self._endpoints, self._endpoint_of = [endpoint for endpoint, _ in endpoints], {}
-        for endpoint, ranks in endpoints:
-            self._endpoint_of |= dict.fromkeys(ranks, endpoint)
+        self._endpoints = [endpoint for endpoint, _ in endpoints]
+        self._endpoint_of = {rank: endpoint for endpoint, ranks in endpoints for rank in ranks}
         self._lock = threading.Lock()
         self.counts: dict[str, float] = {}
-        """What the shards that were served have counted, up to the last `finish`: `DispatchedShard.metrics`."""
+        """Counts of all shards that were served, up to the last `finish`: `DispatchedShard.metrics`."""
         self._failed = False
         self._threads = [
-            threading.Thread(target=self._serve, args=(endpoint,), name=f"shard, door {number}")
+            threading.Thread(target=self._serve, args=(endpoint,), name=f"shard, endpoint {number}")
             for number, endpoint in enumerate(self._endpoints)
         ]
 
     def begin(self, first: int, shard: Shard) -> None:
-        """Batches from `first` on follow; nothing is on its way. From now on it is `shard` that is served."""
+        """Serves `shard` from now on, for batches from `first` on; called when no message is under way."""
         with self._lock:
-            waiting = self._waiting_workers + (self.shard.desk.waiting_workers if self.shard.desk else [])
-            self.shard = shard
+            before, self.shard = self.shard.dispatch_server, shard
+            waiting = self._waiting_workers + (before.waiting_workers if before else [])
             shard.begin(first)
-            if shard.desk:
-                shard.desk.waiting_workers, waiting = waiting, []
+            if shard.dispatch_server:
+                shard.dispatch_server.waiting_workers, waiting = waiting, []
             self._waiting_workers = waiting
 
     def finish(self) -> None:
-        """No push is on its way any more: what waits for others is applied."""
+        """Flushes the shard and adds up its counts; called when no push is under way any more."""
         with self._lock:
             self.shard.flush()
             self.counts = add_counts(self.counts, self.shard.metrics())
 
     def welcome(self, run: bytes) -> None:
-        """What elastic workers are told of the run."""
+        """Sends elastic workers, now and later, this description of the run."""
         with self._lock:
             self._welcome = np.frombuffer(run, np.uint8)
             for peer in self._joining:
                 self._send(peer, Message(Kind.WELCOME, 0, [self._welcome]))
             self._joining.clear()
 
-    def reconcile(self, message: Message, frames: Sequence) -> Message:
-        """Takes the batches of who is gone no more, or fills places, as the coordinator says; what to answer."""
+    def reconcile(self, message: Message, frames: Frames) -> Message:
+        """Handles the coordinator's REFUSE or FILL after the loss of a worker; returns the answer."""
         values = array(frames[0], np.int64, -1).tolist()
         with self._lock:
+            shard = cast(DispatchedShard, self.shard)  # coordinators are only where batches are dispatched
             if message.kind == Kind.REFUSE:
-                settled, step = self.shard.refuse(values)
+                settled, step = shard.refuse(values)
                 return Message(Kind.ANSWER, message.batch_index, [np.array(settled, np.bool_)], step=step)
-            return Message(Kind.FILLED, message.batch_index, step=self.shard.fill(values))
+            return Message(Kind.FILLED, message.batch_index, step=shard.fill(values))
 
     def fail(self, error: BaseException) -> None:
-        """Every trainer's connection is lost to it, because of this error."""
+        """Makes every trainer's calls raise `NodeLost` with this error."""
         why = str(error) if isinstance(error, MariusOacError) else f"{type(error).__name__}: {error}"
         for endpoint in self._endpoints:
             endpoint.fail(why)
@@ -111,23 +114,23 @@ class ShardServer:
                 self._handle(request.peer, request.frames)
         except Closed:
             return
-        except BaseException as error:  # whatever it is: those who wait must know
+        except BaseException as error:  # whatever it is, waiting trainers must be answered
             with self._lock:
                 first, self._failed = not self._failed, True
             if first:
                 self._on_failure(error)
 
-    def _handle(self, peer: int, frames: Sequence | None) -> None:
+    def _handle(self, peer: int, frames: Frames | None) -> None:
         with self._lock:
             try:
                 out = self._gone(peer) if frames is None else self._answers(peer, frames)
             except Malformed as error:
                 raise NodeLost(self._endpoint_of[peer].names[peer], nonsense(error)) from error
-            # Within the lock, lest a patch overtake the rows that it belongs to.
+            # Within the lock, since otherwise a patch could overtake its rows.
             for to, message in out:
                 self._send(to, message)
 
-    def _answers(self, peer: int, frames: Sequence) -> list[Out]:
+    def _answers(self, peer: int, frames: Frames) -> list[Out]:
         if self._is_elastic(peer):
             kind = parse(frames)[0].kind
             if kind == Kind.JOIN:
@@ -135,7 +138,7 @@ class ShardServer:
                     return [(peer, Message(Kind.WELCOME, 0, [self._welcome]))]
                 self._joining.append(peer)
                 return []
-            if kind == Kind.RESERVE and self.shard.desk is None:
+            if kind == Kind.RESERVE and self.shard.dispatch_server is None:
                 self._waiting_workers.append(peer)
                 return []
         return self.shard.handle(peer, frames)

@@ -1,31 +1,32 @@
-"""The rows that one node holds, as a state machine: messages in, messages out. No network, no threads, no clock.
+"""The rows of one node, as a state machine: messages in, messages out. No network, no threads, no clock.
 
 In lockstep all trainers compute parts of the same batches, one after the other:
 
-    pull     trainer r will need these rows for batch n: they get rows, in the order of (n, r), and are sent at once,
-             as they are after the batches applied so far; where a table pools, some of them as sums (`bags`)
-    push     trainer r's gradients by them; when all trainers' have come and batch n - 1 is applied, they are added up
-             in the order of r, and the row optimizer runs once per row, with timestamp n
-    patch    batch n is applied: of every pull for batch n + 1 the rows whose timestamp is larger than any that the
-             trainer has seen are sent again, and the sums that hold any of them
+    pull     trainer r needs these rows for batch n. New keys are given rows in the order of (n, r). Values are sent at
+             once, as they are after the batches applied so far; where a table pools, some of them as sums (`bags`)
+    push     gives trainer r's gradients. When all trainers' have come and batch n - 1 is applied, they are added up in
+             the order of r, and the row optimizer runs once per row, with timestamp n
+    patch    when batch n is applied, the shard sends for every pull of batch n + 1 the rows with a larger timestamp
+             than the trainer has seen, and the sums that hold any of them
 
-So a trainer may pull many batches ahead, and has the rows of a batch-at-a-time run before it computes: Optimistic
-Asynchrony Control (Waleffe and Mohoney, section 3) across nodes, validation by timestamp included. Averaging rows'
-gradients in every iteration is what Zhao et al. do (section 5, "System").
+So a trainer may pull many batches ahead and still has the rows of a batch-at-a-time run when it computes. This is
+Optimistic Asynchrony Control (Waleffe and Mohoney, section 3) across nodes, with its validation by timestamp. Averaging
+rows' gradients in every iteration is what Zhao et al. do (section 5, "System").
 
-Freely, a push is applied when it comes, whole, and nothing is sent again. Its timestamp is its batch's, so that
+Without lockstep a push is applied as a whole when it comes, and nothing is sent again. Its timestamp is its batch's, so
 Adam's step counts batches there as well, whatever the number of trainers.
 
 Guarantees:
 - In lockstep the rows are a function of what was pulled and pushed, whatever the order in which messages arrive.
-- A message that does not fit what was said before raises `Malformed` and changes nothing.
-- Of a trainer's pulls no more than `ahead` are kept: memory is bounded, whatever it sends.
+- A message that does not fit earlier ones raises `Malformed` and changes nothing.
+- At most `ahead` pulls of a trainer are kept: memory is bounded, whatever it sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,21 +35,27 @@ from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.gba.dispatch_server import DispatchServer
-from marius_oac.nodes.shards.bags import Picks
+from marius_oac.nodes.shards.bags import Bags, Picks
 from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.nodes.transport.contract import Frames
 from marius_oac.nodes.transport.messages import NEVER_STOP, Kind, Malformed, Message, Sync, array, parse
 from marius_oac.storage.contract import MAX_TIMESTAMP
+from marius_oac.types import present
 
 Out = tuple[int, Message]
-"""To which trainer, and what."""
+"""A trainer's rank, and a message to it."""
+Asked = Sequence[tuple[Any, Bags | None]]
+"""What a pull asks for, of each table: `ShardTable.pulled`."""
 
 
 @dataclass
 class _Pull:
     """What a trainer was sent for a batch.
 
-    Of each table: the rows, ascending and unique, and which of them each value is made of (keys that are not admitted
-    share one). `applied`: the last batch whose changes the trainer has seen.
+    Attributes:
+        rows: of each table, int64, ascending and unique.
+        picks: of each table, from which of its rows each value is made (keys that are not admitted share a row).
+        applied: the last batch whose changes the trainer has seen.
     """
 
     rows: list[np.ndarray]
@@ -63,16 +70,18 @@ class _Push:
 
 
 class Shard:
-    """Args:
-    tables: rows of each table.
-    trainers: how many pull and push.
-    lockstep: whether they compute the same batches.
-    sync: the part of EASGD's central parameters that lies here, if any.
-    ahead: a trainer has pushed all but so many of the batches that it pulled.
+    """Answers pulls, pushes and look-ups of rows.
+
+    Args:
+        tables: rows of each table.
+        trainers: number of trainers that pull and push.
+        lockstep: whether they compute the same batches.
+        sync: the part of EASGD's central parameters on this node, if any.
+        ahead: a trainer has pulled at most so many batches that it has not pushed.
     """
 
-    desk: DispatchServer | None = None
-    """The coordinator's, where batches are dispatched and it is this node."""
+    dispatch_server: DispatchServer | None = None
+    """On the coordinator's node, where batches are dispatched."""
 
     def __init__(
         self,
@@ -87,26 +96,31 @@ class Shard:
         self.begin(0)
 
     def begin(self, first: int) -> None:
-        """All batches before `first` are in the rows, no message is on its way."""
+        """Begins at batch `first`: all batches before it are in the rows, and no message is under way."""
         self.applied, self._stop_at, self._last_pulled = first - 1, NEVER_STOP, first - 1
         self._settled = first * self._trainers  # pulls, in the order of (batch, trainer)
-        self._waiting: dict[int, list] = {}
+        self._waiting: dict[int, Asked] = {}
         self._pulls: dict[tuple[int, int], _Pull] = {}
         self._pushes: dict[tuple[int, int], _Push] = {}
 
     def gone(self, peer: int) -> list[Out]:
-        """What follows from an elastic worker's end; nothing more comes from it."""
+        """Returns the messages to send when an elastic worker is gone."""
         return []
 
     def flush(self) -> None:
-        """No push is on its way any more; in lockstep and freely all are applied then."""
+        """Applies what waits for further pushes, of which none is under way any more; here nothing does."""
 
     def metrics(self) -> dict[str, float]:
-        """Counts since it was made; those whose names end in `max` are the largest."""
+        """Returns counts since it was made; see `add_counts` for their names."""
         return {}
 
-    def handle(self, peer: int, frames: Sequence) -> list[Out]:
-        """What follows from a message of trainer `peer`. Raises Malformed, and InputError where a table is full."""
+    def handle(self, peer: int, frames: Frames) -> list[Out]:
+        """Returns the messages to send after a message of trainer `peer`.
+
+        Raises:
+            Malformed: the message does not fit.
+            InputError: a table is full.
+        """
         message, rest = parse(frames)
         if message.kind == Kind.PULL:
             return self._pull(peer, message, rest)
@@ -116,9 +130,9 @@ class Shard:
             return self._look_up(peer, message, rest)
         if message.kind == Kind.SYNC and self.sync is not None:
             return self._synchronise(peer, message, rest)
-        raise Malformed(f"a trainer sends no {message.kind.name} here")
+        raise Malformed(f"{message.kind.name} is not sent to this shard")
 
-    def _pull(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+    def _pull(self, peer: int, message: Message, frames: Frames) -> list[Out]:
         number = message.batch_index * self._trainers + peer
         known = (peer, message.batch_index) in self._pulls or number in self._waiting
         if known or (self._lockstep and number < self._settled):
@@ -138,8 +152,8 @@ class Shard:
             self._settled += 1
         return out
 
-    def _asked(self, frames: Sequence) -> list:
-        """What a pull asks for of each table."""
+    def _asked(self, frames: Frames) -> Asked:
+        """Parses the frames of a pull."""
         asked, at = [], 0
         for table in self.tables:
             asked.append(table.pulled(frames[at : at + table.num_frames]))
@@ -148,7 +162,8 @@ class Shard:
             raise Malformed(f"{len(frames)} frames, not {at}")
         return asked
 
-    def _served(self, peer: int, batch_index: int, asked: list) -> Out:
+    def _served(self, peer: int, batch_index: int, asked: Asked) -> Out:
+        """Records a pull and returns its answer."""
         pull, values = _Pull([], [], self.applied), []
         for table, (each, bags) in zip(self.tables, asked, strict=True):
             index = table.rows_of(each)
@@ -161,7 +176,7 @@ class Shard:
         final = not self._lockstep or self.applied == batch_index - 1
         return peer, Message(Kind.ROWS, batch_index, values, final=final, stop_at=self._stop_at)
 
-    def _push(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+    def _push(self, peer: int, message: Message, frames: Frames) -> list[Out]:
         place = peer, message.batch_index
         if place not in self._pulls or place in self._pushes:
             raise Malformed(f"batch {message.batch_index} is pushed without a pull, or again")
@@ -169,9 +184,9 @@ class Shard:
         if not self._lockstep:
             if message.share:
                 self._apply([place], message.batch_index, [1.0])
-            else:  # an example of another trainer's, see `RankSlice`
+            else:  # the example is another trainer's, see `RankSlice`
                 del self._pulls[place], self._pushes[place]
-            if message.stop_at < NEVER_STOP:  # nobody has gone further than that much ahead of the last one pulled
+            if message.stop_at < NEVER_STOP:  # no trainer is further than that ahead of the last batch pulled
                 self._stop_at = min(self._stop_at, self._last_pulled + message.stop_at - message.batch_index)
             return [(peer, Message(Kind.APPLIED, message.batch_index, stop_at=self._stop_at))]
         out = []
@@ -179,8 +194,8 @@ class Shard:
             out += self._apply_all()
         return out
 
-    def _gradients(self, pull: _Pull, frames: Sequence) -> list[np.ndarray]:
-        """A push's gradients of each table, float32 [n, D]: of the values that were pulled."""
+    def _gradients(self, pull: _Pull, frames: Frames) -> list[np.ndarray]:
+        """Parses the gradients of each table, float32 [n, D], of the values that were pulled."""
         if len(frames) != len(self.tables):
             raise Malformed(f"{len(frames)} frames, not {len(self.tables)}")
         return [
@@ -189,7 +204,7 @@ class Shard:
         ]
 
     def _apply_all(self) -> list[Out]:
-        """The next batch of all trainers, and who must hear of it."""
+        """Applies the next batch of all trainers; returns the messages to them."""
         batch_index = self.applied + 1
         places = [(trainer, batch_index) for trainer in range(self._trainers)]
         messages = [self._pushes[place].message for place in places]
@@ -199,6 +214,7 @@ class Shard:
         return [(trainer, self._news(trainer, batch_index)) for trainer in range(self._trainers)]
 
     def _news(self, trainer: int, batch_index: int) -> Message:
+        """Returns what a trainer is sent after a batch is applied: a patch if it has pulled the next one."""
         pull = self._pulls.get((trainer, batch_index + 1))
         if pull is None:
             return Message(Kind.APPLIED, batch_index, stop_at=self._stop_at)
@@ -223,18 +239,19 @@ class Shard:
             )
             table.apply(rows, gradients, timestamp, pushes[0].message.factor)
 
-    def _synchronise(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+    def _synchronise(self, peer: int, message: Message, frames: Frames) -> list[Out]:
         try:
-            what = Sync(message.table)
-            values = torch.tensor(array(frames[0], np.float32, -1)) if what != Sync.READ else None
+            what, sync = Sync(message.table), present(self.sync)
+            if what != Sync.READ:
+                values = torch.tensor(array(frames[0], np.float32, -1))
             if what == Sync.WRITE:
-                self.sync.write(values)
-            found = self.sync.exchange(values) if what == Sync.EXCHANGE else self.sync.read()
+                sync.write(values)
+            found = sync.exchange(values) if what == Sync.EXCHANGE else sync.read()
         except (ValueError, IndexError) as error:
             raise Malformed(f"a synchronisation that does not fit: {error}") from None
         return [(peer, Message(Kind.SYNCED, message.batch_index, [found.numpy()]))]
 
-    def _look_up(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+    def _look_up(self, peer: int, message: Message, frames: Frames) -> list[Out]:
         if message.table >= len(self.tables):
             raise Malformed(f"there is no table {message.table}")
         table = self.tables[message.table]

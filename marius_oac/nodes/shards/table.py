@@ -1,4 +1,4 @@
-"""One table's rows on one node: by number, as a graph has them, or by key, as a click log has."""
+"""One table's rows on one node: looked up by number, as in a graph, or by key, as in a click log."""
 
 from __future__ import annotations
 
@@ -11,47 +11,62 @@ import numpy as np
 from marius_oac.kernels.cpu import bags as row_kernels
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.bags import Bags
+from marius_oac.nodes.transport.contract import Frames
 from marius_oac.nodes.transport.messages import Malformed, array
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.keys.table import KeyTable
 
+Keys = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Vocabularies uint16 [n], keys int64 [n] and checks uint32 [n]."""
+_KEY_TYPES: Sequence[type[np.generic]] = (np.uint16, np.int64, np.uint32)
+
 
 class ShardTable(ABC):
-    """Args:
-    store: the rows, with the optimizer's state.
-    optimizer: runs here.
-    penalty: what a row's gradient has of its value, besides (`embedding_l2`).
+    """Reads and updates rows.
+
+    Args:
+        store: the rows, with the optimizer's state.
+        optimizer: of the rows.
+        penalty: the part of a row's value that is added to its gradient (`embedding_l2`).
     """
 
     num_frames: int
-    """Arrays that say what a pull asks for."""
+    """Frames of a pull of this table."""
 
     def __init__(self, store: ParameterStore, optimizer: RowOptimizer, penalty: float = 0.0):
         self.store, self.dimension = store, store.layout.dimension
         self._optimizer, self._penalty = optimizer, np.float32(penalty)
 
     @abstractmethod
-    def asked(self, frames: Sequence) -> Any:
-        """The rows that are asked for. Raises Malformed."""
+    def asked(self, frames: Frames) -> Any:
+        """Parses the frames that say which rows a message asks for.
 
-    def pulled(self, frames: Sequence) -> tuple[Any, Bags | None]:
-        """The rows that a pull asks for, and what sums of them; None: each by itself. Raises Malformed."""
+        Raises:
+            Malformed: the frames don't fit this table.
+        """
+
+    def pulled(self, frames: Frames) -> tuple[Any, Bags | None]:
+        """Parses the frames of a pull: the rows, and which sums of them are wanted; None: each row by itself.
+
+        Raises:
+            Malformed: the frames don't fit this table.
+        """
         return self.asked(frames), None
 
     @abstractmethod
     def rows_of(self, asked: Any) -> np.ndarray:
-        """The rows, a new int64 [n], in the order asked; new keys get some."""
+        """Returns the rows, a new int64 [n], in the order asked; new keys are given rows."""
 
     @abstractmethod
     def look_up(self, asked: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Values, float32 [n, D], and whether each was ever trained, bool [n]; changes nothing."""
+        """Returns values, float32 [n, D], and whether each was ever trained, bool [n]; changes nothing."""
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Values, float32 [n, D], of ascending rows."""
+        """Returns the values, float32 [n, D], of ascending rows, int64 [n]."""
         return self._read(rows)[0]
 
     def timestamps(self, rows: np.ndarray) -> np.ndarray:
-        """int64 [n], of ascending rows."""
+        """Returns the timestamps, int64 [n], of ascending rows, int64 [n]."""
         return self._read(rows)[1]
 
     def _read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -60,12 +75,11 @@ class ShardTable(ABC):
         return np.ascontiguousarray(whole[:, : self.dimension]), timestamps
 
     def apply(self, rows: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float) -> None:
-        """One step of the optimizer on ascending rows, with gradients float32 [n, D]."""
-
+        """Makes one step of the optimizer on ascending rows, int64 [n], with gradients float32 [n, D]."""
         rule = self._optimizer.rule(timestamp, factor)
 
         def update(values: np.ndarray, part: np.ndarray) -> None:
-            # The kernel of a step, so that rows have the bits that they would have on one node.
+            # The same kernel as in a step, so that rows have the same bits as on one node.
             row_kernels.update(rule, self._penalty, 0, len(values), part.copy(), values, np.empty(len(values)))
 
         self.store.apply(rows, gradients, update, timestamp)
@@ -76,46 +90,53 @@ class NumberedTable(ShardTable):
 
     num_frames = 1
 
-    def asked(self, frames: Sequence) -> np.ndarray:
+    def asked(self, frames: Frames) -> np.ndarray:
+        """See `ShardTable.asked`."""
         rows = array(frames[0], np.int64, -1) if len(frames) == 1 else None
         if rows is None or (rows.size and not 0 <= rows.min() <= rows.max() < self.store.num_rows):
             raise Malformed(f"no rows of table {self.store.name!r}")
         return rows
 
     def rows_of(self, asked: np.ndarray) -> np.ndarray:
+        """See `ShardTable.rows_of`."""
         return asked.copy()
 
     def look_up(self, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `ShardTable.look_up`."""
         rows, back = np.unique(asked, return_inverse=True)
         values, timestamps = self._read(rows)
         return values[back], (timestamps >= 0)[back]
 
 
 class KeyedTable(ShardTable):
-    """Rows are asked for by their keys; `keys` knows or makes them. With `pools` a pull asks for sums as well."""
+    """Rows are asked for by their keys, and made for new keys. With `pools` a pull asks for sums as well."""
 
     def __init__(self, keys: KeyTable, optimizer: RowOptimizer, penalty: float = 0.0, pools: bool = False):
         super().__init__(keys.store, optimizer, penalty)
         self.keys, self.file, self._pools = keys, 0, pools
         self.num_frames = 6 if pools else 3
 
-    def pulled(self, frames: Sequence) -> tuple[Any, Bags | None]:
+    def pulled(self, frames: Frames) -> tuple[Keys, Bags | None]:
+        """See `ShardTable.pulled`."""
         keys = self.asked(frames[:3])
         return keys, Bags.parse(frames[3:], keys[1].size) if self._pools else None
 
-    def asked(self, frames: Sequence) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def asked(self, frames: Frames) -> Keys:
+        """See `ShardTable.asked`."""
         if len(frames) != 3:
             raise Malformed(f"{len(frames)} frames, not 3")
-        vocabularies, keys, checks = (array(frames[i], t, -1) for i, t in enumerate((np.uint16, np.int64, np.uint32)))
+        vocabularies, keys, checks = (array(*each, -1) for each in zip(frames, _KEY_TYPES, strict=True))
         if not vocabularies.size == keys.size == checks.size:
             raise Malformed("vocabularies, keys and checks differ in number")
         return vocabularies, keys, checks
 
-    def rows_of(self, asked: tuple) -> np.ndarray:
+    def rows_of(self, asked: Keys) -> np.ndarray:
+        """See `ShardTable.rows_of`."""
         rows = self.keys.find(*asked)
         self.keys.admit(*asked, rows, self.file)
         return rows
 
-    def look_up(self, asked: tuple) -> tuple[np.ndarray, np.ndarray]:
+    def look_up(self, asked: Keys) -> tuple[np.ndarray, np.ndarray]:
+        """See `ShardTable.look_up`."""
         values, local, _ = self.keys.look_up(*asked)
         return np.ascontiguousarray(values[local][:, : self.dimension]), self.keys.find(*asked) >= 0

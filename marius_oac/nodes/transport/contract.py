@@ -17,15 +17,15 @@ Guarantees:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from marius_oac.errors import InputError
+from marius_oac.runtime.closing import Abortable
 
 SECRET_BYTES = 32
 TAKEN = "a rank that is connected already"
@@ -83,7 +83,7 @@ class Request:
     frames: list[memoryview] | None
 
 
-class Endpoint(ABC):
+class Endpoint(Abortable):
     """The base of a server and a client."""
 
     @abstractmethod
@@ -93,16 +93,6 @@ class Endpoint(ABC):
     @abstractmethod
     def close(self) -> None:
         """Waits until sent messages have arrived (after `abort`: does not wait), and releases everything."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.abort()
-        self.close()
 
 
 class Server(Endpoint):

@@ -1,0 +1,26 @@
+"""A context manager that is aborted before it is closed if its block raises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+
+class Abortable(ABC):
+    """Closes itself at the end of a `with` block; aborts first if the block raises."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends waiting calls, so that `close` does not wait for others."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases everything."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.abort()
+        self.close()
