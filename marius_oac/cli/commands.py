@@ -1,4 +1,4 @@
-"""The command `marius-oac`: argv -> Config -> one call. No logic; errors become one line and an exit code."""
+"""The command `marius-oac`: parses arguments, loads the configuration, and makes one call."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from marius_oac import __version__
 from marius_oac.cli.data_arguments import add_init, add_prepare
@@ -17,6 +17,11 @@ from marius_oac.errors import ConfigError, InputError
 from marius_oac.runtime.command import check_present_folder, check_system, run_command
 from marius_oac.runtime.console import answer, report
 
+if TYPE_CHECKING:
+    from marius_oac.config.task import TaskConfig
+    from marius_oac.nodes.launch.cluster import Place
+    from marius_oac.nodes.launch.launch import Request
+
 _PREDICT = (
     "The likeliest tails of (head, relation, ?), heads of (?, relation, tail), classes of a node; of clicks, "
     "probabilities."
@@ -24,12 +29,13 @@ _PREDICT = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors in the house's form: one line, exit code 2; also where standard output takes no help."""
+    """An ArgumentParser whose errors are one line and exit code 2, also if help can't be written to standard output."""
 
     def _print_message(self, message: str, file: object = None) -> None:
         answer(message.removesuffix("\n"))
 
     def error(self, message: str) -> NoReturn:
+        """Raises InputError with the message."""
         raise InputError(f"{message} (see `{self.prog} --help`)", self.prog.partition(" ")[2] or None)
 
 
@@ -94,6 +100,7 @@ def _train(args: argparse.Namespace) -> int | None:
     from marius_oac.training.local import train
 
     report(train(config, args.out, trace=args.trace))
+    return None
 
 
 def _resume(args: argparse.Namespace) -> int | None:
@@ -102,27 +109,28 @@ def _resume(args: argparse.Namespace) -> int | None:
     from marius_oac.training.local import resume
 
     report(resume(args.run, args.set, **_resumed(args)))
+    return None
 
 
-def _resumed(args: argparse.Namespace) -> dict:
+def _resumed(args: argparse.Namespace) -> dict[str, Any]:
     return {"data": args.data or (), "checkpoint": args.checkpoint, "trace": args.trace, **_opened(args)}
 
 
-def _opened(args: argparse.Namespace) -> dict:
-    """What every command says that opens a run."""
+def _opened(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of every command that opens a run."""
     return {"data_path": args.data_path, "trust": args.trust}
 
 
-def _request(args: argparse.Namespace):
+def _request(args: argparse.Namespace) -> Request:
     from marius_oac.nodes.launch.launch import Request
 
     return Request(args.argv, args.nodes, args.local_nodes, args.node, args.dry_run)
 
 
-def _train_on_nodes(args: argparse.Namespace, config) -> int:
+def _train_on_nodes(args: argparse.Namespace, config: TaskConfig) -> int:
     from marius_oac.nodes.launch.launch import on_nodes
 
-    def train(place):
+    def train(place: Place) -> object:
         from marius_oac.training.cluster import train_on_nodes
 
         return train_on_nodes(config, place, args.out, trace=args.trace)
@@ -133,7 +141,7 @@ def _train_on_nodes(args: argparse.Namespace, config) -> int:
 def _resume_on_nodes(args: argparse.Namespace) -> int:
     from marius_oac.nodes.launch.launch import on_nodes
 
-    def resume(place):
+    def resume(place: Place) -> object:
         from marius_oac.training.cluster import resume_on_nodes
 
         return resume_on_nodes(args.run, place, args.set, **_resumed(args))
@@ -229,7 +237,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
-    def command(name: str, function, text: str) -> Parser:
+    def command(name: str, function: Callable[[argparse.Namespace], int | None], text: str) -> Parser:
         added = commands.add_parser(name, help=text, description=text)
         added.set_defaults(function=function)
         return added
@@ -333,7 +341,7 @@ def _add_topology(parser: Parser) -> None:
 
 
 def _name(text: str) -> str:
-    """A name of the command line, which is UTF-8 whatever the locale takes it for."""
+    """A name from the command line, decoded as UTF-8 in any locale."""
     return os.fsencode(text).decode("utf-8", "replace")
 
 
@@ -355,7 +363,7 @@ def _add_predict(parser: Parser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code. Errors that are no mistake of the user surface with their traceback."""
+    """Runs a command and returns its exit code. Errors that are not the user's are raised with their traceback."""
 
     def work() -> int | None:
         check_system()

@@ -1,4 +1,4 @@
-"""Arguments of the commands that look at a user's own data: prepare and init."""
+"""Arguments of the commands that read a user's data: prepare and init."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 
 def add_prepare(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `marius-oac prepare`."""
     parser.add_argument(
         "source",
         nargs="?",
@@ -16,7 +17,7 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         required=True,
-        help="graph folder to make; what dgl's source says of nodes lies there as labels.tsv (name, label, split) and "
+        help="graph folder to make; data of dgl's nodes is written there as labels.tsv (name, label, split) and "
         "features.parquet (name, features)",
     )
     for split in ("train", "valid", "test"):
@@ -29,7 +30,7 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--header",
         action=argparse.BooleanOptionalAction,
-        help="whether the first line holds column names (default: as it looks, and said)",
+        help="whether the first line holds column names (default: guessed, with a message)",
     )
     parser.add_argument("--delimiter", help="of text files (default: by suffix)")
     parser.add_argument("--comment", default="#", help="lines that begin with it are skipped (default: #)")
@@ -42,6 +43,7 @@ def add_prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `marius-oac init`."""
     parser.add_argument(
         "source",
         nargs="+",
@@ -49,15 +51,15 @@ def add_init(parser: argparse.ArgumentParser) -> None:
         "graph folder",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the config to write (default: standard output)")
-    parser.add_argument("--task", choices=("ctr", "graph"), help="click log or graph (default: as it looks, and said)")
+    parser.add_argument("--task", choices=("ctr", "graph"), help="click log or graph (default: guessed, and said)")
     parser.add_argument("--label", metavar="COLUMN", help="a click log: the column of labels (default: a guess)")
     parser.add_argument(
         "--positive", action="append", default=[], metavar="VALUE", help="a label that means 1 (default: a guess)"
     )
-    parser.add_argument("--delimiter", help="of text files (default: as it looks)")
+    parser.add_argument("--delimiter", help="of text files (default: guessed)")
     parser.add_argument(
         "--split",
         type=Path,
         metavar="FOLDER",
-        help="a click log of one file: write 80 %% of its rows, drawn, as FOLDER/train, 10 %% each as valid and test",
+        help="a click log of one file: write random 80 %% of its rows as FOLDER/train, 10 %% each as valid and test",
     )

@@ -1,9 +1,9 @@
 """AUC, log loss, normalised entropy and calibration of predicted probabilities, over any number of examples.
 
-The examples go to a data base in a temporary folder ($TMPDIR), which sorts them by score and spills: memory stays
-bounded. Everything is made of how many positive and negative examples each score has. The counts of AUC are exact
-integers; losses and probabilities become integers, multiples of 2**-40, before they are added up. So the figures are
-functions of the set of examples: their order and the sizes of the pieces in which they come play no part.
+The examples go to a database in a temporary folder ($TMPDIR), which sorts them by score and spills to disk, so memory
+is bounded. All metrics are computed from the numbers of positive and negative examples of each score. The counts of AUC
+are exact integers; losses and probabilities are rounded to multiples of 2**-40 before they are summed. So the metrics
+depend only on the set of examples, not on their order or on how they are divided into batches.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
+from marius_oac.data.prepare.encode import connect
 from marius_oac.data.prepare.queries import query_errors
 from marius_oac.errors import MariusOacError
 
-MEMORY_LIMIT_BYTES = 256 << 20  # of DuckDB; what is beyond goes to the temporary folder
+MEMORY_LIMIT_BYTES = 256 << 20  # of DuckDB, which spills the rest to the temporary folder
 LEAST_PROBABILITY = 2.0**-24
-"""1 - 2**-24 is the largest float32 below 1. Log losses take probabilities for at least this and at most 1 minus this,
-so that an example costs at most 24 ln 2 = 16.6."""
+"""For the log loss, probabilities are clipped to at least this and at most 1 minus this, which is the largest float32
+below 1. So an example costs at most 24 ln 2 = 16.6."""
 
 INSERT_ROWS = 1 << 20
 STREAM_ROWS = 1 << 18
@@ -34,7 +34,7 @@ _UNIT = 2.0**-40
 
 
 class Counts(NamedTuple):
-    """How many examples have each of n ascending scores."""
+    """The numbers of positive and negative examples with each of n ascending scores."""
 
     scores: np.ndarray  # float32 [n]
     positives: np.ndarray  # int64 [n]
@@ -42,44 +42,36 @@ class Counts(NamedTuple):
 
 
 class ClickMetrics:
-    """Takes labels and predictions in, gives metrics out. Use it as a context manager; one thread at a time.
+    """Computes metrics of labels and predictions. Use it as a context manager; one thread at a time.
 
     Args:
-        memory_limit: bytes that the data base may hold, at least 32 MiB; its code and what is pending come on top.
+        memory_limit: of the database, in bytes, at least 32 MiB. Its code and pending examples need more.
 
     Raises:
-        InputError: the disk of the temporary folder is full; by `add` and `result`, too.
+        InputError: the disk of the temporary folder is full; also by `add` and `result`.
     """
 
     def __init__(self, memory_limit: int = MEMORY_LIMIT_BYTES) -> None:
         with ExitStack() as stack:
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marius-oac-scores-")))
-            settings = {
-                "memory_limit": f"{memory_limit >> 20}MiB",
-                "temp_directory": str(self._folder / "spill"),
-                "threads": 1,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-            }
             with self._errors():
-                self._connection = duckdb.connect(str(self._folder / "scores.duckdb"), config=settings)
+                self._connection = connect(self._folder, memory_limit, most_threads=1)
                 stack.callback(self._connection.close)
-                self._connection.execute("SET enable_progress_bar = false")  # it would write to our output
                 self._connection.execute("CREATE TABLE examples (score UINTEGER, positive UTINYINT)")
             self._stack = stack.pop_all()
         self._scores, self._positive = np.empty(INSERT_ROWS, np.uint32), np.empty(INSERT_ROWS, np.uint8)
         self._pending = self._added = 0
 
     def add(self, labels: np.ndarray, probabilities: np.ndarray) -> None:
-        """Takes n examples; the arrays are copied.
+        """Adds n examples. The arrays are copied.
 
         Args:
             labels: float32 [n], each 0 or 1.
             probabilities: float32 [n] in [0, 1].
 
         Raises:
-            ValueError: arrays of other types or shapes.
-            MariusOacError: a probability is NaN or outside [0, 1], a label not 0 or 1; none of the n is counted.
+            ValueError: an array has another type or shape.
+            MariusOacError: a probability is NaN or outside [0, 1], or a label is neither 0 nor 1. No example is added.
         """
         if not (labels.dtype == probabilities.dtype == np.float32 and labels.ndim == 1):
             raise ValueError("labels and probabilities must be float32 [n]")
@@ -89,7 +81,7 @@ class ClickMetrics:
             ~((probabilities >= 0) & (probabilities <= 1)), probabilities, "probability", "a number from 0 to 1"
         )
         self._refuse((labels != 0) & (labels != 1), labels, "label", "0 or 1")
-        scores = (probabilities + np.float32(0)).view(np.uint32)  # ordered as the floats are, once -0 is 0
+        scores = (probabilities + np.float32(0)).view(np.uint32)  # in the order of the floats; + 0 makes -0 a 0
         start = 0
         while start < scores.size:
             size = min(scores.size - start, INSERT_ROWS - self._pending)
@@ -104,14 +96,14 @@ class ClickMetrics:
         """The metrics of all examples so far.
 
         Returns:
-            `auc`: the probability that a positive example scores above a negative one, ties count one half; NaN without
-                both classes.
+            `auc`: the probability that a positive example scores above a negative one, where ties count one half; NaN
+                unless there are both classes.
             `log_loss`: mean negative log likelihood, natural logarithm; see `LEAST_PROBABILITY`.
             `normalized_entropy`: `log_loss` over the entropy of the mean label (He et al., "Practical lessons from
-                predicting clicks on ads at Facebook", ADKDD 2014, section 3): below 1 is better than predicting the
-                mean label; NaN without both classes.
+                predicting clicks on ads at Facebook", ADKDD 2014, section 3). Below 1 is better than predicting the
+                mean label; NaN unless there are both classes.
             `calibration`: mean prediction over mean label, 1 is best; NaN without positive examples.
-            `examples`: how many.
+            `examples`: their number.
 
         Raises:
             MariusOacError: there are no examples.
@@ -152,11 +144,11 @@ class ClickMetrics:
 
     def _counts(self) -> Iterator[Counts]:
         """The counts of all scores in ascending order, at most STREAM_ROWS + 1 at a time."""
-        # Sorting the rows is twice as fast as GROUP BY where most scores are distinct.
+        # Sorting the rows is twice as fast as GROUP BY if most scores are distinct.
         reader = self._connection.sql("SELECT score, positive FROM examples ORDER BY score").to_arrow_reader(
             STREAM_ROWS
         )
-        last, positives, negatives = 0, 0, 0  # the score that the next rows may go on with
+        last, positives, negatives = 0, 0, 0  # of the last score, which the next batch may continue
         for batch in reader:
             scores, positive = (column.to_numpy() for column in batch.columns)
             if not scores.size:
@@ -176,7 +168,7 @@ class ClickMetrics:
 
 
 def metrics_of_counts(blocks: Iterator[Counts]) -> dict[str, float]:
-    """The metrics of at least one example, scores ascending from block to block; see `ClickMetrics.result`."""
+    """The metrics of at least one example; see `ClickMetrics.result`. Scores ascend over all blocks."""
     positives = negatives = doubled_wins = loss = prediction = 0
     for scores, ones, zeros in blocks:
         below = np.cumsum(zeros) - zeros  # negatives below, within the block
@@ -204,7 +196,7 @@ def _units(values: np.ndarray) -> np.ndarray:
 
 
 def _dot(counts: np.ndarray, values: np.ndarray) -> int:
-    """The exact sum of products of two int64 [n] >= 0."""
+    """The exact sum of products of two arrays int64 [n] of numbers >= 0."""
     if not counts.size:
         return 0
     if int(counts.sum()) * int(values.max()) < 1 << 63:

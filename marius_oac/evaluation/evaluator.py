@@ -1,4 +1,4 @@
-"""Evaluation as a configuration asks for it: split, candidates, filter; known answers are collected once."""
+"""Evaluates models as configured: split, candidates, filter. Known answers are collected once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from marius_oac.kernels.cpu.permutation import Permutation
 
 
 def check_evaluation(config: Config, graph: Graph) -> None:
-    """Raises ConfigError where the graph can't be evaluated as the configuration asks.
+    """Raises ConfigError if the graph can't be evaluated as configured.
 
-    Candidates are drawn with replacement, so more of them than entities would be possible; but the rank among them
-    would mean nothing that ranking against all entities doesn't say better.
+    Candidates are drawn with replacement, so there could be more of them than entities. But then ranking against all
+    entities is cheaper and more exact.
     """
     candidates = config.evaluation.candidates
     if candidates != "all" and candidates > graph.num_nodes:
@@ -30,12 +30,12 @@ def check_evaluation(config: Config, graph: Graph) -> None:
 
 
 def is_sampled(config: Config, graph: Graph) -> bool:
-    """Whether evaluations between epochs take but a sample of the edges to validate on."""
+    """Whether evaluations between epochs use only a sample of the validation edges."""
     return 0 < config.evaluation.max_edges < graph.num_edges["valid"]
 
 
 class Evaluator:
-    """Evaluates models on the splits of one graph. Raises what `check_evaluation` raises."""
+    """Evaluates models on the splits of one graph. Raises ConfigError as `check_evaluation`."""
 
     def __init__(self, config: Config, graph: Graph):
         check_evaluation(config, graph)
@@ -43,8 +43,8 @@ class Evaluator:
         self._known: KnownAnswers | None = None
 
     def edges(self, split: Split, whole: bool = True) -> np.ndarray:
-        """The edges to rank: all of the split, or, unless the `whole` is asked for, of validation a sample of
-        `evaluation.max_edges` that is a function of the seed."""
+        """The edges to rank, int32 or int64 [E, 2 or 3]: all of the split; if not `whole`, of validation a sample of
+        `evaluation.max_edges`, drawn by the seed."""
         edges = self._graph.edges(split)
         if whole or split != "valid" or not is_sampled(self._config, self._graph):
             return edges
@@ -52,7 +52,7 @@ class Evaluator:
         return edges[np.sort(places.permute(np.arange(self._config.evaluation.max_edges)))]
 
     def evaluate(self, scorer: LinkScorer, split: Split, whole: bool = True) -> dict[str, float]:
-        """Metrics such as `filtered.mrr`; see `edges`, and `evaluate.Evaluation.as_dict`."""
+        """Metrics such as `filtered.mrr`; see `edges` and `Evaluation.as_dict`. Raises as `evaluate`."""
         config, edges = self._config.evaluation, self.edges(split, whole)
         drawn = None
         if config.candidates != "all":
@@ -62,10 +62,10 @@ class Evaluator:
         return evaluate(scorer, edges, known, drawn, config.memory).as_dict()
 
     def _known_answers(self, split: Split, edges: np.ndarray, whole: bool) -> KnownAnswers:
-        """They are kept for the next evaluation between epochs; what comes at the end comes once."""
+        """The known answers of these edges. Those for evaluations between epochs are kept."""
         if not whole and self._known is not None:
             return self._known
-        self._known = None  # room for what follows
+        self._known = None  # frees memory for the new ones
         relations = 0 if self._config.model.decoder == "dot" else self._graph.num_relations
         known = KnownAnswers.build((self._graph.edges(name) for name in SPLITS), edges, relations)
         self._known = None if whole else known

@@ -1,10 +1,10 @@
 """Known true answers, which the filtered setting leaves out of a ranking (Bordes et al., "Translating embeddings for
 modeling multi-relational data", NeurIPS 2013, section 4.1).
 
-Only what the queries ask about is kept: one hash table of the queries' (node, relation) pairs per side, and the answers
-to these. All edges of all splits stream past it twice, first to count and then to place, so memory is O(queries +
-answers) whatever the number of edges. Queries that share a pair share its answers, as one popular relation could
-otherwise take (queries x answers) places.
+Only answers to the queries are kept: for each side a hash table of the queries' (node, relation) pairs, and the answers
+to these. All edges of all splits are read twice, first to count and then to store the answers, so memory is O(queries +
+answers) for any number of edges. Queries with the same pair share their answers, since one popular relation could
+otherwise need (queries x answers) entries.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ CHUNK_EDGES = 1 << 20
 
 @dataclass(frozen=True)
 class Answers:
-    """One side: query q asks for group `groups[q]`, whose answers are `ids[offsets[g] : offsets[g + 1]]`, ascending
-    and unique; `own[q]` is the query's own answer, which may be among them."""
+    """The known answers of one side; int64.
+
+    Attributes:
+        groups: [Q], the group g of each query, which is one (node, relation) pair.
+        own: [Q], each query's own answer, which may be one of the known ones.
+        offsets: [G + 1]: the answers of group g are `ids[offsets[g] : offsets[g + 1]]`, ascending and unique.
+        ids: [A].
+    """
 
     groups: np.ndarray
     own: np.ndarray
@@ -34,10 +40,11 @@ class Answers:
 
 
 class KnownAnswers:
-    """For every query edge and side, the other answers that are known to be true. Make it with `build`.
+    """The answers known to be true, for every query edge and side. Make it with `build`.
 
     Attributes:
-        num_queries: Q, edges that `build` was given.
+        sides: the answers, by `Side`.
+        num_queries: Q, the number of query edges.
     """
 
     def __init__(self, sides: Sequence[Answers]) -> None:
@@ -51,14 +58,14 @@ class KnownAnswers:
         """Collects the answers.
 
         Args:
-            edge_sets: true edges (all splits), each int32 or int64 [E, 3] or [E, 2], C order; memmaps are read in
-                order, twice. An edge may come more than once.
-            queries: edges to be ranked, [Q, 3] or [Q, 2]; they need not be among the edge sets.
-            num_relations: 0: a relation column, if there is one, is ignored (as decoder `dot` does).
-            chunk: edges between two moments at which a signal can interrupt.
+            edge_sets: true edges (all splits), each int32 or int64 [E, 3] or [E, 2], C order. Memmaps are read twice,
+                in order. Edges may repeat.
+            queries: the edges to rank, int32 or int64 [Q, 3] or [Q, 2]; they need not be in the edge sets.
+            num_relations: 0: a relation column is ignored (as decoder `dot` does).
+            chunk: the number of edges after which a signal can interrupt.
 
         Raises:
-            ValueError: an array of another type or shape, or without the relations that num_relations promises.
+            ValueError: an array has another type or shape, or no relations although num_relations is not 0.
         """
         sets = [as_kernel_input(edges) for edges in edge_sets]
         queries = as_kernel_input(np.ascontiguousarray(queries))
@@ -69,10 +76,11 @@ class KnownAnswers:
         return cls([_collect(pieces, queries, side, num_relations > 0) for side in Side])
 
     def others(self, side: Side, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Known answers of queries start to stop - 1, but for each query's own.
+        """The known answers of the queries [start, stop), except each query's own.
 
         Args:
-            side: which end is asked for: `Side.TAIL` for (head, relation, ?).
+            side: the end to predict: `Side.TAIL` for (head, relation, ?).
+            stop: None: up to the last query.
 
         Returns:
             offsets int64 [stop - start + 1] and ids int64 [offsets[-1]]: those of query start + i are
@@ -102,7 +110,7 @@ def _collect(pieces: Sequence[np.ndarray], queries: np.ndarray, side: Side, rela
     for edges in pieces:
         _count(edges, forward, related, nodes, relations, table, groups, offsets)
     np.cumsum(offsets, out=offsets)
-    # offsets[g + 1] is where group g begins, and moves as its answers are placed to where it ends.
+    # offsets[g + 1] is where group g begins. Storing its answers moves it to where the group ends.
     ids = np.empty(offsets[-1], dtype=np.int64)
     for edges in pieces:
         _place(edges, forward, related, nodes, relations, table, groups, offsets, ids)
@@ -115,7 +123,7 @@ def _collect(pieces: Sequence[np.ndarray], queries: np.ndarray, side: Side, rela
 
 @compiled
 def _find(node, relation, nodes, relations, table):
-    """The place in the table of a query with this node and relation, or the empty place (-1) where it would go."""
+    """The slot of a query with this node and relation, or the empty slot (-1) for it."""
     mask = np.uint64(table.size - 1)
     slot = mix(np.uint64(node) ^ mix(np.uint64(relation))) & mask
     while True:
@@ -127,7 +135,7 @@ def _find(node, relation, nodes, relations, table):
 
 @compiled
 def _group(nodes, relations, table, groups):
-    """Numbers the distinct (node, relation) pairs from 0 in order of appearance; the table holds their first query."""
+    """Numbers the distinct (node, relation) pairs from 0 in order of appearance. The table holds their first query."""
     num_groups = 0
     for q in range(nodes.size):
         slot = _find(nodes[q], relations[q], nodes, relations, table)
@@ -142,7 +150,7 @@ def _group(nodes, relations, table, groups):
 
 @compiled
 def _group_of(edge, forward, related, nodes, relations, table, groups):
-    """The group that the edge [2 or 3] answers; -1: none."""
+    """The group that an edge, [2 or 3], answers; -1: none."""
     node = edge[0] if forward else edge[edge.size - 1]
     relation = edge[1] if related else 0
     query = table[_find(node, relation, nodes, relations, table)]
@@ -168,7 +176,7 @@ def _place(edges, forward, related, nodes, relations, table, groups, ends, ids):
 
 @compiled
 def _drop_repeated(offsets, ids):
-    """Moves each group's distinct answers together, changes the offsets accordingly and returns how many are left."""
+    """Removes repeated answers of each group, adapts the offsets, and returns how many answers are left."""
     kept, start = 0, 0
     for group in range(offsets.size - 1):
         end = offsets[group + 1]

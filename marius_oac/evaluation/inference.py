@@ -1,11 +1,12 @@
-"""Layer-wise inference: what an encoder makes of every node of a graph, each with all of its neighbours.
+"""Layer-wise inference: encodes every node of a graph with all of its neighbours.
 
-One layer of all nodes after the other, so that a node is computed once per layer, however many paths lead to it. Nodes
-are taken in chunks of consecutive ones, values lie in mapped files: memory is bounded whatever the size of the graph.
+A layer is computed for all nodes before the next layer, so a node is computed once per layer, however many paths lead
+to it. Nodes are processed in chunks of consecutive ones, and values are in mapped files, so memory is bounded for a
+graph of any size.
 
 Guarantees:
 - The result is a pure function of encoder, values, neighbours and `memory`: the same bits for any number of threads.
-- The file is there whole or not at all; nothing else is left behind, whatever is raised.
+- The file is complete or doesn't exist. No other files are left, even after an error.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
-from marius_oac.models.gnn.layers import GatLayer, SageLayer
+from marius_oac.models.gnn.layers import GatLayer, Layer, SageLayer
 from marius_oac.runtime import blas
 from marius_oac.runtime.files.atomic import disk_errors, mapped_npy, sync, unfinished
 from marius_oac.runtime.progress import Progress
+from marius_oac.types import present
 
 Read = Callable[[np.ndarray], np.ndarray]
-"""Values, float32 [n, D], of nodes, int64 [n], ascending and unique. Called by one thread."""
+"""Returns the values, float32 [n, D], of nodes, int64 [n], ascending and unique. Called by one thread."""
 
 MEMORY = 1 << 29  # bytes
-_PART_BYTES = 1 << 22  # rows that are read or copied at once
+_PART_BYTES = 1 << 22  # of rows that are read or copied at once
 
 
 def encode_nodes(
@@ -55,25 +57,28 @@ def encode_nodes(
 ) -> np.ndarray:
     """The values of all nodes, float32 [N, encoder.width], mapped read-only from the .npy file `out`.
 
-    They are those of `Encoder.forward` on blocks of all neighbours, without dropout; the encoder's mode stays as it
-    was. While this runs there is, beside the file, at most one more of N values of a layer in between. Nodes that are
-    the same in every respect get the same values up to rounding: BLAS rounds by a row's place in a product.
+    They are those of `Encoder.forward` on blocks of all neighbours, without dropout. The encoder's mode is restored.
+    Meanwhile there is at most one other file, with N values of an intermediate layer. Nodes that are equal in every
+    respect get the same values only up to rounding, since BLAS rounds by a row's place in a product.
 
     Args:
-        encoder: on the device; its layers one after another.
-        read: gives the first layer's inputs.
+        encoder: on the device.
+        read: returns the first layer's inputs.
         width: D, floats of such an input.
-        out: replaced if it is there; its folder exists.
-        thread_pool: that share the work on the CPU.
-        memory: bytes that are held at most; see `encoding_bytes`.
+        neighbors: all neighbours of all nodes.
+        out: the file to write; it is replaced if it exists. Its folder exists.
+        thread_pool: runs the work on the CPU.
+        device: a CPU or CUDA device.
+        memory: in bytes, see `encoding_bytes`.
 
     Raises:
         InputError: the disk is full, or can't be written.
     """
-    layers, num_nodes = list(encoder.layers), neighbors.num_nodes
+    layers, num_nodes = encoder.sequence(), neighbors.num_nodes
     temporary = [unfinished(out.with_name(f"{out.name}.{number}")) for number in range(1, len(layers))]
     temporary.append(unfinished(out))
-    layer_pass, fill, mapped = _LayerPass(neighbors, thread_pool, device, memory), partial(_fill, read), None
+    layer_pass, mapped = _LayerPass(neighbors, thread_pool, device, memory), None
+    fill: Callable[[np.ndarray, np.ndarray], None] = partial(_fill, read)
     try:
         with _ready(encoder, device), Progress("encoding", "nodes", num_nodes * len(layers)) as progress:
             for number, (layer, inputs) in enumerate(zip(layers, _widths(encoder, width), strict=True)):
@@ -85,7 +90,7 @@ def encode_nodes(
                 if number:
                     temporary[number - 1].unlink()
         with disk_errors(out):
-            mapped.flush()
+            present(mapped).flush()
             os.replace(temporary[-1], out)
             sync(out.parent)
     finally:
@@ -97,19 +102,20 @@ def encode_nodes(
 def encoding_bytes(
     encoder: Encoder, width: int, num_nodes: int, num_entries: int, most_neighbors: int, memory: int = MEMORY
 ) -> int:
-    """Bytes that `encode_nodes` holds at most: what all nodes at once take, but no more than `memory`, or than what is
-    around one node takes if that is more than half of `memory`; and a few MiB. On CUDA likewise of the device's memory.
+    """The largest memory that `encode_nodes` needs, in bytes, and on CUDA also of the device.
 
-    Holds for layers of our own; a module of dgl's may make more of an edge than a value of the layer's width.
+    It is what all nodes at once need, but at most `memory`, or what the neighbourhood of one node needs if that is more
+    than half of `memory`; and a few MiB. It holds for our layers; a module of dgl may need more per edge than a value
+    of the layer's width.
 
     Args:
         width: D, floats of an input of the first layer.
-        num_entries: of neighbours, in all.
-        most_neighbors: entries of the node that has most.
+        num_entries: the number of all neighbours.
+        most_neighbors: the largest number of neighbours of a node.
     """
     layers = [
         (_Cost.of(layer, inputs, num_nodes), 4 * num_nodes * (inputs + layer.width))
-        for layer, inputs in zip(encoder.layers, _widths(encoder, width), strict=True)
+        for layer, inputs in zip(encoder.sequence(), _widths(encoder, width), strict=True)
     ]
     hub = max(cost.bytes(1, most_neighbors) for cost, _ in layers)
     whole = max(cost.bytes(num_nodes, num_entries) + files for cost, files in layers)
@@ -117,19 +123,19 @@ def encoding_bytes(
 
 
 def _widths(encoder: Encoder, width: int) -> list[int]:
-    """Floats of each layer's inputs."""
-    return [width, *(layer.width for layer in encoder.layers)][:-1]
+    """The width of each layer's inputs."""
+    return [width, *(layer.width for layer in encoder.sequence())][:-1]
 
 
 @contextmanager
 def _ready(encoder: Encoder, device: torch.device) -> Iterator[None]:
-    """Within the block the encoder does not train, and torch and BLAS keep to the thread that calls them."""
+    """Within the block the encoder is in evaluation mode, and torch and BLAS use one thread."""
     modes = {module: module.training for module in encoder.modules()}
     with ExitStack() as stack:
         if device.type == "cpu":
             stack.enter_context(blas.one_thread_per_product())
             stack.enter_context(torch_threads(1))
-        stack.enter_context(torch.no_grad())  # inference_mode holds for one thread: no other could write its results
+        stack.enter_context(torch.no_grad())  # results of inference_mode could not be written by other threads
         encoder.eval()
         try:
             yield
@@ -139,13 +145,13 @@ def _ready(encoder: Encoder, device: torch.device) -> Iterator[None]:
 
 
 def _pages(memory: int) -> int:
-    """Bytes of each mapped file that may be in memory: of offsets, entries, what is read and what is written."""
+    """The bytes of each mapped file that may be resident: offsets, entries, inputs and outputs."""
     return memory // 8
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """Bytes that a chunk takes while a layer is computed: for each node or entry, for each input, for each output."""
+    """The bytes that a layer needs for each node or entry, for each input, and for each output of a chunk."""
 
     num_nodes: int
     entry: int
@@ -153,12 +159,12 @@ class _Cost:
     output: int
 
     @classmethod
-    def of(cls, layer: nn.Module, inputs: int, num_nodes: int) -> _Cost:
+    def of(cls, layer: Layer, inputs: int, num_nodes: int) -> _Cost:
         heads = projected = 0
         if not isinstance(layer, SageLayer):
             projected = max([layer.width, *(each.shape[0] for each in layer.parameters() if each.dim())])
             heads = layer.heads if isinstance(layer, GatLayer) else projected
-        # Eight int64 while nodes get their local numbers, later the block's numbers and weights of edges.
+        # 64: eight int64 while nodes get local numbers, later the block's numbers and the weights of edges.
         return cls(
             num_nodes,
             64 + 4 * heads,
@@ -172,7 +178,7 @@ class _Cost:
 
 
 def _chunks(offsets: np.ndarray, cost: _Cost, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges of nodes that need no more bytes, or are one node."""
+    """Yields ranges of nodes that need at most so many bytes, or are one node."""
     begin, end = 0, len(offsets) - 1
     while begin < end:
         first = int(offsets[begin])
@@ -184,14 +190,14 @@ def _chunks(offsets: np.ndarray, cost: _Cost, most_bytes: int) -> Iterator[tuple
 
 
 def _fill(read: Read, nodes: np.ndarray, into: np.ndarray) -> None:
-    """Writes the values of nodes, ascending and unique, to `into` [n, D]."""
+    """Writes the values of nodes, int64 [n], ascending and unique, to `into`, float32 [n, D]."""
     rows = max(1, _PART_BYTES // (4 * into.shape[1]))
     for begin in range(0, len(nodes), rows):
         into[begin : begin + rows] = read(nodes[begin : begin + rows])
 
 
 class _Filler:
-    """Likewise from a mapped file of all values."""
+    """Does the same as `_fill`, from a mapped file of all values."""
 
     def __init__(self, values: np.ndarray, thread_pool: ThreadPool, memory: int) -> None:
         self._values, self._thread_pool = values.view(np.ndarray), thread_pool
@@ -201,7 +207,7 @@ class _Filler:
         self._rows = max(1, _PART_BYTES // row)
 
     def __call__(self, nodes: np.ndarray, into: np.ndarray) -> None:
-        # Window after window of the file, so that no more than its pages are in memory.
+        # One window of the file at a time, so that only its pages are resident.
         begin = 0
         while begin < len(nodes):
             end = int(np.searchsorted(nodes, nodes[begin] + self._window))
@@ -215,7 +221,7 @@ class _Filler:
 
 
 class _LayerPass:
-    """What all layers are computed with."""
+    """Computes a layer for all nodes."""
 
     def __init__(self, neighbors: Neighbors, thread_pool: ThreadPool, device: torch.device, memory: int) -> None:
         self._neighbors, self._thread_pool, self._device, self._memory = neighbors, thread_pool, device, memory
@@ -224,14 +230,14 @@ class _LayerPass:
 
     def encode(
         self,
-        layer: nn.Module,
+        layer: Layer,
         activation: Callable[[torch.Tensor], torch.Tensor],
         inputs: int,
         fill: Callable[[np.ndarray, np.ndarray], None],
         into: np.ndarray,
         progress: Progress,
     ) -> None:
-        """Writes activation(layer) of all nodes to `into`; `fill` gives the layer's inputs."""
+        """Writes activation(layer) of all nodes to `into`, float32 [N, width]. `fill` writes the layer's inputs."""
         most = _pages(self._memory)
         maps = [Resident(each, most) for each in (self._neighbors.offsets, self._neighbors.entries, into)]
         cost = _Cost.of(layer, inputs, self._neighbors.num_nodes)
@@ -248,7 +254,7 @@ class _LayerPass:
             progress.add(end - begin)
 
     def _block(self, begin: int, end: int) -> tuple[Block, np.ndarray]:
-        """The block of nodes [begin, end), and its inputs behind these, ascending."""
+        """The block of nodes [begin, end), and its other inputs, int64 [n], ascending."""
         offsets = self._offsets[begin : end + 1]
         first, last, count = int(offsets[0]), int(offsets[-1]), end - begin
         ids = np.empty(count + last - first, dtype=np.int64)
@@ -256,5 +262,5 @@ class _LayerPass:
         nodes, num_nodes = ids[:count], self._neighbors.num_nodes
         if count < num_nodes:
             nodes, _, _ = relabel_behind(ids, count, num_nodes)
-        tensors = (torch.from_numpy(each).to(self._device) for each in (offsets - first, ids[count:]))
-        return Block(*tensors, len(nodes)), nodes[count:]
+        starts, sources = (torch.from_numpy(each).to(self._device) for each in (offsets - first, ids[count:]))
+        return Block(starts, sources, len(nodes)), nodes[count:]

@@ -1,10 +1,10 @@
-"""Link prediction on a set of edges: each edge's tail is ranked among the candidates for (head, relation, ?), and its
-head among those for (?, relation, tail).
+"""Evaluates link prediction on a set of edges: each edge's tail is ranked among the candidates for (head, relation, ?),
+and its head among those for (?, relation, tail).
 
-The entities stream past the queries block by block, so memory is bounded whatever their number. Queries are sorted by
-their answers and cut into tiles; a tile's answers then lie in one block, or in neighbours, and their scores are taken
-from the very products in which they compete with the other candidates. A tile counts from the block of its last answer
-on; what came before is made up for in a second sweep.
+Entities are read block by block, so memory is bounded for any number of them. Queries are sorted by their answers and
+cut into tiles, so that a tile's answers are in one block or in adjacent ones. Their scores are taken from the products
+that also score the other candidates. A tile counts from the block of its last answer on; a second sweep counts the
+earlier blocks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import torch
 
 from marius_oac.data.graphs.negatives import draw_nodes
 from marius_oac.errors import InputError, MariusOacError
-from marius_oac.evaluation.filters import KnownAnswers
+from marius_oac.evaluation.filters import Answers, KnownAnswers
 from marius_oac.evaluation.ranks import (
     HITS,
     NAN,
-    Answers,
     Candidates,
     RankingMetrics,
     SideMetrics,
@@ -37,15 +36,18 @@ from marius_oac.kernels.cpu.random import stream_key
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import Side
 
-DRAW_EDGES = 1024  # consecutive edges that share drawn candidates; part of what a seed means
+DRAW_EDGES = 1024  # consecutive edges that share drawn candidates; the draw for a seed depends on it
 
 
 @dataclass(frozen=True)
 class DrawnCandidates:
-    """Rank against `count` entities drawn for every 1024 edges and side, not against all.
+    """Candidates drawn for every 1024 edges and side, with replacement, as a pure function of the seed.
 
-    A draw is uniform or, for the share `degree_fraction`, by degree in `edges` (the training edges, int32 or int64
-    [E, 2] or [E, 3], C order); with replacement, and a pure function of the seed.
+    Attributes:
+        count: of candidates.
+        edges: the training edges, int32 or int64 [E, 2] or [E, 3], C order.
+        seed: of the draw.
+        degree_fraction: the fraction drawn by degree in `edges`; the others are drawn uniformly.
     """
 
     count: int
@@ -54,14 +56,21 @@ class DrawnCandidates:
     degree_fraction: float = 0.0
 
     def draw(self, num_entities: int, side: Side, group: int) -> np.ndarray:
-        """The candidates of edges 1024 * group to 1024 * group + 1023, int64 [count], ascending."""
+        """The candidates of the edges [1024 * group, 1024 * (group + 1)), int64 [count], ascending."""
         key = stream_key(self.seed, "evaluation", side, group)
         return np.sort(draw_nodes(key, self.edges, num_entities, self.count, self.degree_fraction))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found; `filtered` is None where no known answers were given."""
+    """The result of `evaluate`.
+
+    Attributes:
+        unfiltered: metrics of ranks among all candidates.
+        filtered: metrics without known answers; None: none were given.
+        count: the number of edges.
+        seconds: the time it took.
+    """
 
     unfiltered: SideMetrics
     filtered: SideMetrics | None
@@ -69,7 +78,8 @@ class Evaluation:
     seconds: float
 
     def as_dict(self) -> dict[str, float]:
-        """`filtered.mrr`, `filtered.hits@10`, `filtered.heads.mrr`, `unfiltered.mrr`, ...; `edges` and `seconds`."""
+        """Metrics by name: `filtered.mrr`, `filtered.hits@10`, `filtered.heads.mrr`, `unfiltered.mrr`, ..., `edges` and
+        `seconds`."""
         filtered = self.filtered.as_dict() if self.filtered else {}
         return {**filtered, **self.unfiltered.as_dict(), "edges": self.count, "seconds": self.seconds}
 
@@ -82,18 +92,19 @@ def evaluate(
     memory: int = 256,
     hits: Sequence[int] = HITS,
 ) -> Evaluation:
-    """Rank both ends of every edge.
+    """Ranks both ends of every edge.
 
     Args:
         edges: int32 or int64 [E, 3] (head, relation, tail) or [E, 2] (head, tail).
-        known: the known answers of these edges, in this order; gives the filtered metrics too.
+        known: the known answers of these edges, in this order, for filtered metrics; None: there are none.
         drawn: candidates to rank against; None: all entities.
-        memory: MiB held at once, beside `known` and some 100 bytes per edge.
+        memory: MiB to use, besides `known` and some 100 bytes per edge.
         hits: the k of Hits@k.
 
     Raises:
         InputError: there are no edges.
         MariusOacError: a score is NaN.
+        ValueError: `known` is of another number of edges.
     """
     started = time.perf_counter()
     if not len(edges):
@@ -118,11 +129,11 @@ class _Tile:
     """Queries of one side that are scored together.
 
     Attributes:
-        places: of the edges among all that are ranked, int64 [n].
+        places: the edges' indices among all ranked edges, int64 [n].
         targets: ids of the answers, int64 [n].
-        vectors: the queries, padded.
-        true: scores of the answers, float32 [n], once they are set.
-        counts: int64 [5, n], see `ranking`.
+        vectors: the queries, float32 [>= n, D], padded.
+        true: scores of the answers, float32 [n], once they are known.
+        counts: int64 [5, n], see `ranks.BETTER`.
     """
 
     def __init__(self, scorer: LinkScorer, edges: np.ndarray, answers: Answers | None, side: Side, places: np.ndarray):
@@ -134,10 +145,10 @@ class _Tile:
         self.counts = torch.zeros((5, len(places)), dtype=torch.int64, device=scorer.device)
 
     def settle(self, scores: torch.Tensor, candidates: Candidates) -> None:
-        """Takes the answers' scores from a block of entities that may hold some of them."""
+        """Copies the answers' scores from a block of entities, which may hold some of them."""
         own = own_columns(self.targets, candidates)
-        rows = np.flatnonzero(np.diff(own.offsets))
-        rows, columns = (torch.from_numpy(index).to(scores.device) for index in (rows, own.columns))
+        indices = np.flatnonzero(np.diff(own.offsets)), own.columns
+        rows, columns = (torch.from_numpy(index).to(scores.device) for index in indices)
         self.true[rows] = scores[rows, columns]
 
     def count(self, scores: torch.Tensor, candidates: Candidates) -> None:
@@ -145,14 +156,14 @@ class _Tile:
         own = own_columns(self.targets, candidates)
         known = known_columns(self._answers, self.places, candidates)
         if scores.device.type == "cpu":
-            on_cpu = (tensor.numpy() for tensor in (scores, self.true, self.counts))
-            count_on_cpu(*on_cpu, own, known, len(candidates))
+            true, counts = self.true.numpy(), self.counts.numpy()
+            count_on_cpu(scores.numpy(), true, counts, own, known, len(candidates))
         else:
             count_on_device(scores, self.true, self.counts, own, known, len(candidates))
 
 
 class _Ranking:
-    """One evaluation under way; `counts` is int64 [2, 5, E], by `Side`, see `ranking`."""
+    """The state of an evaluation; `counts` is int64 [2, 5, E], by `Side`, see `ranks.BETTER`."""
 
     def __init__(self, scorer: LinkScorer, edges: np.ndarray, known: KnownAnswers | None, blocks: Blocks) -> None:
         self._scorer, self._edges, self._known, self._blocks = scorer, edges, known, blocks
@@ -187,7 +198,7 @@ class _Ranking:
                 self._finish(tiles)
 
     def _sweep(self, tiles: Sequence[_Tile], progress: Progress) -> None:
-        """Against all entities; each tile's targets ascend."""
+        """Ranks tiles, whose targets ascend, against all entities."""
         spans = [(tile, *(tile.targets[[0, -1]] // self._blocks.block)) for tile in tiles]
         for number, (block, vectors) in enumerate(self._entity_blocks(self._scorer.entities.num_rows)):
             for tile, first, last in spans:

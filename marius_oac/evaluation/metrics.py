@@ -1,4 +1,4 @@
-"""What an evaluation of a trained model found."""
+"""The result of an evaluation of a trained model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metrics:
-    """An evaluation's numbers by name; prints as a table."""
+    """An evaluation's metrics by name. It prints as a table."""
 
     title: str
     values: dict[str, float]

@@ -1,4 +1,4 @@
-"""The most likely tails of (head, relation, ?), or heads of (?, relation, tail): names in, names and scores out."""
+"""Predicts the most likely tails of (head, relation, ?), or heads of (?, relation, tail), by name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from marius_oac.errors import InputError, MariusOacError
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.scores import Blocks, LinkScorer
 from marius_oac.runtime.progress import Progress
-from marius_oac.types import Side
+from marius_oac.types import Side, present
 
-NOBODY = -1  # an answer that no edge has
+NOBODY = -1  # the id of no entity
 
 
 class Prediction(NamedTuple):
@@ -35,17 +35,19 @@ def predict(
     filtered: bool = False,
     memory: int = 256,
 ) -> list[Prediction]:
-    """The `top` entities that best complete an edge, best first; of equal scores the one with the lower id first.
+    """The `top` entities that best complete an edge, best first. Equal scores are ordered by id.
 
     Args:
-        head: a name; then tails are asked for.
-        relation: a name, where the model uses relations, else None.
-        tail: a name; then heads are asked for.
-        filtered: leave out the answers that are in the graph already, in any split.
-        memory: MiB held at once.
+        head: a name, to predict tails.
+        relation: a name if the model uses relations, else None.
+        tail: a name, to predict heads.
+        top: the number of entities.
+        filtered: leave out answers that are in the graph, in any split.
+        memory: MiB to use.
 
     Raises:
-        InputError: an unknown name, none or both of head and tail, a missing or needless relation, `top` below 1.
+        InputError: a name is unknown; none or both of head and tail are given; a relation is missing or needless; `top`
+            is below 1.
         MariusOacError: a score is NaN.
     """
     if (head is None) == (tail is None):
@@ -57,9 +59,9 @@ def predict(
         raise InputError("this model needs a relation", "predict")
     if not related and relation is not None:
         raise InputError("this model uses no relations: leave the relation out", "predict")
-    side, given = (Side.TAIL, head) if tail is None else (Side.HEAD, tail)
+    side, given = (Side.TAIL, present(head)) if tail is None else (Side.HEAD, tail)
     node = graph.node_ids([given])
-    relations = graph.relation_ids([relation]) if related else None
+    relations = None if relation is None else graph.relation_ids([relation])
     excluded = _known(graph, node, relations, side) if filtered else np.empty(0, np.int64)
     blocks = Blocks.fit(scorer, scorer.entities.num_rows, memory)
     with torch.inference_mode(), Progress("scoring", "entities", scorer.entities.num_rows) as progress:
@@ -69,7 +71,7 @@ def predict(
 
 
 def _known(graph: Graph, node: np.ndarray, relations: np.ndarray | None, side: Side) -> np.ndarray:
-    """Ids of all answers that are in the graph, int64, ascending."""
+    """The ids of all answers in the graph, int64 [n], ascending."""
     ends = [node[0], NOBODY] if side is Side.TAIL else [NOBODY, node[0]]
     query = np.array([ends if relations is None else [ends[0], relations[0], ends[1]]])
     edges = (graph.edges(split) for split in SPLITS)
@@ -79,7 +81,7 @@ def _known(graph: Graph, node: np.ndarray, relations: np.ndarray | None, side: S
 def _best(
     scorer: LinkScorer, query: torch.Tensor, blocks: Blocks, top: int, excluded: np.ndarray, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids, int64, and scores, float32, of the best entities, in order."""
+    """The ids, int64 [n], and scores, float32 [n], of the best entities, in order, without `excluded`, int64 [m]."""
     ids, scores = np.empty(0, np.int64), np.empty(0, np.float32)
     num_rows = scorer.entities.num_rows
     for first in range(0, num_rows, blocks.block):
@@ -102,8 +104,8 @@ def _best(
 
 
 def _top(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Places of the `count` largest of `scores`, or of all; `torch.topk` may choose any of those that tie, this chooses
-    the first."""
+    """The indices of the `count` largest scores, int64; of ties the first, while `torch.topk` may choose any. Scores
+    are float32 [n]."""
     if len(scores) <= count:
         return torch.arange(len(scores), device=scores.device)
     least = torch.topk(scores, count).values[-1]

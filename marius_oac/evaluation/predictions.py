@@ -1,4 +1,4 @@
-"""The file of predictions: columns `file`, `row` (from 0) and `probability`; Parquet or text, as its suffix says."""
+"""Writes the file of predictions, with columns `file`, `row` (from 0) and `probability`; Parquet or text, by suffix."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from marius_oac.errors import InputError
 
 _ENCODED = pa.dictionary(pa.int32(), pa.string())
 _SCHEMA = pa.schema([("file", _ENCODED), ("row", pa.int64()), ("probability", pa.float32())])
-_TEXT_SCHEMA = _SCHEMA.set(0, pa.field("file", pa.string()))  # texts know no dictionaries
+_TEXT_SCHEMA = _SCHEMA.set(0, pa.field("file", pa.string()))  # CSV has no dictionaries
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def check_suffix(path: Path) -> None:
-    """Raises InputError where the suffix says of no format."""
+    """Raises InputError unless the suffix is one of a known format."""
     if not (_is_parquet(path) or _delimiter(path)):
         known = ", ".join((".parquet", *_DELIMITERS, *(f"{suffix}.gz" for suffix in _DELIMITERS)))
         raise InputError(f"its suffix says what is written, one of {known}", path)
@@ -29,11 +29,13 @@ def check_suffix(path: Path) -> None:
 def write_predictions(
     path: Path, named: Path, files: Sequence[tuple[str, int]], predicted: Iterable[np.ndarray]
 ) -> None:
-    """Writes the probabilities of examples, float32 [n] after float32 [n], in the order of files.
+    """Writes the probabilities of examples, in the order of files.
 
     Args:
-        path: where it is written; `named` is its name when it is whole, whose suffix says the format.
-        files: name and number of examples of each.
+        path: the file to write.
+        named: the final name of the file, whose suffix decides the format.
+        files: the name and the number of examples of each file.
+        predicted: probabilities, float32 [n] each.
     """
     names, number, row = pa.array([name for name, _ in files]), 0, 0
     plain = not any(each in name for name, _ in files for each in '"\t,\r\n')
@@ -58,7 +60,7 @@ def _delimiter(path: Path) -> str | None:
 
 @contextmanager
 def _writer(path: Path, named: Path, plain: bool) -> Iterator[Callable[[list[pa.Array]], None]]:
-    """What writes some rows after the others; with `plain` names a text has no quotes."""
+    """A function that appends rows, given as columns. With `plain` names a text has no quotes."""
     if _is_parquet(named):
         with pq.ParquetWriter(path, _SCHEMA) as writer:
             yield lambda columns: writer.write_table(pa.Table.from_arrays(columns, schema=_SCHEMA))

@@ -1,43 +1,33 @@
-"""Ranks of true answers: counting better and equal candidates in blocks of scores, and the metrics made of the counts.
+"""Ranks of true answers: counts better and equal candidates in blocks of scores, and computes metrics from the counts.
 
 The rank of a true answer is the realistic one, the mean of the optimistic rank (1 + better candidates) and the
 pessimistic rank (1 + better or equal ones); see Berrendorf et al., "On the ambiguity of rank-based evaluation of entity
-alignment or link prediction methods", 2020. Twice the rank, 2 better + equal + 2, is an integer and is what we hold.
+alignment or link prediction methods", 2020. We store twice the rank, 2 better + equal + 2, which is an integer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from marius_oac.evaluation.filters import Answers
 from marius_oac.kernels.cpu.jit import compiled
 
 HITS = (1, 3, 10)
 
 BETTER, EQUAL, KNOWN_BETTER, KNOWN_EQUAL, NAN = range(5)
-"""Rows of the counts of a block of queries, int64 [5, n]; the answer itself is in none of the first four."""
-
-
-class Answers(Protocol):
-    """Known answers of one side, int64: query q asks for group g = `groups[q]`, whose answers, ascending and unique,
-    are `ids[offsets[g] : offsets[g + 1]]`; `own[q]` is the query's own answer, which may be among them."""
-
-    groups: np.ndarray
-    own: np.ndarray
-    offsets: np.ndarray
-    ids: np.ndarray
-
+"""Rows of the counts of a block of queries, int64 [5, n]. The first four don't count the answer itself."""
 
 Candidates = range | np.ndarray
-"""Ids of the candidates of a block: consecutive entities, or drawn ones, int64 [m], ascending, some perhaps twice."""
+"""Ids of the candidates of a block: consecutive entities, or drawn ones, int64 [m], ascending, perhaps repeated."""
 
 
 class Columns(NamedTuple):
-    """Some columns of each of n rows of scores: those of row i are `columns[offsets[i] : offsets[i + 1]]`."""
+    """A set of columns for each of n rows of scores: those of row i are `columns[offsets[i] : offsets[i + 1]]`."""
 
     offsets: np.ndarray  # int64 [n + 1]
     columns: np.ndarray  # int64 [offsets[n]]
@@ -50,10 +40,10 @@ class RankingMetrics:
     Attributes:
         mrr: mean reciprocal rank.
         mean_rank: mean rank, from 1.
-        hits: for each k, the share of answers whose rank is at most k.
-        count: ranked answers.
-        filtered: other known true answers were left out of the ranking.
-        candidates: candidates each answer was ranked against: entities, or how many were drawn.
+        hits: for each k, the fraction of answers whose rank is at most k.
+        count: the number of ranked answers.
+        filtered: whether other known answers were left out of the ranking.
+        candidates: the number of candidates of each ranking: all entities, or those drawn.
     """
 
     mrr: float
@@ -67,13 +57,13 @@ class RankingMetrics:
     def of(
         cls, doubled_ranks: np.ndarray, filtered: bool, candidates: int, hits: Sequence[int] = HITS
     ) -> RankingMetrics:
-        """Metrics of twice the ranks, int64 [count], count >= 1."""
+        """The metrics of doubled ranks, int64 [count], count >= 1."""
         ranks = doubled_ranks * 0.5
         at = {k: float(np.mean(ranks <= k)) for k in hits}
         return cls(float(np.mean(1.0 / ranks)), float(np.mean(ranks)), at, len(ranks), filtered, candidates)
 
     def as_dict(self, part: str = "") -> dict[str, float]:
-        """Keys such as `filtered.mrr`, `filtered.hits@10`; with `part`, such as "heads", `filtered.heads.mrr`."""
+        """Metrics by name, such as `filtered.mrr` and `filtered.hits@10`; with `part` "heads" `filtered.heads.mrr`."""
         prefix = ("filtered." if self.filtered else "unfiltered.") + (f"{part}." if part else "")
         hits = {f"{prefix}hits@{k}": share for k, share in self.hits.items()}
         return {f"{prefix}mrr": self.mrr, f"{prefix}mean_rank": self.mean_rank, **hits}
@@ -81,13 +71,14 @@ class RankingMetrics:
 
 @dataclass(frozen=True)
 class SideMetrics:
-    """The metrics of all answers, and of each side's: heads are the answers of (?, relation, tail)."""
+    """The metrics of all answers, and of each side. Heads are the answers of (?, relation, tail)."""
 
     both: RankingMetrics
     heads: RankingMetrics
     tails: RankingMetrics
 
     def as_dict(self) -> dict[str, float]:
+        """All metrics by name, see `RankingMetrics.as_dict`."""
         return {**self.both.as_dict(), **self.heads.as_dict("heads"), **self.tails.as_dict("tails")}
 
 
@@ -100,7 +91,7 @@ def doubled_ranks(counts: np.ndarray, filtered: bool) -> np.ndarray:
 
 
 def own_columns(targets: np.ndarray, candidates: Candidates) -> Columns:
-    """Where the targets, int64 [n], stand among the candidates."""
+    """The columns of the targets, int64 [n], among the candidates."""
     if isinstance(candidates, range):
         inside = (targets >= candidates.start) & (targets < candidates.stop)
         return Columns(_offsets(inside), targets[inside] - candidates.start)
@@ -110,14 +101,13 @@ def own_columns(targets: np.ndarray, candidates: Candidates) -> Columns:
 
 
 def known_columns(answers: Answers | None, queries: np.ndarray, candidates: Candidates) -> Columns:
-    """Where the known answers of the queries, int64 [n], but for each one's own, stand among the candidates."""
+    """The columns of the queries' known answers, except each query's own, among the candidates; queries int64 [n]."""
     offsets = np.zeros(len(queries) + 1, np.int64)
     if answers is None:
         return Columns(offsets, np.empty(0, np.int64))
+    find, where = _find_among, list[Any]([candidates])
     if isinstance(candidates, range):
-        find, where = _find_in_range, (candidates.start, candidates.stop)
-    else:
-        find, where = _find_among, (candidates,)
+        find, where = _find_in_range, [candidates.start, candidates.stop]
     known = (answers.groups, answers.own, answers.offsets, answers.ids)
     find(*known, queries, *where, np.empty(0, np.int64), offsets)  # how many
     columns = np.empty(offsets[-1], np.int64)
@@ -128,14 +118,15 @@ def known_columns(answers: Answers | None, queries: np.ndarray, candidates: Cand
 def count_on_cpu(
     scores: np.ndarray, true: np.ndarray, counts: np.ndarray, own: Columns, known: Columns, width: int
 ) -> None:
-    """Adds what a block of scores shows to the counts.
+    """Adds the comparisons of a block of scores to the counts.
 
     Args:
-        scores: float32 [>= n, >= width], C order; what lies outside [n, width] is not looked at.
+        scores: float32 [>= n, >= width], C order; only [n, width] are used.
         true: the scores of the n queries' answers, float32 [n].
-        counts: int64 [5, n], see `BETTER` to `NAN`.
-        own: columns of the answers themselves: they count for nothing.
-        known: columns of other known answers.
+        counts: int64 [5, n], see `BETTER`.
+        own: the columns of the answers themselves, which are not counted.
+        known: the columns of other known answers.
+        width: the number of candidates.
     """
     _count(scores, true, own.offsets, own.columns, known.offsets, known.columns, width, counts)
 
@@ -143,7 +134,7 @@ def count_on_cpu(
 def count_on_device(
     scores: torch.Tensor, true: torch.Tensor, counts: torch.Tensor, own: Columns, known: Columns, width: int
 ) -> None:
-    """The same as `count_on_cpu` with torch operations: `scores`, `true` and `counts` are tensors on one device."""
+    """The same as `count_on_cpu` with torch; `scores`, `true` and `counts` are tensors on the same device."""
     scores, answers = scores[: len(true), :width], true[:, None]
     better, equal = scores > answers, scores == answers
     counts[BETTER] += better.sum(1) - _sums_at(better, own)
@@ -154,9 +145,9 @@ def count_on_device(
 
 
 def _sums_at(flags: torch.Tensor, places: Columns) -> torch.Tensor:
-    """For each row of `flags`, bool [n, width], how many of its places are set, int64 [n]."""
-    rows = np.repeat(np.arange(len(flags)), np.diff(places.offsets))
-    rows, columns = (torch.from_numpy(index).to(flags.device) for index in (rows, places.columns))
+    """For each row of `flags`, bool [n, width], how many of its columns are true, int64 [n]."""
+    indices = np.repeat(np.arange(len(flags)), np.diff(places.offsets)), places.columns
+    rows, columns = (torch.from_numpy(index).to(flags.device) for index in indices)
     sums = torch.zeros(len(flags), dtype=torch.int64, device=flags.device)
     return sums.index_add_(0, rows, flags[rows, columns].long())
 
@@ -190,7 +181,7 @@ def _count(scores, true, own_offsets, own_columns, known_offsets, known_columns,
 
 @compiled
 def _find_in_range(groups, own, starts, ids, queries, first, last, columns, offsets):
-    """Counts into `offsets` and, unless `columns` is empty, writes the columns; so do the other finders."""
+    """Counts the columns in `offsets`, and writes them to `columns` unless it is empty. `_find_among` does the same."""
     total = 0
     for i in range(queries.size):
         query = queries[i]

@@ -1,10 +1,10 @@
 """A trained model as a function from queries to scores, over entities that are read block by block.
 
-A score has the same bits in whatever block it is computed, so equal embeddings tie exactly, and neither the sizes of
-blocks nor the number of threads changes a rank. For matrix products this needs queries and candidates padded to
-multiples of 16 rows: at ragged edges they take another way, with another rounding. Distances on the CPU are summed by
-kernels of our own, one candidate per vector lane, always in the order of the dimensions. On a GPU libraries choose the
-kernel, and so the rounding, by the shape: there all scores are computed in pieces of one shape.
+A score has the same bits in every block, so equal embeddings tie exactly, and ranks don't depend on the sizes of blocks
+or the number of threads. For that, matrix products need queries and candidates padded to multiples of 16 rows, since
+they round differently at ragged edges. Distances on the CPU are summed by our kernels, one candidate per vector lane,
+in the order of the dimensions. On a GPU libraries choose the kernel, and so the rounding, by the shape. There all
+scores are computed in pieces of one shape.
 """
 
 from __future__ import annotations
@@ -23,25 +23,30 @@ from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.models.link_prediction.decoders import Decoder, make_decoder
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.disk.saved_pages import RowArray
-from marius_oac.types import Side
+from marius_oac.types import Side, present
 
-GRAIN = 16  # rows that queries and candidates are padded to multiples of
-MIN_TILE = 64  # queries; fewer would use a block of candidates badly
+GRAIN = 16  # queries and candidates are padded to multiples of it
+MIN_TILE = 64  # queries; fewer would be inefficient
 CPU_BLOCK = 1 << 14  # candidates
-CPU_SCORE_BYTES = 96 << 20  # 8 million scores: more would only leave the caches
+CPU_SCORE_BYTES = 96 << 20  # 8 million scores; more would not fit the caches
 DEVICE_BLOCK = 1 << 16
 DEVICE_PRODUCTS = (512, 1 << 13)  # queries and candidates of a piece
-DEVICE_DISTANCES = (16, 1 << 12)  # likewise: a piece's differences are held, one for each dimension
+DEVICE_DISTANCES = (16, 1 << 12)  # smaller, since a piece has a difference for each dimension
 SCORE_BYTES = 12  # of a score and the column of a known answer
-STRIP = 512  # candidates whose distances a core sums at once: with their embeddings they stay in its caches
+STRIP = 512  # candidates whose distances a core sums at once; they fit its caches with their embeddings
 
 L1, L2, MODULI = range(3)
 
 
 @dataclass(frozen=True)
 class EntityReader:
-    """Where embeddings come from: `read(rows)` gives those of `rows`, int64 [n], ascending and unique, as float32
-    [n, dimension]."""
+    """Reads embeddings.
+
+    Attributes:
+        num_rows: N.
+        dimension: D.
+        read: returns the embeddings, float32 [n, D], of rows, int64 [n], ascending and unique.
+    """
 
     num_rows: int
     dimension: int
@@ -49,12 +54,12 @@ class EntityReader:
 
     @classmethod
     def of_array(cls, values: RowArray) -> EntityReader:
-        """Of float32 [N, D], an array or a memmap."""
+        """Reads from an array or a memmap, float32 [N, D]."""
         return cls(len(values), values.shape[1], values.__getitem__)
 
     @classmethod
     def of_store(cls, store: ParameterStore) -> EntityReader:
-        """Of a store's values, without the optimizer state."""
+        """Reads the values of a store, without optimizer state."""
 
         def read(rows: np.ndarray) -> np.ndarray:
             whole = np.empty((len(rows), store.layout.width), np.float32)
@@ -71,13 +76,13 @@ class EntityReader:
 
 @dataclass(frozen=True)
 class LinkScorer:
-    """The model.
+    """Scores candidates with a trained model.
 
     Attributes:
-        model: decoder, norm and whether relations are reciprocal: then heads are asked as the tails of
+        model: the decoder, its norm, and whether relations are reciprocal: then heads are predicted as the tails of
             (tail, relation + R, ?).
         entities: the entities' embeddings.
-        relations: float32 [R, Dr], or [2 R, Dr] if reciprocal, on `device`; None where the decoder uses none.
+        relations: float32 [R, Dr], or [2 R, Dr] if reciprocal, on `device`; None: the decoder uses no relations.
         device: where scores are computed.
     """
 
@@ -88,42 +93,44 @@ class LinkScorer:
 
     @cached_property
     def decoder(self) -> Decoder:
+        """The model's decoder."""
         return make_decoder(self.model)
 
     @cached_property
     def _distance(self) -> int | None:
-        """Which of our kernels sums the scores; None: the decoder's own operations do."""
+        """The kernel that computes the scores; None: the decoder computes them."""
         if self.device.type != "cpu":
             return None
         return {"transe": L1 if self.model.norm == 1 else L2, "rotate": MODULI}.get(self.model.decoder)
 
     @property
     def piece(self) -> tuple[int, int]:
-        """Queries and candidates are padded to multiples of these. On a GPU so many are scored at a time."""
+        """Queries and candidates are padded to multiples of these numbers. On a GPU so many are scored at a time."""
         if self.device.type == "cpu":
             return GRAIN, GRAIN
         return DEVICE_DISTANCES if self.model.decoder in ("transe", "rotate") else DEVICE_PRODUCTS
 
     def queries(self, given: np.ndarray, relations: np.ndarray | None, side: Side) -> torch.Tensor:
-        """Queries for the ends on `side`, float32 [n, D] padded with zero rows.
+        """The queries for the ends on `side`, float32 [>= n, D], padded with zero rows.
 
         Args:
             given: ids of the other ends, int64 [n].
-            relations: int64 [n]; not looked at where the decoder uses none.
+            relations: int64 [n]; ignored if the decoder uses no relations.
         """
         anchor = torch.from_numpy(self.entities.take(given)).to(self.device)
         relation = None
         if self.decoder.uses_relations:
+            ids, table = present(relations), present(self.relations)
             if self.model.reciprocal and side is Side.HEAD:
-                relations, side = relations + len(self.relations) // 2, Side.TAIL
-            relation = self.relations[torch.from_numpy(relations).to(self.device)]
+                ids, side = ids + len(table) // 2, Side.TAIL
+            relation = table[torch.from_numpy(ids).to(self.device)]
         query = self.decoder.query(anchor, relation, side)
         padded = query.new_zeros((rounded_up(len(query), self.piece[0]), query.shape[1]))
         padded[: len(query)] = query
         return padded
 
     def vectors(self, candidates: Candidates) -> torch.Tensor:
-        """Embeddings of candidates as `scores` wants them: float32 [D, m], padded with zero columns."""
+        """The embeddings of m candidates for `scores`: float32 [D, >= m], padded with zero columns."""
         if isinstance(candidates, range):
             values = self.entities.read(np.arange(candidates.start, candidates.stop))
         else:
@@ -137,7 +144,7 @@ class LinkScorer:
         return torch.from_numpy(padded).to(self.device)
 
     def scores(self, queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """float32 [n, m], C order, of queries [n, D] and vectors [D, m], both padded."""
+        """The scores, float32 [n, m], C order, of queries [n, D] and vectors [D, m], both padded."""
         if self.device.type != "cpu":
             return self._by_pieces(queries, vectors.T)
         if self._distance is None:
@@ -150,7 +157,7 @@ class LinkScorer:
                 parts = [threads.submit(_sum_distances, self._distance, first, *arrays) for first in starts]
                 for part in parts:
                     part.result()
-            except BaseException:  # a signal waits for the parts that have begun, and not for all
+            except BaseException:  # after a signal, parts that have not begun are dropped
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
         return scores
@@ -167,8 +174,13 @@ class LinkScorer:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How much is held at once: `tile` queries are scored against `block` candidates; `queries` wait for the next
-    block."""
+    """How much is in memory at once.
+
+    Attributes:
+        tile: queries that are scored at once.
+        block: candidates that they are scored against.
+        queries: queries that are kept for the next block.
+    """
 
     tile: int
     block: int
@@ -176,8 +188,8 @@ class Blocks:
 
     @classmethod
     def fit(cls, scorer: LinkScorer, num_candidates: int, memory: int) -> Blocks:
-        """Sizes that stay within `memory` MiB: half for scores, a quarter each for candidates and queries; but never
-        below a piece of scores."""
+        """Sizes that need `memory` MiB, half for scores and a quarter each for candidates and queries, but at least
+        one piece of scores."""
         budget, dimension, (rows, columns) = memory << 20, scorer.entities.dimension, scorer.piece
         on_cpu = scorer.device.type == "cpu"
         scores = min(budget // 2, CPU_SCORE_BYTES if on_cpu else budget) // SCORE_BYTES
@@ -198,8 +210,8 @@ def _rounded_down(count: int, grain: int) -> int:
 
 
 @compiled
-def _sum_distances(kind, first, queries, vectors, scores):
-    """Scores of the 16 queries from `first` on."""
+def _sum_distances(kind: int, first: int, queries: np.ndarray, vectors: np.ndarray, scores: np.ndarray) -> None:
+    """Writes the scores of the 16 queries from `first` on."""
     width, count = vectors.shape
     half = width // 2
     for start in range(0, count, STRIP):

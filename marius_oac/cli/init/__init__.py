@@ -1,1 +1,1 @@
-"""`marius-oac init`: a first configuration for a graph or a click log that nobody has described yet."""
+"""`marius-oac init`: writes a first configuration for a graph or a click log."""

@@ -1,7 +1,8 @@
-"""`marius-oac init`: the first configuration for a click log or a graph that nobody has described yet.
+"""`marius-oac init`: writes a first configuration for a click log or a graph.
 
-Everything in it is a guess by the first rows, and says so; the first rows are then read by it as training would, so
-that it trains as it stands. What can't be guessed is refused, with what there is to choose from.
+Everything in it is guessed from the first rows, and marked as a guess. The first rows are then read with the
+configuration, as training would, so that training can start with it. If something can't be guessed, the error lists the
+choices.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from marius_oac.runtime.files.atomic import disk_errors, make_folder, unfinished
 
 @dataclass(frozen=True, kw_only=True)
 class InitRequest:
-    """What to describe, and what is known of it.
+    """The data to write a configuration for, and what is known of them.
 
     Attributes:
         sources: files or patterns of a click log, one file of edges, a prepared graph's folder or an embedded one's
             name.
-        out: where the configuration is written; None: to standard output.
-        task: "ctr" or "graph"; None: as it looks, which is said.
+        out: the file to write; None: standard output.
+        task: "ctr" or "graph"; None: guessed, with a message.
         log: what is known of a click log.
     """
 
@@ -43,16 +44,16 @@ class InitRequest:
 
     @property
     def about_a_log(self) -> bool:
-        """Whether something is asked that only a click log has."""
+        """Whether an option is given that only click logs have."""
         return self.log != LogRequest(delimiter=self.log.delimiter)
 
 
 def init(request: InitRequest) -> None:
-    """Writes a configuration with comments, and to standard error what to look at in it.
+    """Writes a configuration with comments, and notes about it to standard error.
 
     Raises:
-        InputError: a file can't be read or is no log or graph; the label can't be told; `out`, or the folder of the
-            parts, is there already. Nothing is written then.
+        InputError: a file can't be read or is no log or graph; the label can't be guessed; `out`, or the folder of the
+            splits, exists. Nothing is written then.
     """
     if request.out is not None and os.path.lexists(request.out):
         raise InputError("exists already; choose another --out or remove it", request.out)
@@ -67,7 +68,7 @@ def init(request: InitRequest) -> None:
 
 
 def _described(request: InitRequest) -> tuple[str, list[str]]:
-    """The configuration's text, which has been read back, and notes."""
+    """The configuration's text, which was checked by parsing it, and notes."""
     name = str(request.out or "CONFIG.yaml")
     single = len(request.sources) == 1
     source = request.sources[0]
@@ -79,7 +80,7 @@ def _described(request: InitRequest) -> tuple[str, list[str]]:
     for path in files:
         check_readable(path)
     graph = request.task == "graph"
-    notes = []
+    notes: list[str] = []
     if request.task is None and not request.about_a_log and len(files) == 1:
         graph, notes = _looks_like_a_graph(files[0], request.log.delimiter)
     if graph:
@@ -92,14 +93,14 @@ def _described(request: InitRequest) -> tuple[str, list[str]]:
 
 
 def _is_known_graph(source: str) -> bool:
-    """Whether a source is meant as a folder, dgl's file, or a data set's name."""
+    """Whether a source is a folder, a file of dgl, or a data set's name."""
     if not os.path.lexists(source):
         return not Path(source).suffix and not set(source) & {"*", "?", "[", os.sep}
     return os.path.isdir(source) or Path(source).suffix == ".bin"
 
 
 def _looks_like_a_graph(path: Path, delimiter: str | None) -> tuple[bool, list[str]]:
-    """Whether a file holds edges, and what is said of that guess."""
+    """Whether a file holds edges, and notes about that guess."""
     if path.suffix.lower() == ".npy" or begins_with_comment(path):
         return True, []
     if looks_like_edges(sample_of(path, delimiter)):
@@ -114,7 +115,7 @@ def _read_back(text: str, notes: list[str]) -> tuple[str, list[str]]:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Writes a file that was not there, whole or not at all."""
+    """Writes a new file, which is complete or doesn't exist."""
     temporary = unfinished(path)
     with disk_errors(path):
         make_folder(path.parent)

@@ -1,4 +1,4 @@
-"""A first configuration for a graph: its decoder by its relations, its sizes by the number of its edges."""
+"""A first configuration for a graph. The decoder depends on its relations, the sizes on the number of its edges."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from marius_oac.data.prepare.text import read_pieces
 from marius_oac.errors import InputError
 
 _SMALL, _LARGE = 1_000_000, 20_000_000  # edges
-_FEW_NODES = 200_000  # that every edge is ranked against
+_FEW_NODES = 200_000  # up to so many, edges are ranked against all nodes
 
 
 def known_graph(name: str) -> str:
-    """The configuration for a prepared graph's folder, or the name of an embedded one.
+    """The configuration for a prepared graph, given by its folder or the name of an embedded data set.
 
     Raises:
         InputError: there is no such graph, or it has no edges to train on.
@@ -37,10 +37,10 @@ def known_graph(name: str) -> str:
 
 
 def raw_graph(path: Path, delimiter: str | None) -> tuple[str, list[str]]:
-    """The configuration for a file of edges once it is prepared, and the command that does so, which stands in both.
+    """The configuration for the graph that a file of edges will be prepared to, and a note with the command for that.
 
     Raises:
-        InputError: it holds no edges, or does not say which of its columns are their ends.
+        InputError: the file holds no edges, or it is unclear which columns are their ends.
     """
     options = _options(path, delimiter)
     batches = read_edges(EdgeFile(path, options))
@@ -59,7 +59,7 @@ def raw_graph(path: Path, delimiter: str | None) -> tuple[str, list[str]]:
 
 
 def _options(path: Path, delimiter: str | None) -> ReadOptions:
-    """How `prepare` has to be told to read the file."""
+    """The options with which `prepare` can read the file."""
     if path.suffix.lower() == ".npy" or begins_with_comment(path):
         return ReadOptions(delimiter=delimiter)
     sample = sample_of(path, delimiter)
@@ -73,14 +73,14 @@ def _options(path: Path, delimiter: str | None) -> ReadOptions:
 
 
 def begins_with_comment(path: Path) -> bool:
-    """Whether a text's first line begins as comments do in files of edges."""
+    """Whether a text's first line is a comment of a file of edges."""
     if path.suffix.lower() == ".parquet":
         return False
     return next(read_pieces(path, 1), b"") == b"#"
 
 
 def _has_weights(sample: LogSample) -> bool:
-    """Whether the last of three columns without names holds fractions: no names of nodes."""
+    """Whether the last of three columns without names holds fractions, which are no names of nodes."""
     if sample.header or len(sample.names) != 3:
         return False
     try:
@@ -91,7 +91,7 @@ def _has_weights(sample: LogSample) -> bool:
 
 
 def _edges(path: Path, first: int) -> int:
-    """About how many edges a file has, of which the first batch is known."""
+    """The approximate number of edges of a file; at least `first`, that of its first batch."""
     return max(first, int(os.path.getsize(path) / 25))
 
 

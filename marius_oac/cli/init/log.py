@@ -1,4 +1,4 @@
-"""A first configuration for a click log: its columns, its label and its sizes, by its first rows."""
+"""A first configuration for a click log: columns, label and sizes, guessed from its first rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from marius_oac.cli.init.yaml_text import commented, listed, plain, scalar
-from marius_oac.config.ctr import LogConfig
+from marius_oac.config.ctr import CtrConfig, LogConfig
 from marius_oac.config.errors import parse
-from marius_oac.config.link_prediction import Config
 from marius_oac.data.logs.formats import open_log
 from marius_oac.data.logs.guess import Column, Label, guess, guess_label
 from marius_oac.data.logs.place import format_of
@@ -33,13 +32,14 @@ _TEST_WORDS, _VALID_WORDS, _TRAIN_WORDS = {"test", "eval"}, {"valid", "validatio
 
 @dataclass(frozen=True)
 class LogRequest:
-    """What a user says of a click log.
+    """What a user knows of a click log.
 
     Attributes:
-        label: the column of labels; positive: the values of it that mean 1.
+        label: the column of labels.
+        positive: the labels that mean 1.
         delimiter: between columns.
-        split: a folder to make, where the parts of a single file are written that train, validate and test.
-        fractions: of the examples that go to validation and test.
+        split: a folder to make for the splits of a single file.
+        fractions: of the examples for validation and test.
     """
 
     label: str | None = None
@@ -51,7 +51,8 @@ class LogRequest:
 
 @dataclass(frozen=True)
 class _Found:
-    """What is known of a log: its first file's sample, columns without the label, label, and about how many rows."""
+    """The findings about a log: a sample of its first file, `data.format`, the columns without the label, the label,
+    and the approximate number of rows."""
 
     sample: LogSample
     format: str
@@ -61,9 +62,9 @@ class _Found:
 
 
 def sample_of(path: Path, delimiter: str | None = None) -> LogSample:
-    """The first rows of a file of any suffix. Raises InputError where it can't be read or has one column."""
+    """The first rows of a file with any suffix. Raises InputError if it can't be read or has one column."""
     if delimiter is not None:
-        ReadOptions(delimiter=delimiter)  # refuses what is no delimiter
+        ReadOptions(delimiter=delimiter)  # checks the delimiter
     sample = read_sample(path, _format(path), delimiter)
     if len(sample.names) == 1 and sample.delimiter and not delimiter:
         spaced = _spaced(path)
@@ -76,7 +77,7 @@ def sample_of(path: Path, delimiter: str | None = None) -> LogSample:
 
 
 def _spaced(path: Path) -> LogSample | None:
-    """The sample where columns are told apart by single blanks, if they are."""
+    """The sample with blanks as delimiters; None if there is only one column then."""
     try:
         found = read_sample(path, _format(path), " ")
     except InputError:
@@ -85,7 +86,7 @@ def _spaced(path: Path) -> LogSample | None:
 
 
 def _format(path: Path) -> str:
-    """`data.format`: auto where the suffix says it, else by what the file begins with."""
+    """`data.format`: auto if the suffix is known, else by the first bytes of the file."""
     try:
         format_of(path)
     except InputError:
@@ -95,10 +96,10 @@ def _format(path: Path) -> str:
 
 
 def first_log(files: Sequence[Path], request: LogRequest, name: str) -> tuple[str, list[str]]:
-    """The configuration's text, read as far as its first rows go, and notes; writes the parts that are asked for.
+    """The configuration's text, checked by reading the first rows with it, and notes. Writes the splits, if requested.
 
     Args:
-        name: what the configuration will be called, for its comments.
+        name: of the configuration, for its comments.
 
     Raises:
         InputError: as `init`.
@@ -108,7 +109,7 @@ def first_log(files: Sequence[Path], request: LogRequest, name: str) -> tuple[st
     plan = check_split(files[0], found.sample.format, found.sample.header, request.split, request.fractions)
     text = _text(found, splits, request, name)
     tree, _ = parse(text, "the configuration")
-    config = Config.build(tree).data
+    config = CtrConfig.build(tree).data
     for path in [path for paths in splits.values() for path in paths]:
         open_log(path, config, with_labels=True)
     _try(config, files[0], min(found.sample.rows, ROWS))
@@ -124,8 +125,8 @@ def first_log(files: Sequence[Path], request: LogRequest, name: str) -> tuple[st
 
 
 def _splits(files: Sequence[Path], request: LogRequest) -> dict[str, list[Path]]:
-    """Which files train, validate and test: by the words of their names, else the last tests, the one before
-    validates where there are three."""
+    """The files of each split: by the words in their names; else the last file is for testing, and of three or more
+    files the one before it for validation."""
     if request.split is not None and len(files) != 1:
         raise InputError(f"a single file is split, not {len(files)}: several are told apart by themselves", "--split")
     words = {path: set(re.findall("[a-z]+", path.name.lower())) for path in files}
@@ -155,7 +156,7 @@ def _found(files: Sequence[Path], request: LogRequest) -> _Found:
     if label.share in (0.0, 1.0):
         raise InputError(f"column '{label.name}' means {label.share:.0f} in all rows that were read", sample.path)
     rest = [each for each in columns if each.name != label.name]
-    if sample.format == "libsvm":  # what is not a bag is ids, whatever they look like
+    if sample.format == "libsvm":  # its columns are ids, unless they are a bag
         rest = [each if each.kind == "multi_valued" else replace(each, kind="categorical") for each in rest]
     if all(_role(each) == "ignored" for each in rest):
         kinds = ", ".join(f"{each.name} ({each.why})" for each in rest[:40])
@@ -173,7 +174,7 @@ def _as_asked(label: Label, positive: tuple[str, ...], sample: LogSample) -> Lab
 
 
 def _rows(path: Path, sample: LogSample) -> int:
-    """About how many rows a file has."""
+    """The approximate number of rows of a file."""
     if sample.format == "parquet":
         return pq.ParquetFile(path).metadata.num_rows
     if path == sample.path and sample.whole:
@@ -183,7 +184,7 @@ def _rows(path: Path, sample: LogSample) -> int:
 
 
 def _try(config: LogConfig, path: Path, rows: int) -> None:
-    """Reads the first rows as training does. Raises InputError where it would be refused."""
+    """Reads the first rows as training does. Raises InputError if training would refuse them."""
     blocks = open_log(path, config, with_labels=True).blocks(0, rows)
     raw = next(blocks)
     parsed = list(raw.parse(np.arange(len(raw))))
@@ -192,7 +193,7 @@ def _try(config: LogConfig, path: Path, rows: int) -> None:
 
 
 def _role(column: Column) -> str:
-    """The key under `data` that a column stands in."""
+    """The key under `data` for a column."""
     return column.kind if column.kind in ("numeric", "categorical", "multi_valued") else "ignored"
 
 
@@ -260,7 +261,7 @@ def _label(label: Label) -> list[str]:
 
 
 def _section(column: Column) -> Any:
-    """A column as it stands in a list: its name, or a mapping."""
+    """The entry of a column in its list: its name, or a mapping."""
     if column.kind == "numeric" and column.missing:
         return {"name": column.name, "missing": "median", "indicator": True}
     if column.kind == "multi_valued" and column.separator not in (None, "|"):
@@ -274,14 +275,14 @@ def _why(column: Column, rows: int) -> str:
     return f"{kind}{column.why}{gaps}"
 
 
-def _missing(found: _Found, columns: dict[str, list]) -> list[str]:
+def _missing(found: _Found, columns: dict[str, list[tuple[Any, str]]]) -> list[str]:
     if not columns.get("numeric") or found.sample.whole and found.rows == found.sample.rows:
         return []
     return [commented("  missing_numbers: median", "where a number is missing in rows that were not looked at")]
 
 
 def _sizes(found: _Found, valid: bool) -> list[str]:
-    """Network and training by the number of examples: few need small batches and several passes, many do not."""
+    """Network and training by the number of examples: few examples need small batches and several epochs."""
     rows = found.rows
     small, large = rows < _SMALL, rows > _LARGE
     batch = 256 if small else 1024 if not large else 4096

@@ -1,4 +1,4 @@
-"""Pieces of YAML with comments, as a person would write them; PyYAML writes no comments."""
+"""Writes YAML with comments, which PyYAML can't."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 
 _LONGEST = 150  # characters of a comment
-_COLUMN = 40  # where comments begin, behind what is shorter
+_COLUMN = 40  # where comments begin, after shorter lines
 
 
 def scalar(value: Any) -> str:
-    """A value on one line: a text, a number, or a list or mapping of such in braces."""
+    """A value in YAML on one line: a text, a number, or a list or mapping of these."""
     texts = [value] if isinstance(value, str) else []
     style = '"' if any(not text.isprintable() for text in texts) else None
     flow = isinstance(value, list | dict)
@@ -24,19 +24,19 @@ def scalar(value: Any) -> str:
 
 
 def commented(line: str, comment: str = "") -> str:
-    """A line with a comment behind it."""
+    """A line followed by a comment, if there is one."""
     return f"{line:<{_COLUMN}}  # {plain(comment)}" if comment else line
 
 
 def plain(text: str) -> str:
-    """A text as it may stand in a comment: printable, on one line, not long."""
+    """A text for a comment: printable, on one line, shortened."""
     one = "".join(each if each.isprintable() else " " for each in text)
     one = " ".join(one.split())
     return one if len(one) <= _LONGEST else f"{one[: _LONGEST - 3]}..."
 
 
 def listed(key: str, items: Sequence[tuple[Any, str]], comment: str = "") -> list[str]:
-    """The lines of a key with a list of values, each with its comment; none where there are no values."""
+    """The lines of a key with a list of values, each with its comment; empty if there are no values."""
     if not items:
         return []
     return [commented(f"  {key}:", comment), *(commented(f"    - {scalar(value)}", why) for value, why in items)]

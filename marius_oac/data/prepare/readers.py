@@ -8,7 +8,7 @@ from 1.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ TEXT_DELIMITERS = {".tsv": "\t", ".txt": "\t", ".tab": "\t", ".csv": ","}
 _INT64_MAX = np.iinfo(np.int64).max
 
 
-def read_edges(file: EdgeFile) -> Iterator[pa.RecordBatch]:
+def read_edges(file: EdgeFile) -> Generator[pa.RecordBatch, None, None]:
     """Yields the edges in file order.
 
     Raises:

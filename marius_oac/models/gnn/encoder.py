@@ -37,10 +37,11 @@ class Encoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.dropout = dropout
-        self.width = self._layer(-1).width
+        self.width = self.sequence()[-1].width
 
-    def _layer(self, number: int) -> Layer:
-        return cast(Layer, self.layers[number])  # torch's list knows only modules
+    def sequence(self) -> list[Layer]:
+        """The layers, in order."""
+        return [cast(Layer, each) for each in self.layers]  # torch's list knows only modules
 
     def forward(self, values: Tensor | Means, blocks: Sequence[Block], thread_pool: Shared | None = None) -> Tensor:
         """The innermost nodes' values, float32 [outputs of the last block, width].
@@ -57,14 +58,15 @@ class Encoder(nn.Module):
             ConfigError: a layer returns another number of rows or floats than it should.
         """
         done, x = (1, self._combined(values, thread_pool)) if isinstance(values, Means) else (0, values)
-        if done + len(blocks) != len(self.layers):
-            raise ValueError(f"{len(blocks)} blocks for {len(self.layers) - done} layers")
-        for number, block in enumerate(blocks, done):
+        layers = self.sequence()
+        if done + len(blocks) != len(layers):
+            raise ValueError(f"{len(blocks)} blocks for {len(layers) - done} layers")
+        for number, (layer, block) in enumerate(zip(layers[done:], blocks, strict=True), done):
             if x.shape[0] != block.num_inputs:
                 raise ValueError(f"block {number} has {block.num_inputs} inputs, but there are {x.shape[0]}")
             if number:
-                x = _activated(self._layer(number - 1).activation, x, thread_pool)
-            x, layer = dropout(x, self.dropout, self.training) if self.dropout else x, self._layer(number)
+                x = _activated(layers[number - 1].activation, x, thread_pool)
+            x = dropout(x, self.dropout, self.training) if self.dropout else x
             x = layer(x, block, thread_pool)
             if tuple(x.shape) != (block.num_outputs, layer.width):
                 given = f"makes {tuple(x.shape)} of {block.num_outputs} nodes; its width is {layer.width}"
