@@ -12,8 +12,6 @@
   vectorise; `exact` keeps the order that is written, which the splitting of an argument in `vector_math` rests on. All
   may fuse a product and a sum (`contract`). The compiler decides once: the same machine code on the same inputs gives
   the same bits. NaN and infinity keep their meaning (`nnan`, `ninf` are off): a diverged loss must be seen.
-- The cache knows when a kernel's own file has changed, not that of a function it calls: whoever edits `geometry`,
-  `vector_math` or `optimizers` empties `__pycache__`.
 
 With `NUMBA_DISABLE_JIT=1` the kernels run as the Python functions they are.
 """

@@ -2,7 +2,8 @@
 
 - `nogil`: a kernel lets other threads run. Where they work on shared rows, see `atomics`.
 - `kept`: compiled once per machine, not once per process: machine code is kept beside the package or in the user's
-  cache. Where neither can be written, it is compiled anew in every process, which is said once.
+  cache. Where neither can be written, it is compiled anew in every process, which is said once. It holds for the
+  sources that it was made from: those of the kernel's module and of all modules in `kernels` that this one imports.
 - `fastmath` stays off: the same inputs must give the same bits whatever the compiler would like to reorder or contract.
 
 Kernels on floats are compiled by `float_jit`. With `NUMBA_DISABLE_JIT=1` kernels run as the Python functions that they
@@ -11,15 +12,21 @@ are, and the atomics fall back to a lock.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import config, njit
 
 from marius_oac.runtime.console import logger
 
 _NO_PLACE = "no locator available"  # of Numba's RuntimeError
 _told: list[str] = []
+_KERNELS = Path(__file__).parents[1]
+_IMPORT = re.compile(r"^ *from +marius_oac\.kernels\.([\w.]+) +import +(.*)$", re.MULTILINE)
 
 
 def kept(**options: Any) -> Callable[[Callable], Any]:
@@ -27,7 +34,11 @@ def kept(**options: Any) -> Callable[[Callable], Any]:
 
     def compiler(function: Callable) -> Any:
         try:
-            return njit(cache=True, **options)(function)
+            kernel = njit(cache=True, **options)(function)
+            if not config.DISABLE_JIT:
+                # Numba's own stamp is that of one file, but a kernel holds the code of what it calls.
+                kernel._cache._cache_file._source_stamp = fingerprint(Path(function.__code__.co_filename))
+            return kernel
         except RuntimeError as error:
             if _NO_PLACE not in str(error):
                 raise
@@ -40,6 +51,20 @@ def kept(**options: Any) -> Callable[[Callable], Any]:
         return njit(**options)(function)
 
     return compiler
+
+
+@functools.cache
+def fingerprint(source: Path) -> str:
+    """SHA-256 of a file's text and of those in `kernels` that it imports, directly or not."""
+    found, waiting = set(), [source]
+    while waiting:
+        file = waiting.pop()
+        found.add(file)
+        for module, names in _IMPORT.findall(file.read_text("utf-8")):
+            path = _KERNELS / module.replace(".", "/")
+            files = [path.with_suffix(".py"), *(path / f"{name}.py" for name in re.findall(r"\w+", names))]
+            waiting += [each for each in files if each not in found and each.exists()]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(found))).hexdigest()
 
 
 _OPTIONS = {"nogil": True, "fastmath": False}
