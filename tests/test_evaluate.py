@@ -13,6 +13,7 @@ from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.errors import InputError, MariusOacError
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import DRAW_EDGES, DrawnCandidates, evaluate
+from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.ranks import Columns, count_on_cpu, count_on_device, known_columns, own_columns
 from marius_oac.evaluation.scores import SCORE_BYTES, Blocks, EntityReader, LinkScorer
 from marius_oac.models.link_prediction.decoders import make_decoder
@@ -373,3 +374,9 @@ def test_columns(seed, low, size):
                 assert found.columns[found.offsets[i] : found.offsets[i + 1]].tolist() == expected
                 expected = [j for j, c in enumerate(candidates) if c == edges[query, asked]]
                 assert own.columns[own.offsets[i] : own.offsets[i + 1]].tolist() == expected
+
+
+def test_counts_are_printed_as_counts():
+    found = Metrics("of 12", {"filtered.mrr": 0.25, "filtered.heads.mrr": 0.5, "edges": 1828})
+    expected = [["of", "12"], ["filtered.mrr", "0.2500"], ["edges", "1,828"]]
+    assert [line.split() for line in str(found).splitlines()] == expected

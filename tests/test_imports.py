@@ -4,6 +4,8 @@ import ast
 import subprocess
 import sys
 
+import marius_oac
+from marius_oac.training import local as training
 from tests.layers import LAYERS, PACKAGE, arrows, circles, folders, upwards
 from tests.test_house import broken
 
@@ -60,3 +62,7 @@ def test_the_command_line_starts_without_torch_and_numba():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_users_import_is_listed():
+    assert {*marius_oac.__all__} <= {*dir(marius_oac)} and marius_oac.train in vars(training).values()

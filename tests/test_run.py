@@ -171,3 +171,9 @@ def test_the_folder_says_what_made_it(folder):
     assert about.keys() == {"format", "version", "package", "data", "kernels", "path", "base", "config", "files",
                             "over_nodes", "result", "sha256"}  # fmt: skip
     assert (about["version"], about["path"], about["package"]) == (2, str(folder.path.resolve()), __version__)
+
+
+def test_what_exists_is_named_with_the_command_that_goes_on(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(InputError, match=f"go on with: marius-oac resume {tmp_path / 'run'}$"):
+        RunFolder.check_new(tmp_path / "run")

@@ -291,13 +291,11 @@ def _parser() -> Parser:
         )
     for added in (resuming, evaluating, commands.choices["predict"], exporting, comparing):
         _add_data_path(added)
+    result = "'best' (default: the run's result)"
+    of_resume = "'best', or 'start', which removes all of them (default: the newest)"
     for added in (resuming, evaluating, commands.choices["predict"], exporting):
-        added.add_argument(
-            "--checkpoint",
-            metavar="NAME",
-            help="a folder in RUN/checkpoints, or 'best' (default: resume from the newest; else the run's result); "
-            "resume also from the 'start', which removes all of them",
-        )
+        choices = of_resume if added is resuming else result
+        added.add_argument("--checkpoint", metavar="NAME", help=f"a folder in RUN/checkpoints, or {choices}")
     return parser
 
 

@@ -13,5 +13,6 @@ class Metrics:
     values: dict[str, float]
 
     def __str__(self) -> str:
-        lines = [f"  {name:<28}{value:,.4f}" for name, value in self.values.items() if ".heads." not in name]
-        return "\n".join([self.title, *(line for line in lines if ".tails." not in line)])
+        shown = {name: value for name, value in self.values.items() if ".heads." not in name and ".tails." not in name}
+        lines = (f"  {name:<28}{value:{',' if isinstance(value, int) else ',.4f'}}" for name, value in shown.items())
+        return "\n".join([self.title, *lines])

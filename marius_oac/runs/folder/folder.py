@@ -97,7 +97,7 @@ class RunFolder:
     def check_new(path: Path) -> None:
         """Raises InputError where there is something already."""
         if os.path.lexists(path):
-            raise InputError("exists already; choose another --out, or go on with: marius-oac resume", path)
+            raise InputError(f"exists already; choose another --out, or go on with: marius-oac resume {path}", path)
 
     @classmethod
     def create(
