@@ -116,10 +116,8 @@ class LocalRows(RowExchange):
 
     def __init__(self, source: LocalSource, device: Device, stop_requested: Callable[[], bool]):
         self._stop_requested = stop_requested
-        self._stores, self._caching = source.stores, source.caching
+        self._stores, self._caching, self._mode = source.stores, source.caching, source.mode
         self._cache = Cache(device.replace, device.evicted)
-        write: dict[str, Callable[..., None]] = {"async": self._overwrite, "async-delta": self._add}
-        self._write_rows: Callable[..., None] = write.get(source.mode, self._commit)
 
     def stops_before(self, batch_index: int) -> bool:
         """See `RowExchange.stops_before`."""
@@ -146,24 +144,14 @@ class LocalRows(RowExchange):
         """Commits the rows, or overwrites or adds as the mode does."""
         for table, store in enumerate(self._stores):
             _, timestamps, values = (np.asarray(part) for part in batch.rows_in(batch.staging, table))
-            self._write_rows(store, batch, batch.plan.rows[table], values, timestamps)
+            rows = batch.plan.rows[table]
+            if self._mode == "async":
+                batch.lost += store.overwrite(rows, values, batch.timestamp, timestamps)
+            elif self._mode == "async-delta":
+                store.add(rows, values, batch.timestamp)
+            else:
+                batch.refused += store.commit(rows, values, batch.timestamp)
 
     def end(self, timestamp: int) -> None:
         """Empties the cache."""
         self._cache.evict(timestamp)
-
-    @staticmethod
-    def _commit(
-        store: ParameterStore, batch: Batch, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray
-    ) -> None:
-        batch.refused += store.commit(rows, values, batch.timestamp)
-
-    @staticmethod
-    def _overwrite(
-        store: ParameterStore, batch: Batch, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray
-    ) -> None:
-        batch.lost += store.overwrite(rows, values, batch.timestamp, timestamps)
-
-    @staticmethod
-    def _add(store: ParameterStore, batch: Batch, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
-        store.add(rows, values, batch.timestamp)

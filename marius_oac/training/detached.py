@@ -6,18 +6,22 @@ Elastic workers are such (`training.elastic`), and trainers of the run's own tha
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
+from marius_oac.config.cluster import ClusterConfig, read_secret
+from marius_oac.config.modes import NodesConfig
 from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import Packed
 from marius_oac.nodes.shards.placement import Placement
+from marius_oac.nodes.transport.contract import Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.session import Session
@@ -28,17 +32,24 @@ from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 
 
+def security_of(cluster: ClusterConfig) -> Security:
+    """What connections to the servers of a run are protected with."""
+    secret = hashlib.sha256(read_secret(cluster).encode()).digest()
+    return Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption)
+
+
 @contextmanager
 def outside(
-    task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], speed_monitor: SpeedMonitor, elastic_worker: bool
+    task: Task, lines: Sequence[ZmqClient], run: Mapping[str, Any], rank: int, nodes: NodesConfig, elastic_worker: bool
 ) -> Iterator[tuple[Session, RemoteSource]]:
-    """What trains the batches that are dispatched to this process, and where it has its rows from.
+    """Yields what trains the batches that are dispatched to this process, and the source of its rows.
 
     Args:
-        lines: to all servers of the run.
-        run: what it has told of itself (`ShardedTask`).
-        pace: this trainer's.
-        elastic worker: see `Dispatching`.
+        lines: connections to all servers of the run.
+        run: what the run says of itself (`ShardedTask`).
+        rank: of this trainer, for its speed monitor.
+        nodes: the section of the configuration that holds for this trainer.
+        elastic_worker: see `Dispatching`.
     """
     weights, (group,) = run["weights"], ThreadGroup.members(1)
     crowd = Crowd(run["trains"], run["trainers"] - sum(run["trains"]))
@@ -55,7 +66,8 @@ def outside(
         return stack.enter_context(sources[0])
 
     trainer = kind(task, group, weights, lambda servers: Served(group), connect, crowd)
-    trainer.place, trainer.speed_monitor = None, speed_monitor
+    trainer.place = None
+    trainer.speed_monitor = SpeedMonitor(nodes, rank, run["trainers"], task.config.training.batch_size)
     trainer.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
     with Session(trainer) as session:
         trainer.deal_outside(elastic_worker)

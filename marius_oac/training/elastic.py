@@ -7,7 +7,6 @@ while it is started again from a checkpoint, an elastic worker waits.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
@@ -27,18 +26,17 @@ from marius_oac.config.task import TaskConfig
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.models.compute.user_code import admit
 from marius_oac.nodes.launch.cluster import listening_at, names
-from marius_oac.nodes.transport.contract import TAKEN, Limits, Security
+from marius_oac.nodes.transport.contract import TAKEN, Limits
 from marius_oac.nodes.transport.messages import Kind, Message, parse
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.reporting import LINE_SECONDS
-from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.task import Task
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import stop_on_interrupt
 from marius_oac.tasks.ctr.task import CtrTask
-from marius_oac.training.detached import outside
+from marius_oac.training.detached import outside, security_of
 from marius_oac.training.local import start_task
 
 PATIENCE = 600.0  # seconds that a run may take to be started, or started again
@@ -103,11 +101,7 @@ class _ElasticWorker:
 
     def __init__(self, cluster: ClusterConfig, overrides: Sequence[str], trust: bool = False):
         self._cluster, self._overrides, self._trust = cluster, overrides, trust
-        self._security = Security(
-            secret=hashlib.sha256(read_secret(cluster).encode()).digest(),
-            run=cluster.digest(),
-            encrypted=cluster.encryption,
-        )
+        self._security = security_of(cluster)
         self.batches, self.joined, self.known, self.stopped = 0, False, False, False
         self._next_line = 0.0
 
@@ -158,9 +152,8 @@ class _ElasticWorker:
     def train(self, lines: Sequence[ZmqClient], rank: int, run: dict[str, Any]) -> None:
         """Until the user stops. Raises NodeLost, in the end."""
         task = self._task(run)
-        speed_monitor = SpeedMonitor(NodesConfig(), rank, run["trainers"], task.config.training.batch_size)
         with (
-            outside(task, lines, run, speed_monitor, True) as (session, _),
+            outside(task, lines, run, rank, NodesConfig(), True) as (session, _),
             stop_on_interrupt(session.pipeline.request_stop),
         ):
             session.report_to(lambda result: self._trained())

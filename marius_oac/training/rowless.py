@@ -7,25 +7,22 @@ the servers what elastic workers are. A trainer that is ended by a signal is not
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from marius_oac.config.cluster import read_secret
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import Interrupted, NodeLost
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.launch.agent import SPARE
 from marius_oac.nodes.launch.cluster import Place, names
-from marius_oac.nodes.transport.contract import Limits, Security
+from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
-from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.task import Task
 from marius_oac.runtime.signals import stop_on_interrupt
-from marius_oac.training.detached import outside
+from marius_oac.training.detached import outside, security_of
 
 
 def staying(config: TaskConfig, weights: Sequence[float]) -> list[int]:
@@ -57,16 +54,14 @@ class Rowless:
         if "over" in run:
             return
         task, cluster, place = self._task, self._place.cluster, self._place
-        secret = hashlib.sha256(read_secret(cluster).encode()).digest()
-        about = (Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption), Limits(), cluster.timeout)
-        speed_monitor = SpeedMonitor(task.config.nodes, place.rank, run["trainers"], task.config.training.batch_size)
+        about = security_of(cluster), Limits(), cluster.timeout
         task.check_data_from(0)
         with ExitStack() as stack:
             lines = [
                 stack.enter_context(closing(ZmqClient(address, name, self._rank, *about)))
                 for name, address in run["servers"]
             ]
-            session, source = stack.enter_context(outside(task, lines, run, speed_monitor, False))
+            session, source = stack.enter_context(outside(task, lines, run, place.rank, task.config.nodes, False))
             self._group.close()
             _tell_agent()
             stops = stack.enter_context(stop_on_interrupt(session.pipeline.request_stop))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -164,13 +165,7 @@ class GraphPlanner(ABC):
         return Plan(batch_index, (rows,), data, size if part else 0)
 
     def _gather(
-        self,
-        at: Place,
-        skip: int,
-        heads: np.ndarray,
-        relations: np.ndarray,
-        tails: np.ndarray,
-        numbers: np.ndarray,
+        self, at: Place, skip: int, heads: np.ndarray, relations: np.ndarray, tails: np.ndarray, numbers: np.ndarray
     ) -> None:
         """The batch's edges from number `skip` on; `numbers`, which may be empty: where they stand in the graph."""
         examples = int(at.edges[1, -1]) * self._sides_of_edge
@@ -205,18 +200,15 @@ class EdgePlanner(GraphPlanner):
         batches_per_epoch: batches that one pass over the edges (twice as many with `model.reciprocal`) takes.
     """
 
-    def __init__(
-        self,
-        edges: np.ndarray,
-        num_nodes: int,
-        num_relations: int,
-        config: Config,
-        most_bytes: int | None = None,
-        around: Neighborhoods | None = None,
-    ) -> None:
-        super().__init__(edges, num_nodes, num_relations, config, most_bytes, around)
-        self.batches_per_epoch = -(-self._num_examples // self._batch_size)
-        self._edge_span, self._node_span = span_up_to(len(edges)), span_up_to(num_nodes)
+    @cached_property
+    def batches_per_epoch(self) -> int:
+        """Batches of one pass over the edges."""
+        return -(-self._num_examples // self._batch_size)
+
+    @cached_property
+    def _spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of all edges, and of all nodes."""
+        return span_up_to(len(self._edges)), span_up_to(self._num_nodes)
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
         """Batches up to the end of each of the first so many epochs."""
@@ -228,7 +220,8 @@ class EdgePlanner(GraphPlanner):
         start = batch * self._batch_size
         size = min(self._batch_size, self._num_examples - start)
         key = np.uint64(fold(self._shuffle_key, epoch))
-        return Place(epoch, batch, start, size, key, self._edge_span, self._edge_span, self._node_span)
+        edges, nodes = self._spans
+        return Place(epoch, batch, start, size, key, edges, edges, nodes)
 
 
 class ReorderedPlanner:

@@ -34,13 +34,7 @@ class NodePlanner:
     """
 
     def __init__(
-        self,
-        nodes: np.ndarray,
-        classes: np.ndarray,
-        num_nodes: int,
-        batch_size: int,
-        seed: int,
-        around: Neighborhoods,
+        self, nodes: np.ndarray, classes: np.ndarray, num_nodes: int, batch_size: int, seed: int, around: Neighborhoods
     ) -> None:
         self._nodes, self._classes, self._around = nodes, classes, around
         self._batch_size = min(batch_size, len(nodes))

@@ -158,12 +158,7 @@ class GraphEncoder:
             yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.thread_pool, parts.device, memory)
 
     def encoded_at(
-        self,
-        checkpoint: Checkpoint,
-        rows: RowArray | None,
-        threads: int,
-        device: torch.device,
-        memory: int,
+        self, checkpoint: Checkpoint, rows: RowArray | None, threads: int, device: torch.device, memory: int
     ) -> np.ndarray:
         """What a checkpoint's encoder makes of all nodes, as `encode`, made when first asked for: in the run's folder,
         not in the checkpoint's own, which a run under way may remove at any moment."""

@@ -14,11 +14,7 @@ from marius_oac.types import present
 
 
 def encoder_needs(
-    encoder: GraphEncoder,
-    data: EncodedBatch[np.ndarray],
-    on_disk: int,
-    device: torch.device,
-    head: int = 0,
+    encoder: GraphEncoder, data: EncodedBatch[np.ndarray], on_disk: int, device: torch.device, head: int = 0
 ) -> list[Need]:
     """What the encoder needs beside what stands on top of it, and beside the memory for encoding all nodes.
 
