@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marius_oac.errors import InputError
-from marius_oac.runtime.files.atomic import disk_errors, make_folder, sync, unfinished_here, write_flushed
+from marius_oac.runtime.files.atomic import appearing, sync, write_flushed
 from marius_oac.runtime.files.streaming import write_files, write_npy_files
 from marius_oac.storage.disk.saved_pages import RowArray
 
@@ -52,29 +51,19 @@ def export(
         raise InputError(f"one of {', '.join(FORMATS)} is needed, not {format!r}", "format")
     if os.path.lexists(out):
         raise InputError("exists already", out)
-    temporary = unfinished_here(out)
-    with disk_errors(out):
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            make_folder(out.parent)
-            temporary.mkdir()
-            for name, text in texts.items():
-                write_flushed(temporary / name, text.encode())
-            for table, values in tables.items():
-                file = f"{table}.parquet" if format == "parquet" else f"{table}.names.parquet"
-                _write_parquet(temporary / file, values, names[table], embeddings=format == "parquet")
-            if format == "npy":
-                blocks = ({table: block} for table, values in tables.items() for block in _blocks(values))
-                about = {table: (values.shape, values.dtype) for table, values in tables.items()}
-                write_npy_files(temporary, about, blocks, hashed=False)
-            if format == "safetensors":
-                _write_safetensors(temporary / "embeddings.safetensors", tables)
-            sync(temporary)
-            os.rename(temporary, out)
-            sync(out.parent)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    with appearing(out) as temporary:
+        temporary.mkdir()
+        for name, text in texts.items():
+            write_flushed(temporary / name, text.encode())
+        for table, values in tables.items():
+            file = f"{table}.parquet" if format == "parquet" else f"{table}.names.parquet"
+            _write_parquet(temporary / file, values, names[table], embeddings=format == "parquet")
+        if format == "npy":
+            blocks = ({table: block} for table, values in tables.items() for block in _blocks(values))
+            about = {table: (values.shape, values.dtype) for table, values in tables.items()}
+            write_npy_files(temporary, about, blocks, hashed=False)
+        if format == "safetensors":
+            _write_safetensors(temporary / "embeddings.safetensors", tables)
 
 
 def _blocks(values: RowArray) -> Iterator[np.ndarray]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -47,6 +46,7 @@ from marius_oac.runs.sharded.checkpoint import NODES, open_whole, parts_of
 from marius_oac.runtime import blas
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import (
+    appearing,
     check_no_link,
     clean,
     disk_errors,
@@ -55,7 +55,6 @@ from marius_oac.runtime.files.atomic import (
     open_own,
     remove_file,
     sync,
-    unfinished_here,
     write_atomically,
     write_flushed,
 )
@@ -113,23 +112,13 @@ class RunFolder:
         Raises InputError where it exists or can't be made.
         """
         cls.check_new(path)
-        temporary = unfinished_here(path)
         about = _about(About(data=fingerprint, kernels=blas.kernels(), over_nodes=over_nodes), path, config, files)
-        with disk_errors(path):
-            try:
-                shutil.rmtree(temporary, ignore_errors=True)
-                make_folder(path.parent)
-                (temporary / "checkpoints").mkdir(parents=True)
-                for name, text in {**files, CONFIG: config.dump()}.items():
-                    write_flushed(temporary / name, text.encode())
-                write_flushed(temporary / SAVED, saved_bytes(""))
-                write_flushed(temporary / ABOUT, about.dump())
-                sync(temporary)
-                os.rename(temporary, path)
-                sync(path.parent)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
+        with appearing(path) as temporary:
+            (temporary / "checkpoints").mkdir(parents=True)
+            for name, text in {**files, CONFIG: config.dump()}.items():
+                write_flushed(temporary / name, text.encode())
+            write_flushed(temporary / SAVED, saved_bytes(""))
+            write_flushed(temporary / ABOUT, about.dump())
         return cls(path, config, about)
 
     @classmethod

@@ -16,7 +16,7 @@ import re
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,32 @@ def unfinished_here(path: Path) -> Path:
     found = unfinished(path)
     check_no_link(found)
     return found
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """Yields a temporary name beside `path`, for a file or folder that is renamed to `path` when the block ends.
+
+    Of a block that fails nothing is left. Raises InputError if the disk is full, or can't be written.
+    """
+    temporary = unfinished_here(path)
+    with disk_errors(path), ExitStack() as stack:
+        shutil.rmtree(temporary, ignore_errors=True)
+        make_folder(path.parent)
+        stack.callback(_remove, temporary)
+        yield temporary
+        sync(temporary)
+        os.rename(temporary, path)
+        stack.pop_all()
+        sync(path.parent)
+
+
+def _remove(path: Path) -> None:
+    """Removes a file or folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def clean(folder: Path, files: str, folders: str) -> None:

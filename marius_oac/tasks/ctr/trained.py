@@ -26,7 +26,7 @@ from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.log import RunLog
 from marius_oac.runs.session import num_threads, reading_device
-from marius_oac.runtime.files.atomic import disk_errors, make_folder, sync, unfinished_here
+from marius_oac.runtime.files.atomic import appearing
 from marius_oac.tasks.ctr.predict import evaluate_files
 from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.tasks.trained import TrainedRun
@@ -109,17 +109,8 @@ class TrainedClickModel(TrainedRun):
         if os.path.lexists(out):
             raise InputError("exists already", out)
         files = LogFiles.scan(data, self.config.data, with_labels=False).files
-        temporary = unfinished_here(out)
-        with disk_errors(out), torch_threads(num_threads(self.config)):
-            try:
-                make_folder(out.parent)
-                self._write(temporary, out, files)
-                sync(temporary)
-                os.rename(temporary, out)
-                sync(out.parent)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+        with torch_threads(num_threads(self.config)), appearing(out) as temporary:
+            self._write(temporary, out, files)
         return out
 
     def _write(self, path: Path, named: Path, files: Sequence[LogFile]) -> None:
