@@ -1,4 +1,4 @@
-"""Names of the domain that every room shares. Imports neither torch nor numba."""
+"""Types that all packages share. Imports neither torch nor numba."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 def present(value: Value | None) -> Value:
-    """The value of what may be None, where what was checked before says that it isn't."""
+    """Returns a value that may be None by its type, but not here. Raises RuntimeError if it is."""
     if value is None:
         raise RuntimeError("something is missing that should have been checked before")
     return value
@@ -48,7 +48,7 @@ class TableSpec:
 class BatchData:
     """What a step computes a batch from, beside its rows; each task has a record of its own (`marius_oac.batches`).
 
-    Numbers are the host's wherever the arrays of a record are, so that nobody waits for a device to read them.
+    These numbers stay on the host when the arrays are copied to a device, so reading them never waits for it.
 
     Attributes:
         epoch: the batch's epoch, from 0: learning rates decay by it.
@@ -63,7 +63,8 @@ class BatchData:
 
 
 def map_arrays(record: Any, change: Callable[[np.ndarray], Any]) -> Any:
-    """A copy of a dataclass with `change` of each NumPy array in its fields, in records and tuples within it too."""
+    """Returns a copy of a dataclass in which each NumPy array, also in nested dataclasses and tuples, is `change` of
+    it."""
     if isinstance(record, np.ndarray):
         return change(record)
     if isinstance(record, tuple):
@@ -74,7 +75,7 @@ def map_arrays(record: Any, change: Callable[[np.ndarray], Any]) -> Any:
 
 
 def arrays_of(record: Any) -> list[np.ndarray]:
-    """The NumPy arrays of a record, in the order in which `map_arrays` changes them."""
+    """Returns the NumPy arrays of a record, in the order in which `map_arrays` changes them."""
     found: list[np.ndarray] = []
     map_arrays(record, found.append)
     return found
@@ -135,7 +136,7 @@ class Step(Protocol):
         """The dense parameters that nodes may serve; None: there are none, or nothing to agree with."""
 
     def compute(self, rows: Sequence[Any], data: Any, timestamp: int) -> Any:
-        """Returns the batch's mean loss, a float (or a 0-d tensor on CUDA, which nobody reads before the download)."""
+        """Returns the batch's mean loss: a float, or on CUDA a 0-d tensor, which is read after the download."""
 
     def dense_state(self) -> Mapping[str, Any]:
         """A copy of the dense parameters and of their optimizers' state: tensors by name."""
@@ -148,23 +149,23 @@ class Step(Protocol):
 
 
 class DenseSlice(Protocol):
-    """A stretch of a model's dense parameters, laid end to end, where a shard has it and runs the optimizer."""
+    """A range of a model's concatenated dense parameters, held by a shard that runs their optimizer."""
 
     def values(self) -> np.ndarray:
-        """float32 [n], of this moment; the next `apply` may change it."""
+        """Returns the parameters, float32 [n]; the next `apply` may change this array."""
 
     def apply(self, gradient: np.ndarray, timestamp: int, factor: float) -> None:
-        """One step of the optimizer: gradient float32 [n], the learning rate multiplied by `factor`."""
+        """Takes one step of the optimizer with `gradient`, float32 [n], and the learning rate times `factor`."""
 
     def state(self) -> np.ndarray:
-        """float32 [m]: values and the optimizer's state, as `ServedDense.take` wants them."""
+        """Returns the values and the optimizer's state, float32 [m], as `ServedDense.take` takes them."""
 
 
 class ServedDense(Protocol):
-    """What a step lends to those who serve its dense parameters (see `DenseSync.dispatched`).
+    """A step's dense parameters, for shards that serve them (see `DenseSync.dispatched`).
 
     Attributes:
-        size: floats of the parameters, laid end to end as `DenseSync.attach` got them.
+        size: number of floats of all parameters, concatenated in the order in which `DenseSync.attach` got them.
         grain: a slice begins and ends at multiples of it.
     """
 
@@ -172,14 +173,14 @@ class ServedDense(Protocol):
     grain: int
 
     def slice(self, first: int, end: int) -> DenseSlice:
-        """The parameters [first, end), with the optimizer's state, as they are now: a copy."""
+        """Returns a copy of the parameters [first, end) and of their optimizer's state."""
 
     def take(self, states: Sequence[np.ndarray], bounds: Sequence[int]) -> None:
-        """Takes over, by copy, `DenseSlice.state` of the slices [bounds[i], bounds[i + 1]) that cover them all."""
+        """Copies in `DenseSlice.state` of the slices [bounds[i], bounds[i + 1]), which cover all parameters."""
 
 
 class DenseSync(Protocol):
-    """How the dense parameters of several trainers agree; tensors are torch's. A single box has none.
+    """Synchronises the dense parameters of several trainers. Tensors are torch's. On one machine there is none.
 
     A step's compute thread calls, in computation order and for every batch, `reduce` with the gradients, then, if that
     says so, its optimizer, then `updated`. Parameters are attached once, before the first batch, and never replaced.
@@ -187,56 +188,58 @@ class DenseSync(Protocol):
     error of one of them is raised by the next `updated`, `pause` or `finish`.
 
     Attributes:
-        dispatched: a step hands its gradients over, with `hand_over` in place of all that, and updates nothing.
+        dispatched: the step calls `hand_over` with its gradients instead of all that, and updates nothing.
     """
 
     dispatched: bool
 
     def hand_over(self, gradients: Sequence[Any], factor: float) -> None:
-        """Takes a copy of a batch's gradients, and what their learning rate is to be multiplied with."""
+        """Copies a batch's gradients, and the factor of their learning rate."""
 
     def optimizer(self, parameters: Sequence[Any]) -> Any | None:
-        """The torch.optim.Optimizer that the algorithm is part of; None: the configuration's is used."""
+        """Returns the torch.optim.Optimizer that contains the algorithm; None: the configured optimizer is used."""
 
     def attach(self, parameters: Sequence[Any]) -> None:
-        """These tensors, which training updates in place, agree; all trainers call it, and begin with rank 0's."""
+        """Registers the tensors to synchronise, which training updates in place; all start from rank 0's.
+        Collective."""
 
     def begin_anew(self) -> None:
-        """All trainers go on from the values that rank 0 has now, as if begun with them; nothing is started."""
+        """Restarts the algorithm from the values that rank 0 has now; starts no threads. Collective."""
 
     def start(self) -> None:
-        """Begins work in the background, if there is any."""
+        """Starts the background threads, if the algorithm has any."""
 
     def reduce(self, gradients: Sequence[Any], share: float) -> bool:
-        """Before the update: allreduce makes the gradients, in place, the sum over trainers of share * gradient.
+        """Called before the update: allreduce replaces the gradients by the sum over trainers of share * gradient.
 
-        Returns whether an update follows: where each trainer makes its own, none is made of a share of 0, an example of
-        another trainer's. An optimizer of the agreement's own is called for every batch, and knows that by itself.
+        Returns:
+            Whether an update follows. If each trainer updates by its own gradients, there is none for a share of 0,
+            whose example is another trainer's. An optimizer of the algorithm's own is called for every batch.
         """
 
     def updated(self, batch_index: int) -> None:
-        """After the update of batch `batch_index`: counts it, and synchronises in the foreground when it is due."""
+        """Called after the update of a batch: counts it, and synchronises in the foreground when that is due."""
 
     def pause(self) -> None:
-        """Ends background threads, after an exchange that all trainers agree on; all call it. Replicas may differ."""
+        """Ends the background threads after a last exchange; replicas may differ. Collective."""
 
     def finish(self) -> None:
-        """`pause`; then all trainers hold the same parameters."""
+        """Calls `pause` and makes all replicas equal. Collective."""
 
     def stop(self) -> None:
-        """Ends everything, whatever the others do; called when the run ends, also after an error."""
+        """Ends everything without waiting for other trainers; called when the run ends, also after an error."""
 
     def metrics(self) -> Mapping[str, float]:
-        """`iterations`, `syncs`, `average_sync_gap`, `bytes`, `bytes_per_sync`, `seconds_per_sync`.
+        """Returns `iterations`, `syncs`, `average_sync_gap`, `bytes`, `bytes_per_sync` and `seconds_per_sync`.
 
-        This trainer's, and after `finish` those of all trainers (sums and means).
+        They are this trainer's, and after `finish` those of all trainers (sums and means).
         """
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint must keep beside parameters and optimizer: tensors by name, copies."""
+        """Returns copies of what a checkpoint keeps besides parameters and optimizer: tensors by name."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over, by copy, what `state` gave; after `attach`, while nothing is started; all trainers call it.
+        """Copies in what `state` gave; called after `attach`, before `start`. Collective.
 
         Raises:
             ValueError: the state is that of another algorithm or model.

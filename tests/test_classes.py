@@ -198,5 +198,5 @@ def test_a_run_without_the_names_of_its_classes_is_one_line(labelled, tmp_path, 
 
 def test_several_nodes_refuse_it(labelled):
     task = NodeClassificationTask(configure(labelled), Graph.open(labelled / "graph"))
-    with pytest.raises(ConfigError, match="^task: a node classification is trained on one box"):
+    with pytest.raises(ConfigError, match="^task: a node classification is trained on one machine"):
         node_task(task, SimpleNamespace(cluster=None), None)

@@ -1,4 +1,4 @@
-"""A batch on its way, and the buffers that it borrows."""
+"""A batch in the pipeline, and the buffers that it borrows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from marius_oac.types import NEVER, BatchData, Plan, present
 
 @dataclass
 class Buffers:
-    """Room for one batch's rows of every table, on the host or on the device (numpy arrays or tensors).
+    """Buffers for one batch's rows of every table, on the host or on the device (NumPy arrays or tensors).
 
     `rows[k]` int64 [capacity], `timestamps[k]` int64 [capacity], `values[k]` float32 [capacity, width].
-    `free_after` is a CUDA event that must have passed before the room is written again, or None.
+    `free_after` is a CUDA event that must have passed before the buffers are written again, or None.
     """
 
     rows: Sequence[Any]
@@ -34,19 +34,19 @@ class Batch:
     """The MFT when it began to read: every batch up to here was in the store."""
     timestamp: int = NEVER
     claim: Claim | None = None
-    """Where rows lie on disk: what keeps the batch's pages in memory."""
+    """If rows lie on disk: what keeps the batch's pages in memory."""
     staging: Buffers | None = None
     resident: Buffers | None = None
-    """What the device has lent it; None: not yet."""
+    """The buffers on the device; None before they are borrowed."""
     data: BatchData = field(default_factory=BatchData)
-    """Of the plan, with its arrays where the device computes."""
+    """The plan's data, with its arrays on the device that computes."""
     uploaded: Any = None
     computed: Any = None
     began: dict[str, Any] = field(default_factory=dict)
     """Events before the device's work on each stage; `uploaded` and `computed` are those after."""
     loss: Any = None
     sound: Sequence[Any] = ()
-    """Of each table, whether its rows are; on a device of torch's they are read after the download."""
+    """For each table, whether its rows are finite and within bounds; 0-d tensors on a device of torch's."""
     replaced: Any = 0
     refused: int = 0
     lost: int = 0
@@ -58,7 +58,7 @@ class Batch:
         return self.plan.batch_index
 
     def rows_in(self, buffers: Buffers | None, table: int) -> tuple[Any, Any, Any]:
-        """The table's row ids, timestamps and values in `buffers`, which it has, cut to the batch's n rows."""
+        """The table's row ids, timestamps and values in `buffers`, of the batch's n rows."""
         count, buffers = len(self.plan.rows[table]), present(buffers)
         rows = buffers.rows[table][:count] if buffers.rows else None
         return rows, buffers.timestamps[table][:count], buffers.values[table][:count]
@@ -77,7 +77,7 @@ class Pool:
         self.made = 0
 
     def take(self) -> Buffers:
-        """Buffers that nobody else uses. Raises RuntimeError if the limit is reached."""
+        """Takes unused buffers. Raises RuntimeError if the limit is reached."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -87,6 +87,6 @@ class Pool:
         return self._make()
 
     def give_back(self, buffers: Buffers | None) -> None:
-        """The buffers may be taken again."""
+        """Makes the buffers available again."""
         with self._lock:
             self._free.append(present(buffers))

@@ -1,4 +1,4 @@
-"""Where batches compute: the host itself, or a torch device behind pinned staging buffers and streams.
+"""Where batches are computed: on the host itself, or on a torch device with pinned staging buffers and streams.
 
 `HostDevice` shares memory with the store's threads: one buffer is staging, resident and cache at once, and upload and
 download move nothing (they may wait for an emulated link). `TorchDevice` copies; on CUDA from pinned memory, with one
@@ -54,30 +54,30 @@ class Device(ABC):
         """Makes the batch's data and its rows in the staging buffer available to the step."""
 
     def computing(self, batch: Batch) -> AbstractContextManager[Any]:
-        """Entered around validation, compute, and all that changes or looks at the rows before they are downloaded."""
+        """A context for validation, compute, and all other uses of the rows before they are downloaded."""
         return nullcontext()
 
     def round(self, batch: Batch) -> None:
-        """Called inside `computing` when the rows are new; values are rounded to what the store will hold."""
+        """Rounds new values to the store's precision; called inside `computing`."""
         for table, layout in enumerate(self._layouts):
             if layout.value_dtype == "bfloat16":
                 self._round(batch.rows_in(batch.resident, table)[2][:, : layout.dimension])
 
     @abstractmethod
     def download(self, batch: Batch) -> Mapping[str, Span]:
-        """Returns when the batch's rows are where the store can take them.
+        """Makes the batch's new rows available to the store; returns when they are.
 
         Returns:
-            When the device was busy with each stage of the batch, where it works by itself.
+            When the device was busy with each stage of the batch, if it works asynchronously.
         """
 
     def written(self, batch: Batch, cached: bool) -> None:
-        """The store has the rows; a cached batch keeps its resident buffer until `evicted`."""
+        """Called when the store has the rows; a cached batch keeps its resident buffer until `evicted`."""
         if not cached:
             self._resident.give_back(batch.resident)
 
     def evicted(self, batch: Batch) -> None:
-        """The cache has dropped the batch: its resident buffer is free."""
+        """Called when the cache has dropped the batch; frees its resident buffer."""
         self._resident.give_back(batch.resident)
 
     def staging_bytes(self) -> int:

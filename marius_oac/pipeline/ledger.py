@@ -6,8 +6,8 @@ reads its first row. *Safe to evict* (STE) is the smallest MFT noted by a batch 
 
 Guarantees, with `in_flight` = S + 1:
 - Batch n notes its MFT, and may read, only when MFT >= n - in_flight: a window over the sequence. A bound on the mere
-  number of batches in flight would let one stalled writer hold the MFT back while the others go round, and the device
-  cache would grow without limit.
+  number of batches in flight would let one stalled writer hold the MFT back while others finish, and the device cache
+  would grow without limit.
 - A batch that is validated later has noted an MFT >= the STE returned now. So no such batch needs a cached row with
   timestamp <= STE. (The paper takes the minimum when a batch is created, over all batches not yet written. Taking it
   at validation, over those not yet validated, is as safe and evicts earlier: in plan order the cache then holds rows
@@ -39,7 +39,7 @@ class Ledger:
         return self._mft
 
     def enter(self, batch_index: int) -> int:
-        """Waits until batch `batch_index` is within the window; returns the MFT that it must take along."""
+        """Waits until batch `batch_index` is within the window; returns the MFT at which it reads."""
         with self._changed:
             self._changed.wait_for(lambda: self._aborted or self._mft >= batch_index - self._in_flight)
             if self._aborted:
@@ -55,7 +55,7 @@ class Ledger:
             return safe_to_evict
 
     def finish(self, timestamp: int) -> None:
-        """The batch that was given `timestamp` has been written back."""
+        """Records that the batch with this timestamp has been written back."""
         with self._changed:
             self._finished.add(timestamp)
             while self._mft + 1 in self._finished:
@@ -71,7 +71,7 @@ class Ledger:
                 raise Closed("ledger")
 
     def abort(self) -> None:
-        """Every call that waits, now or later, raises `Closed`."""
+        """Makes every call that waits, now or later, raise `Closed`."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Pinned host memory: what a GPU copies to and from by itself, while the host goes on.
+"""Pinned host memory, which a GPU copies to and from asynchronously.
 
-torch's own pinned tensors come from a cache that rounds each one up to a power of two bytes and gives none back.
-Staging buffers are few, large, and live as long as a run, so they are pinned in place, and let go of at its end.
+torch's own pinned tensors come from a cache that rounds each one up to a power of two bytes and never frees them.
+Staging buffers are few, large, and live as long as a run, so they are pinned in place and released at its end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from marius_oac.storage.reserved import reserve
 
 
 class PinnedMemory:
-    """Tensors in pinned memory of the device's; may be used by any thread.
+    """Allocates tensors in pinned memory; may be used by any thread.
 
-    What is pinned is let go of by `close`, or when this object is gone. No copy may be under way then.
+    The memory is released by `close`, or when this object is garbage. No copy may be in progress then.
 
     Args:
         device: a CUDA device.
@@ -33,7 +33,7 @@ class PinnedMemory:
         self.close: Callable[[], object] = weakref.finalize(self, _unpin, device, self._pinned)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of its own, zeroed.
+        """Returns a zeroed tensor in pinned memory.
 
         Raises:
             InputError: the system pins no more memory.

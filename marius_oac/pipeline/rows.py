@@ -1,7 +1,7 @@
-"""How the rows of a batch come from their stores, are made valid, and go back.
+"""Reads the rows of batches from their stores, validates them, and writes them back.
 
-`LocalRows` has the stores at hand and keeps the newest rows in a cache of its own; where rows lie on other nodes,
-`marius_oac.nodes` has another implementation of the contract.
+`LocalRows` uses stores of this process, and a cache of the newest rows. For rows on other nodes `marius_oac.nodes` has
+another implementation of the contract.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ class RowExchange(ABC):
     """
 
     def planned_until(self, last: int) -> int:
-        """The number before which batches are planned: `last`, unless who runs is told otherwise which ones are its."""
+        """The end of the batches to plan: `last`, unless batches are dispatched to this process."""
         return last
 
     def position(self, number: int) -> int:
-        """Where the run stands, as far as this process knows, when its batches before `number` have been written."""
+        """The position of the run, as far as this process knows, when its batches before `number` are written."""
         return number
 
     def reached(self, planned: int) -> int:
-        """After `end`: the number of the next batch to run, where `planned` would be the next to be planned here."""
+        """Called after `end`: the next batch to run; `planned` is the next one that this process would plan."""
         return planned
 
     @abstractmethod
     def stops_before(self, batch_index: int) -> bool:
-        """Whether the run ends before this batch, although it was asked for: the user wants to stop."""
+        """Whether the run ends before this batch, because the user wants to stop."""
 
     @abstractmethod
     def read(self, batch: Batch) -> None:
-        """Fills the batch's staging buffer with values, and with timestamps where validation needs them."""
+        """Fills the batch's staging buffer with values, and with timestamps if validation needs them."""
 
     @abstractmethod
     def validate(self, batch: Batch, safe_to_evict: int) -> None:
-        """Replaces every row of the resident buffer that a batch computed before has changed since it was read.
+        """Replaces the rows of the resident buffer that earlier batches have changed since they were read.
 
-        No batch still to be validated needs to know of timestamps up to `safe_to_evict`.
+        No batch that is still to be validated needs cached rows with timestamps up to `safe_to_evict`.
         """
 
     @abstractmethod
     def computed(self, batch: Batch) -> None:
-        """The resident buffer holds what the step left there."""
+        """Called when the step has computed: the resident buffer holds the new rows."""
 
     @abstractmethod
     def write(self, batch: Batch) -> None:
-        """Hands over what is in the staging buffer."""
+        """Writes the rows of the staging buffer back."""
 
     @abstractmethod
     def end(self, timestamp: int) -> None:
-        """Every batch is written; the next one will have this timestamp."""
+        """Called when every batch is written; `timestamp` is that of the next one."""
 
     def abort(self) -> None:
-        """Every call that waits, now or later, raises `Closed`."""
+        """Makes every call that waits, now or later, raise `Closed`."""
         return
 
 
@@ -78,7 +78,7 @@ class RowSource(ABC):
         layouts: of each table's rows, as the staging buffers have them.
         validates: whether `validate` is called.
         caching: batches keep their resident buffers after `write`, until evicted.
-        largest: what no value of a row may exceed, up or down, when it has been computed (see `soundness`).
+        largest: the largest absolute value that a computed row may have (see `soundness`).
     """
 
     layouts: Sequence[RowLayout]
@@ -88,7 +88,7 @@ class RowSource(ABC):
 
     @abstractmethod
     def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
-        """For batches [first, last), or as many of them as are begun before the user wants to stop."""
+        """The exchange for batches [first, last), or as many of them as begin before the user wants to stop."""
 
 
 class LocalSource(RowSource):

@@ -1,14 +1,15 @@
-"""The pipeline: runs batches [first, last) over the stages and comes back with everything written.
+"""The pipeline: runs batches [first, last) through its stages, and returns when everything is written.
 
-Where rows lie on disk, plans are settled some batches ahead of the readers: the tier learns which pages the next
-batches use, and fetches them (stage `fetch`) while the batches before are computed.
+If rows lie on disk, the rows of plans are assigned some batches ahead of the readers: the tier learns which pages the
+    next
+batches use, and fetches them (stage `fetch`) while earlier batches are computed.
 
 Guarantees:
 - `run` returns when every batch it planned is in the store and every thread has ended; the store then holds one moment.
 - In mode `oac` in plan order the rows, and the step's dense parameters, have the bits of mode `sync`, for any number
   of workers and batches in flight. In order of arrival they have the bits of a run in the recorded order.
 - The first error of any stage stops all of them and is raised with its traceback; no batch after it is committed by a
-  stage that has not begun to. `request_stop` ends the run early and in peace, after a batch boundary.
+  stage that has not begun to. `request_stop` ends the run early, without an error, at a batch boundary.
 - Memory is bounded: at most `in_flight` batches between read and write, as many again in the cache (three times as
   many in order of arrival).
 
@@ -50,7 +51,7 @@ Probe = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What is known of a batch when it has been written."""
+    """The result of a batch that has been written."""
 
     batch_index: int
     timestamp: int
@@ -109,7 +110,7 @@ class Pipeline:
         self._stop_requested.set()
 
     def channel_fill(self) -> dict[str, int]:
-        """Batches that wait in each channel right now."""
+        """The number of batches that wait in each channel."""
         return {channel.name: len(channel) for channel in self._channels}
 
     def position(self, number: int) -> int:
@@ -128,7 +129,7 @@ class Pipeline:
             The number of the next batch to run: `last`, or less after `request_stop`.
 
         Raises:
-            DivergedError: a loss is NaN or infinite, or rows are not sound; the batch was not written.
+            DivergedError: a loss or rows are NaN, infinite or too large; the batch was not written.
             Exception: whatever a stage raised first.
         """
         run = _Run(self, first, last)
@@ -149,7 +150,7 @@ class _Run:
         room = pipeline.in_flight
         self.planned: Channel[Batch] = OrderedChannel("planned", room + pipeline.config.workers.plan, first)
         self.announced: Channel[Batch] = Channel("announced", pipeline.look_ahead)
-        # Few: their pages are held and can't be others'. What is read ahead of them is already on its way.
+        # Few, because their pages stay in memory. Pages of later batches are being fetched already.
         self.fetched: Channel[Batch] = Channel("fetched", _FETCHED)
         self.filled: Channel[Batch] = Channel("read", room)
         self.uploaded = self._compute_channel(room)
@@ -241,7 +242,7 @@ class _Run:
             self.planned.put(batch)
 
     def _assigned(self) -> Batch:
-        """The next batch in plan order; whoever waits for it keeps the others waiting, and settles it first."""
+        """The next batch in plan order, with its rows assigned; one thread at a time."""
         with self.settle_lock:
             while True:
                 batch = self.planned.get()

@@ -1,12 +1,12 @@
-"""What orders the work of a device: three streams and events on them.
+"""Orders the work of a device: three streams, and events on them.
 
-`TorchDevice` and what it carries speak to a device only through here, so that tests can take another implementation,
-which sees each operation and reports pairs without an order (tests/pipeline/stream_order.py).
+`TorchDevice` uses a device only through this module, so that tests can use another implementation, which records each
+operation and reports pairs without an order (tests/pipeline/stream_order.py).
 
 Guarantees, of CUDA's (a CPU's operations have happened when their call returns, so it needs none):
-- Operations of one stream happen in the order in which they were put there; those of two in any, or at once.
-- What comes after `wait` on a stream happens after all that came before `record` on the other.
-- `synchronize` returns when all that came before `record` has happened; nothing else waits for the device.
+- Operations of one stream run in the order in which they were queued; those of two streams in any order, or at once.
+- What is queued after `wait` on a stream runs after all that was queued before `record` on the other.
+- `synchronize` returns when all that was queued before `record` is done; nothing else waits for the device.
 """
 
 from __future__ import annotations
@@ -29,60 +29,60 @@ class Streams(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Returns when all has happened that was put on the device outside of these streams: copies of parameters."""
+        """Waits for work on the device that was queued outside of these streams, such as copies of parameters."""
 
     @abstractmethod
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Within it, operations on tensors of the device are put on `stream`."""
+        """A context in which operations on tensors of the device are queued on `stream`."""
 
     @abstractmethod
     def record(self, stream: Stream) -> Any:
-        """An event: all that is on the stream by now."""
+        """Returns an event that passes when all that is queued on the stream is done."""
 
     @abstractmethod
     def wait(self, stream: Stream, event: Any) -> None:
-        """What is put on the stream from now on happens after the event."""
+        """Makes what is queued on the stream from now on run after the event."""
 
     @abstractmethod
     def synchronize(self, event: Any) -> None:
-        """The calling thread goes on when the event has happened."""
+        """Blocks the calling thread until the event has passed."""
 
     @abstractmethod
     def seconds(self, first: Any, second: Any) -> float:
-        """Time on the device from one event to another; both have happened, for the calling thread."""
+        """The time on the device from one event to another, in seconds; the calling thread has seen both pass."""
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Room on the device, to be kept as long as the streams."""
+        """An uninitialised tensor on the device, kept as long as the streams."""
 
     @abstractmethod
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Room on the host that the device's streams copy to and from."""
+        """A tensor on the host that the device's streams copy to and from."""
 
     @abstractmethod
     def move(self, array: np.ndarray) -> torch.Tensor:
-        """A copy of the array on the device, made on the stream that has been entered, for that and for `compute`."""
+        """Copies an array to the device, on the stream that was entered; for use on that stream and on `compute`."""
 
 
 class HostStreams(Streams):
-    """Of a CPU; an event is the time at which it was recorded."""
+    """Streams of a CPU, where work is done when its call returns; an event is the time at which it was recorded."""
 
     def begin(self) -> None:
-        """Nothing is under way."""
+        """Returns at once: no work is queued."""
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
-        """All work is done by the calling thread."""
+        """An empty context: the calling thread does the work."""
         return nullcontext()
 
     def record(self, stream: Stream) -> Any:
-        """The present time."""
+        """Returns the present time, in seconds."""
         return time.perf_counter()
 
     def wait(self, stream: Stream, event: Any) -> None:
-        """What was recorded has happened."""
+        """Returns at once: what was recorded is done."""
 
     def synchronize(self, event: Any) -> None:
-        """What was recorded has happened."""
+        """Returns at once: what was recorded is done."""
 
     def seconds(self, first: float, second: float) -> float:
         """See `Streams.seconds`."""
@@ -102,7 +102,7 @@ class HostStreams(Streams):
 
 
 class CudaStreams(Streams):
-    """Of a GPU. A thread that waits for an event sleeps until it has happened."""
+    """Streams of a GPU. A thread that waits for an event sleeps until it has passed."""
 
     def __init__(self, device: torch.device):
         self._device, self._pinned = device, PinnedMemory(device)
@@ -143,5 +143,5 @@ class CudaStreams(Streams):
     def move(self, array: np.ndarray) -> torch.Tensor:
         """See `Streams.move`."""
         moved = torch.tensor(array).pin_memory().to(self._device, non_blocking=True)
-        moved.record_stream(self._streams["compute"])  # else its room could be given away while `compute` reads it
+        moved.record_stream(self._streams["compute"])  # else its memory could be reused while `compute` reads it
         return moved

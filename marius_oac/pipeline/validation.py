@@ -1,4 +1,4 @@
-"""Validation: just before compute, each row of a batch is replaced by the newest version known on the device.
+"""Validation: replaces the rows of a batch, just before it is computed, by their newest versions on the device.
 
 Optimistic Asynchrony Control, section 3.2, "Validation", and 3.3, "Cache Eviction". The cache needs no table over all
 rows: it is the list of the last batches' own buffers, which hold their new rows under sorted row ids.
@@ -75,7 +75,8 @@ def replace_older_torch(
 
 
 class Cache:
-    """The batches whose new rows others may still need, oldest first; `release` gets each one back after eviction."""
+    """The batches whose new rows later batches may still need, oldest first; `release` is called with each evicted
+    one."""
 
     def __init__(self, replace: Replace, release: Callable[[Batch], None]):
         self._replace, self._release = replace, release
@@ -83,14 +84,14 @@ class Cache:
         self.num_rows = 0
 
     def evict(self, safe_to_evict: int) -> None:
-        """Lets go of the batches whose timestamp is <= `safe_to_evict`."""
+        """Drops the batches whose timestamp is <= `safe_to_evict`."""
         while self._batches and self._batches[0].timestamp <= safe_to_evict:
             batch = self._batches.popleft()
             self.num_rows -= sum(map(len, batch.plan.rows))
             self._release(batch)
 
     def validate(self, batch: Batch) -> Any:
-        """Brings the rows of `batch` up to date; returns how many were replaced (int or 0-d tensor)."""
+        """Replaces outdated rows of `batch`; returns how many (int or 0-d tensor)."""
         replaced = 0
         for newer in reversed(self._batches):  # newest first: no row is copied twice
             if newer.timestamp <= batch.mft_at_read:

@@ -1,11 +1,11 @@
 """Epochs, evaluations and checkpoints around the pipeline.
 
-The road is cut into segments that end at epochs, at checkpoints and where the user stops; the pipeline is drained
-there, so that a checkpoint and an evaluation see one moment. Where a segment ends changes no bits.
+Training is cut into segments that end at epochs, at checkpoints and where the user stops. The pipeline is drained
+there, so that checkpoints and evaluations see a consistent state. Where a segment ends does not change results.
 
-A checkpoint is saved before evaluating, and holds nothing of what the evaluation finds. A run that resumes at the end
-of an epoch evaluates it again, to the same numbers. So a signal stops an evaluation at once, and whatever else follows
-the last batch; the other processes, which wait for the one that evaluates, are told by it.
+A checkpoint is saved before an evaluation, and holds none of its results. A run that resumes at the end of an epoch
+evaluates it again, with the same results. So a signal stops an evaluation, and whatever else follows the last batch, at
+once; the process that evaluates tells the others, which wait for it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TrainingLoop:
         self._evaluation_is_due = False
 
     def restore(self, name: str | None) -> None:
-        """Puts tables, dense parameters and position back to the newest checkpoint, or the named one.
+        """Restores tables, dense parameters and position from the newest checkpoint, or the named one.
 
         A run that was stopped before its first checkpoint starts again, and so does one where `START` is named: the
         initial values are the same. Raises CheckpointError, and removes nothing, where its checkpoints are lost.
@@ -76,7 +76,7 @@ class TrainingLoop:
         self._evaluation_is_due = self._at_epoch()
 
     def take_over(self, before: Checkpoint) -> None:
-        """Goes on where other nodes have stopped, from all parts of their checkpoint."""
+        """Continues from a checkpoint of other nodes, of which all parts are at hand."""
         position = self._position_of(before)
         if self.session.parts.tier:
             self.folder.checkpoints.keep_pages()
@@ -86,7 +86,7 @@ class TrainingLoop:
         self._evaluation_is_due = self._at_epoch()
 
     def _position_of(self, checkpoint: Checkpoint) -> Position:
-        """Where a checkpoint stands. Raises InputError where this run can't go on from there."""
+        """The position of a checkpoint. Raises InputError if this run can't continue from it."""
         position = Position.load(checkpoint)
         if position.batch_index > self.schedule.last:
             raise ConfigError(
@@ -110,7 +110,7 @@ class TrainingLoop:
             raise CheckpointError(str(error), checkpoint.path) from None
 
     def _restore_best(self) -> None:
-        """Marks the checkpoint that was the best at this position; forgets it if it has been removed since."""
+        """Marks the checkpoint that was the best at this position, unless it has been removed since."""
         checkpoints = self.folder.checkpoints
         best: str | None = name_of(self.schedule.begin(min(self.position.best_epoch, len(self.schedule.ends))))
         if self.position.best < 0 or best not in self.peers.common(checkpoints.names()):
@@ -125,7 +125,7 @@ class TrainingLoop:
             Interrupted: the user stopped the run; a checkpoint of that moment was written.
             DivergedError: a number became NaN or infinite.
         """
-        self.peers.wait()  # nobody looks at rows that another one is still loading
+        self.peers.wait()  # else a process could read rows that another one is still loading
         with (
             stop_on_interrupt(self.session.pipeline.request_stop) as self._stops,
             TrainingProgress(self.position.batch_index, self.schedule.last, self.peers.leads) as progress,
@@ -143,7 +143,7 @@ class TrainingLoop:
                 self._finish(progress)
 
     def _before_epoch(self, progress: TrainingProgress) -> None:
-        """What is to be known of an epoch's data before it is trained on."""
+        """Measures what must be measured before an epoch is trained."""
         epoch = self._epochs_done()
         if not self._at_epoch():
             return
@@ -167,7 +167,7 @@ class TrainingLoop:
             raise self._interrupted()
 
     def _save_where_it_stands(self) -> None:
-        """A segment may have reached its end where no checkpoint is due."""
+        """Saves a checkpoint of this moment, unless there is one: a segment may end where none is due."""
         if self.position.batch_index and name_of(self.position.batch_index) not in self.folder.checkpoints.names():
             self._save()
 
@@ -179,8 +179,8 @@ class TrainingLoop:
 
     @contextmanager
     def _stopped_at_once(self) -> Iterator[None]:
-        """Within the block nothing is lost that a resumed run would not do again: a signal ends it, also one that came
-        before. Of several processes those end it that wait for nobody; the others are told."""
+        """Within the block a signal, also an earlier one, stops the run at once: a resumed run does the work again. Of
+        several processes the one that the others wait for stops, and tells them."""
         try:
             with stopped_at_once() if self._alone else nullcontext():
                 if self._alone and self.session.pipeline.stop_requested:
@@ -240,7 +240,7 @@ class TrainingLoop:
             self._save()
 
     def _check_loss(self, reached: int, report: SegmentReport) -> None:
-        """Raises DivergedError where the last batches' loss is out of all proportion to that of the first ones."""
+        """Raises DivergedError if the loss has grown out of proportion since the first batches."""
         heard = self.peers.gather([report.first_loss(), report.last_loss()])
         first = first_loss(self.position.first_loss, heard)
         if wrong := grown_loss(first, heard):
@@ -293,11 +293,11 @@ class TrainingLoop:
             raise self._diverged(error) from error
 
     def _all_have_saved(self) -> None:
-        self.peers.wait()  # else a crash could leave some with the old one alone, some with the new
+        self.peers.wait()  # else a crash could leave some processes with only the old one, and some with the new one
         self.folder.note_saved(self.position.batch_index)
 
     def _end_epoch(self, epoch: int, progress: TrainingProgress) -> None:
-        """Tells of the epoch; before its checkpoint is saved, so that no resumed run lacks the line."""
+        """Logs the epoch before its checkpoint is saved, so that a resumed run has the line."""
         totals = self._of_all(self.position.epoch)
         line = {"kind": "epoch", "epoch": epoch, "batch": self.position.batch_index - 1}
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
@@ -306,11 +306,11 @@ class TrainingLoop:
         progress.say(f"epoch {epoch + 1} of {len(self.schedule.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
 
     def _of_all(self, totals: Totals) -> Totals:
-        """With those of the other processes."""
+        """The totals of all processes."""
         return reduce(Totals.beside, [Totals(**each) for each in self.peers.gather(asdict(totals))])
 
     def _disk_metrics(self) -> dict[str, float]:
-        """What went to and from the disk since the program started, where rows lie there."""
+        """Metrics of the tier since the program started, if rows lie on disk."""
         tier = self.session.parts.tier
         return tier.metrics() if tier else {}
 
@@ -320,7 +320,7 @@ class TrainingLoop:
         return due and self.session.task.has("valid")
 
     def _evaluate(self, progress: TrainingProgress) -> None:
-        """Validation, best checkpoint and patience, at the end of an epoch."""
+        """Validates at the end of an epoch, marks the best checkpoint and counts patience."""
         if not self._evaluation_follows():
             return
         epochs, metric = self._epochs_done(), self.session.task.decisive_metric
@@ -338,7 +338,7 @@ class TrainingLoop:
             self.position = replace(self.position, worse=self.position.worse + 1)
 
     def _finish(self, progress: TrainingProgress) -> None:
-        """The final numbers; with early stopping those of the best checkpoint."""
+        """Writes the summary; with early stopping that of the best checkpoint."""
         position, total, checkpoints = self.position, self._of_all(self.position.total), self.folder.checkpoints
         chosen = name_of(position.batch_index)
         best = checkpoints.best()

@@ -1,4 +1,4 @@
-"""What a run says while it trains: lines of `metrics.jsonl`, a bar on a terminal, plain lines otherwise."""
+"""Progress of a run: lines of `metrics.jsonl`, a bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Totals:
 
     @classmethod
     def of(cls, results: Sequence[BatchResult]) -> Totals:
-        """Of some batches; exact, so that it does not depend on the order in which they ended."""
+        """Sums over some batches; exact, so independent of the order in which they ended."""
         return cls(
             batches=len(results),
             examples=sum(result.examples for result in results),
@@ -56,7 +56,7 @@ class Totals:
         )
 
     def beside(self, other: Totals) -> Totals:
-        """With those of another process, which has computed other parts of the same batches meanwhile."""
+        """Adds the totals of another process, which has computed other parts of the same batches at the same time."""
         together = replace(self + other, batches=max(self.batches, other.batches))
         return replace(together, seconds=max(self.seconds, other.seconds))
 
@@ -75,7 +75,7 @@ class Totals:
         )
 
     def mean_loss(self) -> float | None:
-        """Over the examples; None: there are none, which happens to one of several trainers."""
+        """Mean loss of an example; None without examples, as one of several trainers may be."""
         return self.loss / self.examples if self.examples else None
 
     def rate(self) -> float:
@@ -83,7 +83,7 @@ class Totals:
         return self.examples / self.seconds if self.seconds else 0.0
 
     def metrics(self) -> dict[str, Any]:
-        """As a line of `metrics.jsonl` holds them."""
+        """The values of a line of `metrics.jsonl`."""
         return {
             "loss": self.mean_loss(),
             "seconds": self.seconds,
@@ -97,7 +97,7 @@ class Totals:
         }
 
 
-def _added(ours: Mapping, theirs: Mapping) -> dict:
+def _added(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: ours.get(name, 0) + theirs.get(name, 0) for name in {**ours, **theirs}}
 
 
@@ -106,9 +106,8 @@ class SegmentReport:
 
     An interval holds the batches computed as number k * every to (k + 1) * every - 1 of the run, whatever the order in
     which they were written, so that its loss is that of any other run with the same bits; the segment's first batch,
-    `first`, and its end may cut one short. `add` is called by write workers, one call at a time. `position` says where
-    the run stands when the batch before some number has been written: where batches are dispatched, its own do not
-    tell.
+    `first`, and its end may cut one short. `add` is called by write workers, one call at a time. `position` maps a
+    batch of this process to one of the run; they differ if batches are dispatched.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class SegmentReport:
 class TrainingProgress:
     """A bar over all batches of the run on a terminal, a line every ten seconds otherwise; both on standard error.
 
-    With `shown` False it says nothing: another process does.
+    With `shown` False it prints nothing; another process does.
     """
 
     def __init__(self, first: int, last: int, shown: bool = True):
@@ -201,7 +200,7 @@ class TrainingProgress:
         return time.monotonic() >= self._next_line
 
     def show(self, epoch: int, totals: Totals, position: int) -> None:
-        """Tells how the last batches went, up to `position`."""
+        """Shows the totals of the last batches, up to `position`."""
         gone, self._done, due = position - self._done, position, self.due
         loss = f"loss {totals.mean_loss() or 0:.4f}, {totals.rate():,.0f} examples/s"
         if self._bar is not None:
@@ -213,7 +212,7 @@ class TrainingProgress:
             self._next_line = time.monotonic() + (LINE_SECONDS if self._bar is None else BAR_SECONDS)
 
     def say(self, line: str) -> None:
-        """A line of its own, above the bar where there is one."""
+        """Prints a line, above the bar if there is one."""
         if self._bar is not None:
             self._bar.write(line, file=NOTICES)
         elif self._shown:

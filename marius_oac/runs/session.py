@@ -1,4 +1,4 @@
-"""Everything that trains, built from a task, and closed in the reverse order."""
+"""Builds everything that trains from a task, and closes it in the reverse order."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def reading_device(name: str) -> torch.device:
-    """Where a finished run is evaluated, asked and exported: on its config's device, or, if that is a GPU that is not
-    here, on what there is, which is said."""
+    """The device for using a finished run: its configuration's, or the default with a warning, if that is a GPU which
+    is not here."""
     try:
         return pick_device(name)
     except ConfigError:
@@ -54,7 +54,7 @@ def reading_device(name: str) -> torch.device:
 
 
 def name_of_device(device: torch.device) -> str:
-    """`cpu`, or what the GPU is called: two of one name compute the same bits."""
+    """`cpu`, or the name of the GPU: two GPUs of one name compute the same bits."""
     return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
@@ -72,9 +72,9 @@ def num_threads(config: TaskConfig, binding: Binding = UNBOUND) -> int:
 
 
 def bind(task: Task, device: torch.device) -> Binding:
-    """Where the threads and tables of this process belong on its machine, beside the run's other processes there.
+    """The binding of this process's threads and tables to its machine, beside the run's other processes there.
 
-    Collective: what each of them is and may use is told to all. The first one says where it is anywhere in particular.
+    Collective: the processes exchange what each of them is and may use. The first one logs the binding.
     """
     config, peers, gpu = task.config, task.peers, gpu_address(device)
     paths = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
@@ -115,7 +115,7 @@ class Session:
             self._stack = stack.pop_all()
 
     def report_to(self, report: Callable[[BatchResult], None]) -> None:
-        """From now on `report` gets each batch's result."""
+        """Passes the results of the batches that follow to `report`."""
         self._report = report
 
     def evaluate(self, split: Split, whole: bool = True) -> dict[str, float]:
@@ -124,15 +124,15 @@ class Session:
             return self.task.evaluate(self.parts, split, whole)
 
     def before_epoch(self, epoch: int) -> dict[str, float] | None:
-        """Metrics that the task wants to know before an epoch, if any."""
+        """See `Task.before_epoch`."""
         with self._beside_compute(), torch_threads(self.threads):
             return self.task.before_epoch(self.parts, epoch)
 
     def check_device(self, before: str) -> str:
-        """The name of the device, where a run goes on that was trained on `before` (empty: nobody knows).
+        """The name of the device on which a run continues that was trained on `before` (empty: unknown).
 
         Raises:
-            ConfigError: from a GPU to a CPU, or back, where the config does not say so: bits would change unasked.
+            ConfigError: the run would change between CPU and GPU, and so its bits, without being asked to.
         """
         here = name_of_device(self.device)
         if before and before != here:

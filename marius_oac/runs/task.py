@@ -1,4 +1,4 @@
-"""What a run trains: the contract between the training loop and its tasks, graphs and click logs."""
+"""What a run trains: the contract between the training loop and a task."""
 
 from __future__ import annotations
 
@@ -50,34 +50,34 @@ class Schedule:
 
 
 class Peers:
-    """The processes that train together and decide alike: here this one alone."""
+    """The processes of a run, which take the same decisions. This class is for a run of one process."""
 
     leads = True
-    """Whether it is the one that evaluates and tells the user."""
+    """Whether this process evaluates, and reports to the user."""
     rank = 0
     """This process's number among them."""
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any of them."""
+        """Returns whether the flag is set on any process. Collective."""
         return flag
 
     def from_lead(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives on the one that leads, a plain value."""
+        """Returns what `make` returns on the leading process, a plain value. Collective."""
         return make()
 
     def gather(self, value: Any) -> list[Any]:
-        """What each of them has, a plain value, in their order."""
+        """Returns the value of each process, by rank; values are plain. Collective."""
         return [value]
 
     def common(self, names: Sequence[str]) -> list[str]:
-        """Those that each of them has, sorted."""
+        """Returns the names that every process has, sorted. Collective."""
         return sorted(names)
 
     def wait(self) -> None:
-        """Returns when each of them has come here."""
+        """Returns when every process has called it."""
 
     def agreed(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives; raises InputError, the same on all, where it does so on one of them."""
+        """Returns what `make` returns. Raises InputError on all processes if it does on one. Collective."""
         return make()
 
 
@@ -135,7 +135,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Identifies the data: a run goes on with the same."""
+        """Identifies the data; a run can only continue with the same data."""
 
     @property
     @abstractmethod
@@ -144,95 +144,99 @@ class Task(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raises InputError where config and data don't fit together, with the key; before anything is written."""
+        """Raises InputError, with the key, if configuration and data don't fit together. Nothing has been written
+        yet."""
 
     @abstractmethod
     def plan_memory(self, folder: Path) -> MemoryPlan:
-        """What a run needs that starts now and writes to `folder`."""
+        """The memory and disk that a run needs which starts now and writes to `folder`."""
 
     def table_bytes(self) -> int:
-        """Bytes that this process's tables take in memory; 0: nobody knows before they are trained."""
+        """Bytes that this process's tables take in memory; 0: unknown before training."""
         return (self.config.storage.memory or 0) if self.config.storage.on_disk else self._all_row_bytes()
 
     def _all_row_bytes(self) -> int:
-        """Bytes of all rows that this process holds; 0: nobody knows."""
+        """Bytes of all rows that this process holds; 0: unknown."""
         return 0
 
     def use_folder(self, folder: Path) -> None:
-        """Said before `build`, if there is a run: its folder exists, and the task may keep files of its own there."""
+        """Called before `build` if there is a run, with its folder, where the task may keep files of its own."""
         self.folder = folder
 
     @abstractmethod
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
-        """Planner, stores and step; what must be closed is entered into `stack`."""
+        """Builds planner, stores and step; whatever must be closed is entered into `stack`."""
 
     @abstractmethod
     def has(self, split: Split) -> bool:
-        """Whether there is something to evaluate."""
+        """Whether the split has something to evaluate."""
 
     @abstractmethod
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
-        """Metrics of the present parameters on a split, `valid` or `test`; unless on the `whole` of it, on what is
-        looked at between epochs."""
+        """Evaluates the present parameters on a split, `valid` or `test`.
+
+        Args:
+            whole: use all of the split; else what evaluations between epochs use.
+        """
 
     def next_pause(self, batch: int) -> int | None:
-        """The first batch behind this one before which the pipeline must come to rest, if there is one."""
+        """The first batch after this one before which the pipeline must be drained; None: there is none."""
         return None
 
     def before_batches(self, first: int) -> None:
-        """Said before the pipeline runs batches from `first` on."""
+        """Called before the pipeline runs batches from `first` on."""
         return
 
     def after_batches(self, ended: bool) -> None:
-        """Said when the pipeline has run them; `ended`: they were the run's last."""
+        """Called when the pipeline has run them; `ended`: they were the last of the run."""
         return
 
     def reached(self, planned: int) -> int:
-        """Where the pipeline has come to, by where this process's own has; collective."""
+        """The next batch of the run, given the next batch of this process. Collective."""
         return planned
 
     def trained_outside(self) -> tuple[int, float]:
-        """Examples that processes outside of the crew have trained since the last call, and the sum of their losses."""
+        """Examples that processes outside the group have trained since the last call, and the sum of their losses."""
         return 0, 0.0
 
     def mode_changes(self, reached: int) -> Sequence[Mapping[str, Any]]:
-        """What is decided while the pipeline rests before batch `reached`: lines of metrics, without kind and batch."""
+        """Decides on the mode while the pipeline is drained before batch `reached`; returns lines of metrics."""
         return ()
 
     def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
-        """Metrics that must be known before an epoch is trained, if any."""
+        """Metrics that must be measured before an epoch is trained; None: there are none."""
         return None
 
     def check_data_from(self, batch_index: int) -> None:
-        """Raises where data that batches from `batch_index` on need have changed since the run began, or are gone."""
+        """Raises CheckpointError if data that batches from `batch_index` on need are missing, or have changed."""
         return
 
     def check_new_data(self, first: int) -> None:
-        """Raises InputError where a run could not train on all of what it is given to go on with: on its files from
-        number `first` on. Collective."""
+        """Raises InputError if the run can't train on all of its files from number `first` on, which it was given to
+        continue with. Collective."""
         return
 
     def run_files(self) -> Mapping[str, str]:
-        """Texts of files that the run's folder holds, by name."""
+        """The task's own files in the run's folder: texts by name."""
         return {}
 
     def learned_files(self) -> Mapping[str, str]:
-        """Those of `run_files` that may know more now than when the run began."""
+        """Those of `run_files` that may have changed since the run began."""
         return {}
 
     def state_arrays(self) -> Mapping[str, np.ndarray]:
-        """Arrays by name that a checkpoint holds beside rows and dense parameters."""
+        """Arrays that a checkpoint holds besides rows and dense parameters, by name."""
         return {}
 
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes them back, before the rows are loaded."""
+        """Restores what `state_arrays` returned; called before the rows are loaded."""
         return
 
     def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
-        """Takes back the dense parameters, with their optimizer's state.
+        """Restores the dense parameters and their optimizer's state.
 
         Raises:
-            ValueError: they are of another model.
+            ValueError: they are those of another model.
         """
         parts.step.load_dense_state(checkpoint.dense())
 
@@ -245,5 +249,5 @@ class Task(ABC):
         return {store.name: store.fingerprint() for store in stores}
 
     def summary(self) -> dict[str, Any]:
-        """What the task adds to a run's summary."""
+        """What the task adds to the summary of a run."""
         return {}

@@ -1,6 +1,6 @@
-"""`marius-oac verify`: reads every byte of a run that something depends on, and compares it with what was written.
+"""`marius-oac verify`: reads all files of a run, and compares them with their checksums.
 
-A run may be trained meanwhile: a checkpoint stays until it has been read, and one that goes before that is passed over.
+The run may be training: a checkpoint that is being read is not removed, and one that was removed before is skipped.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from marius_oac.storage.disk.owner import OWNER, verify_claim
 from marius_oac.storage.disk.saved_pages import PagedArray
 
 DERIVED = {"buckets": "buckets.json", "encoded": "encoded.json"}
-"""Folders of arrays that follow from other things, and their manifests."""
+"""Folders of derived arrays, and their manifests."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found.
+    """The result of a verification.
 
     Attributes:
         files, bytes: that were read and compared; pages of rows count by their bytes.
         damaged: a line for each file that is not what was written, with its name.
-        unchecked: what lies in the run without a checksum, and why.
+        unchecked: files of the run without a checksum, and why they have none.
     """
 
     path: Path
@@ -69,7 +69,7 @@ def verify(path: str | Path) -> Verification:
     """Checks a run. Raises CheckpointError where there is none, or one of another program or version."""
     path, begin = Path(path), time.monotonic()
     if not (path / ABOUT).exists():
-        About.read(path)  # says what is wrong
+        About.read(path)  # raises the error
     with Progress(f"verifying {path}", "B", _size(path)) as progress:
         found = _Findings(progress)
         _Run(path, found).check()
@@ -79,7 +79,7 @@ def verify(path: str | Path) -> Verification:
 
 @dataclass
 class _Findings:
-    """What is known so far."""
+    """The results so far."""
 
     progress: Progress
     files: int = 0
@@ -92,7 +92,8 @@ class _Findings:
         self.progress.add(size)
 
     def check(self, path: Path, work: Callable[[], Any]) -> Any:
-        """What `work` gives, which compares a file; None where the file is damaged, which is noted."""
+        """Returns what `work`, which compares a file, returns; records damage and returns None if the file is
+        damaged."""
         self.files += 1
         try:
             return work()
@@ -153,7 +154,7 @@ class _Run:
                 found.small(rows / TABLES / OWNER, lambda: verify_claim(rows / TABLES, listing))
         before: dict[str, PagedArray] = {}
         for name in checkpoints.names():
-            with suppress(Missing):  # somebody trains, and has removed it
+            with suppress(Missing):  # the run is training, and has removed it
                 yield from self._checkpoint(rows / FOLDER / name, before)
 
     def _checkpoint(self, path: Path, before: dict[str, PagedArray]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -239,7 +240,7 @@ def _check_named(read: Callable[[], str | None], checkpoints: Checkpoints | None
     name = read()
     while name and checkpoints and name not in checkpoints.names():
         before, name = name, read()
-        if name == before:  # else who trains has named another one
+        if name == before:  # else the run is training, and names another one
             raise CheckpointError(f"names checkpoint {name}, which is not there", path)
 
 

@@ -10,7 +10,7 @@ from marius_oac.runs.task import Schedule, Task
 
 
 class WrappedTask(Task):
-    """What it says of data, schedule and metrics is what the task in it says.
+    """Has the data, schedule and metrics of the task that it wraps.
 
     Args:
         task: what is trained.

@@ -1,4 +1,4 @@
-"""Training on several nodes: what each of their processes does. `torchrun` has started it, `launch` says how."""
+"""Training on several nodes, as one of their processes, which `torchrun` has started (see `launch`)."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ def train_on_nodes(
 
 
 def _exists(path: Path, place: Place, group: Group) -> bool:
-    """Whether the first process finds a run there."""
+    """Whether the first process finds a run at `path`. Collective."""
     return group.gather(not place.rank and (path / "run.json").exists())[0]
 
 
 def _train(task: ShardedTask, folder: RunFolder, trace: bool, prepare: Callable = lambda loop: None) -> None:
     try:
         run_task(task, folder, trace, None, prepare)
-    except (Closed, NodeLost):  # another thread ended it, or another node because of an error that this one was told of
+    except (Closed, NodeLost):  # another thread, or another node after an error that reached this one too
         if task.failure is None or isinstance(task.failure, Closed):
             raise
         raise task.failure from None
@@ -217,7 +217,7 @@ def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) 
 
 
 def _not_taken_in(data: Sequence[str], saved: TaskConfig) -> Sequence[str]:
-    """What a command that is started again, with the words that it had before, has not put into the run's log yet."""
+    """Those of a command's files that are not in the run's log yet, if torchrun has started it again."""
     known = saved.data.train if data and saved.task == "ctr" else ()
     return () if data and known[-len(data) :] == tuple(data) else data
 
@@ -227,7 +227,7 @@ def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None) -
 
     Raises:
         InputError: a process lacks its own part, or a checkpoint of it that all have saved, or those of other nodes
-            that have written the newest checkpoint; or the run was trained on one box.
+            that have written the newest checkpoint; or the run was trained without nodes.
     """
     if task.peers.any(bool(Checkpoints(path / "checkpoints").names())):
         raise InputError("the run was trained without nodes; it goes on so: leave --nodes or --local-nodes out", path)
@@ -275,7 +275,7 @@ def _opened(
 
 
 def open_group(place: Place) -> Group:
-    """All processes of the cluster."""
+    """The group of all processes of the cluster."""
     os.environ |= {"RANK": str(place.rank), **place.environment()}
     return TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
 
@@ -329,7 +329,7 @@ def agreed_task(
 
 
 def data_digest(task: Task) -> str:
-    """Of what is trained on: a graph, or a log's schema and files, these by their sizes and samples of their bytes."""
+    """Digest of the data: of a graph, or of a log's schema and of sizes and samples of its files."""
     return hashlib.sha256(json.dumps([task.fingerprint, *sorted(task.run_files().items())]).encode()).hexdigest()
 
 
@@ -343,7 +343,7 @@ def node_task(
     """
     config, cluster = task.config, place.cluster
     if isinstance(task, NodeClassificationTask):
-        raise ConfigError("a node classification is trained on one box; train without nodes", "task")
+        raise ConfigError("a node classification is trained on one machine; train without nodes", "task")
     lockstep = config.pipeline.mode != "async"
     workers = config.pipeline.workers
     ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4
@@ -365,7 +365,7 @@ def node_task(
         together: Group | None = group
         if crowd.serving:
             together = group.part([rank for rank in range(group.size) if crowd.trains[rank]])
-        if together is None:  # it has no gradients, and what it serves of the parameters it is told
+        if together is None:  # it has no gradients; shards of parameters are sent to it
             return Served(ThreadGroup.members(1)[0])
         return make_dense_sync(dense, together, dense_rate(config), lockstep, servers, assign, weight_decay(config))
 

@@ -1,7 +1,7 @@
-"""A trainer that is not in the group of the run's processes: it has no rows and no checkpoint, and batches are
-dispatched to it.
+"""Trainers outside the group of the run's processes: they have no rows and no checkpoints, and batches are dispatched
+to them.
 
-Elastic workers are such (`training.elastic`), and trainers of the run's own that may die (`training.rowless`).
+These are elastic workers (`training.elastic`) and the run's own trainers that may die (`training.rowless`).
 """
 
 from __future__ import annotations

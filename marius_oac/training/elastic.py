@@ -1,8 +1,8 @@
-"""An elastic worker: a process that joins a run over nodes, trains batches that are dispatched to it, and leaves, or
-dies, without harm.
+"""An elastic worker: a process that attaches to a run over nodes, trains batches that are dispatched to it, and may
+leave or die at any time.
 
-It has no rows and no part in what the run's own processes decide together. In lockstep, while the run is evaluated and
-while it is started again from a checkpoint, an elastic worker waits.
+It has no rows and takes no part in the decisions of the run's own processes. In lockstep, while the run is evaluated
+and while it is started again from a checkpoint, an elastic worker waits.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def attach(cluster: ClusterConfig, overrides: Iterable[str] = (), *, trust: bool
         overrides: of the run's configuration, for what is this machine's own.
         trust: run the files of own code that the run names, also where this user has not trained with them.
     Raises:
-        InputError: nobody may join, the program or the data here are others, or an override is none of this machine's.
-        NodeLost: the run can't be reached, or has ended otherwise than in peace.
-        NodeRefused: it lets nobody in who has this secret and this nodes.yaml.
+        InputError: the run has no elastic workers, program or data are others here, or the run decides an override.
+        NodeLost: the run can't be reached, or has ended with an error.
+        NodeRefused: it refuses this secret and this nodes.yaml.
     """
     if not cluster.elastic_workers:
-        raise InputError("nobody may join: `elastic_workers` is 0", "nodes.yaml")
+        raise InputError("no worker may attach: `elastic_workers` is 0", "nodes.yaml")
     read_secret(cluster)
     elastic_worker = _ElasticWorker(cluster, _own(overrides), trust)
     deadline, said = time.monotonic() + PATIENCE, set[str]()
@@ -83,7 +83,7 @@ def attach(cluster: ClusterConfig, overrides: Iterable[str] = (), *, trust: bool
 
 
 def _own(overrides: Iterable[str]) -> tuple[str, ...]:
-    """The overrides. Raises InputError where the run decides, or for a value that can't be."""
+    """The overrides. Raises InputError for a key that the run decides, or an impossible value."""
     found = tuple(overrides)
     for item in found:
         key = item.partition("=")[0]
@@ -94,9 +94,11 @@ def _own(overrides: Iterable[str]) -> tuple[str, ...]:
 
 
 class _ElasticWorker:
-    """Attributes:
-    batches: trained so far.
-    joined: whether it has been told of the run since it was last connected; `known`: whether it ever was.
+    """The connection to a run, which may be lost and made again.
+
+    Attributes:
+        batches: number of batches trained so far.
+        joined: whether it has received the run's description since it last connected; `known`: whether it ever has.
     """
 
     def __init__(self, cluster: ClusterConfig, overrides: Sequence[str], trust: bool = False):
@@ -107,7 +109,7 @@ class _ElasticWorker:
 
     @contextmanager
     def connected(self) -> Iterator[tuple[list[ZmqClient], int, dict[str, Any]]]:
-        """Lines to all servers of the run, the rank that this elastic worker has, and what it is told.
+        """Yields connections to all servers of the run, the rank of this elastic worker, and the run's description.
 
         Raises:
             NodeLost: not now.
@@ -150,7 +152,7 @@ class _ElasticWorker:
         return ZmqClient(address, name, rank, self._security, Limits(), self._cluster.timeout)
 
     def train(self, lines: Sequence[ZmqClient], rank: int, run: dict[str, Any]) -> None:
-        """Until the user stops. Raises NodeLost, in the end."""
+        """Trains until the user stops. Raises NodeLost when the run ends."""
         task = self._task(run)
         with (
             outside(task, lines, run, rank, NodesConfig(), True) as (session, _),
@@ -164,11 +166,11 @@ class _ElasticWorker:
         self.stopped = True
 
     def _task(self, run: dict[str, Any]) -> Task:
-        """The run's task, with the data that are here. Raises InputError where they are others."""
+        """The run's task with the data of this machine. Raises InputError if they are other data."""
         tree, _ = parse_yaml(run["config"], "the run")
-        for key in ("device", "threads"):  # those of the process that told of the run, on another machine
+        for key in ("device", "threads"):  # those of the process that described the run, on another machine
             tree.pop(key, None)
-        tree["binding"] = "off"  # who else of the run is on this machine it doesn't know
+        tree["binding"] = "off"  # the run's other processes on this machine are unknown
         config: TaskConfig = Config.build(tree).replace(*self._overrides)
         admit(config, self._trust)
         log = run["files"].get(LOG)
@@ -193,5 +195,5 @@ class _ElasticWorker:
 
     @staticmethod
     def pause() -> None:
-        """Between two attempts."""
+        """Waits between two attempts to connect."""
         threading.Event().wait(_PAUSE)

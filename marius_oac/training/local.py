@@ -1,4 +1,5 @@
-"""The tour: build, run, close. `train(config) -> Run` and `resume(run) -> Run` are the Python interface."""
+"""Training on one machine: build, run, close. `train(config) -> Run` and `resume(run) -> Run` are the Python
+interface."""
 
 from __future__ import annotations
 
@@ -99,20 +100,20 @@ def resume(
     trust: bool = False,
     probe: Probe | None = None,
 ) -> Run:
-    """Goes on from the newest checkpoint of a run, or from the one named; in plan order to the same bits.
+    """Continues from the newest checkpoint of a run, or from the one named; in plan order to the same bits.
 
-    Checkpoints later than the named one are removed: the run's story is told anew from there, or where it is "start"
-    from the beginning. A run that has ended and is asked for nothing more is left as it is.
+    Checkpoints later than the named one are removed, as training continues from there; "start" names the beginning. A
+    run that has ended is left as it is, unless more epochs or data are asked for.
 
     Args:
         overrides: `key=value` changes of what a resumed run may change (`training.epochs`, metrics, workers, ...).
-        data: files or patterns of a click log to train on when what the run had before is done.
+        data: files or patterns of a click log to train on after those that the run has.
         data_path: where the data lies now: the graph's folder, or one that holds the files of the log.
         trust: run the run's own code also where this user has not trained with it; then it is known.
 
     Raises:
         CheckpointError: no run, a damaged checkpoint, another graph, config or version.
-        InputError: the run has code that is not trusted, or a file is wrong, or a row of `data`; the run is as before.
+        InputError: the run has code that is not trusted, or a file or a row of `data` is wrong; nothing has changed.
     """
     with RunFolder.open(path) as folder:
         if folder.over_nodes:
@@ -132,14 +133,14 @@ def resume(
         known = idle_settings(folder.config)
         task.notes = tuple(note for note in idle_settings(config) if note not in known)
         check_task(task, folder.path)
-        if log and data:  # before anything is written: a run that has taken a bad row in could not go on
+        if log and data:  # before anything is written: a run with a bad row in its log could not continue
             task.check_new_data(len(log.files))
         run_task(task, folder, trace, probe, lambda loop: loop.restore(checkpoint))
     return open_run(path)
 
 
 def has_ended(folder: RunFolder, task: Task) -> bool:
-    """Whether the run has its summary, and this task would not train it any further."""
+    """Whether the run has ended, and this task would not train it any further."""
     summary, before, config = folder.summary(), folder.config, task.config
     if not summary:
         return False
@@ -150,15 +151,15 @@ def has_ended(folder: RunFolder, task: Task) -> bool:
 
 
 def default_name(config: TaskConfig) -> str:
-    """What a run's folder is called: like its graph, or like its network."""
+    """The default name of a run's folder: that of its graph or network."""
     if isinstance(config, CtrConfig):
         return Path(config.model.network.partition(":")[0]).stem
     return Path(os.path.realpath(config.data.path)).name
 
 
 def start_task(config: TaskConfig, quiet: bool = False) -> Task:
-    """The task of a new run, with its data; its configuration has what was left for the data to say. Its notes tell
-    what that is, unless it is to be `quiet`."""
+    """The task of a new run, with its data. Defaults that depend on the data are filled in; unless `quiet`, the task's
+    notes say which."""
     task, notes = _task_of(config)
     task.notes = () if quiet else tuple(notes)
     return task
@@ -175,7 +176,7 @@ def _task_of(config: TaskConfig) -> tuple[Task, Sequence[str]]:
 
 
 def resume_task(config: TaskConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:
-    """The task of a run that goes on, of a click log that was `log`, with more `data` if any."""
+    """The task of a run that continues, on a click log `log`, with more `data` if there is any."""
     if not isinstance(config, CtrConfig):
         return start_task(config, quiet=True)
     log = present(log)
@@ -183,14 +184,14 @@ def resume_task(config: TaskConfig, log: RunLog | None, data: Sequence[str] = ()
 
 
 def log_of(folder: RunFolder, places: RunPlaces) -> RunLog | None:
-    """The log of a run, its files where they are now; None of one on a graph."""
+    """The log of a run with the present paths of its files; None for a run on a graph."""
     if not isinstance(folder.config, CtrConfig):
         return None
     return places.log(RunLog.read(folder.path, folder.about.checked))
 
 
 def with_data(config: TaskConfig, data: Sequence[str]) -> TaskConfig:
-    """The configuration of a run that gets more files."""
+    """The configuration of a run with more files to train on."""
     if not data:
         return config
     if not isinstance(config, CtrConfig):
@@ -199,7 +200,7 @@ def with_data(config: TaskConfig, data: Sequence[str]) -> TaskConfig:
 
 
 def check_task(task: Task, path: Path) -> None:
-    """Raises InputError where a run can't start; says what is to be noted of it, and what it will need."""
+    """Raises InputError if a run can't start; prints the task's notes and the memory plan."""
     device = pick_device(task.config.device)
     if task.config.pipeline.link and device.type != "cpu":
         raise ConfigError(f"emulates a link for a CPU; this run computes on {device}", "pipeline.link")
@@ -230,7 +231,7 @@ def run_task(
     except Interrupted:
         raise
     except BaseException as error:
-        number = signal_behind(error)  # that came before the loop looked out for it, or was a second one
+        number = signal_behind(error)  # that came before the loop handled signals, or was a second one
         if number is None:
             raise
         raise Interrupted(f"stopped; go on with: marius-oac resume {folder.path}", number) from None

@@ -1,8 +1,8 @@
-"""Trainers of a run that carry no rows, where all its modes dispatch batches: the run goes on when they die.
+"""Trainers of a run that carry no rows; if all modes dispatch batches, the run continues when they die.
 
-They are started with the others, agree with them on what is trained, and then leave the group of the processes: what is
-decided together, evaluated and saved is done by those that carry rows, and by the first one. From then on they are to
-the servers what elastic workers are. A trainer that is ended by a signal is not missed by its agent either (`SPARE`).
+They are started with the others, agree with them on what is trained, and then leave the group of processes. Decisions,
+evaluations and checkpoints are made by the processes that carry rows, and by the first one. The servers treat these
+trainers as elastic workers from then on. Their agent ignores one that is ended by a signal (`SPARE`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from marius_oac.training.detached import outside, security_of
 
 
 def staying(config: TaskConfig, weights: Sequence[float]) -> list[int]:
-    """Ranks of the processes that stay in the group: of all, of these weights."""
+    """Ranks of the processes, of these weights, that stay in the group."""
     dispatched = config.nodes.dispatches and not {"sync", "auto"} & config.nodes.used
     return [rank for rank, weight in enumerate(weights) if not rank or weight or not dispatched]
 
 
 class Rowless:
-    """One of them.
+    """A trainer that carries no rows.
 
     Args:
         task: what is trained.
@@ -44,7 +44,7 @@ class Rowless:
         self._task, self._place, self._group, self._rank = task, place, group, rank
 
     def train(self) -> None:
-        """Until the run is over.
+        """Trains until the run is over.
 
         Raises:
             NodeLost: a node that carries rows is lost.
@@ -70,7 +70,7 @@ class Rowless:
                 while True:
                     session.pipeline.run(batches, batches + 1)
                     batches += 1
-            except NodeLost:  # one that has left may have done so because another one is lost
+            except NodeLost:  # a node may have left because another one is lost
                 lost = [error for error in source.until_all_are_over() if getattr(error, "why", None) != LEFT]
                 if lost:
                     raise lost[0] from None
@@ -79,12 +79,12 @@ class Rowless:
 
 
 def alone(config: TaskConfig, place: Place) -> TaskConfig:
-    """Its configuration: who else of the run is on this machine nobody has told it."""
+    """Its configuration, without binding: the run's other processes on this machine are unknown."""
     cores = len(os.sched_getaffinity(0))
     return config.replace("binding=off", f"threads={config.threads or max(1, cores // place.node.processes)}")
 
 
 def _tell_agent() -> None:
-    """The agent that has started this process may lose it from now on."""
+    """Tells the agent that started this process to ignore its end."""
     if SPARE in os.environ:
         (Path(os.environ[SPARE]) / str(os.getpid())).touch()

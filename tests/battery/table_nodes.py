@@ -117,7 +117,7 @@ CASES = [
     run("train-nodes-config-bad", "train c.yaml --nodes n.yaml --set seed=-1",
          "--set seed", "must be greater than or equal to 0, not -1"),
     run("attach-missing", "attach m.yaml", "m.yaml", "no such file or directory"),
-    run("attach-no-elastic-workers", "attach n.yaml", "nodes.yaml", "nobody may join: `elastic_workers` is 0"),
+    run("attach-no-elastic-workers", "attach n.yaml", "nodes.yaml", "no worker may attach: `elastic_workers` is 0"),
     run("attach-nothing", "attach", "attach", "the following arguments are required: nodes"),
     run("attach-set-epochs", "attach n.yaml --set training.epochs=3",
          "secret",

@@ -137,7 +137,7 @@ def test_nobody_joins_where_none_may(tmp_path, command):
     path = tmp_path / "nodes.yaml"
     path.write_text("nodes: [{address: 127.0.0.1}]")
     code, _, said = command("attach", path)
-    assert (code, said) == (2, ["marius-oac: nodes.yaml: nobody may join: `elastic_workers` is 0"])
+    assert (code, said) == (2, ["marius-oac: nodes.yaml: no worker may attach: `elastic_workers` is 0"])
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,18 @@ def test_sound_parts_are_read_as_one(opened):
 
 
 SAID = {
-    "no place": (lambda held: held.pop(PLACE), "nodes.place says nothing"),
-    "a place without a number": (lambda held: held.update({PLACE: np.zeros(0, np.int64)}), "nodes.place says nothing"),
-    "a place that is no number": (lambda held: held.update({PLACE: np.array([np.nan])}), "nodes.place says nothing"),
+    "no place": (lambda held: held.pop(PLACE), "place is missing or empty"),
+    "a place without a number": (
+        lambda held: held.update({PLACE: np.zeros(0, np.int64)}),
+        "place is missing or empty",
+    ),
+    "a place that is no number": (
+        lambda held: held.update({PLACE: np.array([np.nan])}),
+        "place is missing or empty",
+    ),
     "the same place twice": (lambda held: held.update({PLACE: np.array([1])}), r"those of the nodes \[1, 1\]"),
     "a place that is none": (lambda held: held.update({PLACE: np.array([7])}), r"those of the nodes \[1, 7\]"),
-    "no placement": (lambda held: held.pop(PLACEMENT), "nodes.placement says nothing"),
+    "no placement": (lambda held: held.pop(PLACEMENT), "placement is missing or empty"),
     "nodes that are none": (lambda held: held.update({PLACEMENT: np.full(8, 9)}), "nodes must be 0 to 1, not 9 to 9"),
     "other rows": (lambda held: held.update(rows=held["rows"][3:]), "has not the rows that belong to each node"),
 }

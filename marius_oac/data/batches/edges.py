@@ -1,6 +1,7 @@
 """Batches of a graph's training edges with shared negatives (`docs/batches.md`, "A batch of a graph").
 
-Guarantees: a plan is a pure function of (edges, configuration, sequence). A planner holds no state that changes, so any
+Guarantees: a plan is a pure function of (edges, configuration, batch index). A planner holds no state that changes, so
+    any
 number of threads call `plan` at once and in any order; nearly all of its time is spent without the GIL. Neither memory
 nor time of a batch depends on the number of nodes or edges (but for `negatives.all`, where every node is a row).
 """
@@ -34,7 +35,7 @@ ENTITIES = "entities"
 
 
 class Place(NamedTuple):
-    """Where a batch stands, and what it may be made of.
+    """The position of a batch, and the edges and nodes that it may consist of.
 
     Attributes:
         epoch, batch: batches are counted from 0 in each epoch.
@@ -65,8 +66,8 @@ class EpochPlanner(Planner, Protocol):
 class GraphPlanner(ABC):
     """Plans batches over the training edges of a graph; a `types.Planner` of one table, "entities".
 
-    What a batch may be made of is decided by `_place`; this makes it. A batch of fewer edges than `negatives.chunks`
-    has one chunk per edge. Decoder `dot` ignores the relations of a graph that has some: its batches have neither
+    `_place` decides which edges and nodes a batch may consist of. A batch of fewer edges than `negatives.chunks` has
+    one chunk per edge. Decoder `dot` ignores the relations of a graph that has some: its batches have neither
     `relations` nor `relation_rows`.
 
     Args:

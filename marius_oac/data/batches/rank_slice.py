@@ -27,8 +27,8 @@ class RankSlice:
     def of_batch(self, size: int) -> tuple[int, int, float]:
         """First example, end, and what part of the batch that is.
 
-        Of a batch with fewer examples than trainers, those who would have none take one of the others' that counts
-        for nothing, a part of 0: so everyone has a batch to compute. Nothing is updated by it, and none is counted.
+        In a batch with fewer examples than trainers, a trainer without any takes an example of another's with a part of
+        0, so that every trainer has a batch to compute. It updates nothing, and its example is not counted.
         """
         first, end = size * self.rank // self.count, size * (self.rank + 1) // self.count
         if first == end:
@@ -57,7 +57,7 @@ class SlicedPlanner(Planner, Protocol):
 
 
 def with_share(planner: SlicedPlanner, rank: int, count: int) -> SlicedPlanner:
-    """A planner like this one, of other parts of the same batches, of which some are dispatched to it."""
+    """A copy of a planner for the parts of the same batches that are dispatched to trainer `rank` of `count`."""
     other = copy.copy(planner)
     other.share = RankSlice(rank, count, dispatched=True)
     return other

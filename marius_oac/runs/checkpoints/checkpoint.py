@@ -169,7 +169,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, pinned: bool = False) -> Checkpoint:
-    """The checkpoint at a path, its manifest checked; `pinned`: it stays, whoever would remove it.
+    """The checkpoint at a path, its manifest checked; `pinned`: no run can remove it.
 
     Raises:
         CheckpointError: it is missing or damaged. Missing: it has been removed meanwhile.

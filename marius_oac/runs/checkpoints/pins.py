@@ -1,13 +1,13 @@
-"""Checkpoints that somebody reads stay, though a training run beside would remove them.
+"""Locks on checkpoints that are being read, so that a training run does not remove them.
 
 A reader holds a shared lock (flock(2)) on the checkpoint's manifest, which it has opened for reading alone: it needs no
-right to write, and the lock ends with its process. Who removes a checkpoint takes the exclusive lock first, and holds
-it until the checkpoint has lost its name.
+right to write, and the lock ends with its process. To remove a checkpoint, a run takes the exclusive lock first, and
+holds it until the checkpoint has lost its name.
 
 Guarantees:
 - A checkpoint that was pinned under its name keeps it, with all of its files and pages, until the pin is closed.
-- Nobody waits for a reader. A reader waits for a removal only while a folder is renamed.
-- Where a file system has no locks a reader is told of a checkpoint that goes by the error of reading it.
+- Nothing waits for a reader. A reader waits for a removal only while a folder is renamed.
+- On a file system without locks, a reader of a checkpoint that is removed gets an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Missing(CheckpointError):
 
 
 class Pin:
-    """A checkpoint that stays until `close`, or until nobody has this object any more.
+    """Keeps a checkpoint from being removed until `close`, or until this object is garbage.
 
     Args:
         manifest: the checkpoint's.
@@ -44,7 +44,7 @@ class Pin:
                 raise Missing("has just been removed", manifest.parent) from None
             raise CheckpointError(f"is damaged ({error.strerror})", manifest) from None
         self.close = weakref.finalize(self, os.close, descriptor)
-        """Lets go of the checkpoint; twice is the same."""
+        """Releases the checkpoint; may be called again."""
         _lock(descriptor, fcntl.LOCK_SH)
         if not _is(manifest, descriptor):  # it was removed before the lock was there
             self.close()
@@ -53,13 +53,14 @@ class Pin:
 
 @contextmanager
 def alone_with(manifest: Path) -> Iterator[bool]:
-    """Within the block nobody pins the checkpoint of this manifest; gives False where somebody has pinned it."""
+    """Within the block no process can pin the checkpoint of this manifest. Yields False if one has pinned it
+    already."""
     try:
         try:
             descriptor = os.open(manifest, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # as NFS wants it for the lock
         except PermissionError:
             descriptor = os.open(manifest, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # a damaged checkpoint has none, and nobody reads it
+    except OSError:  # a damaged checkpoint has no manifest, and no readers
         yield True
         return
     try:
@@ -69,7 +70,7 @@ def alone_with(manifest: Path) -> Iterator[bool]:
 
 
 def _lock(descriptor: int, how: int) -> bool:
-    """Whether it could be had, or there are no locks here."""
+    """Whether the lock was acquired, or the file system has none."""
     try:
         fcntl.flock(descriptor, how)
     except BlockingIOError:

@@ -1,12 +1,12 @@
-"""The checkpoints of a run: which there are, saving one, removing those that are needed no more.
+"""The checkpoints of a run: listing, saving, and removing those that are no longer needed.
 
-A checkpoint is a folder of ten digits that holds a manifest (`checkpoint.py`); whatever else lies in `checkpoints/`, of
-another name or kind, is somebody else's and stays as it is. A checkpoint is written under a temporary name, flushed to
-the disk, and renamed. Before it is removed it loses its name, and the disk knows that: a checkpoint that has its name
-is complete. What a killed process left under a temporary name is removed by the next one.
+A checkpoint is a folder of ten digits that holds a manifest (`checkpoint.py`); everything else in `checkpoints/` is
+left alone. A checkpoint is written under a temporary name, flushed to the disk, and renamed. Before it is removed it
+loses its name, and the disk knows that: a checkpoint that has its name is complete. What a killed process left under a
+temporary name is removed by the next one.
 
 Beside the folder lies `saved.json`, the name of the newest checkpoint that every process of the run has saved, written
-when all have it and before an older one is removed. So a run whose checkpoints are lost is told from one that was
+when all have it and before an older one is removed. It distinguishes a run whose checkpoints are lost from one that was
 stopped before its first.
 """
 
@@ -163,8 +163,8 @@ class Checkpoints:
         arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
         written: Callable[[], None] = lambda: None,
     ) -> Checkpoint:
-        """Writes a checkpoint and removes all but the `keep` newest, the best one, and those that somebody reads, which
-        the next one to be saved removes. The pipeline must be drained.
+        """Writes a checkpoint and removes all but the `keep` newest, the best one, and those that are being read, which
+        the next call removes. The pipeline must be drained.
 
         `extra` is plain data for the manifest, `arrays` what becomes files of their own, by names such as `users.keys`.
         `written` is called when it is complete, before any other is removed.
@@ -198,8 +198,7 @@ class Checkpoints:
 
     @contextmanager
     def alone_after(self, batch_index: int) -> Iterator[None]:
-        """Within the block nobody reads a checkpoint of a later moment, or begins to. Raises InputError where somebody
-        does."""
+        """Within the block no process reads a later checkpoint, or can begin to. Raises InputError if one does."""
         with ExitStack() as stack:
             for name in self.names():
                 manifest = self.folder / name / MANIFEST
@@ -208,15 +207,15 @@ class Checkpoints:
             yield
 
     def drop_after(self, batch_index: int) -> None:
-        """Removes the checkpoints of later moments, the newest first; within `alone_after`."""
+        """Removes later checkpoints, the newest first; called within `alone_after`."""
         for name in reversed(self.names()):
             if name > name_of(batch_index):
                 self._remove(name)
 
     def keep_pages(self) -> None:
-        """Says to the tier, which knows of none, which pages the checkpoints refer to.
+        """Tells the tier, which knows none yet, which pages the checkpoints refer to.
 
-        What a damaged checkpoint refers to is not known, and no run can go on from it.
+        Those of a damaged checkpoint are unknown; no run can continue from it.
         """
         self._kept.clear()
         for name in self.names():

@@ -1,1 +1,1 @@
-"""A run's folder: what `run.json` says, metrics, the order of batches, the user's own code."""
+"""A run's folder: `run.json`, metrics, the order of batches, the user's own code."""

@@ -70,7 +70,7 @@ _KEPT = ("checkpoints", "tables", "nodes", "encoded", "buckets")
 
 
 class RunFolder:
-    """An existing run. Use `create` or `open`; enter it to hold its lock while training."""
+    """The folder of a run, from `create` or `open`. Enter it to hold its lock while training."""
 
     def __init__(self, path: Path, config: TaskConfig, about: About):
         self.path, self.config, self.about = path, config, about
@@ -82,7 +82,7 @@ class RunFolder:
         self._lock: ExitStack | None = None
 
     def keep_rows_in(self, folder: Path) -> None:
-        """Rows and their checkpoints lie in this folder, which is made if it is not there."""
+        """Puts rows and their checkpoints in this folder, which is made if it is missing."""
         check_no_link(folder, self.path)
         new = not folder.exists()
         with disk_errors(folder):
@@ -94,7 +94,7 @@ class RunFolder:
 
     @staticmethod
     def check_new(path: Path) -> None:
-        """Raises InputError where there is something already."""
+        """Raises InputError if `path` exists."""
         if os.path.lexists(path):
             raise InputError(f"exists already; choose another --out, or go on with: marius-oac resume {path}", path)
 
@@ -138,7 +138,7 @@ class RunFolder:
         return cls(path, config, about)
 
     def check_resumable(self, config: TaskConfig, fingerprint: str) -> None:
-        """Raises where the run can't go on with this configuration or graph, naming the key."""
+        """Raises InputError, with the key, if the run can't continue with this configuration or this data."""
         for key, old, new in differences(decisive(self.config), decisive(config)):
             raise ConfigError(f"the run was trained with {shown(old)}; it can't go on with {shown(new)}", key)
         check_change(self.config, config)
@@ -181,20 +181,20 @@ class RunFolder:
         self._metrics.add(line)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, each with `kind` and `batch`; damaged ones are left out, aloud."""
+        """The lines of metrics.jsonl, each with `kind` and `batch`; damaged ones are skipped with a warning."""
         return self._metrics.lines()
 
     def flushed_records(self, batch_index: int) -> dict[str, Any]:
-        """What a checkpoint before batch `batch_index` must know of metrics.jsonl and order.npy, as plain values. The
-        disk has both when this returns."""
+        """Flushes metrics.jsonl and order.npy to the disk, and returns what a checkpoint before batch `batch_index`
+        records of them, as plain values."""
         records: dict[str, Any] = {"metrics": self._metrics.flushed(batch_index).model_dump()}
         if self.config.pipeline.order == "arrival":
             records |= self._order.records(batch_index)
         return records
 
     def has_saved(self) -> bool:
-        """Whether the run had a checkpoint, wherever it is now; of a run that an earlier version made as far as other
-        files tell."""
+        """Whether the run has ever saved a checkpoint; for a run of an earlier version, as far as other files show
+        it."""
         saved = read_saved(self.rows)
         if saved is not None:
             return bool(saved)
@@ -202,8 +202,8 @@ class RunFolder:
         return bool(self.summary()) or evaluated  # what is evaluated was saved before
 
     def note_saved(self, batch_index: int) -> None:
-        """Said when every process has its checkpoint of this moment, before an older one is removed. A run over nodes
-        notes it beside its parts as well, which may all be lost."""
+        """Records that every process has saved its checkpoint; called before an older one is removed. A run over nodes
+        records it outside its parts as well, which may all be lost."""
         for folder in {self.path, self.rows}:
             write_saved(folder, name_of(batch_index))
 
@@ -213,8 +213,8 @@ class RunFolder:
         records: Mapping[str, Any] = MappingProxyType({}),
         wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """Drops what was written after batch `sequence - 1`, so that the files of a resumed run tell one story; says
-        where metrics.jsonl is not what it was.
+        """Drops what was written after batch `batch_index - 1`, so that the files of a resumed run are consistent;
+        warns if metrics.jsonl has changed.
 
         Args:
             records: what `flushed_records` gave for the checkpoint that the run goes on from.
@@ -222,7 +222,7 @@ class RunFolder:
 
         Raises:
             CheckpointError: the order is damaged; nothing is dropped.
-            InputError: somebody reads a later checkpoint; nothing is dropped.
+            InputError: another process reads a later checkpoint; nothing is dropped.
         """
         recorded = self.config.pipeline.order == "arrival"
         order = self._order.checked(batch_index, records) if recorded else None
@@ -252,8 +252,8 @@ class RunFolder:
         return self._order.read()
 
     def write_config(self, config: TaskConfig, files: Mapping[str, str] = MappingProxyType({})) -> None:
-        """The configuration that the run goes on with, and the task's own files; says where the user's code is another
-        than the run began with."""
+        """Writes the configuration that the run continues with, and the task's own files; warns if the user's code has
+        changed."""
         if LOG in files:
             write_atomically(self.path / LOG, files[LOG])
         # A kill in between does no harm: what run.json says fits to these two as they were and as they are, and to the
@@ -267,8 +267,8 @@ class RunFolder:
             write_atomically(path, text)
 
     def write_learned(self, files: Mapping[str, str]) -> None:
-        """What the task has learned of its data since, before a checkpoint has made use of it: of files with checksums
-        of their own."""
+        """Writes those of the task's files that have changed, which have checksums of their own; called before a
+        checkpoint depends on them."""
         for name, text in files.items():
             if self._learned.get(name) != text:
                 write_atomically(self.path / name, text)
@@ -290,14 +290,14 @@ class RunFolder:
         return content
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Ends the run: its results, and what its metrics are."""
+        """Writes the results of a run that has ended."""
         text = json_text(summary, indent=1) + "\n"
         result = Result(summary=hashlib.sha256(text.encode()).hexdigest(), metrics=self._metrics.flushed())
         self._write_about(self.about.model_copy(update={"result": result}))
         write_atomically(self.path / SUMMARY, text)
 
     def new_trace(self) -> Path:
-        """The path of `trace.json`, which is there no more."""
+        """Removes `trace.json`, if it is there, and returns its path."""
         with disk_errors(self.path / TRACE):
             remove_file(self.path / TRACE)
         return self.path / TRACE
@@ -315,14 +315,14 @@ class RunFolder:
             digest = hashlib.sha256(content).hexdigest()
             if not about.checked or digest == getattr(about.result, "summary", None):
                 return parse_json(content, path, dict[str, Any], CheckpointError, nan=True)
-            before, about = about, About.read(self.path)  # who trains may have written both since they were read
+            before, about = about, About.read(self.path)  # the run may have ended since they were read
             if about == before:
                 raise CheckpointError("is damaged: it is not what was written", path)
 
     def checkpoint(self, name: str | None = None) -> Checkpoint:
         """The named checkpoint ("best": the best one); by default the one that the summary is about, or the newest.
 
-        It is pinned: it stays, though the run may be trained meanwhile and would remove it.
+        It is pinned: a run that is training does not remove it.
 
         Raises:
             CheckpointError: there is none, or it is damaged.

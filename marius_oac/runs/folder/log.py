@@ -43,7 +43,7 @@ class RunLog:
         return cls().extended(config, config.data.train)
 
     def extended(self, config: CtrConfig, patterns: Sequence[str]) -> RunLog:
-        """One segment more, over the files of `patterns`.
+        """The log with one more segment, over the files of `patterns`.
 
         Raises:
             InputError: a file is missing, can't be trained on, or has been trained on already; or in a progressive run
@@ -62,16 +62,17 @@ class RunLog:
         return RunLog((*self.files, *found), (*self.segments, segment))
 
     def with_pieces(self, pieces: Sequence[Sequence[str | None]]) -> RunLog:
-        """The same, with what is known of each file's pieces."""
+        """The log with the known digests of each file's pieces."""
         return replace(self, files=tuple(map(_with_pieces, self.files, pieces)))
 
     def with_epochs(self, epochs: int) -> RunLog:
-        """The same with another number of passes over the last segment."""
+        """The log with another number of passes over the last segment."""
         return replace(self, segments=(*self.segments[:-1], replace(self.segments[-1], passes=epochs)))
 
     @classmethod
     def read(cls, folder: Path, checked: bool = True) -> RunLog:
-        """Raises CheckpointError where it is missing or damaged; unless `checked` it may have no checksum."""
+        """The log of a run. Raises CheckpointError if it is missing or damaged; unless `checked` it may have no
+        checksum."""
         path = folder / LOG
         try:
             return cls.parse(read_bounded(path, error=CheckpointError), path, checked)
@@ -80,7 +81,7 @@ class RunLog:
 
     @classmethod
     def parse(cls, text: bytes, path: Path, checked: bool = True) -> RunLog:
-        """What `dump` gave. Raises CheckpointError where it is damaged."""
+        """The log from the text that `dump` returned. Raises CheckpointError if it is damaged."""
         plain = not checked and parse_json(text, path, dict[str, Any], CheckpointError).keys() == {"files", "legs"}
         content = (parse_json if plain else parse_sealed)(text, path, _Content, CheckpointError)
         if not all(segment.first < segment.last <= len(content.files) for segment in content.legs):

@@ -34,7 +34,7 @@ class Prefix(Described):
 
     @classmethod
     def of(cls, lines: Iterable[builtins.bytes]) -> Prefix:
-        """The prefix that these lines are."""
+        """The prefix that consists of these lines."""
         content = b"".join(lines)
         return cls(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
@@ -46,18 +46,18 @@ class MetricsFile:
         self.path = folder / METRICS
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Raises InputError where the disk is full, or can't be written."""
+        """Appends a line. Raises InputError if the disk is full, or can't be written."""
         with disk_errors(self.path), open(self.path, "a", encoding="utf-8", opener=open_own) as file:
             file.write(json_text(line) + "\n")
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the lines say. A damaged one is left out, aloud; a last one without an end was torn by a kill, and is
-        left out too. Raises CheckpointError where the file can't be read."""
+        """The parsed lines. A damaged line is skipped with a warning, an incomplete last line silently. Raises
+        CheckpointError if the file can't be read."""
         return [line for _, line in self._sound()]
 
     def flushed(self, batch_index: int | None = None) -> Prefix:
-        """What of the file a run that is rewound to batch `batch_index` will keep, by default all. The disk has it when
-        this returns."""
+        """Flushes the file to the disk, and returns the prefix that a run rewound to batch `batch_index` keeps; by
+        default all of it."""
         texts = self._texts()
         if texts:
             with disk_errors(self.path):
@@ -68,7 +68,7 @@ class MetricsFile:
         return Prefix.of(texts)
 
     def check(self, known: Prefix | None) -> None:
-        """Raises CheckpointError where the file does not begin as it is known to, or a line with an end is damaged."""
+        """Raises CheckpointError if the file does not begin with `known`, or a complete line is damaged."""
         texts = self._texts()
         content = b"".join(texts)
         if known is not None and Prefix.of([content[: known.bytes]]) != known:
@@ -78,14 +78,14 @@ class MetricsFile:
                 raise CheckpointError("is damaged", f"{self.path}:{number}")
 
     def rewind(self, batch_index: int) -> Prefix:
-        """Drops what was written after batch `sequence - 1`; an evaluation at the end of that batch goes too, as it is
-        made again. Damaged lines go, aloud. Returns what is left."""
+        """Drops lines after batch `batch_index - 1`, also its evaluation, which is made again, and damaged lines, with
+        a warning. Returns the prefix that is left."""
         kept = [text for text, line in self._sound() if _is_kept(line, batch_index)]
         write_atomically(self.path, b"".join(kept))
         return Prefix.of(kept)
 
     def _sound(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Lines as they stand there, and what they say."""
+        """The sound lines, as bytes and parsed."""
         for number, text in enumerate(self._texts(), 1):
             line = _parsed(text)
             if line is None:
@@ -94,7 +94,7 @@ class MetricsFile:
                 yield text, line
 
     def _texts(self) -> list[bytes]:
-        """Lines that have an end, with it."""
+        """The complete lines, with their ends."""
         try:
             with open_regular(self.path, CheckpointError) as file:
                 return [line + b"\n" for line in file.read().split(b"\n")[:-1]]
@@ -105,7 +105,7 @@ class MetricsFile:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """What a line says; None of a damaged one."""
+    """A parsed line; None if it is damaged."""
     try:
         parse_json(text, METRICS, _Line, nan=True)
         return json.loads(text)
@@ -114,5 +114,5 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def _is_kept(line: Mapping[str, Any] | None, batch_index: int) -> bool:
-    """Whether a run that goes on with batch `batch_index` has this line already."""
+    """Whether a run that continues with batch `batch_index` keeps this line."""
     return line is None or line["batch"] < batch_index - (line["kind"] == "evaluation")

@@ -24,13 +24,13 @@ class OrderFile:
         self.path = folder / ORDER
 
     def read(self) -> np.ndarray:
-        """Raises CheckpointError where it can't be read."""
+        """The recorded order, int64 [batches]. Raises CheckpointError if it can't be read."""
         if not self.path.exists():
             return np.empty(0, np.int64)
         return read_npy(self.path, (np.int64,), (None,), CheckpointError)
 
     def records(self, batch_index: int) -> dict[str, Any]:
-        """What a checkpoint before batch `batch_index` must know, as plain values."""
+        """What a checkpoint before batch `batch_index` records of the order, as plain values."""
         return {"order": _digest(self.read()[:batch_index])}
 
     def checked(self, batch_index: int, records: Mapping[str, Any]) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""Where the files lie that a run's configuration names: a run opens from any folder, also when it was moved with them.
+"""Finds the files that a run's configuration names, from any folder and after the run was moved with them.
 
 A path that is not absolute means the folder that the run was trained in, which `run.json` has (`base`), and not that in
-which a later command is called. What is not at its place is looked for where it lay beside the run's folder, if that
-was moved; or below a folder that the user names. Whether it is what was trained on is another question, which whoever
-opens it asks: a graph, its labels and features, and files of a log that are trained on have fingerprints.
+which a later command is called. A file that is not at its place is looked for at its old place relative to the run's
+folder, if that was moved, or below a folder that the user names. Whether it is the file that was trained on is checked
+by its fingerprint when it is opened.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunPlaces:
 
     Args:
         folder: of the run.
-        data: `--data-path`: the graph's folder, or one that holds the files of the log; None: nobody said.
+        data: `--data-path`: the graph's folder, or one that holds the files of the log; None: not given.
 
     Raises:
         InputError: `data` is no folder.
@@ -47,7 +47,7 @@ class RunPlaces:
             raise InputError("is no folder", f"--data-path {data}")
 
     def config(self) -> TaskConfig:
-        """The run's configuration with its files where they are now; says where they were not where they should be."""
+        """The run's configuration with the present paths of its files; warns about files that were moved."""
 
         def place(path: str) -> str:
             found = self.find(path)
@@ -62,20 +62,20 @@ class RunPlaces:
         return with_paths(self._config, place, graph)
 
     def log(self, log: RunLog) -> RunLog:
-        """The run's files, likewise."""
+        """The run's log with the present paths of its files."""
         return replace(log, files=tuple(replace(file, path=Path(self.find(str(file.path)))) for file in log.files))
 
     def changed(self, config: TaskConfig) -> TaskConfig:
-        """`config` with what the command line has changed in it, which means the folder of now: as all of it will from
-        now on."""
+        """`config`, which the command line may have changed, with absolute paths if the command was called from another
+        folder than the run was trained in."""
         return config if self._at_home else with_paths(config, self.absolute, self.absolute)
 
     def given(self, paths: Sequence[str]) -> Sequence[str]:
-        """Files that the command line names, likewise."""
+        """Paths from the command line, made absolute in the same case."""
         return paths if self._at_home else [*map(self.absolute, paths)]
 
     def find(self, path: str) -> str:
-        """Where a file or folder is, or what a pattern of files means now."""
+        """The present path of a file, folder or pattern of files."""
         below = self._tail_below(path)
         if below:
             return below
@@ -87,7 +87,7 @@ class RunPlaces:
         return path if self._at_home else full
 
     def absolute(self, path: str) -> str:
-        """A path that means the folder of now, or the name of a data set."""
+        """An absolute path, or the name of a data set as it is."""
         return path if is_known(path) and not os.path.isdir(path) else os.path.abspath(path)
 
     @property

@@ -1,4 +1,4 @@
-"""Where a run stands, as its checkpoints say it."""
+"""The position of a run in training, as its checkpoints hold it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BATCH_INDEX = "sequence"  # of the next batch, in files
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands; saved with every checkpoint.
+    """The position of a run in training; saved with every checkpoint.
 
     Attributes:
-        sequence: the next batch.
+        batch_index: the next batch.
         total, epoch: sums over the run and over the present epoch so far.
         first_loss: the median of the first few batches; None: there was none, or it was not kept.
         device: what computed it, as `session.name_of_device` has it; empty if it was not kept.
@@ -36,7 +36,7 @@ class Position:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> Position:
-        """From what `dump` gave a checkpoint. Raises CheckpointError where that is something else."""
+        """The position of a checkpoint. Raises CheckpointError if it is damaged."""
         fields = {"batch_index" if key == _BATCH_INDEX else key: value for key, value in checkpoint.extra.items()}
         position = typed(fields, checkpoint.path, cls, CheckpointError)
         if position.batch_index != checkpoint.batch_index or not 0 <= position.best_epoch <= position.batch_index:
@@ -44,5 +44,5 @@ class Position:
         return position
 
     def dump(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
+        """The position as plain data, for a checkpoint."""
         return {_BATCH_INDEX if key == "batch_index" else key: value for key, value in asdict(self).items()}

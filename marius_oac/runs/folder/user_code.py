@@ -13,8 +13,8 @@ from marius_oac.runtime.console import logger
 
 
 def code_to_train(config: TaskConfig) -> list[bytes]:
-    """Lets the code run that a new run is to be trained with: whoever trains with it has said so. From now on it is
-    known. Gives its texts. Raises InputError where a file of it can't be read."""
+    """Trusts the user's own code that a new run trains with, now and later: the user has named it. Returns its texts.
+    Raises InputError if a file of it can't be read."""
     texts = admit(config, trust=True)
     trust.record(texts)
     return texts

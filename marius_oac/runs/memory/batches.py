@@ -19,7 +19,7 @@ class BatchMemory:
     """Of a run whose batches are like `plan`, the first one.
 
     Args:
-        tables: those of the batches' rows; a device has room for the most that a batch may have.
+        tables: of the batches' rows; a device has buffers for the most rows that a batch may have.
         layouts: of each table.
         rows: of a batch as it comes, in all tables.
         shared_rows: the ids of all plans' rows are one array.

@@ -87,7 +87,7 @@ def encoder_step_bytes(
             saved += nodes * inputs // 4
             work += nodes * inputs
         made, last = outputs * width, number + 1 == len(widths)
-        # Activations are behind a layer's own backward pass; ELU keeps what it was given, too.
+        # A layer's output is held until its backward pass; ELU holds its input, too.
         most.append(kept + saved + work + made * (1 + last))
         kept += saved + made * (2 if isinstance(layer, GatConfig) and not last else 1)
         nodes, inputs = outputs, width

@@ -1,4 +1,4 @@
-"""How much memory and disk a run will need, said before it starts, and refused where it can't fit."""
+"""How much memory and disk a run will need; checked before it starts."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _free_for_pages(folders: Sequence[Path]) -> int:
 
 
 def _free(folder: Path) -> int:
-    """Free bytes. A file system without a size, such as /proc, is not full: it says itself what it can't do."""
+    """Free bytes. A file system without a size, such as /proc, is not full; writing to it reports its own error."""
     usage = shutil.disk_usage(folder)
     return usage.free if usage.total or usage.free else _NO_LIMIT
 
@@ -184,17 +184,17 @@ def batches_held(pipeline: PipelineConfig) -> tuple[int, int]:
 
 
 def room_for(pipeline: PipelineConfig) -> int:
-    """Buffers that there may be: one more than `batches_held` where batches are cached.
+    """Number of buffers that may exist: one more than `batches_held` if batches are cached.
 
     It is taken where a batch is read between the last write and the next validation. On a host this is seldom, and a
-    buffer takes memory as it is filled; on a device a buffer takes its room when it is made.
+    buffer takes memory as it is filled; on a device it takes its memory when it is allocated.
     """
     in_flight, held = batches_held(pipeline)
     return held + (held > in_flight)
 
 
 def return_freed_memory() -> None:
-    """From now on blocks of 4 MiB and more go back to the system when they are freed, in this whole process.
+    """Makes malloc return freed blocks of 4 MiB and more to the system, in this whole process.
 
     glibc otherwise raises that threshold with every block that is freed, and keeps blocks of up to 32 MiB for each
     thread: on 200,000 nodes x 100 the peak was 890 MiB in place of 790, and another one in every run. Elsewhere than
@@ -213,5 +213,5 @@ def peak_rss() -> int:
 
 
 def size_text(num_bytes: int) -> str:
-    """Bytes as a message has them."""
+    """A number of bytes as text, in MiB or GiB."""
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / _MIB:.0f} MiB"

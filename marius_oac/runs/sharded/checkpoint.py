@@ -37,14 +37,14 @@ PLACEMENT, PLACE, PACKING = (f"{NODES}.{each}" for each in ("placement", "place"
 """Arrays of a part: the node of each virtual shard, int32 [V]; this node's number among those that carry rows, [1]; and
 `Packed.figures`."""
 SERVES = f"{NODES}.serves"
-"""An array of the part of a process that only serves rows: what is dense there is nobody's."""
+"""An array of the part of a process that only serves rows; the dense parameters in its part are not used."""
 
 _LAYOUT = re.compile(r"[1-9][0-9]{0,5}-[^.]+")
 
 
 def layout_name(names: Sequence[str], weights: Sequence[float], nodes: np.ndarray) -> str:
-    """Names who the processes are, what each should carry, and what it does, the node of each virtual shard: with other
-    names or weights, or in another order, it is another."""
+    """The name of a layout: a digest of the processes' names and weights, in order, and of the node of each virtual
+    shard."""
     who = "\n".join(names).encode() + b"\0" + np.asarray(weights, "<f8").tobytes()
     digest = hashlib.sha256(who + b"\0" + np.asarray(nodes, "<i4").tobytes())
     return f"{len(names)}-{digest.hexdigest()[:8]}"
@@ -58,7 +58,7 @@ class Layout:
 
     @classmethod
     def all(cls, run: Path) -> list[Layout]:
-        """Those of a run; what has other names is somebody else's."""
+        """The layouts of a run; folders with other names are ignored."""
         found = sorted((run / NODES).glob("[0-9]*-*"))
         return [cls(path) for path in found if _LAYOUT.fullmatch(path.name) and path.is_dir()]
 
@@ -78,8 +78,8 @@ class Layout:
         return sorted(set.intersection(*parts)) if len(parts) == self.size else []
 
     def begun(self) -> list[str]:
-        """Checkpoints that all may have written: where parts are not at hand, or nothing says which all have, those of
-        any."""
+        """Checkpoints that all processes may have written: those of any process, if parts are missing or don't record
+        which checkpoints are complete."""
         common, saved = self.names(), [read_saved(part.folder.parent) for part in self.parts]
         known = [each for each in saved if each is not None]
         if common or (known and len(self.parts) == self.size):
@@ -102,10 +102,10 @@ class Layout:
 
 
 def _array_of(part: Checkpoint, name: str) -> np.ndarray:
-    """An array of a part that says where rows are. Raises CheckpointError where there is none, or nothing in it."""
+    """An array of a part about its placement. Raises CheckpointError if it is missing or empty."""
     found = part.arrays().get(name)
     if found is None or not found.size or found.dtype.kind != "i":
-        raise CheckpointError(f"is damaged: {name} says nothing", part.path)
+        raise CheckpointError(f"is damaged: {name} is missing or empty", part.path)
     return found
 
 
@@ -115,13 +115,13 @@ def part_name(name: str) -> str:
 
 
 def saved_packings(run: Path, names: Sequence[str], weights: Sequence[float], own: str) -> list[dict[str, Any]]:
-    """Where these processes have had their rows before, as far as the part of the one called `own` is here: layout,
-    checkpoints of this part, oldest first, node of each virtual shard, and figures."""
+    """Earlier placements of these processes, as far as the part of the one named `own` is here: layout, checkpoints of
+    this part, oldest first, node of each virtual shard, and figures."""
     found = []
     for layout in Layout.all(run):
         part = Checkpoints(layout.path / part_name(own) / "checkpoints")
         for name in reversed(part.names()):  # all of a layout have the same placement
-            with suppress(CheckpointError):  # the next one tells as well; who loads this one says that it is damaged
+            with suppress(CheckpointError):  # another one will do; loading this one reports the damage
                 saved = part.open(name, verify=False)
                 for each in (PLACEMENT, PACKING):
                     saved.verify(f"{each}.npy")
@@ -170,7 +170,7 @@ def open_whole(run: Path, name: str | None = None) -> ShardedCheckpoint:
 
 
 def drop_after(run: Path, batch_index: int, besides: Path) -> None:
-    """Removes what layouts other than the one at `besides` have of later moments: the story is told anew from here.
+    """Removes later checkpoints of layouts other than the one at `besides`, since training continues from here.
 
     Several processes may do so at once. Raises InputError, and removes nothing, where a part is a symbolic link.
     """
@@ -195,7 +195,7 @@ def check_saved(peers: ClusterPeers, run: Path, part: Path, chosen: str) -> None
     """
     every = peers.each(([read_saved(run), read_saved(part)], Checkpoints(part / "checkpoints").names()))
     known = [saved for _, (noted, _) in every for saved in noted if saved is not None]
-    # Of a run of before nothing says what all had; if they have none in common now, any may have been that.
+    # An older run does not record which checkpoints were complete; if none is common now, any may have been.
     needed = (
         max(known) if known else "" if chosen else max((name for _, (_, names) in every for name in names), default="")
     )
@@ -210,10 +210,10 @@ def check_saved(peers: ClusterPeers, run: Path, part: Path, chosen: str) -> None
 
 
 class Joined:
-    """Arrays one behind the other, each read only where it is asked for."""
+    """Concatenated arrays, which are read when they are indexed."""
 
     def __init__(self, parts: Sequence[Any], order: IdPlaces | None = None):
-        """`order`: row i is that of id i, wherever it lies."""
+        """`order`: where the row of each id lies; None: rows are numbered one part after another."""
         self._parts, self._order = parts, order
         self._starts = np.cumsum([0, *(len(part) for part in parts)])
         self.shape = (int(self._starts[-1]), *parts[0].shape[1:])
@@ -245,8 +245,8 @@ class Joined:
 
 
 class ShardedCheckpoint(Checkpoint):
-    """Reads as a `Checkpoint` does. A graph's rows are in the order of its nodes; a click log's are one node's behind
-    the other's, with the keys beside them."""
+    """The parts of all nodes, read like one `Checkpoint`. A graph's rows are in the order of its nodes; those of a
+    click log are one part after another, as are their keys."""
 
     parts: Sequence[Checkpoint]
 
@@ -307,7 +307,7 @@ def load_rows(store: ParameterStore, whole: Checkpoint, source: np.ndarray) -> N
 
 
 def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.ndarray], bytes]) -> str:
-    """SHA-256 of some rows in the given order, each with what it is called: value and state, as float32."""
+    """SHA-256 of the names, values and states (float32) of some rows, in the given order."""
     digest = hashlib.sha256()
     for first in range(0, rows.size, ROWS_PER_BLOCK):
         part = rows[first : first + ROWS_PER_BLOCK]

@@ -1,7 +1,7 @@
-"""Dense parameters of a checkpoint over nodes, for whatever agreement the run goes on with (`nodes.dense`).
+"""Restores dense parameters over nodes from a checkpoint, also of another algorithm (`nodes.dense`).
 
-Where it is the one that wrote the checkpoint, each trainer takes back its own replica and what the agreement kept. Else
-all begin anew with what they have in common, or with the mean of their replicas, the optimizer's moments included.
+If the algorithm is the one that wrote the checkpoint, each trainer restores its own replica and the algorithm's state.
+Else all start from the common parameters, or from the mean of the replicas, the optimizer's moments included.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ State = Mapping[str, torch.Tensor]
 
 
 def load_dense(config: Any, peers: Peers, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
-    """Takes back the dense parameters of a checkpoint; collective.
+    """Restores the dense parameters of a checkpoint. Collective.
 
     Raises:
-        ValueError: they are of another model, or have no moments such as the agreement needs.
+        ValueError: they are those of another model, or lack moments that the algorithm needs.
     """
     state, own, begins = checkpoint.dense(), dense.state(), f"{DENSE}."
     kept = {key.removeprefix(begins): each for key, each in checkpoint.arrays().items() if key.startswith(begins)}

@@ -1,4 +1,4 @@
-"""The processes of a run over nodes, which decide alike: each is told what the others have."""
+"""The processes of a run over nodes, which exchange values to take the same decisions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ClusterPeers(Peers):
         return any(self._group.gather(flag))
 
     def from_lead(self, make: Callable[[], Any]) -> Any:
-        """The others wait. A signal ends what the first one makes at once, and all of them by StopSignal."""
+        """See `Peers.from_lead`. The others wait; a signal on the leading process raises StopSignal on all."""
         made, signal = None, None
         if self.leads:
             try:
@@ -48,15 +48,15 @@ class ClusterPeers(Peers):
         self._group.barrier()
 
     def each(self, value: Any) -> list[tuple[str, Any]]:
-        """What each of them has, by name."""
+        """The value of each process, with its name. Collective."""
         return list(zip(self._group.names, self._group.gather(value), strict=True))
 
     def gather(self, value: Any) -> list[Any]:
-        """What each of them has, by rank."""
+        """See `Peers.gather`."""
         return self._group.gather(value)
 
     def agreed(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives; raises InputError, the same on all, where it does so on one of them."""
+        """See `Peers.agreed`."""
         problem, made = None, None
         try:
             made = make()

@@ -1,4 +1,4 @@
-"""What a process of a run over nodes makes of its place: its configuration, its GPU, the name of its part."""
+"""What depends on the place of a process in a run over nodes: its configuration, its GPU, the name of its part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marius_oac.runtime.machine.topology import running_kernel
 def config_of(config: TaskConfig, place: Place) -> TaskConfig:
     """The run's configuration as this process has it: its own threads, device, budgets.
 
-    Where nothing says which GPU is whose, the trainers that torchrun started here take one after the other.
+    Unless a GPU is configured, the trainers that torchrun started on this machine take one after the other.
     """
     node, overrides = place.node, []
     if place.threads:
@@ -38,7 +38,7 @@ def check_gpus(config: TaskConfig, group: Group) -> None:
     """Raises InputError, on all nodes, where two processes would compute on one GPU; collective."""
     try:
         address = gpu_address(pick_device(config.device))
-    except ConfigError:  # there is no such GPU, which is said when all say what they can't do
+    except ConfigError:  # no such GPU: `agreed_task` reports it for all processes together
         address = None
     every = group.gather((running_kernel(), address))
     for number, mine in enumerate(every):
@@ -57,7 +57,7 @@ def name_of(place: Place) -> str:
 
 
 def check_config(config: TaskConfig, trainers: int) -> None:
-    """Raises ConfigError for what several nodes, or so many trainers, can't do."""
+    """Raises ConfigError for settings that several nodes, or this number of trainers, don't support."""
     if config.pipeline.mode == "async-delta":
         raise ConfigError("'async-delta' is for one node; over several ones use oac, sync or async", "pipeline.mode")
     if config.pipeline.order != "plan":

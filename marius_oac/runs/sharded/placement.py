@@ -1,8 +1,8 @@
-"""Which process carries which virtual shards: packed by what the batches to come look up, or by the hash alone.
+"""Which process carries which virtual shards: packed by the look-ups of the batches to come, or by the hash alone.
 
 "Profiling the cost of embedding lookup in advance, and then solve a bin packing problem" (ShadowSync, Zheng et al.,
 section 3.1): a first pass plans some batches, every process its own share of each, as it will in training, and counts
-the rows that these look up in each virtual shard. The sums are told to all, so all pack alike. What comes out is saved
+the rows that these look up in each virtual shard. All processes get the sums, so all pack alike. The placement is saved
 with every checkpoint and holds as long as the nodes stay the same; with other nodes, or other `shards`, batches are
 measured from where the run goes on.
 """
@@ -42,7 +42,8 @@ def agreed_packing(
     run: Path | None = None,
     checkpoint: str | None = None,
 ) -> Packed:
-    """Where rows lie: as before, where a run goes on with the same nodes, else as measured; collective.
+    """Returns the placement of rows: the saved one if a run continues on the same nodes, else a measured one.
+    Collective.
 
     Args:
         config: the run's, as all processes have it.
@@ -79,19 +80,19 @@ def agreed_packing(
 
 
 def _packed(task: ShardedTask, budgets: _Budgets, costs: np.ndarray | None) -> Placement:
-    """As `_Budgets.packed`. All processes find the same; if there is no room, they leave when all have found it: one
-    that left at once would be lost to the slower ones, and no longer keep the store by which they met."""
+    """As `_Budgets.packed`. If there is no room, which all processes find, they leave together: the group's store is
+    held by one of them, and the slower ones would take one that left at once for lost."""
     try:
         return budgets.packed(costs)
     except InputError:
-        with suppress(NodeLost):  # whatever became of the others, there is no room
+        with suppress(NodeLost):  # the lack of room is the error to report
             task.peers.wait()
         raise
 
 
 def _saved(task: ShardedTask, run: Path, checkpoint: str | None) -> Packed | None:
-    """What these processes had when they last trained this run, in the layout whose checkpoints are newest; any of
-    them may have lost its own part."""
+    """The placement with which these processes last trained this run, from the layout with the newest checkpoints; any
+    of them may have lost its own part."""
     own = saved_packings(run, task.group.names, task.weights, task.group.names[task.group.rank])
     found = [each for every in task.peers.gather(own) for each in every]
     named = [each for each in found if checkpoint in each["checkpoints"]] or found
@@ -103,7 +104,7 @@ def _saved(task: ShardedTask, run: Path, checkpoint: str | None) -> Packed | Non
 
 
 def _position(task: ShardedTask, run: Path, checkpoint: str | None) -> int:
-    """The batch that these processes, which are new ones, go on with."""
+    """The batch that these processes, which are new, continue with."""
     if checkpoint == START:
         return 0
     here = [name for layout in Layout.all(run) for name in layout.names()]
@@ -113,11 +114,11 @@ def _position(task: ShardedTask, run: Path, checkpoint: str | None) -> int:
 
 @dataclass(frozen=True)
 class _Budgets:
-    """Rows that there are, and how many each process that carries some has room for.
+    """The rows of all tables, and how many of them each process has room for.
 
     Attributes:
         weights: float [n], what share of the look-ups each should take. names: of the processes.
-        rows: int64 [V], of each virtual shard; where nobody knows before training, all the same.
+        rows: int64 [V], of each virtual shard; all 1 if they are unknown before training.
         row_bytes: of a row on disk, with its copies in checkpoints.
         disk: most rows of each by its `disk`, int64 [n]. memory: the same by memory, or None where none is limited.
     """
@@ -167,7 +168,7 @@ class _Budgets:
             try:
                 most = np.minimum(self.memory, self.disk)
                 return Placement(pack(costs, self.rows, most.tolist(), self.weights), len(self.weights))
-            except InputError:  # some will wait on disk
+            except InputError:  # some rows will lie on disk
                 pass
         return Placement(pack(costs, self.rows, self.disk.tolist(), self.weights, self.names), len(self.weights))
 

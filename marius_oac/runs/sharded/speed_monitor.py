@@ -1,7 +1,7 @@
-"""How fast the trainers of a run are: some are slowed on demand, all are measured where that decides the mode.
+"""Measures how fast the trainers of a run are, to choose the mode; can also slow trainers down.
 
-In mode auto the training rests every so many global batches. Then trainers tell each other how long their batches took,
-and each of them is told the same by its own `Policy`.
+In mode auto the pipeline is drained every few global batches. Trainers then exchange the times of their batches, and
+each has a `Policy` that takes the same decision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOLD = 256  # times of a trainer's batches at most; of more, some that are as f
 
 
 class SpeedMonitor:
-    """Of one of the trainers.
+    """The speed of one of the trainers, and the mode that follows from that of all.
 
     Args:
         config: the section.
@@ -54,11 +54,11 @@ class SpeedMonitor:
 
     @property
     def mode(self) -> str | None:
-        """In which the next batches are trained; None: it is not decided here."""
+        """The mode of the next batches; None: it is configured."""
         return None if self._policy is None else self._policy.mode
 
     def check(self) -> None:
-        """Raises ConfigError where a load is for a trainer that there is not."""
+        """Raises ConfigError if a load is configured for a trainer that does not exist."""
         for number, entry in enumerate(self._config.load):
             for rank in entry.trainers:
                 if rank >= self._trainers:
@@ -67,7 +67,7 @@ class SpeedMonitor:
                     )
 
     def watch(self, step: Step, waited: Callable[[], float], stopped: Event, peers: Peers) -> Step:
-        """The step that is to be used in the place of this one; for `waited` and `stopped` see `TimedStep`."""
+        """Returns the step to use instead of `step`; for `waited` and `stopped` see `TimedStep`."""
         if not self._config.load and not self._policy:
             return step
         if peers.leads:
@@ -77,7 +77,7 @@ class SpeedMonitor:
         return self._step
 
     def rests(self, batch: int) -> int | None:
-        """The first batch behind this one before which a decision is due, if any is."""
+        """The first batch after this one before which a decision is due; None: none is."""
         if self._policy is None:
             return None
         if self._rests <= batch:
@@ -85,11 +85,11 @@ class SpeedMonitor:
         return self._rests
 
     def begin(self, first: int) -> None:
-        """Said before batches from `first` on are trained."""
+        """Called before batches from `first` on are trained."""
         self._first, self._began = first, self._clock()
 
     def end(self, reached: int, peers: Peers) -> list[dict[str, Any]]:
-        """Said when all batches up to `reached` have been; what has been decided, if a decision is due; collective."""
+        """Called when all batches up to `reached` are trained. Returns the decision, if one is due. Collective."""
         self._batches += reached - self._first
         self._seconds += self._clock() - self._began
         if self._policy is None or reached < self._rests:
@@ -109,7 +109,7 @@ class SpeedMonitor:
         return [found[number * len(found) // _TOLD] for number in range(_TOLD)] if len(found) > _TOLD else found
 
     def summary(self, peers: Peers) -> dict[str, Any]:
-        """What was emulated, if anything was, over all trainers; collective."""
+        """The emulated load over all trainers, if there was any. Collective."""
         if not self._config.load:
             return {}
         step = present(self._step)
@@ -119,7 +119,7 @@ class SpeedMonitor:
 
 
 def profile_of(config: NodesConfig, rank: int) -> LoadProfile:
-    """The load of one trainer."""
+    """The slowdowns of one trainer."""
     own = [entry for entry in config.load if rank in entry.trainers]
     return LoadProfile(
         tuple(Slowdown(each.factor, each.begin, _end(each.end), _end(each.period), each.seconds) for each in own)
@@ -127,7 +127,7 @@ def profile_of(config: NodesConfig, rank: int) -> LoadProfile:
 
 
 def told(entry: LoadConfig) -> str:
-    """One entry for a user."""
+    """An entry of the configuration in words."""
     names = ", ".join(map(str, entry.trainers))
     who = f"trainer {names} takes" if len(entry.trainers) == 1 else f"trainers {names} take"
     until = "on" if entry.end is None else f"to {entry.end:g} s"

@@ -1,7 +1,7 @@
-"""A task whose rows are spread over nodes: what `build` makes of it, and how the processes keep step.
+"""A task whose rows are spread over nodes: how it is built, and how its processes stay in step.
 
-Every process runs the same training loop. What one of them alone knows (a metric, that the user wants to stop) is told
-to all before anything is decided by it, so all decide alike.
+Every process runs the same training loop. What only one of them knows (a metric, a request to stop) is sent to all
+before anything depends on it, so all take the same decisions.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ from marius_oac.storage.disk.store import SsdStore
 from marius_oac.types import Plan, Step, present
 
 Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float], Binding], RemoteSource]
-"""Serves the tables of this process, if it has any, and connects to those of all."""
+"""Serves the tables of this process, if it has any, and connects to those of all processes."""
 
 
 class ShardedTask(WrappedTask):
     """A task whose rows are spread over nodes.
 
     Args:
-    task: what is trained.
-    group: of all processes.
-    weights: of each process, by rank: how much it should carry beside others; 0: nothing.
-    make_dense: how dense parameters agree, given the road to the sync servers.
-    connect: serves and connects.
-    crowd: which processes train; None: all of the group, and no others.
+        task: what is trained.
+        group: of all processes.
+        weights: of each process, by rank: its share of the rows relative to the others'; 0: it carries none.
+        make_dense: makes what synchronises dense parameters, given the connections to the sync servers.
+        connect: serves the tables of this process and connects to all.
+        crowd: which processes train; None: all of the group, and no others.
 
     Attributes:
         place: this process's number among those that carry rows; None: it carries none.
-        packed: where rows lie; as by the hash alone until it is set, which must be before `plan_memory` and `build`.
+        packed: the placement of rows, by the hash alone until it is set; to be set before `plan_memory` and `build`.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class ShardedTask(WrappedTask):
 
     @property
     def dense(self) -> DenseAgreement:
-        """How the dense parameters of the trainers agree; known from `build` on."""
+        """The synchronisation of dense parameters; set by `build`."""
         return present(self._dense)
 
     @property
     def _source(self) -> RemoteSource:
-        """The rows on all nodes; known from `build` on."""
+        """The rows on all nodes; set by `build`."""
         return present(self._remote)
 
     @property
@@ -113,7 +113,7 @@ class ShardedTask(WrappedTask):
 
     @property
     def share(self) -> RankSlice:
-        """Of each batch, this process's part in lockstep."""
+        """This process's part of each batch in lockstep."""
         return RankSlice(self.crowd.peer(self.group.rank) if self.trains else 0, self.crowd.within)
 
     @property
@@ -133,7 +133,7 @@ class ShardedTask(WrappedTask):
 
     @property
     def layout(self) -> str:
-        """What the folder of these processes' parts is called."""
+        """The name of the folder of these processes' parts."""
         return layout_name(self.group.names, self.weights, self.placement.nodes)
 
     def check(self) -> None:
@@ -168,7 +168,7 @@ class ShardedTask(WrappedTask):
         return Components(routed, stores, step, device, tier, source)
 
     def _told(self) -> dict[str, Any]:
-        """What an elastic worker must know of the run, in plain values."""
+        """What an elastic worker must know of the run, as plain values."""
         return {
             "version": __version__,
             "config": self.config.dump(),
@@ -201,7 +201,7 @@ class ShardedTask(WrappedTask):
         return np.sum(bytes_of, axis=0)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
-        """Where rows lie, beside what subclasses keep."""
+        """The placement, and the state of the dense synchronisation; subclasses add theirs."""
         kept = {f"{DENSE}.{name}": tensor.cpu().numpy().reshape(-1) for name, tensor in self.dense.state().items()}
         place = np.array([-1 if self.place is None else self.place])
         figures = np.array(self.packed.figures())
@@ -212,13 +212,13 @@ class ShardedTask(WrappedTask):
     def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
         """See `Task.load_dense`; collective."""
         if not self.trains:
-            self.peers.any(False)  # the others ask whether all go on as they were
+            self.peers.any(False)  # `load_dense` on the others asks whether all can restore their own state
             return
         load_dense(self.config, self.peers, self.dense, parts.step, checkpoint)
 
     @property
     def failure(self) -> BaseException | None:
-        """Why rows can't be had any more, if that is so."""
+        """The error that ended the connections to rows; None: there was none."""
         return self._remote.error if self._remote else None
 
     def next_pause(self, batch: int) -> int | None:
@@ -238,8 +238,8 @@ class ShardedTask(WrappedTask):
         return self.speed_monitor.end(reached, self.peers)
 
     def deal_outside(self, elastic_worker: bool) -> None:
-        """This is none of the group: batches are dispatched to it whenever there are any. An elastic worker may leave
-        meanwhile."""
+        """For a process outside the group: batches are dispatched to it while there are any. An elastic worker may
+        leave at any time."""
         self.dispatch("gba")
         self._source.dispatching = replace(present(self._source.dispatching), elastic_worker=elastic_worker)
 
@@ -256,7 +256,7 @@ class ShardedTask(WrappedTask):
         return now[0] - examples, now[1] - loss
 
     def dispatch(self, mode: ModeName) -> None:
-        """What follows is trained in this mode."""
+        """Trains the batches that follow in this mode."""
         source = self._source
         source.dispatching = self._dispatching(mode) if mode != "sync" else None
         parts = self._parts if source.dispatching else []
@@ -267,7 +267,7 @@ class ShardedTask(WrappedTask):
 
     @property
     def _num_parts(self) -> int:
-        """M, batches that a global batch is cut into where they are dispatched."""
+        """M: the parts that a global batch is cut into where batches are dispatched."""
         return self.config.nodes.mode_options.parts or self.trainers
 
     def _dispatching(self, kind: ModeName) -> Dispatching:
@@ -313,7 +313,7 @@ class ShardedTask(WrappedTask):
         if not self.trains:
             return
         parts.step.load_dense_state(adapted(self.config, whole.dense(), whole.batch_index))
-        self.dense.begin_anew()  # what is drawn to, such as w_ps, was made from the initial values
+        self.dense.begin_anew()  # the algorithm's own copy, such as w_ps, was made from the initial values
 
     def _factor(self, plan: Plan) -> float:
         return self.config.training.optimizer.decay**plan.data.epoch
@@ -343,27 +343,27 @@ class ShardedTask(WrappedTask):
 
     @abstractmethod
     def _tables(self, stack: ExitStack, binding: Binding) -> Sequence[ShardTable]:
-        """The rows of this process."""
+        """Makes the tables of the rows that this process carries."""
 
     @abstractmethod
     def _dimensions(self) -> list[int]:
-        """Floats of a value, of each table."""
+        """The number of floats of a row's value, for each table."""
 
     @abstractmethod
     def _planner(self, stack: ExitStack) -> SlicedPlanner:
-        """A planner of the batches; its `share` will be set."""
+        """Makes a planner of the batches; its `share` is set afterwards."""
 
     @abstractmethod
     def _routed(self, plan: Any) -> RoutedPlan:
-        """The plan, knowing where its rows are."""
+        """The plan with the route to its rows."""
 
     @abstractmethod
     def _shards(self, plan: Any) -> list[np.ndarray]:
-        """The virtual shard of each row that a plan asks for, int64 [n], of each table."""
+        """The virtual shard of each row that a plan reads, int64 [n], for each table."""
 
     @abstractmethod
     def known_rows(self) -> tuple[np.ndarray, RowLayout] | None:
-        """Rows of each virtual shard, int64 [V], and what they are like; None where training alone finds them."""
+        """The number of rows of each virtual shard, int64 [V], and their layout; None if training finds the rows."""
 
     @abstractmethod
     def _step(self, device: torch.device, threads: int) -> Step:
@@ -375,8 +375,8 @@ class ShardedTask(WrappedTask):
 
     @abstractmethod
     def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
-        """SHA-256 of each shard that lies here."""
+        """SHA-256 of each virtual shard on this process."""
 
     @abstractmethod
     def _take_rows(self, whole: Checkpoint, parts: Components) -> None:
-        """Loads the rows that belong here."""
+        """Loads the rows that this process carries."""

@@ -71,7 +71,7 @@ def row_layout(config: CtrConfig, table: FeatureTable, network: Network) -> RowL
 
 
 def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
-    """Rows that a table has room for: `keys.capacity`, or as many as fit into the memory at hand, rows and keys; where
+    """The capacity of a table in rows: `keys.capacity`, or as many as fit into the memory at hand, rows and keys; where
     rows lie on disk, keys and page tables."""
     if config.keys.capacity:
         return min(config.keys.capacity, _MOST_ROWS)

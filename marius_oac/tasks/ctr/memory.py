@@ -30,7 +30,7 @@ def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
 
     How many keys a log holds is not known before it has been read. Tables are planned with the rows that
     `keys.capacity` allows where it is set, else with none: they grow until the memory is full, and the run then stops
-    and says so.
+    with an error that names the key.
     """
     program = psutil.Process().memory_info().rss
     device, network = pick_device(config.device), make_ctr_network(config)

@@ -1,4 +1,4 @@
-"""Predicting clicks: examples of log files through the rows and the network of a model, without changing it.
+"""Predicts clicks for the examples of log files with the rows and the network of a model, without changing it.
 
 A key that was never trained has the initial row of its key; such ids are counted.
 """

@@ -48,7 +48,7 @@ from marius_oac.tasks.ctr.task import CtrTask
 
 
 class BatchKeys:
-    """In the place of a `KeyTable`, for a planner: numbers the different keys of each batch."""
+    """Numbers the different keys of each batch; a planner uses it instead of a `KeyTable`."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
@@ -60,7 +60,7 @@ class BatchKeys:
 
 
 class RemoteKeys:
-    """In the place of a `KeyTable`, for those who only look."""
+    """Looks up rows by key on other nodes, without changing them."""
 
     def __init__(self, source: RemoteSource, table: int, placement: Placement):
         self._source, self._table, self._placement = source, table, placement

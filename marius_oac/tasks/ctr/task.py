@@ -43,7 +43,7 @@ from marius_oac.tasks.ctr.predict import ClickPredictor, evaluate_files
 
 
 def start_ctr_task(config: CtrConfig) -> tuple[CtrTask, list[str]]:
-    """The task of a new run, its numeric columns settled; and what is to be said of that.
+    """Returns the task of a new run, with the transforms of its numeric columns chosen, and remarks for the user.
 
     Raises:
         InputError: a file is missing or can't be trained on, or the schema has nothing that could have rows.
@@ -58,15 +58,17 @@ def start_ctr_task(config: CtrConfig) -> tuple[CtrTask, list[str]]:
 
 
 class CtrTask(Task):
-    """A click log, or several legs of one, and the model that is trained on it."""
+    """Training and evaluating a model of clicks on the segments of a click log."""
 
     config: CtrConfig
     decisive_metric = "auc"
 
     def __init__(self, config: CtrConfig, log: RunLog, writable: bool = True):
-        """`config` is settled; `writable` is False for those who only look at a trained model."""
+        """`config` is settled; `writable` is False to use a trained model without changing it."""
         if not config.data.settled:
-            raise ConfigError("nothing says how it is transformed: a run has that from its beginning", "data.numeric")
+            raise ConfigError(
+                "the transforms of its columns are missing; the configuration of a run has them", "data.numeric"
+            )
         self.config, self.log, self._writable = config, log, writable
         self._schedule = log.schedule(config.training.batch_size)
         self.pieces = [Pieces(file.path, file.pieces) for file in log.files]
@@ -106,8 +108,8 @@ class CtrTask(Task):
         self.check_rows(first, 0, 1)
 
     def check_rows(self, first: int, part: int, parts: int) -> None:
-        """Raises InputError where an example of the files from number `first` on can't be trained on; see
-        `data.log_check`."""
+        """Raises InputError if an example of the files from number `first` on can't be trained on; see
+        `data.logs.check`."""
         check_rows(self.log.files[first:], self.config.data, self.pieces[first:], part, parts)
 
     def files_of(self, split: Split) -> tuple[LogFile, ...]:
@@ -163,7 +165,7 @@ class CtrTask(Task):
         return self._schedule.visits[self._schedule.visit(self.schedule.begin(epoch))][1]
 
     def metrics_of(self, file: int, predictor: ClickPredictor) -> dict[str, Any]:
-        """What is said of the predictions for a file before it is trained on."""
+        """Metrics of the predictions for a file before it is trained on."""
         metrics = evaluate_files(predictor, self.log.files[file : file + 1], by_million=True)
         return {"file": str(self.log.files[file].path), **metrics}
 

@@ -46,8 +46,8 @@ class ClickMetrics:
 
 
 def _to_predict(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Dense state for who only predicts: the saved network; of the optimizer, which may be another one where nodes have
-    agreed, what is there already."""
+    """Dense state for predictions: the saved network, and the optimizer state of the new step, as that of nodes may
+    have another form."""
     optimizer = {name: tensor for name, tensor in own.items() if name.startswith(OPTIMIZER)}
     return optimizer | {name: tensor for name, tensor in saved.items() if not name.startswith(OPTIMIZER)}
 

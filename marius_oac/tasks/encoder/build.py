@@ -1,4 +1,4 @@
-"""What an encoder needs of a graph, whatever stands on top of it: neighbours, features, sampler, layers."""
+"""What a graph encoder is built from, whatever its head: neighbours, features, sampler, layers."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def load_encoder(encoder: Encoder, checkpoint: Checkpoint) -> None:
 
 
 def _writable(graph: Graph) -> Path:
-    """The graph's folder, or one of its own in the user's cache; says so."""
+    """The graph's folder, or, with a warning, a folder in the user's cache if that can't be written."""
     if os.access(graph.path, os.W_OK):
         return graph.path
     place = default_cache_dir() / "derived" / graph.fingerprint[:16]

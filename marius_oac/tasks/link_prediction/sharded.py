@@ -70,7 +70,7 @@ class ShardedGraphTask(ShardedTask):
                 "over several nodes every batch would move all rows; sample them", "training.negatives.all"
             )
         if self.config.encoder:
-            raise ConfigError("an encoder is trained on one box; leave it out, or train without nodes", "encoder")
+            raise ConfigError("an encoder is trained on one machine; leave it out, or train without nodes", "encoder")
         if training.ordering.kind != "shuffle":
             raise ConfigError("a partition ordering is for one node's disk", "training.ordering.kind")
 
