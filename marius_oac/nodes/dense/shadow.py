@@ -205,17 +205,9 @@ class Bmuf(Averaging):
     """
 
     def __init__(
-        self,
-        group: Group,
-        alpha: float,
-        sync_every: int,
-        background: bool,
-        gate: Gate | None = None,
-        *,
-        eta: float = 1.0,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-    ) -> None:
+        self, group: Group, alpha: float, sync_every: int, background: bool, gate: Gate | None = None,
+        *, eta: float = 1.0, momentum: float = 0.0, nesterov: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(group, alpha, sync_every, background, gate)
         self._eta, self._momentum, self._nesterov = eta, momentum, nesterov
 
@@ -247,16 +239,9 @@ class Easgd(Shadow):
     """
 
     def __init__(
-        self,
-        group: Group,
-        alpha: float,
-        sync_every: int,
-        background: bool,
-        gate: Gate | None = None,
-        *,
-        servers: SyncServers,
-        assign: Assign,
-    ) -> None:
+        self, group: Group, alpha: float, sync_every: int, background: bool, gate: Gate | None = None,
+        *, servers: SyncServers, assign: Assign,
+    ) -> None:  # fmt: skip
         super().__init__(group, alpha, sync_every, background, gate)
         self._servers, self._assign = servers, assign
         self._uploaded = 0

@@ -71,11 +71,16 @@ class Connections:
     ):
         self._crowd = crowd or Crowd([True] * group.size if group else [])
         self._alpha, self._rowless, self._tell = alpha, rowless, tell
-        self._lost, self._is_first = 0, False
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
+        self._tables: Sequence[ShardTable] = ()
+        self._called: list[str] = []
+        self._addresses: dict[int, str] = {}
+        self._connections: list[Client] = []
+        self._number = -1  # of this process, among those that have rows
         self._served: _Served | None = None
         self._source: RemoteSource | None = None
         self._error: BaseException | None = None
+        self._lost = 0
 
     def __call__(
         self,
@@ -98,84 +103,74 @@ class Connections:
             InputError: the server can't listen at its address.
             NodeLost, NodeRefused: see `ZmqClient`.
         """
+        self._tables, self._called = tables, [name for name in names(self._place.cluster) if name not in self._rowless]
         with binding.bound("network"):  # of the threads that the transport starts by itself
-            return self._connected(stack, tables, dimensions, factor, binding)
+            served = self._served = self._serve(stack, binding) if tables else None
+            self._connect(stack)
+            about = (self._connections, dimensions, self._lockstep, self._ahead)
+            source = self._source = RemoteSource(
+                *about, self._begin, self._abort, factor, self._finish, binding.bind_thread
+            )
+            if served:
+                source.refused, source.counts = lambda: served.endpoint.refused.total(), lambda: served.server.counts
+                source.reconcile = self._reconcile
+            source.announce = self._announce
+            if self._error:
+                source.fail(self._error)
+            return stack.enter_context(source)
 
-    def _connected(
-        self,
-        stack: ExitStack,
-        tables: Sequence[ShardTable],
-        dimensions: Sequence[int],
-        factor: Callable[[Plan], float],
-        binding: Binding,
-    ) -> RemoteSource:
-        cluster, group, rank = self._place.cluster, self._group, self._group.rank
-        called = [name for name in names(cluster) if name not in self._rowless]
-        served = self._served = self._serve(stack, tables, called, binding) if tables else None
-        addresses = {
-            other: where
-            for other, where in enumerate(group.gather(served.endpoint.address if served else None))
-            if where is not None
-        }
-        connections: list[Client] = []
-        others: list[Client] = []
-        for other, where in addresses.items():
-            if served and other == rank:
-                connections.append(served.own)
+    def _connect(self, stack: ExitStack) -> None:
+        served, security, timeout = self._served, self._security(), self._place.cluster.timeout
+        gathered = self._group.gather(served.endpoint.address if served else None)
+        self._addresses = {other: where for other, where in enumerate(gathered) if where is not None}
+        for other, where in self._addresses.items():
+            if served and other == self._group.rank:
+                self._number = len(self._connections)
+                self._connections.append(served.own)
                 continue
-            about = where, called[other], self._crowd.peer(rank), self._security(), _LIMITS, cluster.timeout
-            others.append(stack.enter_context(closing(ZmqClient(*about))))  # closed if the next one can't be reached
-            connections.append(others[-1])
-        place = list(addresses).index(rank) if served else -1
-        self._is_first = place == COORDINATOR
+            client = ZmqClient(where, self._called[other], self._peer, security, _LIMITS, timeout)
+            self._connections.append(stack.enter_context(closing(client)))  # the next one may not be reached
 
-        def begin(first: int, last: int) -> None:
-            if served:
-                shard, parts = served.shard, (tables, self._crowd.within, self._ahead)
-                if source.dispatching:
-                    shard = make_dispatched_shard(*parts, source.dispatching, (first, last), place)
-                served.server.begin(first, shard)
-            group.barrier()  # no trainer pulls before all are ready
+    @property
+    def _peer(self) -> int:
+        return self._crowd.peer(self._group.rank)
 
-        def finish() -> None:
-            if self._crowd.serving:
-                group.barrier()  # a process that only serves does not know when the others are through
-            if served:
-                served.server.finish()
-            group.barrier()
+    def _begin(self, first: int, last: int) -> None:
+        if self._served:
+            shard, dispatching = self._served.shard, present(self._source).dispatching
+            if dispatching:
+                about = self._tables, self._crowd.within, self._ahead
+                shard = make_dispatched_shard(*about, dispatching, (first, last), self._number)
+            self._served.server.begin(first, shard)
+        self._group.barrier()  # no trainer pulls before all are ready
 
-        def abort() -> None:
-            for each in others:  # these nodes wait for our batches: they must find us lost, not gone
+    def _finish(self) -> None:
+        if self._crowd.serving:
+            self._group.barrier()  # a process that only serves does not know when the others are through
+        if self._served:
+            self._served.server.finish()
+        self._group.barrier()
+
+    def _abort(self) -> None:
+        for number, each in enumerate(self._connections):
+            if number != self._number:  # the other nodes wait for our batches: they must find us lost, not gone
                 each.abort()
-            group.abort()
+        self._group.abort()
 
-        def announce(run: Mapping[str, Any]) -> None:
-            whole = {**run, "servers": [[called[other], where] for other, where in addresses.items()]}
-            if served:
-                served.server.welcome(json.dumps(whole).encode())
-            self._tell(None if rank else whole)
+    def _announce(self, run: Mapping[str, Any]) -> None:
+        whole = {**run, "servers": [[self._called[other], where] for other, where in self._addresses.items()]}
+        if self._served:
+            self._served.server.welcome(json.dumps(whole).encode())
+        self._tell(None if self._group.rank else whole)
 
-        def reconcile(message: Message, frames: Frames) -> None:
-            answer = replace(present(served).server.reconcile(message, frames), table=place)
-            connections[COORDINATOR].send(answer.frames())
+    def _reconcile(self, message: Message, frames: Frames) -> None:
+        answer = replace(present(self._served).server.reconcile(message, frames), table=self._number)
+        self._connections[COORDINATOR].send(answer.frames())
 
-        what = (connections, dimensions, self._lockstep, self._ahead)
-        source = self._source = RemoteSource(*what, begin, abort, factor, finish, binding.bind_thread)
-        if served:
-            source.refused, source.counts = lambda: served.endpoint.refused.total(), lambda: served.server.counts
-            source.reconcile = reconcile
-        source.announce = announce
-        if self._error:
-            source.fail(self._error)
-        return stack.enter_context(source)
-
-    def _serve(
-        self, stack: ExitStack, tables: Sequence[ShardTable], called: Sequence[str], binding: Binding
-    ) -> _Served:
-        cluster, group, rank = self._place.cluster, self._group, self._group.rank
-        crowd, number = self._crowd, self._crowd.peer(rank)
-        every = {crowd.peer(other): name for other, name in enumerate(called)}
-        every |= {len(called) + other: name for other, name in enumerate(self._rowless)}
+    def _serve(self, stack: ExitStack, binding: Binding) -> _Served:
+        cluster, group, crowd, number = self._place.cluster, self._group, self._crowd, self._peer
+        every = {crowd.peer(other): name for other, name in enumerate(self._called)}
+        every |= {len(every) + other: name for other, name in enumerate(self._rowless)}
         mine = every.pop(number)
         inside = Network()
         endpoint, own = inside.server(mine, {number: mine}, _LIMITS), inside.client(mine, number)
@@ -185,7 +180,7 @@ class Connections:
         here = listening_at(self._place.node.address, self._place.port)
         outer = ZmqServer(here, mine, every, self._security(), _LIMITS, cluster.timeout, logger.warning, outside)
         sync = None if self._alpha is None else SyncServer(self._alpha)
-        shard = Shard(tables, crowd.within, self._lockstep, sync, self._ahead)
+        shard = Shard(self._tables, crowd.within, self._lockstep, sync, self._ahead)
         # It serves before others connect, since a server completes connections while it receives.
         endpoints = [(endpoint, [number]), (outer, list(every))]
         server = ShardServer(shard, endpoints, self._failed, group.size, self._is_lost, binding.bind_thread)
@@ -209,7 +204,7 @@ class Connections:
             return
         self._lost += 1
         present(self._served).server.counts["trainers_lost_max"] = self._lost
-        if self._is_first:
+        if self._number == COORDINATOR:
             trainers = self._crowd.trainers
             logger.warning(
                 f"trainer {self._rowless[number]} has ended: its tokens are dispatched to the others; "

@@ -31,8 +31,7 @@ class NoRows(RemoteExchange):
 
     def end(self, timestamp: int) -> None:
         """See `RowExchange.end`."""
-        if self._error is not None:
-            raise self._error
+        self._wait(lambda: True)  # raises the first error
         if self._source.dispatching:
             self._source.finish()
         self._source.exchange = None

@@ -7,8 +7,9 @@ call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,28 @@ import torch
 from marius_oac.nodes.transport.contract import Client, Frames
 from marius_oac.nodes.transport.messages import Kind, Message, Sync, array
 from marius_oac.runtime.channel import Closed
+
+
+class Waiter:
+    """The base of what lets threads wait: keeps the first error, which ends every wait."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Makes every waiting and later call raise this error."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _wait(self, ready: Callable[[], Any], seconds: float | None = None) -> bool:
+        """Waits, for so many seconds at most; returns whether it is ready."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: self._error is not None or ready(), seconds)
+            if self._error is not None:
+                raise self._error
+            return bool(found)
 
 
 class SyncConnections:
@@ -53,13 +76,12 @@ class SyncConnections:
         return found.to(values[0].device) if values else found
 
 
-class PendingRequests:
+class PendingRequests(Waiter):
     """Matches answers to the requests that one thread at a time sends to some nodes."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        super().__init__()
         self._number = self._missing = 0
-        self._error: BaseException | None = None
         self._answers: list[tuple[int, Frames]] = []
 
     @contextmanager
@@ -73,16 +95,10 @@ class PendingRequests:
 
     def answers(self) -> Iterator[tuple[int, Frames]]:
         """Yields (node, frames) as answers arrive."""
-        while True:
-            with self._changed:
-                if not self._missing:
-                    return
-                self._changed.wait_for(lambda: self._error is not None or self._answers)
-                if self._error is not None:
-                    raise self._error
-                self._missing -= 1
-                found = self._answers.pop()
-            yield found
+        while self._missing:
+            self._wait(lambda: self._answers)
+            self._missing -= 1
+            yield self._answers.pop()
 
     def answer(self, number: int, node: int, frames: Frames) -> None:
         """Adds a node's answer; answers to older requests are ignored."""
@@ -90,9 +106,3 @@ class PendingRequests:
             if number == self._number:
                 self._answers.append((node, frames))
                 self._changed.notify_all()
-
-    def fail(self, error: BaseException) -> None:
-        """Makes every waiting and later call raise this error."""
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()

@@ -5,7 +5,6 @@ See `exchange`. Each exchange has one lock; nothing is sent while it is held.
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import torch
 
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import shards as kernels
+from marius_oac.nodes.shards.pending_requests import Waiter
 from marius_oac.nodes.shards.routed import routes_of
 from marius_oac.nodes.transport.contract import Client, Frames
 from marius_oac.nodes.transport.messages import NEVER_STOP, Kind, Malformed, Message, array
@@ -68,23 +68,17 @@ class Pending:
     patch: list[list[tuple[np.ndarray, np.ndarray]]] = field(default_factory=list)
 
 
-class RemoteExchange(RowExchange):
+class RemoteExchange(Waiter, RowExchange):
     """The base of exchanges with other nodes, in one call of `Pipeline.run`."""
 
     def __init__(self, source: Source):
-        self._source, self._changed = source, threading.Condition()
-        self._error: BaseException | None = None
+        super().__init__()
+        self._source = source
 
     def abort(self) -> None:
         """See `RowExchange.abort`."""
         self.fail(Closed("rows on other nodes"))
         self._source.abort()
-
-    def fail(self, error: BaseException) -> None:
-        """Makes every waiting and later call raise this error."""
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
 
     @abstractmethod
     def take(self, node: int, message: Message, frames: Frames) -> None:
@@ -229,11 +223,3 @@ class RemoteRows(RemoteExchange):
             ) from None
         with self._changed:
             self._source.bytes_sent += sum(memoryview(frame).nbytes for frame in frames)
-
-    def _wait(self, ready: Callable[[], Any], seconds: float | None = None) -> bool:
-        """Waits, for so many seconds at most; returns whether it is ready."""
-        with self._changed:
-            found = self._changed.wait_for(lambda: self._error is not None or ready(), seconds)
-            if self._error is not None:
-                raise self._error
-            return bool(found)

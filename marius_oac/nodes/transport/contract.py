@@ -84,15 +84,11 @@ class Request:
 
 
 class Endpoint(Abortable):
-    """The base of a server and a client."""
+    """The base of a server and a client.
 
-    @abstractmethod
-    def abort(self) -> None:
-        """Makes every present and future call raise `Closed`. `close` is still needed."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Waits until sent messages have arrived (after `abort`: does not wait), and releases everything."""
+    `abort` makes every present and future call raise `Closed`; `close` is still needed. `close` waits until sent
+    messages have arrived, but not after `abort`, and releases everything.
+    """
 
 
 class Server(Endpoint):

@@ -142,13 +142,13 @@ class InProcessServer(Server):
             self._hub.end(failed(why))
 
     def abort(self) -> None:
-        """See `Endpoint.abort`."""
+        """See `Endpoint`."""
         self._stopped = True
         with self._hub.changed:
             self._hub.changed.notify_all()
 
     def close(self) -> None:
-        """See `Endpoint.close`."""
+        """See `Endpoint`."""
         self.abort()
         with self._hub.changed:
             self._hub.end("it has closed the connection")
@@ -188,13 +188,13 @@ class InProcessClient(Client):
             return self._connection.replies.popleft()
 
     def abort(self) -> None:
-        """See `Endpoint.abort`."""
+        """See `Endpoint`."""
         self._stopped = True
         with self._hub.changed:
             self._hub.changed.notify_all()
 
     def close(self) -> None:
-        """See `Endpoint.close`."""
+        """See `Endpoint`."""
         aborted, self._stopped = self._stopped, True
         with self._hub.changed:
             why = "its connection is lost" if aborted else _LEFT

@@ -274,12 +274,12 @@ class ZmqEndpoint(Endpoint):
                 os.eventfd_write(self._waker, 1)
 
     def abort(self) -> None:
-        """See `Endpoint.abort`."""
+        """See `Endpoint`."""
         self._aborted = True  # takes no lock that a signal handler could find taken; waiting threads look when woken
         self._wake()
 
     def close(self) -> None:
-        """See `Endpoint.close`."""
+        """See `Endpoint`."""
         with self._changed:
             if self._closed:
                 return
