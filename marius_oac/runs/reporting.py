@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tqdm import tqdm
@@ -61,18 +61,13 @@ class Totals:
         return replace(together, seconds=max(self.seconds, other.seconds))
 
     def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            batches=self.batches + other.batches,
-            examples=self.examples + other.examples,
-            loss=self.loss + other.loss,
-            seconds=self.seconds + other.seconds,
-            lost=self.lost + other.lost,
-            refused=self.refused + other.refused,
-            replaced=self.replaced + other.replaced,
-            peak_cache_rows=max(self.peak_cache_rows, other.peak_cache_rows),
-            stage_seconds=_added(self.stage_seconds, other.stage_seconds),
-            channel_fill=_added(self.channel_fill, other.channel_fill),
-        )
+        def joined(name: str) -> Any:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(ours, Mapping):
+                return _added(ours, theirs)
+            return max(ours, theirs) if name == "peak_cache_rows" else ours + theirs
+
+        return Totals(**{each.name: joined(each.name) for each in fields(self)})
 
     def mean_loss(self) -> float | None:
         """Mean loss of an example; None without examples, as one of several trainers may be."""

@@ -50,25 +50,14 @@ from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.node_classification.task import NodeClassificationTask
-from marius_oac.training.local import (
-    Run,
-    check_task,
-    default_name,
-    has_ended,
-    log_of,
-    open_run,
-    resume_task,
-    run_task,
-    start_task,
-    with_data,
-)
+from marius_oac.training import local
 from marius_oac.training.rowless import Rowless, alone, staying
 from marius_oac.types import present
 
 
 def train_on_nodes(
     config: TaskConfig, place: Place, out: str | Path | None = None, *, trace: bool = False
-) -> Run | None:
+) -> local.Run | None:
     """Trains from scratch, as one of the processes of `place.cluster`; collective. None: nothing of the run lies here.
 
     The first process keeps the run's folder; rows and checkpoints of each lie in `nodes/LAYOUT/NODE` of it.
@@ -77,7 +66,7 @@ def train_on_nodes(
         InputError: this or another node can't train; nothing was written.
         NodeLost: another node has ended or is silent.
     """
-    path = Path(out) if out else Path("runs") / default_name(config)
+    path = Path(out) if out else Path("runs") / local.default_name(config)
     with open_group(place) as group:
         # Nodes that torchrun has started again, since one was lost, go on.
         if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
@@ -91,7 +80,7 @@ def train_on_nodes(
             return None
         with _created(path, place, task.group, task) as folder:
             _train(task, folder, trace)
-    return open_run(folder.path)
+    return local.open_run(folder.path)
 
 
 def _exists(path: Path, place: Place, group: Group) -> bool:
@@ -101,7 +90,7 @@ def _exists(path: Path, place: Place, group: Group) -> bool:
 
 def _train(task: ShardedTask, folder: RunFolder, trace: bool, prepare: Callable = lambda loop: None) -> None:
     try:
-        run_task(task, folder, trace, None, prepare)
+        local.run_task(task, folder, trace, None, prepare)
     except (Closed, NodeLost):  # another thread, or another node after an error that reached this one too
         if task.failure is None or isinstance(task.failure, Closed):
             raise
@@ -132,7 +121,7 @@ def resume_on_nodes(
     checkpoint: str | None = None,
     trace: bool = False,
     trust: bool = False,
-) -> Run | None:
+) -> local.Run | None:
     """Goes on from the newest checkpoint that all processes have, or the one named; collective. See `resume`.
 
     With other nodes than before the rows are distributed anew; every process then needs the parts of all nodes before.
@@ -157,16 +146,16 @@ def _resumed(
     checkpoint: str | None,
     trace: bool,
     trust: bool | Collection[bytes],
-) -> Run | None:
+) -> local.Run | None:
     saved, log = _told(path, place, group, data_path)
     if any(group.gather(place.attempt > 0)):
         data = _not_taken_in(data, saved)
-    shared = with_data(saved.replace(*overrides), data)
+    shared = local.with_data(saved.replace(*overrides), data)
     config = config_of(shared, place)
     check_gpus(config, group)
 
     def make() -> Task:
-        return resume_task(code_to_resume(config, path, trust), log, data)
+        return local.resume_task(code_to_resume(config, path, trust), log, data)
 
     task = agreed_task(shared, place, group, make, path, checkpoint)
     if isinstance(task, Rowless):
@@ -182,10 +171,10 @@ def _resumed(
         if not place.rank:
             for key, why in ignored_by_kstep(config):  # which versions before this one did without a word
                 logger.warning(f"{key}: {why}")
-        if checkpoint is None and not data and not before and not task.peers.any(not has_ended(folder, task)):
+        if checkpoint is None and not data and not before and not task.peers.any(not local.has_ended(folder, task)):
             if task.group is not group:
                 group.gather(None if place.rank else {"over": True})
-            return open_run(folder.path)
+            return local.open_run(folder.path)
 
         def load(loop: TrainingLoop) -> None:
             if before:
@@ -195,7 +184,7 @@ def _resumed(
             drop_after(path, loop.position.batch_index, part.parent)
 
         _train(task, folder, trace, load)
-    return open_run(folder.path)
+    return local.open_run(folder.path)
 
 
 def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) -> tuple[TaskConfig, RunLog | None]:
@@ -205,7 +194,7 @@ def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) 
         try:
             folder = RunFolder.open(path)
             places = RunPlaces(folder, data_path)
-            log = log_of(folder, places)
+            log = local.log_of(folder, places)
             said = {"config": places.config().dump()} | ({"log": log.dump()} if log else {})
         except InputError as error:
             said = {"problem": str(error)}
@@ -286,7 +275,7 @@ def _new_task(config: TaskConfig, path: Path, place: Place) -> Task:
     for key, why in ignored_by_kstep(config):
         raise ConfigError(why, key)
     code_to_train(config)
-    return start_task(config, quiet=place.rank > 0)
+    return local.start_task(config, quiet=place.rank > 0)
 
 
 def agreed_task(
@@ -324,7 +313,7 @@ def agreed_task(
             return Rowless(one, place, group, len(ranks) + others.index(group.rank))
         task = node_task(task.task, place, part, ranks, group)
     task.packed = agreed_packing(task, config, place.cluster, run, checkpoint)
-    task.peers.agreed(lambda: check_task(task, Path()))
+    task.peers.agreed(lambda: local.check_task(task, Path()))
     return task
 
 

@@ -169,16 +169,9 @@ class ShardedTask(WrappedTask):
 
     def _told(self) -> dict[str, Any]:
         """What an elastic worker must know of the run, as plain values."""
-        return {
-            "version": __version__,
-            "config": self.config.dump(),
-            "files": dict(self.run_files()),
-            "fingerprint": self.fingerprint,
-            "trains": list(self.crowd.trains),
-            "trainers": self.trainers,
-            "weights": list(self.weights),
-            "placement": self.placement.nodes.tolist(),
-        }
+        about: dict[str, Any] = {"version": __version__, "config": self.config.dump(), "files": dict(self.run_files())}
+        about |= {"fingerprint": self.fingerprint, "trains": list(self.crowd.trains), "trainers": self.trainers}
+        return about | {"weights": list(self.weights), "placement": self.placement.nodes.tolist()}
 
     def measure(self, batches: Sequence[int]) -> np.ndarray:
         """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""

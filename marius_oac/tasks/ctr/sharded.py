@@ -34,14 +34,7 @@ from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore
-from marius_oac.tasks.ctr.build import (
-    capacity_of,
-    make_ctr_network,
-    make_ctr_step,
-    make_key_table,
-    row_layout,
-    tables_of,
-)
+from marius_oac.tasks.ctr import build
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
 from marius_oac.tasks.ctr.predict import ClickPredictor, evaluate_files
 from marius_oac.tasks.ctr.task import CtrTask
@@ -106,11 +99,11 @@ class ShardedCtrTask(ShardedTask):
 
     @cached_property
     def _network(self) -> Network:
-        return make_ctr_network(self.config)
+        return build.make_ctr_network(self.config)
 
     @cached_property
     def _feature_tables(self) -> list[FeatureTable]:
-        return tables_of(self.config, self._network)
+        return build.tables_of(self.config, self._network)
 
     def table_names(self) -> list[str]:
         """Names of the tables, one for each width of rows."""
@@ -131,10 +124,10 @@ class ShardedCtrTask(ShardedTask):
 
     def _tables(self, stack: ExitStack, binding: Binding) -> Sequence[KeyedTable]:
         config, training = self.config, self.config.training
-        layouts = {table.name: row_layout(config, table, self._network) for table in self._feature_tables}
-        capacities = {name: capacity_of(config, layout) for name, layout in layouts.items()}
+        layouts = {table.name: build.row_layout(config, table, self._network) for table in self._feature_tables}
+        capacities = {name: build.capacity_of(config, layout) for name, layout in layouts.items()}
         place = Tables(config.storage, self.folder, layouts, capacities, stack, binding)
-        self._keys = [make_key_table(config, place, name) for name in layouts]
+        self._keys = [build.make_key_table(config, place, name) for name in layouts]
         optimizer = RowOptimizer(training.optimizer)
         return [
             KeyedTable(keys, optimizer, training.embedding_l2, pools=bool(self._pooled(table)))
@@ -142,7 +135,7 @@ class ShardedCtrTask(ShardedTask):
         ]
 
     def _dimensions(self) -> list[int]:
-        return [row_layout(self.config, table, self._network).dimension for table in self._feature_tables]
+        return [build.row_layout(self.config, table, self._network).dimension for table in self._feature_tables]
 
     def _planner(self, stack: ExitStack) -> SlicedPlanner:
         schedule = self.task.log.schedule(self.config.training.batch_size)
@@ -188,7 +181,7 @@ class ShardedCtrTask(ShardedTask):
         return None
 
     def _step(self, device: torch.device, threads: int) -> CtrStep:
-        return make_ctr_step(
+        return build.make_ctr_step(
             self.config, self._feature_tables, self._network, device, threads, self.dense, self.group.rank
         )
 

@@ -30,14 +30,7 @@ from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.keys.table import KeyTable
-from marius_oac.tasks.ctr.build import (
-    capacity_of,
-    make_ctr_network,
-    make_ctr_step,
-    make_key_table,
-    row_layout,
-    tables_of,
-)
+from marius_oac.tasks.ctr import build
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
 from marius_oac.tasks.ctr.predict import ClickPredictor, evaluate_files
 
@@ -96,7 +89,7 @@ class CtrTask(Task):
 
     def check(self) -> None:
         """Raises InputError if the network can't take the features, or files have other columns."""
-        make_ctr_network(self.config)
+        build.make_ctr_network(self.config)
         check_kinds([*self.log.files, *self.files_of("valid"), *self.files_of("test")])
 
     def check_data_from(self, batch_index: int) -> None:
@@ -125,15 +118,15 @@ class CtrTask(Task):
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """See `Task.build`; a table for each width of rows."""
-        network = make_ctr_network(self.config)
-        tables = tables_of(self.config, network)
-        layouts = {table.name: row_layout(self.config, table, network) for table in tables}
-        capacities = {name: capacity_of(self.config, layout) for name, layout in layouts.items()}
+        network = build.make_ctr_network(self.config)
+        tables = build.tables_of(self.config, network)
+        layouts = {table.name: build.row_layout(self.config, table, network) for table in tables}
+        capacities = {name: build.capacity_of(self.config, layout) for name, layout in layouts.items()}
         place = Tables(self.config.storage, self.folder, layouts, capacities, stack, binding, self._writable)
-        self._tables = [make_key_table(self.config, place, table.name) for table in tables]
+        self._tables = [build.make_key_table(self.config, place, table.name) for table in tables]
         planner = LogPlanner(self.config, self.log.files, self._schedule, tables, self._tables, self.pieces)
         stack.callback(planner.close)
-        step = make_ctr_step(self.config, tables, network, device, threads)
+        step = build.make_ctr_step(self.config, tables, network, device, threads)
         stack.callback(step.close)
         return Components(planner, [table.store for table in self._tables], step, device, place.tier)
 
@@ -147,8 +140,8 @@ class CtrTask(Task):
 
     def predictor(self, parts: Components) -> ClickPredictor:
         """Predicts clicks with the present parameters."""
-        network = make_ctr_network(self.config)
-        tables, step = tables_of(self.config, network), cast(CtrStep, parts.step)
+        network = build.make_ctr_network(self.config)
+        tables, step = build.tables_of(self.config, network), cast(CtrStep, parts.step)
         return ClickPredictor(self.config, tables, self._tables, step, parts.device)
 
     def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:

@@ -28,14 +28,7 @@ from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.task import Components, Schedule
 from marius_oac.tasks.encoder.build import GraphEncoder, own_layers
 from marius_oac.tasks.graph import TaskOnGraph, entity_layout, order_fingerprint
-from marius_oac.tasks.link_prediction.build import (
-    make_bucket_planner,
-    make_encoded_step,
-    make_graph_encoder,
-    make_planner,
-    make_schedule,
-    make_step,
-)
+from marius_oac.tasks.link_prediction import build
 from marius_oac.tasks.link_prediction.memory import plan_memory
 
 BUCKETS = "buckets"
@@ -65,18 +58,18 @@ class GraphTask(TaskOnGraph):
     @cached_property
     def encoder(self) -> GraphEncoder | None:
         """The graph encoder; None: the entities' rows are scored themselves."""
-        return make_graph_encoder(self.config, self.graph)
+        return build.make_graph_encoder(self.config, self.graph)
 
     @cached_property
     def planner(self) -> EdgePlanner:
         """Plans batches of shuffled edges; checks edges and configuration."""
-        return make_planner(self.config, self.graph, self.encoder)
+        return build.make_planner(self.config, self.graph, self.encoder)
 
     @cached_property
     def _schedule(self) -> EdgePlanner | BucketSchedule:
         """Knows how many batches each epoch has."""
         shuffled = self.config.training.ordering.kind == "shuffle"
-        return self.planner if shuffled else make_schedule(self.config, self.graph)
+        return self.planner if shuffled else build.make_schedule(self.config, self.graph)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -101,13 +94,13 @@ class GraphTask(TaskOnGraph):
             return self.planner
         # Without a run, as in a measurement, the sorted edges are removed when the session ends.
         folder = self.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return make_bucket_planner(self.config, self.graph, self._schedule, folder / BUCKETS)
+        return build.make_bucket_planner(self.config, self.graph, self._schedule, folder / BUCKETS)
 
     def make_step(self, device: torch.device, threads: int) -> EncodedStep | LinkPredictionStep:
         """See `TaskOnGraph.make_step`."""
         if self.encoder:
-            return make_encoded_step(self.config, self.graph, self.encoder, device, threads)
-        return make_step(self.config, self.graph, device, threads)
+            return build.make_encoded_step(self.config, self.graph, self.encoder, device, threads)
+        return build.make_step(self.config, self.graph, device, threads)
 
     def has(self, split: Split) -> bool:
         """Whether the split has edges."""
