@@ -20,7 +20,7 @@ class EdgeBatch(BatchData, Generic[Array]):
 
     Attributes:
         heads, tails: [B].
-        relations: [B], indices into `relation_rows`; None where the decoder has no relations.
+        relations: [B], indices into `relation_rows`; None if the decoder has no relations.
         relation_rows: [m], sorted unique ids of the batch's relations; None as `relations`.
         chunk_offsets: edges of chunk c are [chunk_offsets[c], chunk_offsets[c + 1]).
         negatives: [S, C, K] of S sides, C chunks; S = 2: axis 0 is `types.Side`; S = 1: tails are replaced. None: every
@@ -61,12 +61,12 @@ class BlockData(Generic[Array]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EncodedBatch(BatchData, Generic[Array]):
-    """What an encoder computes the seeds of a batch from, and what its head computes from the encoded seeds.
+    """The inputs of an encoder, and the data of its head, whose nodes are the encoded seeds.
 
     Attributes:
         head: whose nodes are indices into the seeds, the outputs of the last block.
         blocks: from the outermost to the seeds'; the first layer's is left out where there are `means`.
-        inputs: [n], the row of each input node of the first block; None where there are `means`.
+        inputs: [n], the row of each input node of the first block; None if there are `means`.
         features: float32 [n, F] of these input nodes. Beside `means`: of the first layer's outputs, [O, F]. None: nodes
             have none, or the means are with them.
         means: float32 [O, F] of the features of the neighbours of each output of the first layer, which begins with
@@ -87,7 +87,7 @@ class EncodedBatch(BatchData, Generic[Array]):
 
 
 def edges_of(data: BatchData) -> EdgeBatch[Any]:
-    """The edges of a batch of link prediction, with or without an encoder."""
+    """Returns the edges of a batch of link prediction, with or without an encoder."""
     head = data.head if isinstance(data, EncodedBatch) else data
     if not isinstance(head, EdgeBatch):
         raise TypeError(f"{type(head).__name__} holds no edges")

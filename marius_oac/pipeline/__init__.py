@@ -1,1 +1,2 @@
-"""Batches in flight: buffers, timestamps, validation, devices. It has the bits of a batch at a time."""
+"""Batches in flight: buffers, timestamps, validation, devices. Results have the bits of training one batch at a
+time."""

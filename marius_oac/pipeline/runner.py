@@ -297,7 +297,7 @@ class _Run:
         self.rows.computed(batch)
 
     def _check_downloaded(self, batch: Batch) -> None:
-        """`_check_sound`; of several batches that are not, it is the first one computed that is named."""
+        """Calls `_check_sound`; if several batches are not sound, the error names the first one computed."""
         batch.loss = float(batch.loss)
         try:
             self._check_sound(batch)
@@ -306,7 +306,7 @@ class _Run:
             raise
 
     def _check_sound(self, batch: Batch) -> None:
-        """Raises DivergedError where the loss is NaN or infinite, or rows are not sound."""
+        """Raises DivergedError if the loss is NaN or infinite, or rows are not sound."""
         if not math.isfinite(batch.loss):
             raise DivergedError(self.rows.position(batch.batch_index), batch.loss)
         for table, sound in zip(self.pipeline.planner.tables, batch.sound, strict=True):

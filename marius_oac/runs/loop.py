@@ -49,7 +49,7 @@ class TrainingLoop:
         """Restores tables, dense parameters and position from the newest checkpoint, or the named one.
 
         A run that was stopped before its first checkpoint starts again, and so does one where `START` is named: the
-        initial values are the same. Raises CheckpointError, and removes nothing, where its checkpoints are lost.
+        initial values are the same. Raises CheckpointError, and removes nothing, if its checkpoints are lost.
         """
         names = self.peers.common(self.folder.checkpoints.names())
         if name == START or (name is None and not names):

@@ -28,7 +28,7 @@ from marius_oac.runtime.telemetry import Telemetry
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of a config: `auto` is the first GPU, or the CPU. Raises ConfigError where there is none."""
+    """The torch device of a config: `auto` is the first GPU, or the CPU. Raises ConfigError if there is none."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)

@@ -53,7 +53,7 @@ class Tables:
         self._policy = binding.memory
         self.tier: DiskTier | None = None
         self.scratch: Path | None = None
-        """A folder for what does not fit into memory; None where everything must, or nothing may be written."""
+        """A folder for what does not fit into memory; None if everything must, or nothing may be written."""
         if not config.on_disk:
             return
         folder = (folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))) / TABLES
@@ -79,7 +79,7 @@ class Tables:
 
 
 def check_places(config: StorageConfig) -> None:
-    """Makes the folders of `storage.path`, and a file in each. Raises InputError where that can't be done."""
+    """Makes the folders of `storage.path`, and a file in each. Raises InputError if that can't be done."""
     for path in map(Path, config.path):
         with disk_errors(path):
             make_folder(path)

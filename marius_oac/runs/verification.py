@@ -66,7 +66,7 @@ class Verification:
 
 
 def verify(path: str | Path) -> Verification:
-    """Checks a run. Raises CheckpointError where there is none, or one of another program or version."""
+    """Checks a run. Raises CheckpointError if there is none, or one of another program or version."""
     path, begin = Path(path), time.monotonic()
     if not (path / ABOUT).exists():
         About.read(path)  # raises the error
@@ -104,7 +104,7 @@ class _Findings:
         return None
 
     def small(self, path: Path, work: Callable[[], Any]) -> Any:
-        """`check`, of a file that `work` reads at once."""
+        """Calls `check` for a file that `work` reads at once."""
         with suppress(OSError):
             self.read(path.stat().st_size)
         return self.check(path, work)
@@ -136,7 +136,7 @@ class _Run:
         self._others(about)
 
     def _rows(self, rows: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Checks the checkpoints in a folder, with their pages; gives position and records of each."""
+        """Checks the checkpoints in a folder, with their pages; yields position and records of each."""
         found, checkpoints = self.found, Checkpoints(rows / FOLDER)
         if (rows / SAVED).exists():
             over_nodes = (
@@ -185,7 +185,7 @@ class _Run:
         return self.found.check(path, check) is not None
 
     def _pages(self, checkpoint: Checkpoint, table: str, before: dict[str, PagedArray]) -> None:
-        """The pages of a table, but for those that were checked with the checkpoint before."""
+        """Checks the pages of a table, except those that were checked with the previous checkpoint."""
         try:
             rows = cast(PagedArray, checkpoint.array(table, "values"))
             for error in rows.damage(before.get(table), self.found.read):
@@ -236,7 +236,7 @@ class _Run:
 
 
 def _check_named(read: Callable[[], str | None], checkpoints: Checkpoints | None, path: Path) -> None:
-    """Raises CheckpointError where a file, which `read` reads, names none of the checkpoints, if these are here."""
+    """Raises CheckpointError if a file, which `read` reads, names none of the checkpoints, if these are here."""
     name = read()
     while name and checkpoints and name not in checkpoints.names():
         before, name = name, read()

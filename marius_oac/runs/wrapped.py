@@ -1,4 +1,4 @@
-"""A task that trains another one in its own way."""
+"""A task that wraps another one."""
 
 from __future__ import annotations
 

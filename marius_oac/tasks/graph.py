@@ -1,4 +1,4 @@
-"""What training on a graph has in common, whatever is predicted: the nodes' rows, and the order of the batches."""
+"""What all training on graphs has in common: the nodes' rows, and the order of batches."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TaskOnGraph(Task):
 
     @abstractmethod
     def make_step(self, device: torch.device, threads: int) -> Step:
-        """The step with its dense parameters at their initial values."""
+        """Makes the step, with the initial values of its dense parameters."""
 
     def _planner(self, stack: ExitStack) -> GraphPlanner | NodePlanner:
         """The planner to train with."""
@@ -77,26 +77,26 @@ class TaskOnGraph(Task):
 
 
 def entity_layout(config: GraphConfig) -> RowLayout:
-    """Of the entities' table; they have one unless `config.row_dimension` is 0."""
+    """Returns the layout of the entities' table, which there is unless `config.row_dimension` is 0."""
     dimension = config.row_dimension
     state = RowOptimizer(config.training.optimizer).state_width(dimension)
     return RowLayout(dimension, state, config.storage.dtype)
 
 
 def edges_in_memory(edges: np.ndarray) -> int:
-    """Bytes of the training edges that may be in memory at a time: all of them where they take little of it."""
+    """Returns how many bytes of the training edges may be in memory at a time: all, if they are few."""
     free = [psutil.virtual_memory().available, cgroups.headroom()]
     return min(edges.nbytes, max(_LEAST_EDGE_BYTES, min(one for one in free if one is not None) // 4))
 
 
 def in_order(config: GraphConfig, planner: GraphPlanner | NodePlanner) -> Planner:
-    """The planner; with a recorded order, its batches come in that order."""
+    """Returns the planner, whose batches follow the recorded order, if one is configured."""
     order = config.pipeline.order
     return planner if order in ("plan", "arrival") else ReorderedPlanner(planner, read_order(order))
 
 
 def read_order(path: str) -> np.ndarray:
-    """A computation order that a run recorded, int64 [batches]: entry t is the batch that was computed t-th."""
+    """Reads a recorded computation order, int64 [batches]: entry t is the batch that was computed t-th."""
     try:
         order = read_npy(Path(path), (np.int64,), (None,))
     except InputError as error:
@@ -107,13 +107,13 @@ def read_order(path: str) -> np.ndarray:
 
 
 def order_fingerprint(path: str) -> dict[str, str]:
-    """Of the recorded order that a run is to follow, if it is to, by the configuration's key; see `data.identity`."""
+    """Returns the digest of the recorded order to follow by its key, empty if there is none; see `data.identity`."""
     if path in ("plan", "arrival"):
         return {}
     return {identity.ORDER: hashlib.sha256(read_order(path).astype("<i8").tobytes()).hexdigest()}
 
 
 def entity_initial(config: GraphConfig, name: str) -> RowInitial:
-    """The initial values of a table of entities: a pure function of (seed, table, row)."""
+    """Returns the initial values of a table of entities, a pure function of (seed, table, row)."""
     model, optimizer = config.model, RowOptimizer(config.training.optimizer)
     return RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)

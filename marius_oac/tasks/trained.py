@@ -1,4 +1,4 @@
-"""Results of runs, opened again: what the trained models of all tasks have in common."""
+"""The results of runs: what the trained models of all tasks have in common."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TrainedRun(ABC):
     checkpoint: Checkpoint
 
     def __init__(self, folder: RunFolder, checkpoint: str | None):
-        """`folder` has its configuration as it is to be used now; `checkpoint` as in `open`."""
+        """`folder.config` must have the present paths of its files; `checkpoint` is as in `open`."""
         self._folder, self.path, self.config = folder, folder.path, folder.config
 
     @classmethod
@@ -82,7 +82,7 @@ class TrainedRun(ABC):
         return cls(folder, checkpoint)
 
     def title(self, data: str) -> str:
-        """The title of an evaluation on `data`."""
+        """Returns the title of an evaluation on `data`."""
         return f"{self.path}, checkpoint {self.checkpoint.name}, {data}"
 
 
@@ -102,7 +102,7 @@ class TrainedOnGraph(TrainedRun):
         return reading_device(self.config.device)
 
     def embeddings(self) -> RowArray | None:
-        """The nodes' own rows as they were trained, float32 [N, D]; None if they have none."""
+        """Returns the nodes' own rows as they were trained, float32 [N, D]; None if they have none."""
         width = self.config.row_dimension
         return self.checkpoint.values(ENTITIES, self.graph.num_nodes, width) if width else None
 

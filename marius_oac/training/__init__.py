@@ -1,1 +1,1 @@
-"""What the public functions do: train and resume, on one machine and over nodes; trained models opened again."""
+"""The public functions: train and resume, on one machine and over nodes; use of trained models."""

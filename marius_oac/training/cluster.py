@@ -58,7 +58,8 @@ from marius_oac.types import present
 def train_on_nodes(
     config: TaskConfig, place: Place, out: str | Path | None = None, *, trace: bool = False
 ) -> local.Run | None:
-    """Trains from scratch, as one of the processes of `place.cluster`; collective. None: nothing of the run lies here.
+    """Trains from scratch, as one of the processes of `place.cluster`. Collective. Returns None if the run has no files
+    here.
 
     The first process keeps the run's folder; rows and checkpoints of each lie in `nodes/LAYOUT/NODE` of it.
 
@@ -99,7 +100,7 @@ def _train(task: ShardedTask, folder: RunFolder, trace: bool, prepare: Callable 
 
 @contextmanager
 def _created(path: Path, place: Place, group: Group, task: ShardedTask) -> Iterator[RunFolder]:
-    """The folder of a new run, or this process's part of it."""
+    """Makes the folder of a new run, or this process's part of it."""
     part = path / NODES / task.layout / name_of(place)
     if place.rank:
         group.barrier()  # the first process makes the folder that the others lie in
@@ -122,9 +123,9 @@ def resume_on_nodes(
     trace: bool = False,
     trust: bool = False,
 ) -> local.Run | None:
-    """Goes on from the newest checkpoint that all processes have, or the one named; collective. See `resume`.
+    """Continues from the newest checkpoint that all processes have, or the one named. Collective. See `resume`.
 
-    With other nodes than before the rows are distributed anew; every process then needs the parts of all nodes before.
+    If the nodes have changed, rows are distributed again; every process then needs the parts of all earlier nodes.
     """
     with open_group(place) as group:
         if checkpoint is not None and any(group.gather(place.attempt > 0)):
@@ -188,7 +189,7 @@ def _resumed(
 
 
 def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) -> tuple[TaskConfig, RunLog | None]:
-    """Configuration and log of the run, as the first process has them, with files where they are for it."""
+    """The first process's configuration and log of the run, with the present paths of its files. Collective."""
     said: dict[str, str] = {}
     if not place.rank:
         try:
@@ -212,7 +213,7 @@ def _not_taken_in(data: Sequence[str], saved: TaskConfig) -> Sequence[str]:
 
 
 def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None) -> ShardedCheckpoint | None:
-    """The checkpoint of another layout that the run goes on from; None: it goes on from its own, or starts.
+    """The checkpoint of another layout to continue from; None: the run continues from one of its own, or starts.
 
     Raises:
         InputError: a process lacks its own part, or a checkpoint of it that all have saved, or those of other nodes
@@ -251,7 +252,7 @@ def _before(path: Path, part: Path, task: ShardedTask, checkpoint: str | None) -
 def _opened(
     path: Path, part: Path, place: Place, group: Group, config: TaskConfig, task: ShardedTask
 ) -> Iterator[RunFolder]:
-    """The folder of a run that goes on, or this process's part of it, which is made if it is a new node's."""
+    """Opens the folder of a run that continues, or this process's part of it, which is made for a new node."""
     where = part if place.rank else path
     check_no_link(part, path)
     known = (where / "run.json").exists()
@@ -264,7 +265,7 @@ def _opened(
 
 
 def open_group(place: Place) -> Group:
-    """The group of all processes of the cluster."""
+    """Makes the group of all processes of the cluster."""
     os.environ |= {"RANK": str(place.rank), **place.environment()}
     return TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
 
@@ -286,10 +287,10 @@ def agreed_task(
     run: Path | None = None,
     checkpoint: str | None = None,
 ) -> ShardedTask | Rowless:
-    """The task, once all processes have said that they can train it, and the same, and where its rows lie.
+    """Returns the task with its placement, once all processes have agreed that they can train the same.
 
     Args:
-        run: the folder of a run that goes on; `checkpoint`: from which, if one is named.
+        run: the folder of a run that continues; `checkpoint`: the one to continue from, if one is named.
     """
     problem, found = None, None
     try:
@@ -325,7 +326,7 @@ def data_digest(task: Task) -> str:
 def node_task(
     task: Task, place: Place, group: Group, ranks: Sequence[int] | None = None, whole: Group | None = None
 ) -> ShardedTask:
-    """The task as it is trained on nodes. Raises ConfigError where that is not possible.
+    """Wraps a task for training over nodes. Raises ConfigError if that is not possible.
 
     Args:
         ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`training.rowless`).

@@ -33,7 +33,7 @@ from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 
 
 def security_of(cluster: ClusterConfig) -> Security:
-    """What connections to the servers of a run are protected with."""
+    """Returns the protection of connections to the servers of a run."""
     secret = hashlib.sha256(read_secret(cluster).encode()).digest()
     return Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption)
 

@@ -112,7 +112,7 @@ class _ElasticWorker:
         """Yields connections to all servers of the run, the rank of this elastic worker, and the run's description.
 
         Raises:
-            NodeLost: not now.
+            NodeLost: the run can't be reached now.
             InputError: the run is one of another version of this program.
         """
         with ExitStack() as stack:
@@ -131,7 +131,7 @@ class _ElasticWorker:
             yield lines, rank, run
 
     def _enter(self, stack: ExitStack) -> tuple[ZmqClient, int]:
-        """The line to the coordinator, by the first rank of an elastic worker that is free."""
+        """Connects to the coordinator, as the first elastic worker whose rank is free."""
         node = next(each for each in self._cluster.nodes if each.shards)
         size = self._cluster.size
         try:

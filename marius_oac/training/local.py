@@ -140,7 +140,7 @@ def resume(
 
 
 def has_ended(folder: RunFolder, task: Task) -> bool:
-    """Whether the run has ended, and this task would not train it any further."""
+    """Returns whether the run has ended, and this task would not train it any further."""
     summary, before, config = folder.summary(), folder.config, task.config
     if not summary:
         return False
@@ -151,15 +151,15 @@ def has_ended(folder: RunFolder, task: Task) -> bool:
 
 
 def default_name(config: TaskConfig) -> str:
-    """The default name of a run's folder: that of its graph or network."""
+    """Returns the default name of a run's folder: that of its graph or network."""
     if isinstance(config, CtrConfig):
         return Path(config.model.network.partition(":")[0]).stem
     return Path(os.path.realpath(config.data.path)).name
 
 
 def start_task(config: TaskConfig, quiet: bool = False) -> Task:
-    """The task of a new run, with its data. Defaults that depend on the data are filled in; unless `quiet`, the task's
-    notes say which."""
+    """Makes the task of a new run, with its data. Defaults that depend on the data are filled in; unless `quiet`, the
+    task's notes say which."""
     task, notes = _task_of(config)
     task.notes = () if quiet else tuple(notes)
     return task
@@ -176,7 +176,7 @@ def _task_of(config: TaskConfig) -> tuple[Task, Sequence[str]]:
 
 
 def resume_task(config: TaskConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:
-    """The task of a run that continues, on a click log `log`, with more `data` if there is any."""
+    """Makes the task of a run that continues, on a click log `log`, with more `data` if there is any."""
     if not isinstance(config, CtrConfig):
         return start_task(config, quiet=True)
     log = present(log)
@@ -184,14 +184,14 @@ def resume_task(config: TaskConfig, log: RunLog | None, data: Sequence[str] = ()
 
 
 def log_of(folder: RunFolder, places: RunPlaces) -> RunLog | None:
-    """The log of a run with the present paths of its files; None for a run on a graph."""
+    """Reads the log of a run, with the present paths of its files; None for a run on a graph."""
     if not isinstance(folder.config, CtrConfig):
         return None
     return places.log(RunLog.read(folder.path, folder.about.checked))
 
 
 def with_data(config: TaskConfig, data: Sequence[str]) -> TaskConfig:
-    """The configuration of a run with more files to train on."""
+    """Adds files to train on to the configuration of a run."""
     if not data:
         return config
     if not isinstance(config, CtrConfig):
@@ -219,7 +219,7 @@ def run_task(
     probe: Probe | None,
     prepare: Callable[[TrainingLoop], None] = lambda loop: None,
 ) -> None:
-    """Trains to the end; `prepare` gets the training loop first."""
+    """Trains to the end; `prepare` is called with the training loop first."""
     try:
         task.use_folder(folder.rows)
         with Session(task, folder.new_trace() if trace else None, probe) as session:
@@ -238,6 +238,6 @@ def run_task(
 
 
 def open_run(path: str | Path) -> Run:
-    """A run that has been trained before; `summary` is empty if it never ended."""
+    """Opens a run that has been trained before; its `summary` is empty if it never ended."""
     folder = RunFolder.open(path)
     return Run(folder.path, folder.summary())

@@ -26,7 +26,7 @@ from marius_oac.training.detached import outside, security_of
 
 
 def staying(config: TaskConfig, weights: Sequence[float]) -> list[int]:
-    """Ranks of the processes, of these weights, that stay in the group."""
+    """Returns the ranks of the processes, of these weights, that stay in the group."""
     dispatched = config.nodes.dispatches and not {"sync", "auto"} & config.nodes.used
     return [rank for rank, weight in enumerate(weights) if not rank or weight or not dispatched]
 
@@ -79,7 +79,7 @@ class Rowless:
 
 
 def alone(config: TaskConfig, place: Place) -> TaskConfig:
-    """Its configuration, without binding: the run's other processes on this machine are unknown."""
+    """Returns its configuration, without binding: the run's other processes on this machine are unknown."""
     cores = len(os.sched_getaffinity(0))
     return config.replace("binding=off", f"threads={config.threads or max(1, cores // place.node.processes)}")
 

@@ -1,4 +1,4 @@
-"""What is done with a finished run, whatever its task: evaluate it, export it, compare it with another."""
+"""Uses of a finished run of any task: evaluate it, export it, compare it with another."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def evaluate_run(
     data_path: str | Path | None = None,
     trust: bool = False,
 ) -> Metrics | ClickMetrics:
-    """Evaluates a run's result, whatever its task was, on a split, or one on a click log on files; its data lies at
-    `data_path`, or where it is found (`folder.places`).
+    """Evaluates a run's result on a split; a model of clicks also on files.
+
+    The data lies at `data_path`, or where it is found (`folder.places`).
 
     Raises:
         InputError: files for a run on a graph; see also the classes' `evaluate`.
@@ -69,13 +70,13 @@ def export_run(
 
 
 def _of_graph(run: RunFolder) -> type[TrainedModel | TrainedClassifier]:
-    """What the result of a run on a graph is opened as."""
+    """The class of a run's result, for a run on a graph."""
     return TrainedModel if run.config.task == "graph" else TrainedClassifier
 
 
 def compare_runs(first: str | Path, second: str | Path, *, data_path: str | Path | None = None) -> Comparison:
-    """Compares the results of two runs, bit by bit; rows have names where the first run's graph is at hand, at
-    `data_path` or where it is found."""
+    """Compares the results of two runs, bit by bit; rows have names if the first run's graph is found, at `data_path`
+    or at its place."""
     folder, other = RunFolder.open(first), RunFolder.open(second)
     names: Mapping[str, Names] = {}
     if isinstance(folder.config, CtrConfig):

@@ -62,14 +62,14 @@ class BucketSchedule:
 
     @staticmethod
     def check(num_nodes: int, config: Config) -> None:
-        """Raises InputError where the nodes are too few."""
+        """Raises InputError if the nodes are too few."""
         partitions = config.training.ordering.partitions
         if partitions > num_nodes:
             raise InputError(f"{partitions:,} partitions of {num_nodes:,} nodes", "training.ordering.partitions")
 
     @property
     def most_rows(self) -> int:
-        """No buffer state holds more nodes."""
+        """The most nodes of a buffer state."""
         sizes = np.sort(np.diff(partition_starts(self.num_nodes, len(self.counts))))
         return int(sizes[-self._config.training.ordering.buffer :].sum())
 

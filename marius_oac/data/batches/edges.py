@@ -129,7 +129,7 @@ class GraphPlanner(ABC):
 
     @abstractmethod
     def _place(self, batch_index: int) -> Place:
-        """What batch number `batch_index` is made of."""
+        """The place of batch number `batch_index`."""
 
     @wrapping
     def plan(self, batch_index: int) -> Plan:
@@ -168,7 +168,8 @@ class GraphPlanner(ABC):
     def _gather(
         self, at: Place, skip: int, heads: np.ndarray, relations: np.ndarray, tails: np.ndarray, numbers: np.ndarray
     ) -> None:
-        """The batch's edges from number `skip` on; `numbers`, which may be empty: where they stand in the graph."""
+        """Fills in the batch's edges from number `skip` on; `numbers`, which may be empty, gets their places in the
+        graph."""
         examples = int(at.edges[1, -1]) * self._sides_of_edge
         for first in range(0, heads.size, self._resident.at_once):
             part = slice(first, first + self._resident.at_once)
@@ -179,7 +180,7 @@ class GraphPlanner(ABC):
             self._resident.touched(len(heads[part]))
 
     def _draw(self, at: Place, chunks: int, first: int, negatives: np.ndarray) -> None:
-        """Fills in those of chunk `first` and the following ones of a batch of so many, int64 [sides, c, K]."""
+        """Fills in `negatives`, int64 [sides, c, K], of chunk `first` and the following ones of `chunks`."""
         if not self._count:
             return
         key = np.uint64(fold(np.uint64(fold(self._negatives_key, at.epoch)), at.batch))
@@ -189,7 +190,7 @@ class GraphPlanner(ABC):
             self._resident.touched(self._by_degree * len(groups))
 
     def assign_rows(self, plan: Plan) -> Plan:
-        """A graph's rows are known beforehand: the plan as it is."""
+        """Returns the plan as it is: a graph's rows are known beforehand."""
         return plan
 
 
@@ -229,7 +230,7 @@ class ReorderedPlanner:
     """Plans batch `order[i]` of another planner as batch i: the replay of a recorded computation order.
 
     Args:
-        order: int64 [n], the other planner's sequence numbers, each at most once.
+        order: int64 [n], the other planner's batch numbers, each at most once.
 
     Raises:
         InputError: a number that is negative or comes twice; later, a batch beyond the end of the order.
@@ -248,18 +249,18 @@ class ReorderedPlanner:
         self.tables = planner.tables
 
     def plan(self, batch_index: int) -> Plan:
-        """The other planner's batch `order[sequence]`, numbered `batch_index`."""
+        """The other planner's batch `order[batch_index]`, numbered `batch_index`."""
         if not 0 <= batch_index < len(self._order):
             raise InputError(f"has {len(self._order)} batches, none with number {batch_index}", "pipeline.order")
         original = self._planner.plan(int(self._order[batch_index]))
         return Plan(batch_index, original.rows, original.data, original.examples)
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
-        """Those of the other planner: an epoch has as many batches, whatever their order."""
+        """Those of the other planner; the order changes no epoch's number of batches."""
         return self._planner.epoch_ends(epochs)
 
     def assign_rows(self, plan: Plan) -> Plan | None:
-        """As the other planner does."""
+        """See `Planner.assign_rows`."""
         return self._planner.assign_rows(plan)
 
 

@@ -59,7 +59,7 @@ class NodePlanner:
         return self._around.plan(batch_index, batch, self._nodes[places], data, len(places), _NO_EDGES)
 
     def assign_rows(self, plan: Plan) -> Plan:
-        """A graph's rows are known beforehand: the plan as it is."""
+        """Returns the plan as it is: a graph's rows are known beforehand."""
         return plan
 
 

@@ -25,7 +25,7 @@ class RankSlice:
     dispatched: bool = False
 
     def of_batch(self, size: int) -> tuple[int, int, float]:
-        """First example, end, and what part of the batch that is.
+        """Returns the first example, the end, and the part of the batch that they are.
 
         In a batch with fewer examples than trainers, a trainer without any takes an example of another's with a part of
         0, so that every trainer has a batch to compute. It updates nothing, and its example is not counted.
@@ -37,7 +37,7 @@ class RankSlice:
         return first, end, (end - first) / size
 
     def of_batches(self, examples: int, batch_size: int) -> np.ndarray:
-        """Which of so many examples are its own, int64 [k], where they are cut into batches: in ascending order."""
+        """Returns which of `examples` examples, cut into batches, are its own: int64 [k], ascending."""
         starts = range(0, examples, batch_size)
         parts = [self.of_batch(min(batch_size, examples - start)) for start in starts]
         return np.concatenate([np.arange(first, end) + at for at, (first, end, _) in zip(starts, parts, strict=True)])

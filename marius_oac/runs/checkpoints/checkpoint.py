@@ -113,7 +113,7 @@ class Checkpoint:
         return [self._mapped(table, part) for part in PAGED_PARTS]
 
     def values(self, table: str, rows: int, width: int) -> RowArray:
-        """Part `values` of a table that must have this shape. Raises CheckpointError where it has another."""
+        """Part `values` of a table that must have this shape. Raises CheckpointError if it has another."""
         values = self.array(table, "values")
         if values.shape != (rows, width):
             found, needed = list(values.shape), [rows, width]

@@ -57,7 +57,7 @@ class _Manifest(Described):
 
 
 def check_manifest(manifest: dict[str, Any], path: Path) -> None:
-    """Raises CheckpointError, with the key, where something is missing, of another type, or names no plain file."""
+    """Raises CheckpointError, with the key, if something is missing, of another type, or names no plain file."""
     found = typed(manifest, path, _Manifest, CheckpointError)
     whole = {name.removesuffix(".values.npy") for name in found.files if name.endswith(".values.npy")}
     needed = {"dense.safetensors", *(f"{table}.{part}.npy" for table in whole for part in PARTS)}

@@ -59,8 +59,8 @@ START = "start"
 
 
 def read_saved(rows: Path) -> str | None:
-    """What `saved.json` in a folder names, "" if that is no checkpoint yet; None where there is no such file, as in a
-    run that an earlier version made. Raises CheckpointError where it is damaged."""
+    """What `saved.json` in a folder names, "" if that is no checkpoint yet; None if there is no such file, as in a
+    run that an earlier version made. Raises CheckpointError if it is damaged."""
     try:
         content = read_bounded(rows / SAVED, error=CheckpointError)
     except FileNotFoundError:
@@ -96,7 +96,7 @@ class Checkpoints:
             return sorted(entry.name for entry in entries if _is_checkpoint(entry))
 
     def clean(self) -> None:
-        """Removes what a killed process left unfinished. Raises InputError where the folder is a symbolic link."""
+        """Removes what a killed process left unfinished. Raises InputError if the folder is a symbolic link."""
         check_no_link(self.folder)
         if self.folder.is_dir():
             clean(self.folder, files=re.escape(BEST), folders=NAME)

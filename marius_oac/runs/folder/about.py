@@ -83,7 +83,7 @@ class About(Described):
 
     @classmethod
     def read(cls, folder: Path) -> About:
-        """Raises CheckpointError where there is no run, a damaged one, or one of another program or version."""
+        """Raises CheckpointError if there is no run, a damaged one, or one of another program or version."""
         path = folder / ABOUT
         try:
             content = read_bounded(path, error=CheckpointError)
@@ -111,7 +111,7 @@ class About(Described):
         return self.model_copy(update={"files": files})
 
     def check_config(self, config: TaskConfig, source: str, lines: Mapping[tuple[Any, ...], int]) -> None:
-        """Raises ConfigError, naming the line, where a key that decides bits is not as the run was trained with."""
+        """Raises ConfigError, naming the line, if a key that decides bits is not as the run was trained with."""
         trained = _pruned(of_an_older_run(self.config))  # once fewer keys might change
         for key, old, new in differences(trained, decisive(config)):
             if _is_in(key, trained):  # a key that this program did not know then has a value that changes nothing

@@ -109,7 +109,7 @@ class RunFolder:
     ) -> RunFolder:
         """Makes the folder with its first files, `files` among them, under a temporary name first.
 
-        Raises InputError where it exists or can't be made.
+        Raises InputError if it exists or can't be made.
         """
         cls.check_new(path)
         about = _about(About(data=fingerprint, kernels=blas.kernels(), over_nodes=over_nodes), path, config, files)
@@ -123,8 +123,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """Raises CheckpointError where there is no run, or a damaged one, or one of another program or version;
-        ConfigError where a key of its config.yaml that decides bits is not as the run was trained with."""
+        """Raises CheckpointError if there is no run, or a damaged one, or one of another program or version;
+        ConfigError if a key of its config.yaml that decides bits is not as the run was trained with."""
         path = Path(path)
         about, source = About.read(path), path / CONFIG
         tree, lines = read_mapping(source, "data: {path: ...}")
@@ -162,7 +162,7 @@ class RunFolder:
             )
 
     def check_data(self, fingerprint: str, config: TaskConfig) -> None:
-        """Raises CheckpointError, with the key's value, where the data are others than the run was trained on.
+        """Raises CheckpointError, with the key's value, if the data are others than the run was trained on.
 
         `fingerprint`: of all of them, or of some; see `data.identity`.
         """
@@ -248,7 +248,7 @@ class RunFolder:
         self._order.append(order)
 
     def order(self) -> np.ndarray:
-        """The recorded computation order, int64 [batches]. Raises CheckpointError where it can't be read."""
+        """The recorded computation order, int64 [batches]. Raises CheckpointError if it can't be read."""
         return self._order.read()
 
     def write_config(self, config: TaskConfig, files: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -279,7 +279,7 @@ class RunFolder:
         self.about = about
 
     def read_file(self, name: str) -> bytes:
-        """A file of the task's own. Raises CheckpointError where it is missing, or not what was written."""
+        """A file of the task's own. Raises CheckpointError if it is missing, or not what was written."""
         path = self.path / name
         try:
             content = read_bounded(path, error=CheckpointError)
@@ -367,7 +367,7 @@ class RunFolder:
 
 
 def _clean(folder: Path) -> None:
-    """Removes what a killed process left unfinished. Raises InputError where a folder that is written and removed in is
+    """Removes what a killed process left unfinished. Raises InputError if a folder that is written and removed in is
     a symbolic link."""
     for name in _KEPT:
         check_no_link(folder / name)

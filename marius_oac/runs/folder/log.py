@@ -39,7 +39,7 @@ class RunLog:
 
     @classmethod
     def start(cls, config: CtrConfig) -> RunLog:
-        """The files of a new run. Raises InputError where a file is missing or can't be trained on."""
+        """The files of a new run. Raises InputError if a file is missing or can't be trained on."""
         return cls().extended(config, config.data.train)
 
     def extended(self, config: CtrConfig, patterns: Sequence[str]) -> RunLog:
@@ -102,7 +102,7 @@ class RunLog:
         return LogSchedule(self.files, self.segments, batch_size)
 
     def check_files(self, config: CtrConfig, batch_index: int) -> None:
-        """Raises CheckpointError where a file that batches from `batch_index` on need is missing or has changed."""
+        """Raises CheckpointError if a file that batches from `batch_index` on need is missing or has changed."""
         schedule = self.schedule(config.training.batch_size)
         needed = (
             {file for _, file in schedule.visits[schedule.visit(batch_index) :]}

@@ -34,7 +34,7 @@ class OrderFile:
         return {"order": _digest(self.read()[:batch_index])}
 
     def checked(self, batch_index: int, records: Mapping[str, Any]) -> np.ndarray:
-        """The first `batch_index` batches. Raises CheckpointError where they are not what `records` say."""
+        """The first `batch_index` batches. Raises CheckpointError if they are not what `records` say."""
         order = self.read()
         if len(order) < batch_index:
             raise CheckpointError(f"holds {len(order):,} batches, {batch_index:,} are expected", self.path)

@@ -24,7 +24,7 @@ def code_to_resume(config: TaskConfig, run: Path, trusted: bool | Collection[byt
     """The configuration of a run that goes on, its code admitted: the files as they are now, and where one has gone the
     text that the run has kept. What is trusted is known from now on.
 
-    Raises InputError where code is neither known nor trusted; nothing was run.
+    Raises InputError if code is neither known nor trusted; nothing was run.
     """
 
     def place(path: Path) -> Path:
@@ -45,7 +45,7 @@ def code_to_resume(config: TaskConfig, run: Path, trusted: bool | Collection[byt
 def kept_code(folder: RunFolder, trusted: bool) -> TaskConfig:
     """The configuration of a run with the texts that it has kept of the user's code, which are admitted.
 
-    Raises InputError where they are neither known nor trusted, nothing was run; CheckpointError where one is damaged.
+    Raises InputError if they are neither known nor trusted, nothing was run; CheckpointError if one is damaged.
     """
 
     def place(path: Path) -> Path:

@@ -45,7 +45,7 @@ def rows_place(config: StorageConfig) -> str:
 
 
 def check_batch(config: StorageConfig, layout: RowLayout, rows: np.ndarray) -> None:
-    """Raises ConfigError where the memory for rows can't hold a batch of these, with what it takes."""
+    """Raises ConfigError if the memory for rows can't hold a batch of these, with what it takes."""
     if not config.paged:
         return
     size = page_bytes(config, [layout])
@@ -61,7 +61,7 @@ def ahead_bytes(config: TaskConfig, plan_bytes: int) -> int:
 
 
 def page_bytes(config: StorageConfig, layouts: list[RowLayout]) -> int:
-    """Bytes of a page. Raises ConfigError where `storage.page` is too small for a row."""
+    """Bytes of a page. Raises ConfigError if `storage.page` is too small for a row."""
     widest = max(layout.row_bytes for layout in layouts)
     if config.page is not None and config.page < widest:
         raise ConfigError(f"a row has {widest:,} bytes, a page only {config.page:,}", "storage.page")

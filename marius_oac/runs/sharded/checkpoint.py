@@ -87,7 +87,7 @@ class Layout:
         return [name for part in self.parts for name in part.names()]
 
     def open(self, name: str, pinned: bool = False) -> ShardedCheckpoint:
-        """All parts of a checkpoint; `pinned`: see `read_checkpoint`. Raises CheckpointError where one is damaged, or
+        """All parts of a checkpoint; `pinned`: see `read_checkpoint`. Raises CheckpointError if one is damaged, or
         Missing."""
         parts = [part.open(name, pinned=pinned) for part in self.parts]
         numbered = [(int(_array_of(part, PLACE)[0]), part) for part in parts]
@@ -172,7 +172,7 @@ def open_whole(run: Path, name: str | None = None) -> ShardedCheckpoint:
 def drop_after(run: Path, batch_index: int, besides: Path) -> None:
     """Removes later checkpoints of layouts other than the one at `besides`, since training continues from here.
 
-    Several processes may do so at once. Raises InputError, and removes nothing, where a part is a symbolic link.
+    Several processes may do so at once. Raises InputError, and removes nothing, if a part is a symbolic link.
     """
     parts = [part for layout in Layout.all(run) if layout.path != besides for part in layout.parts]
     later = [part.folder / name for part in parts for name in reversed(part.names()) if name > name_of(batch_index)]
@@ -186,7 +186,7 @@ def drop_after(run: Path, batch_index: int, besides: Path) -> None:
 
 
 def check_saved(peers: ClusterPeers, run: Path, part: Path, chosen: str) -> None:
-    """Raises InputError, the same on all processes, where some lack a checkpoint that all had saved, and the run would
+    """Raises InputError, the same on all processes, if some lack a checkpoint that all had saved, and the run would
     go on from an older one, `chosen`, or if that is "" from the beginning. No crash while saving leaves such a state.
 
     Args:

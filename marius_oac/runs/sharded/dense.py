@@ -63,7 +63,7 @@ def _begin_anew(config: Any, peers: Peers, dense: DenseAgreement, step: Step, ch
 
 
 def adapted(config: Any, state: State, batches: int) -> State:
-    """Dense state with the moments that the configured agreement wants; so many batches have been trained."""
+    """Returns dense state with the moments that the configured algorithm needs, after the given number of batches."""
     to_kstep = by_kstep(config)
     if not state or is_kstep(state) == to_kstep:
         return state
@@ -78,12 +78,12 @@ def adapted(config: Any, state: State, batches: int) -> State:
 
 
 def by_kstep(config: Any) -> bool:
-    """Whether dense parameters agree by k-step."""
+    """Whether the configured algorithm is k-step."""
     return config.nodes.dense.kind == "kstep"
 
 
 def share_dense(peers: Peers, group: Group, step: Step) -> None:
-    """All processes get the dense parameters of the first one, with the optimizer's state; collective."""
+    """Copies the first process's dense parameters and optimizer state to all. Collective."""
     mine = step.dense_state()
     (about, *_) = peers.gather({name: [list(each.shape), str(each.dtype)] for name, each in mine.items()})
     found = {}

@@ -16,7 +16,7 @@ from marius_oac.runtime.machine.topology import running_kernel
 
 
 def config_of(config: TaskConfig, place: Place) -> TaskConfig:
-    """The run's configuration as this process has it: its own threads, device, budgets.
+    """Returns the run's configuration with this process's own threads, device and budgets.
 
     Unless a GPU is configured, the trainers that torchrun started on this machine take one after the other.
     """
@@ -35,7 +35,7 @@ def config_of(config: TaskConfig, place: Place) -> TaskConfig:
 
 
 def check_gpus(config: TaskConfig, group: Group) -> None:
-    """Raises InputError, on all nodes, where two processes would compute on one GPU; collective."""
+    """Raises InputError, on all nodes, if two processes would compute on one GPU; collective."""
     try:
         address = gpu_address(pick_device(config.device))
     except ConfigError:  # no such GPU: `agreed_task` reports it for all processes together
@@ -52,7 +52,7 @@ def check_gpus(config: TaskConfig, group: Group) -> None:
 
 
 def name_of(place: Place) -> str:
-    """What a process's part of a run is called."""
+    """The name of a process's part of a run."""
     return part_name(names(place.cluster)[place.rank])
 
 

@@ -332,7 +332,7 @@ class ShardedTask(WrappedTask):
 
     @abstractmethod
     def _check(self) -> None:
-        """Raises ConfigError where the task can't be trained over nodes."""
+        """Raises ConfigError if the task can't be trained over nodes."""
 
     @abstractmethod
     def _tables(self, stack: ExitStack, binding: Binding) -> Sequence[ShardTable]:

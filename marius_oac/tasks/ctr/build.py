@@ -1,4 +1,4 @@
-"""What is built from the configuration of a click log: network, tables, step."""
+"""Builds what trains on a click log: network, tables, step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _MOST_ROWS = 2**32 - 2
 
 
 def make_schema(config: CtrConfig) -> Schema:
-    """What the network sees: fields are the single-valued features, then the pooled ones, in config order."""
+    """Returns the schema of the network's inputs: fields are the single-valued features, then the pooled ones, in
+    config order."""
     data, default = config.data, config.model.dimension
     pooled = data.multi_valued
     fields = tuple(Field(each.name, each.dimension or default) for each in (*data.single_valued(), *pooled))
@@ -37,17 +38,17 @@ def make_schema(config: CtrConfig) -> Schema:
 
 
 def make_ctr_network(config: CtrConfig) -> Network:
-    """The network at its initial parameters. Raises ConfigError where it can't take the features."""
+    """Returns the network with its initial parameters. Raises ConfigError if it can't take the features."""
     return make_network(make_schema(config), config.model, config.seed)
 
 
 def tables_of(config: CtrConfig, network: Network) -> list[FeatureTable]:
-    """The tables of a configuration: without embeddings, rows are first-order weights alone."""
+    """Returns the tables of a configuration; without embeddings, rows are first-order weights alone."""
     return feature_tables(config, weights_only=network.first_order and not network.embeddings)
 
 
 def columns_of(config: CtrConfig, tables: Sequence[FeatureTable]) -> list[TableColumns]:
-    """The tables as the step knows them."""
+    """Returns the columns of each table, as the step takes them."""
     data = config.data
     place = {each.name: number for number, each in enumerate((*data.single_valued(), *data.multi_valued))}
     pooling = {each.name: each.pooling for each in data.multi_valued}
@@ -65,14 +66,14 @@ def columns_of(config: CtrConfig, tables: Sequence[FeatureTable]) -> list[TableC
 
 
 def row_layout(config: CtrConfig, table: FeatureTable, network: Network) -> RowLayout:
-    """[embedding | first-order weight | optimizer state]."""
+    """Returns the layout of a row: [embedding | first-order weight | optimizer state]."""
     width = table.dimension + bool(network.first_order)
     return RowLayout(width, RowOptimizer(config.training.optimizer).state_width(width), config.storage.dtype)
 
 
 def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
-    """The capacity of a table in rows: `keys.capacity`, or as many as fit into the memory at hand, rows and keys; where
-    rows lie on disk, keys and page tables."""
+    """Returns the capacity of a table in rows: `keys.capacity`, or as many as fit into the memory at hand, rows and
+    keys; where rows lie on disk, keys and page tables."""
     if config.keys.capacity:
         return min(config.keys.capacity, _MOST_ROWS)
     free = [psutil.virtual_memory().available, cgroups.headroom()]
@@ -84,7 +85,7 @@ def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
 
 
 def make_key_table(config: CtrConfig, tables: Tables, name: str) -> KeyTable:
-    """An empty table; the initial value of a row is a pure function of (seed, table, key)."""
+    """Makes an empty table; the initial value of a row is a pure function of (seed, table, key)."""
     optimizer = RowOptimizer(config.training.optimizer)
     initial = RowInitial("normal", config.model.init_scale, config.seed, name, optimizer.initial_state)
     return KeyTable(tables.make(name, 0, initial), config.keys.admit_after, config.keys.drop_after, tables.scratch)
@@ -99,5 +100,5 @@ def make_ctr_step(
     dense: DenseSync | None = None,
     rank: int = 0,
 ) -> CtrStep:
-    """The step; `dense`, and this node's `rank`, if there are several."""
+    """Makes the step; over nodes with `dense`, their dense synchronisation, and this node's `rank`."""
     return CtrStep(config, columns_of(config, tables), network, device, threads, dense, rank)

@@ -26,7 +26,7 @@ from marius_oac.tasks.ctr.build import KEY_BYTES, capacity_of, make_ctr_network,
 
 
 def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
-    """The plan of a run that starts now and writes to `folder`.
+    """Returns the memory plan of a run that starts now and writes to `folder`.
 
     How many keys a log holds is not known before it has been read. Tables are planned with the rows that
     `keys.capacity` allows where it is set, else with none: they grow until the memory is full, and the run then stops

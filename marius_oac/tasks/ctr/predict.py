@@ -29,7 +29,7 @@ MILLION = 1_000_000
 
 
 class KeyedRows(Protocol):
-    """Rows by key, to look at: a `KeyTable`, or what asks other nodes."""
+    """Looks up rows by key without changing them: a `KeyTable`, or one on other nodes."""
 
     def look_up(
         self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
@@ -38,7 +38,7 @@ class KeyedRows(Protocol):
 
 
 class ClickPredictor:
-    """Probabilities of clicks by the present parameters of a model."""
+    """Predicts probabilities of clicks with the present parameters of a model."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ClickPredictor:
         self.unknown_ids = 0
 
     def files(self, files: Sequence[LogFile], labelled: bool) -> Iterator[tuple[LogBlock, np.ndarray]]:
-        """The examples of files in order, some at a time, with their probabilities, float32 [n]."""
+        """Yields blocks of n examples of files, in order, with their probabilities, float32 [n]."""
         size = self._config.evaluation.batch_size
         with (
             BlockReader(files, self._config.data, with_labels=labelled) as reader,
@@ -66,7 +66,7 @@ class ClickPredictor:
                     progress.add(examples.size)
 
     def predict(self, examples: LogBlock) -> np.ndarray:
-        """Probabilities of some examples, float32 [n]."""
+        """Returns the probabilities of n examples, float32 [n]."""
         rows, tables = [], []
         for table, key_table in zip(self._tables, self._key_tables, strict=True):
             keys = table_keys(table, examples)
@@ -83,7 +83,7 @@ class ClickPredictor:
 
 
 def evaluate_files(predictor: ClickPredictor, files: Sequence[LogFile], by_million: bool = False) -> dict[str, Any]:
-    """Metrics of the predictions for files with labels, over all their examples.
+    """Returns metrics of the predictions for files with labels, over all their examples.
 
     `unknown_ids` counts ids whose key was never trained. With `by_million` the list `millions` has the AUC and log loss
     of every million examples in turn (whole blocks of `evaluation.batch_size`), the last one of what is left.

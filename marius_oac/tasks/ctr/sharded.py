@@ -48,7 +48,7 @@ class BatchKeys:
         """No batch has more of them."""
 
     def find(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
-        """The number of each key, int64 [n], in the order in which they first occur."""
+        """Numbers the keys in the order in which they first occur: int64 [n]."""
         return unique_keys(vocabularies, keys, checks)[0]
 
 
@@ -61,7 +61,7 @@ class RemoteKeys:
     def look_up(
         self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """As `KeyTable.look_up`."""
+        """See `KeyTable.look_up`."""
         local, firsts = unique_keys(vocabularies, keys, checks)
         route = route_keys(self._placement, vocabularies[firsts], keys[firsts], checks[firsts])
         values, known = self._source.look_up(self._table, route)
@@ -69,7 +69,7 @@ class RemoteKeys:
 
 
 def keys_on(arrays: Mapping[str, np.ndarray], placement: Placement, place: int) -> dict[str, np.ndarray]:
-    """Of what `KeyTable.arrays` gave, over all nodes, the part of one node: in the same order."""
+    """Returns the part of one node of `KeyTable.arrays` over all nodes, in the same order."""
     kept: dict[str, np.ndarray] = {}
     for index in ("index", "waiting"):
         if f"{index}.keys" not in arrays:
@@ -85,14 +85,15 @@ def keys_on(arrays: Mapping[str, np.ndarray], placement: Placement, place: int) 
 
 
 def _different(keys: TableKeys, ids: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Vocabularies, keys and checks of a batch's `count` different keys, by their numbers; `ids` are those of all."""
+    """Vocabularies, keys and checks of a batch's `count` different keys; `ids` are the numbers of all keys, int64
+    [n]."""
     firsts = np.empty(count, np.int64)
     firsts[ids[::-1]] = np.arange(ids.size)[::-1]
     return keys.vocabularies[firsts], keys.keys[firsts], keys.checks[firsts]
 
 
 class ShardedCtrTask(ShardedTask):
-    """A `CtrTask` over nodes."""
+    """Trains a `CtrTask` over nodes."""
 
     config: CtrConfig
     task: CtrTask
@@ -147,7 +148,7 @@ class ShardedCtrTask(ShardedTask):
         return planner
 
     def _pooled(self, table: FeatureTable) -> list[str]:
-        """The bags of a table whose rows the nodes add up."""
+        """The bags of a table that the nodes pool."""
         chosen = [each.name for each in self.config.data.multi_valued if each.pool_at == "shard"]
         return [name for name in table.bags if name in chosen]
 
@@ -193,7 +194,7 @@ class ShardedCtrTask(ShardedTask):
         return ClickPredictor(self.config, self._feature_tables, keys, cast(CtrStep, parts.step), parts.device)
 
     def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
-        """In a progressive run predicts the file that comes next."""
+        """In a progressive run predicts the next file and returns the metrics; else returns None."""
         if not self.config.training.progressive:
             return None
         file = self.task.first_file(epoch)

@@ -70,7 +70,7 @@ class CtrTask(Task):
 
     @property
     def fingerprint(self) -> str:
-        """Of the schema: the files are looked after by `RunLog`."""
+        """Digest of the schema; `RunLog` checks the files."""
         schema = self.config.data.model_dump(mode="json", exclude={"train", "valid", "test"})
         return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
 
@@ -80,7 +80,7 @@ class CtrTask(Task):
         return Schedule(self._schedule.ends)
 
     def run_files(self) -> Mapping[str, str]:
-        """The log with what is known of its files, and the user's network."""
+        """The log with the known checksums of its files, and the user's own network."""
         return {**self.learned_files(), **own_files([self.config.model.network], "model.network")}
 
     def learned_files(self) -> Mapping[str, str]:
@@ -135,17 +135,18 @@ class CtrTask(Task):
         return bool(self.files_of(split))
 
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
-        """AUC, log loss, normalised entropy and calibration of the predictions for a split."""
+        """Predicts a split; returns AUC, log loss, normalised entropy and calibration."""
         return evaluate_files(self.predictor(parts), self.files_of(split))
 
     def predictor(self, parts: Components) -> ClickPredictor:
-        """Predicts clicks with the present parameters."""
+        """Returns a predictor with the present parameters."""
         network = build.make_ctr_network(self.config)
         tables, step = build.tables_of(self.config, network), cast(CtrStep, parts.step)
         return ClickPredictor(self.config, tables, self._tables, step, parts.device)
 
     def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
-        """Drops what has not been seen for long; in a progressive run predicts the file that comes next."""
+        """Drops keys that have not been seen for long; in a progressive run predicts the next file and returns the
+        metrics."""
         file = self.first_file(epoch)
         for table in self._tables:
             table.drop_unseen(file)
@@ -158,7 +159,7 @@ class CtrTask(Task):
         return self._schedule.visits[self._schedule.visit(self.schedule.begin(epoch))][1]
 
     def metrics_of(self, file: int, predictor: ClickPredictor) -> dict[str, Any]:
-        """Metrics of the predictions for a file before it is trained on."""
+        """Predicts a file before it is trained on, and returns the metrics."""
         metrics = evaluate_files(predictor, self.log.files[file : file + 1], by_million=True)
         return {"file": str(self.log.files[file].path), **metrics}
 
@@ -174,11 +175,11 @@ class CtrTask(Task):
             table.load(own)
 
     def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
-        """By key, so that it does not matter in which order the keys came."""
+        """SHA-256 of each table by key, independent of the order of its rows."""
         return {table.store.name: table.fingerprint() for table in self._tables}
 
     def summary(self) -> dict[str, Any]:
-        """How many keys each table has."""
+        """The number of keys of each table, and of those that wait or were dropped."""
         found: dict[str, int] = {}
         for table in self._tables:
             name = f"tables.{table.store.name}"

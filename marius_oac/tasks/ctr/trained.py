@@ -1,4 +1,4 @@
-"""A trained model of clicks, opened from a run's folder: evaluate it, or predict the examples of files."""
+"""A trained model of clicks, opened from a run's folder, to be evaluated or to predict files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class TrainedClickModel(TrainedRun):
             self._stack = stack.pop_all()
 
     def evaluate(self, data: str | Sequence[str] = "test", overrides: Iterable[str] = ()) -> ClickMetrics:
-        """AUC, log loss, normalised entropy and calibration on a split, `valid` or `test`, or on files with labels."""
+        """Evaluates on a split, `valid` or `test`, or on files with labels: AUC, log loss, normalised entropy,
+        calibration."""
         if tuple(overrides):
             raise InputError("a model of clicks is evaluated as its run was configured", "--set")
         if isinstance(data, str):
@@ -138,19 +139,20 @@ def predict_run(
     data_path: str | Path | None = None,
     trust: bool = False,
 ) -> Path:
-    """`TrainedClickModel.predict_files` of a run's result."""
+    """Predicts files with a run's result; see `TrainedClickModel.predict_files`."""
     with TrainedClickModel.open(path, checkpoint, data_path=data_path, trust=trust) as model:
         return model.predict_files(data, out)
 
 
 def numbers_file(config: CtrConfig) -> dict[str, str]:
-    """What becomes of numeric columns, for an export: the text of a file by its name; nothing where there are none."""
+    """The transforms of numeric columns as a file of an export, text by name; empty without such columns."""
     columns = [each.model_dump(mode="json", exclude_none=True) for each in config.data.numeric]
     return {"numbers.json": json.dumps(columns, indent=1) + "\n"} if columns else {}
 
 
 def key_names(config: CtrConfig, checkpoint: Checkpoint) -> dict[str, Names]:
-    """Names of the tables' rows: vocabulary and key, the key in hexadecimal where it is the fingerprint of a text."""
+    """Returns the names of the tables' rows: vocabulary and key, the key in hexadecimal where it is the fingerprint of
+    a text."""
     vocabularies, arrays = vocabulary_names(config), checkpoint.arrays()
 
     def of_table(table: str) -> Names:

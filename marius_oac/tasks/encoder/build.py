@@ -52,12 +52,12 @@ Read = Callable[[np.ndarray], np.ndarray]
 
 
 def own_layers(config: EncoderConfig) -> dict[str, str]:
-    """The texts of the user's files that layers are made by; see `Task.run_files`."""
+    """Returns the texts of the user's files that define layers; see `Task.run_files`."""
     return own_files((layer.module for layer in config.layers if isinstance(layer, ModuleConfig)), "encoder.layers")
 
 
 class GraphEncoder:
-    """The encoder of one graph, as the configuration has it, and what lies on disk for it.
+    """The configured encoder of a graph, and its files on disk.
 
     Neighbours and features lie in the graph's folder, where every run on the graph finds them, or, where it can't be
     written, in the user's cache; they are made by the first run.
@@ -106,12 +106,12 @@ class GraphEncoder:
 
     @property
     def inputs(self) -> int:
-        """Floats that go into the first layer."""
+        """The number of floats of an input of the first layer."""
         return present(self.config.embeddings) + (0 if self.features is None else self.features.shape[1])
 
     @property
     def neighborhoods(self) -> Neighborhoods:
-        """What the planner needs."""
+        """Sampler and features, for the planner."""
         first, embedded = self.config.layers[0], present(self.config.embeddings) > 0
         given = not (embedded or self.config.dropout)  # nothing is drawn or trained before the first layer's means
         means = first.aggregator if given and isinstance(first, SageConfig) else None
@@ -125,21 +125,22 @@ class GraphEncoder:
         return DglSampler(graph.edges("train"), *sizes, self.config.direction, fan_outs, self._seed)
 
     def make(self) -> Encoder:
-        """The layers at their initial values."""
+        """Makes the layers with their initial parameters."""
         return make_encoder(self.config, self.inputs, self._seed)
 
     def step(self, head: Head, rows: OptimizerConfig, device: torch.device) -> EncodedStep:
-        """The step over encoded nodes with the encoder at its initial values; `rows` is of the rows' optimizer."""
+        """Makes the step over encoded nodes, with the initial parameters; `rows` configures the rows' optimizer."""
         embeddings, optimizer = present(self.config.embeddings), self.config.optimizer
         return EncodedStep(self.make(), head, embeddings, rows, optimizer, self._seed, device, self.own)
 
     def encode(
         self, encoder: Encoder, rows: Read | None, out: Path, thread_pool: ThreadPool, device: torch.device, memory: int
     ) -> np.ndarray:
-        """All nodes, layer by layer with all their neighbours, into the file `out`: float32 [N, W], mapped read-only.
+        """Encodes all nodes, layer by layer with all their neighbours, into the file `out`: float32 [N, W], mapped
+        read-only.
 
         Args:
-            rows: gives the values of the nodes' own rows, int64 [n] ascending; None where they have none.
+            rows: gives the values of the nodes' own rows, int64 [n] ascending; None if they have none.
             memory: bytes for what is encoded at once.
         Raises:
             ConfigError: the user's own layer has failed.
@@ -151,7 +152,8 @@ class GraphEncoder:
 
     @contextmanager
     def encoded(self, parts: Components, folder: Path | None, memory: int) -> Iterator[np.ndarray]:
-        """What the present parameters make of all nodes, as `encode`, while the block lasts; it lies in `folder`."""
+        """Encodes all nodes with the present parameters, as `encode`, into a file in `folder` that lasts as long as the
+        block."""
         rows = EntityReader.of_store(parts.stores[0]).read if parts.stores else None
         step = cast(EncodedStep, parts.step)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".encoded-", suffix=".unfinished") as place:
@@ -160,8 +162,8 @@ class GraphEncoder:
     def encoded_at(
         self, checkpoint: Checkpoint, rows: RowArray | None, threads: int, device: torch.device, memory: int
     ) -> np.ndarray:
-        """What a checkpoint's encoder makes of all nodes, as `encode`, made when first asked for: in the run's folder,
-        not in the checkpoint's own, which a run under way may remove at any moment."""
+        """Encodes all nodes with a checkpoint's encoder, as `encode`, unless that was done before. The file lies in the
+        run's folder, not in the checkpoint's, which a training run may remove at any moment."""
         run = checkpoint.path.parent.parent
 
         def make(folder: Path) -> None:
@@ -188,7 +190,7 @@ class GraphEncoder:
         return open_derived(folder, _ABOUT, wanted, [array], make, "the nodes are encoded again")[0]
 
     def encoding_needs(self, memory: int) -> tuple[int, int]:
-        """Bytes that encoding all nodes takes at most: of memory, and on disk."""
+        """Returns the most bytes that encoding all nodes takes: of memory, and on disk."""
         offsets, encoder = self.neighbors.offsets, self.make()
         cuts = range(0, len(offsets), _AT_ONCE)
         most = max(int(np.diff(offsets[first : first + _AT_ONCE + 1]).max(initial=0)) for first in cuts)
@@ -205,7 +207,7 @@ class GraphEncoder:
 
 
 def load_encoder(encoder: Encoder, checkpoint: Checkpoint) -> None:
-    """The encoder's parameters from a checkpoint. Raises CheckpointError where it has others."""
+    """Loads the encoder's parameters from a checkpoint. Raises CheckpointError if they don't fit."""
     state = {name.removeprefix(NETWORK): each for name, each in checkpoint.dense().items() if name.startswith(NETWORK)}
     try:
         encoder.load_state_dict(state)

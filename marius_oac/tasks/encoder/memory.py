@@ -16,12 +16,12 @@ from marius_oac.types import present
 def encoder_needs(
     encoder: GraphEncoder, data: EncodedBatch[np.ndarray], on_disk: int, device: torch.device, head: int = 0
 ) -> list[Need]:
-    """What the encoder needs beside what stands on top of it, and beside the memory for encoding all nodes.
+    """Returns what the encoder needs besides its head, and besides the memory for encoding all nodes.
 
     Args:
         data: of the first batch.
         on_disk: bytes of encoded nodes.
-        head: bytes that what stands on top of it takes for a batch.
+        head: bytes that the head takes for a batch.
     """
     given, place = (data, encoder.config, encoder.inputs, encoder.widths), "host"
     size = encoder_bytes(*given)
@@ -38,12 +38,12 @@ def encoder_needs(
 
 
 def num_encoded(data: EncodedBatch[np.ndarray]) -> int:
-    """Nodes that a batch encodes."""
+    """Returns the number of nodes that a batch encodes."""
     return len(data.blocks[-1].offsets) - 1 if data.blocks else len(data.first)
 
 
 def encoder_bytes(data: EncodedBatch[np.ndarray], config: EncoderConfig, inputs: int, widths: list[int]) -> int:
-    """What the encoder's part of a step takes for a batch on the CPU, forward and backward.
+    """Returns the bytes that the encoder takes for a batch on the CPU, forward and backward.
 
     Args:
         config: `resolved`.

@@ -1,4 +1,4 @@
-"""What is built from a graph and its configuration: planner, table, step; and the order that replays a run."""
+"""Builds what trains link prediction on a graph: encoder, planner, step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from marius_oac.types import DenseSync, present
 
 
 def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
-    """The configuration with what the graph decides where the user did not, and what is to be said of that."""
+    """Fills in the defaults that depend on the graph; returns the configuration, and remarks for the user."""
     notes = []
     if not graph.num_relations and "decoder" not in config.model.model_fields_set:
         config = config.replace("model.decoder=dot")
@@ -37,12 +37,12 @@ def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
 
 
 def num_model_relations(config: Config, graph: Graph) -> int:
-    """Relations that the model knows: twice as many where every edge also stands reversed."""
+    """Returns the number of the model's relations: twice the graph's if every edge also stands reversed."""
     return graph.num_relations * (2 if config.model.reciprocal else 1)
 
 
 def make_graph_encoder(config: Config, graph: Graph) -> GraphEncoder | None:
-    """None where there is no encoder."""
+    """Makes the graph encoder; None if none is configured."""
     if config.encoder is None:
         return None
     dimension = config.model.dimension
@@ -50,21 +50,21 @@ def make_graph_encoder(config: Config, graph: Graph) -> GraphEncoder | None:
 
 
 def make_planner(config: Config, graph: Graph, encoder: GraphEncoder | None = None) -> EdgePlanner:
-    """The planner of shuffled training edges."""
+    """Makes the planner of shuffled training edges."""
     edges = graph.edges("train")
     around = encoder.neighborhoods if encoder else None
     return EdgePlanner(edges, graph.num_nodes, graph.num_relations, config, edges_in_memory(edges), around)
 
 
 def make_schedule(config: Config, graph: Graph) -> BucketSchedule:
-    """The buffer states of a partition ordering; reads the training edges, which have been checked, through."""
+    """Makes the buffer states of a partition ordering; reads all training edges, which have been checked."""
     BucketSchedule.check(graph.num_nodes, config)
     counts = count_buckets(graph.edges("train"), graph.num_nodes, present(config.training.ordering.partitions))
     return BucketSchedule(counts, graph.num_nodes, config)
 
 
 def make_bucket_planner(config: Config, graph: Graph, schedule: BucketSchedule, folder: Path) -> BucketPlanner:
-    """The planner of a partition ordering; its edges are sorted into `folder`, or are there already."""
+    """Makes the planner of a partition ordering; sorts the edges into `folder`, unless they are there."""
     sizes = graph.num_nodes, graph.num_relations
     edges = open_buckets(folder, graph.edges("train"), schedule.counts, *sizes, graph.fingerprint)
     most = edges_in_memory(edges)
@@ -74,7 +74,7 @@ def make_bucket_planner(config: Config, graph: Graph, schedule: BucketSchedule, 
 def make_encoded_step(
     config: Config, graph: Graph, encoder: GraphEncoder, device: torch.device, threads: int
 ) -> EncodedStep:
-    """The step over encoded entities, with encoder and relations at their initial values."""
+    """Makes the step over encoded entities, with the initial values of encoder and relations."""
     head = make_step(config, graph, device, threads, encoded=True)
     return encoder.step(head, config.training.optimizer, device)
 
@@ -87,7 +87,7 @@ def make_step(
     dense: DenseSync | None = None,
     encoded: bool = False,
 ) -> LinkPredictionStep:
-    """The step with the relations at their initial values; `dense` if there are several nodes."""
+    """Makes the step with the initial values of the relations; over nodes with `dense`, their dense synchronisation."""
     count, width = num_model_relations(config, graph), relation_width(config)
     relations = None
     if count and width:

@@ -43,7 +43,7 @@ from marius_oac.types import present
 def plan_memory(
     config: Config, graph: Graph, folder: Path, here: int | None = None, encoder: GraphEncoder | None = None
 ) -> MemoryPlan:
-    """The plan of a run that starts now and writes to `folder`; the first batch is made to see how many rows it has.
+    """Returns the memory plan of a run that starts now and writes to `folder`; plans the first batch to see its size.
 
     `here`: how many of the entities' rows this process holds; None: all.
     """
@@ -84,8 +84,8 @@ def plan_memory(
 
 
 def _check_negatives(config: Config, free: int, drawn_rows: bool) -> None:
-    """Raises InputError where so many negatives as the batches in flight draw can't be held, before a batch is made;
-    with `drawn_rows` the step has two copies of the rows of each."""
+    """Raises InputError, before a batch is planned, if the negatives of the batches in flight don't fit into memory;
+    with `drawn_rows` the step has two copies of the row of each."""
     negatives, sides = config.training.negatives, 1 if config.model.reciprocal else 2
     plans = sum(batches_held(config.pipeline)) + config.pipeline.workers.plan
     words = plans + config.model.dimension * drawn_rows

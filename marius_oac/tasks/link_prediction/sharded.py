@@ -38,25 +38,25 @@ from marius_oac.types import Plan
 
 @dataclass(frozen=True)
 class PlacedInitial(RowInitial):
-    """The first values of the rows of one node: those of the ids that lie there."""
+    """The initial values of the rows on one node: those of the ids that lie there."""
 
     places: IdPlaces = field(kw_only=True)
     place: int = field(kw_only=True)
 
     def fill(self, keys: np.ndarray, rows: np.ndarray, dimension: int) -> None:
-        """As `RowInitial.fill`; `keys` are rows of the node."""
+        """See `RowInitial.fill`; `keys` are rows of the node."""
         super().fill(self.places.ids_on(self.place, keys), rows, dimension)
 
 
 class ShardedGraphTask(ShardedTask):
-    """A `GraphTask` over nodes."""
+    """Trains a `GraphTask` over nodes."""
 
     config: Config
     task: GraphTask
 
     @property
     def places(self) -> IdPlaces:
-        """Where entities lie."""
+        """The placement of the entities."""
         return IdPlaces(self.task.graph.num_nodes, self.placement)
 
     def table_names(self) -> list[str]:

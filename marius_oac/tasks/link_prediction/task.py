@@ -51,7 +51,7 @@ class GraphTask(TaskOnGraph):
 
     @property
     def fingerprint(self) -> str:
-        """Of the graph, and of what is known of its nodes."""
+        """Digests of the graph, of the nodes' features and of the recorded order."""
         others = (self.encoder.data if self.encoder else {}) | order_fingerprint(self.config.pipeline.order)
         return identity.joined(self.graph.fingerprint, others)
 
@@ -112,7 +112,7 @@ class GraphTask(TaskOnGraph):
         return is_sampled(self.config, self.graph)
 
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
-        """Ranks the edges of a split, or, between epochs, `evaluation.max_edges` of those to validate on."""
+        """Ranks the edges of a split, or, unless `whole`, at most `evaluation.max_edges` of `valid`."""
         if self.encoder is None:
             return self.evaluate_rows(EntityReader.of_store(parts.stores[0]), parts, split, whole)
         with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as entities:
@@ -121,7 +121,7 @@ class GraphTask(TaskOnGraph):
     def evaluate_rows(
         self, entities: EntityReader, parts: Components, split: Split, whole: bool = True
     ) -> dict[str, float]:
-        """The same, with the entities' rows from anywhere."""
+        """Ranks the edges of a split with the entities' embeddings from `entities`."""
         if self._evaluator is None:
             self._evaluator = Evaluator(self.config, self.graph)
         relations = parts.step.dense_state().get(RELATIONS)
@@ -130,7 +130,7 @@ class GraphTask(TaskOnGraph):
         return self._evaluator.evaluate(scorer, split, whole)
 
     def summary(self) -> dict[str, Any]:
-        """With a partition ordering what each epoch should move between disk and buffer (`orderings.epoch_io`)."""
+        """With a partition ordering, what an epoch should move between disk and buffer (`orderings.epoch_io`)."""
         ordering = self.config.training.ordering
         if ordering.kind == "shuffle":
             return {}

@@ -1,4 +1,4 @@
-"""A trained model, opened from a run's folder: evaluate it, ask it, export it, compare it with another."""
+"""A trained link prediction, opened from a run's folder, to be evaluated, queried or exported."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class TrainedModel(TrainedOnGraph):
 
     @cached_property
     def scorer(self) -> LinkScorer:
-        """The model as a function from queries to scores."""
+        """Computes scores with the model."""
         relations = self._relations()
         if relations is not None:
             relations = relations.to(self._device)
         return LinkScorer(self.config.model, EntityReader.of_array(self.entities), relations, self._device)
 
     def _relations(self) -> torch.Tensor | None:
-        """float32 [R, Dr] on the CPU. Raises CheckpointError where the checkpoint has others than the model needs."""
+        """float32 [R, Dr] on the CPU. Raises CheckpointError if the checkpoint has others than the model needs."""
         count, width = num_model_relations(self.config, self.graph), relation_width(self.config)
         if not (count and width):
             return None
@@ -64,8 +64,8 @@ class TrainedModel(TrainedOnGraph):
         return found[:, :width]
 
     def evaluate(self, split: str = "test", overrides: Iterable[str] = ()) -> Metrics:
-        """Ranks the edges of a split; `overrides` are `key=value` changes of the `evaluation` section, where
-        `max_edges` asks for a sample of `valid`."""
+        """Evaluates by ranking the edges of a split; `overrides` are `key=value` changes of the `evaluation` section,
+        where `max_edges` asks for a sample of `valid`."""
         split = check_split(split)
         overrides = list(overrides)
         for item in overrides:
@@ -85,11 +85,11 @@ class TrainedModel(TrainedOnGraph):
         top: int = 10,
         filtered: bool = False,
     ) -> list[Prediction]:
-        """The entities that best complete an edge, best first; see `predict.predict`."""
+        """Returns the entities that best complete an edge, best first; see `evaluation.predict.predict`."""
         return predict(self.scorer, self.graph, head, relation, tail, top, filtered, self.config.evaluation.memory)
 
     def exported(self) -> tuple[dict[str, RowArray], dict[str, Names]]:
-        """The tables of an export, float32 [rows, width], and the names of their rows."""
+        """Returns the tables of an export, float32 [rows, width], and the names of their rows."""
         tables, own, relations = {ENTITIES: self.entities}, self.embeddings(), self.relation_values()
         if self.config.encoder and own is not None:
             tables[EMBEDDINGS] = own
@@ -98,12 +98,14 @@ class TrainedModel(TrainedOnGraph):
         return tables, row_names(self.config, self.graph)
 
     def relation_values(self) -> torch.Tensor | None:
-        """float32 [R, Dr] on the CPU; 2 R rows with reciprocal relations."""
+        """Returns the relations, float32 [R, Dr] on the CPU; 2 R rows if they are reciprocal, None if there are
+        none."""
         return None if self.scorer.relations is None else self.scorer.relations.cpu()
 
 
 def row_names(config: Config, graph: Graph) -> dict[str, Names]:
-    """Names of the tables' rows; a reciprocal relation is called like the relation that it reverses, with `^-1`."""
+    """Returns the names of the tables' rows; a reciprocal relation is called like the relation that it reverses, with
+    `^-1`."""
     count = graph.num_relations
 
     def reciprocal(ids: np.ndarray) -> list[str]:

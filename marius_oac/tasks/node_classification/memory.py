@@ -21,7 +21,8 @@ from marius_oac.tasks.graph import entity_layout
 def plan_memory(
     config: NodeClassificationConfig, graph: Graph, planner: NodePlanner, encoder: GraphEncoder, folder: Path
 ) -> MemoryPlan:
-    """The plan of a run that starts now and writes to `folder`; the first batch is made to see how many rows it has."""
+    """Returns the memory plan of a run that starts now and writes to `folder`; plans the first batch to see its
+    size."""
     program = psutil.Process().memory_info().rss
     device, plan = pick_device(config.device), planner.plan(0)
     layouts = {table.name: entity_layout(config) for table in planner.tables}

@@ -30,7 +30,7 @@ CLASSES = "classes.json"
 
 
 def make_classes_encoder(config: NodeClassificationConfig, graph: Graph, classes: int) -> GraphEncoder:
-    """It makes a score of each class."""
+    """Makes the encoder, whose outputs are the scores of the classes."""
     section = config.encoder.resolved(config.model.dimension, classes)
     return GraphEncoder(section, graph, config.seed, classes, edges_in_memory)
 
@@ -47,7 +47,7 @@ class NodeClassificationTask(TaskOnGraph):
 
     @property
     def fingerprint(self) -> str:
-        """Of the graph, of its labels, and of what else is known of its nodes."""
+        """Digests of the graph, its labels, the nodes' features and the recorded order."""
         others = {LABELS: self.labels.fingerprint, **self.encoder.data}
         others |= order_fingerprint(self.config.pipeline.order)
         return identity.joined(self.graph.fingerprint, others)
@@ -63,7 +63,7 @@ class NodeClassificationTask(TaskOnGraph):
 
     @cached_property
     def planner(self) -> NodePlanner:
-        """Of shuffled nodes."""
+        """Plans batches of shuffled nodes."""
         nodes, classes = self.labels.nodes["train"], self.labels.classes["train"]
         batch_size, seed = self.config.training.batch_size, self.config.seed
         return NodePlanner(nodes, classes, self.graph.num_nodes, batch_size, seed, self.encoder.neighborhoods)
@@ -92,6 +92,6 @@ class NodeClassificationTask(TaskOnGraph):
         return len(self.labels.nodes[split]) > 0
 
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
-        """Metrics over a split's nodes; all nodes are encoded."""
+        """Encodes all nodes; returns metrics over those of the split."""
         with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as scores:
             return class_metrics(scores[self.labels.nodes[split]], self.labels.classes[split])

@@ -1,4 +1,4 @@
-"""A trained node classification, opened from its run: evaluate it, ask it for a node's class, export its scores."""
+"""A trained node classification, opened from a run's folder, to be evaluated, queried or exported."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ class TrainedClassifier(TrainedOnGraph):
         return self._encoded(make_classes_encoder(self.config, self.graph, len(self.classes)))
 
     def exported(self) -> tuple[dict[str, RowArray], dict[str, Names]]:
-        """The tables of an export, float32 [N, width], and the names of their rows."""
+        """Returns the tables of an export, float32 [N, width], and the names of their rows."""
         tables, own = {SCORES: cast(RowArray, self.scores)}, self.embeddings()
         if own is not None:
             tables[EMBEDDINGS] = own
         return tables, dict.fromkeys(tables, self.graph.node_names)
 
     def evaluate(self, split: str = "test", overrides: Iterable[str] = ()) -> Metrics:
-        """Accuracy, log loss and macro F1 over a split's nodes; `overrides` are `key=value` changes of `threads`."""
+        """Evaluates accuracy, log loss and macro F1 over a split's nodes; `overrides` are `key=value` changes of
+        `threads`."""
         split = check_split(split)
         for item in overrides:
             if not item.startswith("threads="):
@@ -70,7 +71,7 @@ class TrainedClassifier(TrainedOnGraph):
         return Metrics(self.title(split), values)
 
     def predict(self, node: str, top: int = 10) -> list[Prediction]:
-        """The likeliest classes of a node with their probabilities, best first.
+        """Returns the likeliest classes of a node with their probabilities, best first.
 
         Raises:
             InputError: an unknown name, or `top` below 1.
