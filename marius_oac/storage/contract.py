@@ -3,9 +3,9 @@
 Guarantees of every `ParameterStore`:
 - Any number of threads may call any method at once, except `close`, `load`, `reset` and `resize`. One thread at a
   time may call `extend`, while others use the existing rows.
-- A row is read and written whole: value, optimizer state and timestamp belong together.
-- A call is a sequence of single-row operations in ascending order, not a transaction: two calls that overlap may
-  interleave between rows. What holds a batch together is validation, above the store.
+- A row is read and written as a whole, with value, optimizer state and timestamp.
+- A call is a sequence of single-row operations in ascending order, not a transaction: concurrent calls may interleave
+  between rows. Batches are validated above the store.
 - A call that raises ValueError has changed nothing.
 """
 
@@ -32,9 +32,17 @@ Update = Callable[[np.ndarray, np.ndarray], None]
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Elements of a row and their place in memory: `[ timestamp word | value | optimizer state ]`.
+    """The elements of a row and their layout in memory: `[ timestamp word | value | optimizer state ]`.
 
-    A row starts at a multiple of 8 bytes. The optimizer state is float32 whatever the values are.
+    A row starts at a multiple of 8 bytes. The optimizer state is always float32.
+
+    Attributes:
+        dimension: elements of the value.
+        state_width: elements of the optimizer state.
+        value_dtype: of the value.
+
+    Raises:
+        ValueError: a size or the dtype is invalid.
     """
 
     dimension: int
@@ -51,22 +59,22 @@ class RowLayout:
 
     @property
     def width(self) -> int:
-        """Elements of a row in a staging buffer."""
+        """The number of elements of a row in a staging buffer."""
         return self.dimension + self.state_width
 
     @property
     def state_offset(self) -> int:
-        """Bytes from the start of a row to its optimizer state."""
+        """The offset in bytes of the optimizer state in a row."""
         value_bytes = self.dimension * (2 if self.value_dtype == "bfloat16" else 4)
         return kernels.WORD_BYTES + -(-value_bytes // 4) * 4
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in memory, timestamp word and padding included."""
+        """The size of a row in memory in bytes, including timestamp word and padding."""
         return -(-(self.state_offset + 4 * self.state_width) // 8) * 8
 
     def table_at(self, address: int, stride: int | None = None) -> kernels.Table:
-        """Returns the kernels' description of rows from `address` on: contiguous, or `stride` bytes apart."""
+        """The kernels' description of rows from `address` on, contiguous or `stride` bytes apart."""
         narrow = self.value_dtype == "bfloat16"
         return kernels.Table(
             address=address,
@@ -96,8 +104,8 @@ class ParameterStore(ABC):
     `[:, dimension:]`. `rows` are int64 [n], ascending, without repetition, in `[0, num_rows)`. Anything else is a
     ValueError, as is using a closed store. Timestamps are `NEVER`, -1, to `MAX_TIMESTAMP`.
 
-    A store starts with `num_rows` rows, at the values of `initial`, the key of a row being its id; it has room for
-    `capacity`, and `extend` appends rows whose keys the caller gives.
+    A store starts with `num_rows` rows with the values of `initial`, whose keys are their ids. It may grow up to
+    `capacity` rows: `extend` appends rows with keys from the caller.
     """
 
     def __init__(
@@ -116,7 +124,7 @@ class ParameterStore(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of memory that the store holds."""
+        """The memory of the store in bytes."""
 
     def read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
         """Copies rows to `into`, float32 [n, width], and their timestamps to `timestamps`, int64 [n]."""
@@ -126,10 +134,10 @@ class ParameterStore(ABC):
         self._read(rows, into, timestamps)
 
     def commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
-        """Overwrites each row whose timestamp is smaller than `timestamp`; returns how many rows were not.
+        """Overwrites each row whose timestamp is smaller than `timestamp`. Returns how many rows were not overwritten.
 
-        The write rule of OAC (Waleffe and Mohoney, section 3.1, "Parameter Timestamps"): the outcome is that of the
-        largest timestamp, whatever the order of the calls. `values` is float32 [n, width].
+        This is the write rule of OAC (Waleffe and Mohoney, section 3.1, "Parameter Timestamps"): in any order of calls,
+        the values of the largest timestamp remain. `values` is float32 [n, width].
         """
         self._check_write(rows, "values", values, timestamp)
         return self._commit(rows, values, timestamp)
@@ -138,24 +146,24 @@ class ParameterStore(ABC):
         """Overwrites every row and its timestamp: the last writer wins, as in the paper's asynchronous baseline.
 
         `values` is float32 [n, width]; `seen`, int64 [n], are the timestamps that the caller read. Returns how many
-        rows have another timestamp by now: each is a lost update of another batch.
+        rows had another timestamp, each of which is a lost update of another batch.
         """
         self._check_write(rows, "values", values, timestamp)
         self._check_array("seen", seen, np.int64, (rows.size,))
         return self._overwrite(rows, values, timestamp, seen)
 
     def add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None:
-        """Adds `deltas`, float32 [n, width], to what the rows hold now; a row keeps the larger timestamp."""
+        """Adds `deltas`, float32 [n, width], to the rows. A row keeps the larger timestamp."""
         self._check_write(rows, "deltas", deltas, timestamp)
         self._add(rows, deltas, timestamp)
 
     def apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None:
-        """Runs a row optimizer at the store; a row keeps the larger timestamp.
+        """Runs a row optimizer at the store. A row keeps the larger timestamp.
 
-        `update(rows, gradients)` gets float32 [k, width] and [k, dimension], some rows of the call at a time, and
-        changes `rows` in place while nobody else can read or write them: it must treat each row on its own and must
-        not use the store. If it raises, the rows it was given stay as they were and the error goes to the caller;
-        the rows that earlier calls of `update` returned are written.
+        `update(rows, gradients)` gets some rows of the call at a time, float32 [k, width] and [k, dimension], and
+        changes `rows` in place while they are locked. It must treat rows independently and must not use the store. If
+        it raises, its rows stay unchanged and the error is raised; rows of earlier calls of `update` are written.
+        `gradients` is float32 [n, dimension].
         """
         self._check_rows(rows)
         self._check_array("gradients", gradients, np.float32, (rows.size, self.layout.dimension))
@@ -163,10 +171,10 @@ class ParameterStore(ABC):
         self._apply(rows, gradients, update, timestamp)
 
     def extend(self, keys: np.ndarray) -> None:
-        """Appends a row for each of `keys`, int64 [k], at its initial value.
+        """Appends a row with its initial value for each of `keys`, int64 [k].
 
         Raises:
-            ValueError: the store has no room for so many.
+            ValueError: there would be more rows than `capacity`.
         """
         self._check_open()
         self._check_array("keys", keys, np.int64, (keys.size,))
@@ -179,35 +187,35 @@ class ParameterStore(ABC):
         self.num_rows += keys.size
 
     def resize(self, num_rows: int) -> None:
-        """Sets the number of rows; their content is undefined until `load`. Nothing else may be using the store."""
+        """Sets the number of rows. Their content is undefined until `load`. Nothing else may use the store."""
         self._check_open()
         if not 0 <= num_rows <= self.capacity:
             raise ValueError(f"table {self.name!r}: {num_rows} is not in 0 to {self.capacity}")
         self.num_rows = num_rows
 
     def reset(self, rows: np.ndarray, keys: np.ndarray) -> None:
-        """Sets `rows` to the initial values of `keys`, int64 [n], as if they had never been written."""
+        """Resets `rows` to the initial values of `keys`, int64 [n], as if they had never been written."""
         self._check_rows(rows)
         self._check_array("keys", keys, np.int64, (rows.size,))
         self._reset(rows, keys)
 
     def held(self) -> ParameterStore:
-        """Returns the same table for a caller that holds all rows it asks for in memory (see `disk.tier`)."""
+        """The same table for a caller that has claimed all rows it uses (see `disk.tier`)."""
         return self
 
     def flush(self) -> None:
-        """Waits until everything written so far is in the store's permanent place."""
+        """Waits until everything written so far is in the store's permanent storage."""
         self._check_open()
         self._flush()
 
     def close(self) -> None:
-        """Frees the memory; nothing else may be using the store. Closing twice does nothing."""
+        """Frees the memory. Nothing else may use the store. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._release()
 
     def blocks(self, rows_per_block: int = ROWS_PER_BLOCK) -> Iterator[Block]:
-        """Yields the whole table in row order, in new arrays; a row is read when its block is made."""
+        """Yields the whole table in row order, in new arrays. A row is read when its block is yielded."""
         if rows_per_block < 1:
             raise ValueError(f"rows_per_block must be at least 1, not {rows_per_block}")
         for first in range(0, self.num_rows, rows_per_block):
@@ -217,7 +225,7 @@ class ParameterStore(ABC):
             yield block
 
     def load(self, first_row: int, timestamps: np.ndarray, rows: np.ndarray) -> None:
-        """Sets the rows from `first_row` on, whatever they were: int64 [n] and float32 [n, width]."""
+        """Sets the rows from `first_row` on: timestamps int64 [n], rows float32 [n, width]."""
         self._check_open()
         count = len(timestamps)
         if not 0 <= first_row <= first_row + count <= self.num_rows:
@@ -234,8 +242,8 @@ class ParameterStore(ABC):
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of values and optimizer state in row order.
 
-        Little-endian bytes as stored (bfloat16 values as two bytes), without timestamps and padding: the same rows
-        have the same fingerprint in every kind of store.
+        It covers the little-endian bytes as stored (bfloat16 values as two bytes), without timestamps and padding, so
+        the same rows have the same fingerprint in every kind of store.
         """
         digest = hashlib.sha256()
         dimension = self.layout.dimension

@@ -1,8 +1,8 @@
-"""First values of rows: a pure function of (seed, table name, key), so that they need not be stored to be known.
+"""Initial values of rows, a pure function of (seed, table name, key), so that they need not be stored.
 
 The random numbers are counter-based: element j of the row with key k is a hash (splitmix64; Steele, Lea and Flood,
-OOPSLA 2014) of (seed, table, k, j). Only integer operations, + - * / and the square root are used, which every machine
-rounds alike; logarithm and quantile are our own because a libm's last bit differs from machine to machine.
+OOPSLA 2014) of (seed, table, k, j). Only integer operations, + - * / and the square root are used, which round the same
+on every machine. Logarithm and quantile are implemented here because C libraries differ in the last bit.
 """
 
 import hashlib
@@ -106,8 +106,19 @@ def _fill(keys, flat, dimension, state_width, stream, scale, state_initial, norm
 
 @dataclass(frozen=True)
 class RowInitial:
-    """How the rows of one table start: values uniform in (-scale, scale) or normal with standard deviation `scale`,
-    the optimizer state at a constant."""
+    """The initial rows of one table: values uniform in (-scale, scale) or normal with standard deviation `scale`, and a
+    constant optimizer state.
+
+    Attributes:
+        kind: of the distribution.
+        scale: of the distribution.
+        seed: of the run.
+        table: the table's name.
+        state_initial: every element of the optimizer state.
+
+    Raises:
+        ValueError: the kind is unknown, or a number is not finite or negative.
+    """
 
     kind: Literal["uniform", "normal"]
     scale: float
@@ -124,9 +135,12 @@ class RowInitial:
             raise ValueError(f"state_initial must be finite, not {self.state_initial}")
 
     def fill(self, keys: np.ndarray, rows: np.ndarray, dimension: int) -> None:
-        """Writes the first values of the rows with `keys`, int64 [n], to `rows`, float32 [n, width].
+        """Writes the initial values of the rows with `keys`, int64 [n], to `rows`, float32 [n, width].
 
-        Takes the time of the arithmetic only, and lets other threads run: fill parts of a table in parallel.
+        It doesn't hold the GIL, so parts of a table can be filled in parallel.
+
+        Raises:
+            ValueError: an array has another type or shape.
         """
         if keys.dtype != np.int64 or keys.ndim != 1 or not keys.flags.c_contiguous:
             raise ValueError(f"keys must be int64 [n], contiguous, not {keys.dtype} {list(keys.shape)}")
@@ -137,7 +151,7 @@ class RowInitial:
         if not 1 <= dimension <= rows.shape[1]:
             raise ValueError(f"dimension {dimension} is not in 1 to the width of the rows, {rows.shape[1]}")
         state_width = rows.shape[1] - dimension
-        # Wrapping around is what the hash is made of; NumPy's scalars would warn of it when the JIT is off.
+        # The hash relies on overflow, of which NumPy's scalars would warn without the JIT.
         with np.errstate(over="ignore"):
             _fill(
                 keys, rows.reshape(-1), dimension, state_width, self._stream(), float(self.scale),

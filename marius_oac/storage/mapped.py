@@ -1,6 +1,6 @@
-"""Rows in a file that is mapped into memory: what is there at a moment is the system's decision.
+"""Rows in a file that is mapped into memory. The system decides which pages are resident.
 
-For measurements against the disk tier (`storage.io: mmap`). The file is a scratch file: a run goes on from its
+It exists for comparisons with the disk tier (`storage.io: mmap`). The file is a scratch file: a run resumes from its
 checkpoints.
 """
 
@@ -22,7 +22,7 @@ from marius_oac.storage.reserved import MappedFile
 
 
 class MappedStore(MemoryStore):
-    """A table in `FOLDER/NAME.rows`, whatever was there before."""
+    """A table in `FOLDER/NAME.rows`, which replaces an existing file."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class MappedStore(MemoryStore):
         initial: RowInitial,
         capacity: int | None = None,
     ) -> None:
-        """Raises InputError where the file can't be made."""
+        """Raises InputError if the file can't be made."""
         self._path = folder / f"{name}.rows"
         super().__init__(name, num_rows, layout, initial, capacity)
 
@@ -50,12 +50,14 @@ class MappedStore(MemoryStore):
         return self._file.memory
 
     def extend(self, keys: np.ndarray) -> None:
+        """See `ParameterStore.extend`. Raises InputError if the disk is full."""
         self._check_open()
         with self._named_errors():
             self._make_room(self.num_rows + keys.size)
         super().extend(keys)
 
     def resize(self, num_rows: int) -> None:
+        """See `ParameterStore.resize`. Raises InputError if the disk is full."""
         self._check_open()
         with self._named_errors():
             self._make_room(num_rows)

@@ -1,7 +1,7 @@
 """Rows in the memory of this machine.
 
-Guarantees: those of `contract` and `kernels`. The table starts at the values of its `RowInitial`, whatever the number
-of threads that fill it.
+Guarantees: those of `contract` and `kernels`. The table starts with the values of its `RowInitial`, for any number of
+threads that fill it.
 """
 
 import mmap
@@ -16,8 +16,8 @@ from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayou
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.reserved import reserve
 
-# Rows that `apply` locks at once, as bytes of their staging buffer: small enough for the L2 cache and for readers to
-# wait, large enough to pay for a call of the row optimizer.
+# Bytes of the staging buffer of rows that `apply` locks at once: small enough for the L2 cache and for short waits of
+# readers, large enough to be worth a call of the row optimizer.
 _APPLY_BYTES = 1 << 18
 
 
@@ -33,7 +33,7 @@ class MemoryStore(ParameterStore):
         capacity: int | None = None,
         policy: MemoryPolicy | None = None,
     ) -> None:
-        """Raises ValueError for impossible sizes, OSError (ENOMEM) if the memory is not to be had."""
+        """Raises ValueError for invalid sizes, OSError (ENOMEM) if the memory can't be reserved."""
         super().__init__(name, num_rows, layout, initial, capacity)
         size = self.capacity * layout.row_bytes
         self._memory = np.frombuffer(self._make_memory(size), np.uint8, size)
@@ -46,6 +46,7 @@ class MemoryStore(ParameterStore):
 
     @property
     def nbytes(self) -> int:
+        """See `ParameterStore.nbytes`."""
         return min(self.num_rows * self.layout.row_bytes, self._memory.nbytes)
 
     def _fill(self) -> None:
@@ -79,7 +80,7 @@ class MemoryStore(ParameterStore):
         pass
 
     def _release(self) -> None:
-        # The mapping goes with its last view, and with it what the table's address stands for.
+        # The memory is unmapped with its last view; the table's address is invalid then.
         self._memory = self._memory[:0].copy()
         del self._table
 
@@ -87,7 +88,7 @@ class MemoryStore(ParameterStore):
 def apply_locked(
     table: kernels.Table, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int, width: int
 ) -> None:
-    """`ParameterStore.apply` on rows in memory, some at a time; `rows` are places in units of the table's stride."""
+    """`ParameterStore.apply` on rows in memory, some at a time. `rows`, int64 [n], count the table's strides."""
     rows_at_once = max(1, _APPLY_BYTES // (4 * width))
     for first in range(0, rows.size, rows_at_once):
         chunk = slice(first, first + rows_at_once)
@@ -99,7 +100,7 @@ def _apply_chunk(
 ) -> None:
     values = np.empty((rows.size, width), np.float32)
     held = np.full(rows.size, kernels.NOT_HELD, np.int64)
-    # `held` says at every moment which lock bits are ours: an interrupt may come between any two calls.
+    # `held` always knows which locks are ours, since an interrupt may come between any two calls.
     try:
         kernels.lock_rows(table, rows, values, held)
         update(values, gradients)

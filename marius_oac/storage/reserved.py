@@ -1,4 +1,4 @@
-"""Memory that is reserved whole and taken page by page."""
+"""Memory that is reserved as a whole and allocated page by page."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import weakref
 from pathlib import Path
 
 _MAP_NORESERVE = 0x4000  # of Linux; the mmap module does not name it before Python 3.12
-_STEP = 4 << 20  # bytes of a file whose place on the disk is taken at once
+_STEP = 4 << 20  # bytes of a file that are allocated on the disk at once
 
 
 def reserve(num_bytes: int, small_pages: int = 0) -> mmap.mmap:
-    """Zeroed memory at a page's start, in huge pages where the kernel has them: 3 to 19 % faster gathers.
+    """Zeroed memory, aligned to a page, in huge pages if the kernel has them, which make gathers 3 to 19 % faster.
 
-    A page takes memory when it is first written, so room for rows to come costs nothing.
+    A page is allocated when it is first written, so capacity for future rows costs nothing.
 
     Args:
-        small_pages: bytes at the start that stay in small pages, so that a few rows take little.
+        small_pages: bytes at the start that stay in small pages, so that a few rows need little memory.
 
     Raises:
-        OSError: there is no address space for so much (ENOMEM).
+        OSError: there is not enough address space (ENOMEM).
     """
     try:
         memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
@@ -34,18 +34,18 @@ def reserve(num_bytes: int, small_pages: int = 0) -> mmap.mmap:
 
 
 class MappedFile:
-    """The same in a file: the system writes it there where memory is short.
+    """Memory in a mapped file, to which the system writes pages if memory is short.
 
-    Its place on the disk is taken by `take`, before what lies there is written: a full disk is an error then, where a
-    page that has no place would be the end of the process (SIGBUS).
+    `take` allocates disk space before it is written. A full disk is an OSError there; without it, writing a page would
+    kill the process (SIGBUS).
 
     Args:
-        num_bytes: all that it may ever take.
-        folder: where a file without a name is made, which goes with this object, whatever ends the process.
-        path: in place of `folder`, a file to be made; it stays.
+        num_bytes: the largest size.
+        folder: for a file without a name, which disappears with this object or the process.
+        path: instead of `folder`, a new file, which stays.
 
     Raises:
-        OSError: it can't be made or there is no address space for so much; it names the folder or the path.
+        OSError: the file can't be made, or there is not enough address space; names the folder or the path.
     """
 
     def __init__(self, num_bytes: int, *, folder: Path | None = None, path: Path | None = None) -> None:
@@ -61,10 +61,10 @@ class MappedFile:
         self.memory.madvise(mmap.MADV_RANDOM)
 
     def take(self, num_bytes: int) -> None:
-        """Returns when the first `num_bytes` have their place. One thread at a time.
+        """Allocates disk space for the first `num_bytes`. One thread at a time.
 
         Raises:
-            OSError: the disk has no room; it names the folder or the path. What had its place before has it still.
+            OSError: the disk is full; names the folder or the path. Space that was allocated before stays allocated.
         """
         if num_bytes <= self._taken:
             return
@@ -76,5 +76,5 @@ class MappedFile:
         self._taken = upto
 
     def close(self) -> None:
-        """No more place is taken; `memory` lives as long as its views."""
+        """Closes the file. `memory` stays valid as long as its views."""
         self._close()

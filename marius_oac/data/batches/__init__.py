@@ -1,1 +1,1 @@
-"""Plans of training batches on graphs: which edges or nodes, and which negatives."""
+"""Planners of training batches on graphs: which edges or nodes, and which negatives."""

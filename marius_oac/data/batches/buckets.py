@@ -1,7 +1,7 @@
 """Batches of a graph's training edges in a partition ordering (`orderings`): no batch needs a row outside its buffer.
 
-Guarantees: as `batches`: a plan is a pure function of (edges, configuration, sequence), made by any thread. What an
-epoch looks like is computed when it is asked for, from (configuration, epoch) alone, and the last few are kept.
+Guarantees: as `edges`: a plan is a pure function of (edges, configuration, batch index), made by any thread. The order
+of an epoch is computed on demand, only from (configuration, epoch), and the last few are cached.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from marius_oac.data.graphs.buckets import partition_starts
 from marius_oac.data.graphs.spans import spans_of
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu.random import fold, wrapping
-from marius_oac.types import TableSpec
+from marius_oac.types import TableSpec, present
 
-_EPOCHS_KEPT = 3  # plan workers stand in two at a time
+_EPOCHS_KEPT = 3  # plan workers may be in two epochs at a time
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class EpochBatches:
     """The buffer states of one epoch with their batches.
 
     Attributes:
-        states: int64 [S, C]: the partitions in the buffer.
-        buckets: int64 [P * P]: the buckets' numbers, those of the first state first.
+        states: int64 [S, C], the partitions in the buffer.
+        buckets: int64 [P * P], the buckets' numbers, ordered by state.
         bucket_ends: int64 [S + 1]: the buckets of state s are `buckets[bucket_ends[s] : bucket_ends[s + 1]]`.
-        batch_ends: int64 [S + 1]: likewise its batches.
+        batch_ends: int64 [S + 1]: the batches of state s are [batch_ends[s], batch_ends[s + 1]).
     """
 
     states: np.ndarray
@@ -43,14 +43,15 @@ class EpochBatches:
 
 
 class BucketSchedule:
-    """Which buckets and how many batches each buffer state of each epoch has; needs no edges but their counts.
+    """Knows which buckets and how many batches each buffer state of each epoch has. It needs only the edges' counts.
 
     Args:
-        counts: int64 [P, P]: edges of each bucket.
+        counts: int64 [P, P], the number of edges of each bucket.
+        num_nodes: of the graph.
         config: `seed`, `model.reciprocal` and `training` are used; `training.ordering` is not `shuffle`.
 
     Raises:
-        InputError: more partitions than nodes.
+        InputError: there are more partitions than nodes.
     """
 
     def __init__(self, counts: np.ndarray, num_nodes: int, config: Config) -> None:
@@ -62,8 +63,8 @@ class BucketSchedule:
 
     @staticmethod
     def check(num_nodes: int, config: Config) -> None:
-        """Raises InputError if the nodes are too few."""
-        partitions = config.training.ordering.partitions
+        """Raises InputError if there are more partitions than nodes."""
+        partitions = present(config.training.ordering.partitions)
         if partitions > num_nodes:
             raise InputError(f"{partitions:,} partitions of {num_nodes:,} nodes", "training.ordering.partitions")
 
@@ -71,10 +72,10 @@ class BucketSchedule:
     def most_rows(self) -> int:
         """The most nodes of a buffer state."""
         sizes = np.sort(np.diff(partition_starts(self.num_nodes, len(self.counts))))
-        return int(sizes[-self._config.training.ordering.buffer :].sum())
+        return int(sizes[-present(self._config.training.ordering.buffer) :].sum())
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
-        """Batches up to the end of each of the first so many epochs; not the same number in each."""
+        """The number of batches up to the end of each of the first `epochs` epochs. Epochs differ in this number."""
         if len(self._ends) < epochs:
             self._ends = np.cumsum([self.epoch(epoch).batch_ends[-1] for epoch in range(epochs)]).tolist()
         return self._ends[:epochs]
@@ -91,19 +92,19 @@ class BucketSchedule:
 
 
 class BucketPlanner(GraphPlanner):
-    """Plans batches whose edges and negatives all lie in the partitions of one buffer state.
+    """Plans batches whose edges and negatives are all in the partitions of one buffer state.
 
-    Every epoch covers every edge once, state after state; the edges of a state are shuffled together and spread evenly
-    over as few batches as hold them, so a batch may have fewer edges than `training.batch_size`, and epochs differ in
+    Every epoch covers every edge once, state after state. The edges of a state are shuffled, and spread evenly over the
+    fewest batches that hold them. So a batch may have fewer edges than `training.batch_size`, and epochs differ in
     their number of batches. Uniform negatives are nodes of the buffer; negatives by degree are ends of edges with both
     ends in the buffer. With `model.reciprocal` a reversed edge belongs to the bucket of the edge.
 
     Args:
-        edges: as `GraphPlanner` takes them, sorted by bucket (`buckets.open_buckets`).
+        edges: as for `GraphPlanner`, sorted by bucket (`graphs.buckets.open_buckets`).
         schedule: of the same graph and configuration.
 
     Attributes:
-        tables: as of `GraphPlanner`; a batch has no more rows than the buffer.
+        tables: as in `GraphPlanner`; a batch has at most the rows of the buffer.
 
     Raises:
         InputError: as `GraphPlanner`.
@@ -128,7 +129,7 @@ class BucketPlanner(GraphPlanner):
         self.tables = (TableSpec(table.name, num_nodes, min(table.max_batch_rows, schedule.most_rows)),)
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
-        """Batches up to the end of each of the first so many epochs."""
+        """The number of batches up to the end of each of the first `epochs` epochs."""
         return self._schedule.epoch_ends(epochs)
 
     @wrapping

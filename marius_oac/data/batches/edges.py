@@ -1,9 +1,8 @@
 """Batches of a graph's training edges with shared negatives (`docs/batches.md`, "A batch of a graph").
 
-Guarantees: a plan is a pure function of (edges, configuration, batch index). A planner holds no state that changes, so
-    any
-number of threads call `plan` at once and in any order; nearly all of its time is spent without the GIL. Neither memory
-nor time of a batch depends on the number of nodes or edges (but for `negatives.all`, where every node is a row).
+Guarantees: a plan is a pure function of (edges, configuration, batch index). A planner has no mutable state, so any
+number of threads may call `plan` at once, in any order, and they rarely hold the GIL. Neither memory nor time of a
+batch depends on the number of nodes or edges (except with `negatives.all`, where every node is a row).
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class EpochPlanner(Planner, Protocol):
     """A planner that knows where epochs end."""
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
-        """Batches up to the end of each of the first so many epochs."""
+        """The number of batches up to the end of each of the first `epochs` epochs."""
 
 
 class GraphPlanner(ABC):
@@ -141,14 +140,15 @@ class GraphPlanner(ABC):
         size = end - first
         # A share may begin and end within a chunk; it then has the chunk's negatives.
         bounds = np.arange(min(self._chunks, at.size) + 1) * at.size // min(self._chunks, at.size)
-        chunks = slice(np.searchsorted(bounds, first, "right") - 1, np.searchsorted(bounds, end))
-        shape = (self._num_sides, chunks.stop - chunks.start, self._count)
+        chunk = int(np.searchsorted(bounds, first, "right")) - 1
+        last_chunk = int(np.searchsorted(bounds, end))
+        shape = (self._num_sides, last_chunk - chunk, self._count)
         ids = np.empty(2 * size + math.prod(shape), dtype=np.int64)
         heads, tails, negatives = ids[:size], ids[size : 2 * size], ids[2 * size :].reshape(shape)
         relations = np.empty(size if self._num_relations else 0, dtype=np.int64)
         numbers = np.empty(size if self._around else 0, dtype=np.int64)
         self._gather(at, first, heads, relations, tails, numbers)
-        self._draw(at, len(bounds) - 1, chunks.start, negatives)
+        self._draw(at, len(bounds) - 1, chunk, negatives)
         related, all_rows = bool(self._num_relations), self._all_rows
         data = EdgeBatch(
             epoch=int(at.epoch),
@@ -157,7 +157,7 @@ class GraphPlanner(ABC):
             tails=tails,
             relation_rows=relabel(relations, self._num_relations) if related else None,
             relations=relations if related else None,
-            chunk_offsets=tuple((np.clip(bounds[chunks.start : chunks.stop + 1], first, end) - first).tolist()),
+            chunk_offsets=tuple((np.clip(bounds[chunk : last_chunk + 1], first, end) - first).tolist()),
             negatives=negatives if all_rows is None else None,
         )
         rows = relabel(ids, self._num_nodes) if all_rows is None else all_rows
@@ -195,11 +195,11 @@ class GraphPlanner(ABC):
 
 
 class EdgePlanner(GraphPlanner):
-    """Plans batches of any edges: every epoch covers every edge once, in an order of its own; its last batch may be
-    shorter. Arguments and errors are those of `GraphPlanner`.
+    """Plans batches of edges in random order. Every epoch covers every edge once, in another order; its last batch may
+    be shorter. Arguments and errors are those of `GraphPlanner`.
 
     Attributes:
-        batches_per_epoch: batches that one pass over the edges (twice as many with `model.reciprocal`) takes.
+        batches_per_epoch: the number of batches of one pass over the edges (twice as many with `model.reciprocal`).
     """
 
     @cached_property
@@ -213,7 +213,7 @@ class EdgePlanner(GraphPlanner):
         return span_up_to(len(self._edges)), span_up_to(self._num_nodes)
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
-        """Batches up to the end of each of the first so many epochs."""
+        """The number of batches up to the end of each of the first `epochs` epochs."""
         return range(self.batches_per_epoch, epochs * self.batches_per_epoch + 1, self.batches_per_epoch)
 
     @wrapping
@@ -265,14 +265,25 @@ class ReorderedPlanner:
 
 
 @compiled
-def _gather_edges(edges, spans, num_examples, num_relations, key, start, heads, relations, tails, numbers):
+def _gather_edges(
+    edges: np.ndarray,
+    spans: np.ndarray,
+    num_examples: int,
+    num_relations: int,
+    key: np.uint64,
+    start: int,
+    heads: np.ndarray,
+    relations: np.ndarray,
+    tails: np.ndarray,
+    numbers: np.ndarray,
+) -> None:
     num_edges, last = spans[1, -1], edges.shape[1] - 1
     keys, bits = round_keys(key), bit_length(num_examples - 1)
-    # First all numbers, then all edges: the loads of the second loop miss the cache side by side.
+    # First all numbers, then all edges, so that cache misses of the second loop overlap.
     for i in range(heads.size):
         number = permuted(start + i, num_examples, bits, keys)
         backward = np.int64(number >= num_edges)
-        heads[i] = located(spans, number - backward * num_edges) ^ -backward  # its complement stands for a backward one
+        heads[i] = located(spans, number - backward * num_edges) ^ -backward  # the complement if it is reversed
     for i in range(heads.size):
         edge = heads[i]
         backward = edge < 0

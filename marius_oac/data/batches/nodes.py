@@ -18,7 +18,8 @@ _NO_EDGES = np.empty(0, dtype=np.int64)
 
 
 class NodePlanner:
-    """A `types.Planner`: every epoch covers every node once, in an order of its own; its last batch may be shorter.
+    """A `types.Planner` of labelled nodes. Every epoch covers every node once, in another order; its last batch may be
+    shorter.
 
     Args:
         nodes: int64 [n], at least one, all different.
@@ -26,11 +27,11 @@ class NodePlanner:
         num_nodes: of the graph.
         batch_size: nodes per batch.
         seed: of the run.
-        around: what the encoder needs of every batch.
+        around: samples what the encoder needs for every batch.
 
     Attributes:
-        tables: the nodes' rows, if they have some.
-        batches_per_epoch: batches of one pass over the nodes.
+        tables: the table of nodes; empty if nodes have no rows.
+        batches_per_epoch: the number of batches of one pass over the nodes.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class NodePlanner:
         self.tables: Sequence[TableSpec] = around.tables(TableSpec(ENTITIES, num_nodes, self._batch_size))
 
     def epoch_ends(self, epochs: int) -> Sequence[int]:
-        """Batches up to the end of each of the first so many epochs."""
+        """The number of batches up to the end of each of the first `epochs` epochs."""
         return range(self.batches_per_epoch, epochs * self.batches_per_epoch + 1, self.batches_per_epoch)
 
     @wrapping
     def plan(self, batch_index: int) -> Plan[EncodedBatch[np.ndarray]]:
-        """Batch number `batch_index`, counted from 0 over all epochs."""
+        """Plans batch `batch_index`, counted from 0 over all epochs. Raises ValueError if it is negative."""
         if batch_index < 0:
             raise ValueError(f"batch_index must be at least 0, not {batch_index}")
         epoch, batch = divmod(batch_index, self.batches_per_epoch)
@@ -59,12 +60,12 @@ class NodePlanner:
         return self._around.plan(batch_index, batch, self._nodes[places], data, len(places), _NO_EDGES)
 
     def assign_rows(self, plan: Plan) -> Plan:
-        """Returns the plan as it is: a graph's rows are known beforehand."""
+        """The plan unchanged, since a graph's rows are known in advance."""
         return plan
 
 
 @compiled
-def _shuffled(key, count, start, places):
+def _shuffled(key: np.uint64, count: int, start: int, places: np.ndarray) -> None:
     keys, bits = round_keys(key), bit_length(count - 1)
     for i in range(places.size):
         places[i] = permuted(start + i, count, bits, keys)

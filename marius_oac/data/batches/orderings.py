@@ -1,14 +1,14 @@
-"""In which order a graph's edges are trained when only a buffer of node partitions is at hand: BETA and COMET.
+"""The order in which a graph's edges are trained if memory holds only a buffer of node partitions: BETA and COMET.
 
-Nodes are cut into P partitions of consecutive ids, edges into P x P buckets by the partitions of their ends. A buffer
-holds C partitions at a time, one *state* after the other, and a bucket is trained in a state that holds both its
+Nodes are divided into P partitions of consecutive ids, and edges into P x P buckets by the partitions of their ends.
+The buffer holds C partitions at a time, which are its *state*. A bucket is trained in a state that holds both its
 partitions.
 
-- BETA (Mohoney et al., "Marius", OSDI 2021, section 4): all partitions but one of the buffer stay while the others pass
-  through the last place; then those that stayed have met all others and are replaced. From state to state one partition
-  changes. A bucket is trained in the first state that holds it. Here the partitions' names are drawn every epoch.
+- BETA (Mohoney et al., "Marius", OSDI 2021, section 4): all partitions of the buffer except one stay while the others
+  pass through the last place. Then those that stayed have met all others, and are replaced. From state to state one
+  partition changes. A bucket is trained in the first state that holds it. Here partitions are permuted every epoch.
 - COMET (Waleffe et al., "MariusGNN", EuroSys 2023, section 5): the same over groups of partitions (*logical* ones) that
-  are drawn every epoch, and a bucket is trained in a state drawn among all that hold it, which evens the states out.
+  are drawn every epoch. A bucket is trained in a state drawn among all that hold it, which balances the states.
 
 Everything is a pure function of (configuration, seed, epoch).
 """
@@ -22,6 +22,7 @@ import numpy as np
 from marius_oac.config.link_prediction import OrderingConfig
 from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.kernels.cpu.random import below, bits_at, floats, stream_key, wrapping
+from marius_oac.types import present
 
 NOWHERE = -1
 
@@ -31,8 +32,8 @@ class EpochOrder:
     """The order of one epoch.
 
     Attributes:
-        states: int64 [S, C], ascending in each row: the partitions in the buffer, state after state.
-        state_of: int64 [P, P]: the state in which bucket (partition of the head, partition of the tail) is trained.
+        states: int64 [S, C], the partitions in the buffer for each state, ascending in each row.
+        state_of: int64 [P, P], the state in which bucket (partition of the head, partition of the tail) is trained.
     """
 
     states: np.ndarray
@@ -41,12 +42,12 @@ class EpochOrder:
 
 @dataclass(frozen=True)
 class OrderingIo:
-    """What an epoch moves between disk and buffer, by formula.
+    """The I/O of an epoch between disk and buffer, by formula.
 
     Attributes:
-        swaps: partitions (of comet: physical ones) that replace another one.
-        loads: partitions read: those of the first state and the swaps. As many are written back.
-        bytes_read, bytes_written: loads times the mean bytes of a partition.
+        swaps: the number of partitions (for comet physical ones) that replace another one.
+        loads: the number of partitions read: those of the first state, and the swaps. As many are written.
+        bytes_read, bytes_written: loads times the mean size of a partition.
     """
 
     swaps: int
@@ -57,11 +58,11 @@ class OrderingIo:
 
 def epoch_order(ordering: OrderingConfig, seed: int, epoch: int) -> EpochOrder:
     """The order of an epoch by BETA or COMET."""
-    partitions, groups = ordering.partitions, ordering.groups
+    partitions, groups = present(ordering.partitions), ordering.groups
     shuffled = np.argsort(floats(stream_key(seed, "ordering", epoch), partitions), kind="stable")
     members = shuffled.reshape(groups, partitions // groups)
     coarse = beta_states(groups, ordering.groups_in_buffer)
-    states = np.sort(members[coarse].reshape(len(coarse), ordering.buffer), axis=1)
+    states = np.sort(members[coarse].reshape(len(coarse), -1), axis=1)
     key = stream_key(seed, "bucket states", epoch)
     return EpochOrder(states, _choose(key, states, partitions, ordering.kind == "comet"))
 
@@ -69,18 +70,19 @@ def epoch_order(ordering: OrderingConfig, seed: int, epoch: int) -> EpochOrder:
 def epoch_io(ordering: OrderingConfig, num_rows: int, row_bytes: int) -> OrderingIo:
     """The published cost of an epoch over a table of `num_rows` rows of `row_bytes` bytes.
 
-    Compare it with what the disk really reads: nothing is counted here for rows that an epoch finds in the buffer that
-    the epoch before has left, nor saved where a partition is swapped in of which no row is asked for.
+    The actual I/O may differ: the formula ignores rows that are still in the buffer from the epoch before, and
+    partitions of which no row is needed.
     """
-    size = ordering.partitions // ordering.groups
-    swaps = size * beta_swaps(ordering.groups, ordering.groups_in_buffer)
-    loads = ordering.buffer + swaps
-    moved = num_rows * row_bytes * loads // ordering.partitions
+    partitions = present(ordering.partitions)
+    swaps = partitions // ordering.groups * beta_swaps(ordering.groups, ordering.groups_in_buffer)
+    loads = present(ordering.buffer) + swaps
+    moved = num_rows * row_bytes * loads // partitions
     return OrderingIo(swaps, loads, moved, moved)
 
 
 def beta_states(partitions: int, buffer: int) -> np.ndarray:
-    """BETA's sequence of buffer states, int64 [S, C]: neighbours differ in one place, every pair is in some state.
+    """BETA's sequence of buffer states, int64 [S, C]. Consecutive states differ in one partition, and every pair of
+    partitions is in some state.
 
     Raises:
         ValueError: not 2 <= buffer < partitions.
@@ -94,7 +96,7 @@ def beta_states(partitions: int, buffer: int) -> np.ndarray:
             waiting[place], held[-1] = held[-1], partition
             states.append(list(held))
         count = min(buffer - 1, len(waiting))
-        for place in range(count):  # what was here has met every partition
+        for place in range(count):  # the partition here has met every other one
             held[place] = waiting[place]
             states.append(list(held))
         waiting = waiting[count:]
@@ -102,7 +104,7 @@ def beta_states(partitions: int, buffer: int) -> np.ndarray:
 
 
 def beta_swaps(partitions: int, buffer: int) -> int:
-    """Swaps of BETA: w + (x + 1) (w - x (C - 1) / 2), where w = P - C and x = floor(w / (C - 1))."""
+    """The number of BETA's swaps: w + (x + 1) (w - x (C - 1) / 2), where w = P - C and x = floor(w / (C - 1))."""
     waiting, kept = partitions - buffer, buffer - 1
     rounds = waiting // kept
     return waiting + (rounds + 1) * waiting - kept * rounds * (rounds + 1) // 2
@@ -117,8 +119,9 @@ def _choose(key: np.uint64, states: np.ndarray, partitions: int, drawn: bool) ->
 
 
 @compiled
-def _choose_states(key, states, drawn, left, state_of):
-    """For each bucket the first of the states that hold it, or one drawn among them; `left` is zeros, int64 [P, P]."""
+def _choose_states(key: np.uint64, states: np.ndarray, drawn: bool, left: np.ndarray, state_of: np.ndarray) -> None:
+    """Writes for each bucket the first of the states that hold it, or one drawn among them, to `state_of`, int64
+    [P, P]; `left` are zeros, int64 [P, P]."""
     if drawn:
         for s in range(states.shape[0]):
             for i in states[s]:

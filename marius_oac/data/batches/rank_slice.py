@@ -13,11 +13,12 @@ from marius_oac.types import Planner
 
 @dataclass(frozen=True)
 class RankSlice:
-    """Trainer number `rank` of `count`: consecutive examples, as many as the others' give or take one.
+    """The slice of trainer `rank` of `count`: consecutive examples, whose number differs between trainers by at most 1.
 
     Attributes:
-        dispatched: whether only some batches are asked for, whichever are dispatched to a trainer: each is then read by
-            itself.
+        rank, count: of the trainer, and the number of trainers.
+        dispatched: whether only the batches that are dispatched to this trainer are planned; each is then read
+            separately.
     """
 
     rank: int = 0
@@ -25,10 +26,10 @@ class RankSlice:
     dispatched: bool = False
 
     def of_batch(self, size: int) -> tuple[int, int, float]:
-        """Returns the first example, the end, and the part of the batch that they are.
+        """The first example, the end, and the fraction of the batch.
 
-        In a batch with fewer examples than trainers, a trainer without any takes an example of another's with a part of
-        0, so that every trainer has a batch to compute. It updates nothing, and its example is not counted.
+        If a batch has fewer examples than there are trainers, a trainer without examples gets one of another trainer
+        with fraction 0, so that it has a batch to compute. That example updates nothing and is not counted.
         """
         first, end = size * self.rank // self.count, size * (self.rank + 1) // self.count
         if first == end:
@@ -37,7 +38,7 @@ class RankSlice:
         return first, end, (end - first) / size
 
     def of_batches(self, examples: int, batch_size: int) -> np.ndarray:
-        """Returns which of `examples` examples, cut into batches, are its own: int64 [k], ascending."""
+        """The indices of this trainer's examples, int64 [k], ascending, of so many examples in batches."""
         starts = range(0, examples, batch_size)
         parts = [self.of_batch(min(batch_size, examples - start)) for start in starts]
         return np.concatenate([np.arange(first, end) + at for at, (first, end, _) in zip(starts, parts, strict=True)])
@@ -57,7 +58,7 @@ class SlicedPlanner(Planner, Protocol):
 
 
 def with_share(planner: SlicedPlanner, rank: int, count: int) -> SlicedPlanner:
-    """A copy of a planner for the parts of the same batches that are dispatched to trainer `rank` of `count`."""
+    """A copy of the planner that plans trainer `rank`'s part of the batches that are dispatched to it."""
     other = copy.copy(planner)
     other.share = RankSlice(rank, count, dispatched=True)
     return other

@@ -1,14 +1,14 @@
-"""Batches of a click log: files in order, keys to rows.
+"""Plans batches of a click log: files in order, with rows for keys.
 
-A batch never crosses the end of a file, so that training on a file a day has the batches of training on all of them at
-once. A segment is some files, passed over so many times; a continued run has one segment more.
+A batch never crosses the end of a file, so training on one file a day has the same batches as training on all of them
+at once. A segment is a range of files and a number of passes over them; a continued run has another segment.
 
 Guarantees:
 - `plan` may be called by any number of threads in any order; `assign_rows` gets the plans in order, one at a time.
-- What `assign_rows` decides (numbers of new rows, admission) is a function of the plans before: rows are numbered in
-  the order in which the log first names their keys, whatever the threads do.
-- Memory: the blocks of the log that are being cut into batches, one more than there are threads.
-- Of each block only the examples of the planner's share are parsed, as far as the format allows, and converted.
+- The decisions of `assign_rows` (numbers of new rows, admission) are a function of the plans before: rows are numbered
+  in the order in which their keys first appear in the log, regardless of threads.
+- Memory holds the blocks of the log that are being divided into batches, one more than there are threads.
+- Of each block only the examples of the planner's share are converted, and parsed as far as the format allows.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from marius_oac.kernels.cpu.permutation import Permutation
 from marius_oac.kernels.cpu.relabel import relabel
 from marius_oac.types import Plan, TableSpec
 
-_BLOCK_EXAMPLES = 1 << 16  # a file's block where nothing is shuffled: large enough to parse in one go
+_BLOCK_EXAMPLES = 1 << 16  # of a block without shuffling, large enough to parse efficiently
 
 
 @dataclass(frozen=True)
 class LogSegment:
-    """Files [first, last) of the log, passed over `passes` times; with `by_file` every file ends an epoch."""
+    """Files [first, last) of the log, read `passes` times. With `by_file` an epoch ends after every file."""
 
     first: int
     last: int
@@ -47,7 +47,13 @@ class LogSegment:
 
 @dataclass(frozen=True)
 class LogPlan(Plan[ClickBatch[np.ndarray]]):
-    """A plan whose rows are not all known yet: `ids[t]` are the table's row ids, -1 where the key has none."""
+    """A plan whose rows may not all be known yet.
+
+    Attributes:
+        keys: of each table.
+        ids: int64 [n] of each table, the row of each key, -1 if it has none.
+        file: the number of the log's file.
+    """
 
     keys: Sequence[TableKeys] = ()
     ids: Sequence[np.ndarray] = ()
@@ -55,11 +61,16 @@ class LogPlan(Plan[ClickBatch[np.ndarray]]):
 
 
 class LogSchedule:
-    """Which examples each batch has, and where epochs end."""
+    """Knows which examples each batch has, and where epochs end.
+
+    Attributes:
+        visits: (pass, file) of each reading of a file, in order.
+        ends: the number of batches up to the end of each epoch.
+    """
 
     def __init__(self, files: Sequence[LogFile], segments: Sequence[LogSegment], batch_size: int):
         self._files, self._size = files, batch_size
-        self.visits: list[tuple[int, int]] = []  # (pass, file), in order
+        self.visits: list[tuple[int, int]] = []
         self._starts: list[int] = []
         self.ends: list[int] = []
         batches = 0
@@ -74,7 +85,7 @@ class LogSchedule:
         self._array = np.array(self._starts, np.int64)
 
     def visit(self, batch_index: int) -> int:
-        """The number of the visit that a batch belongs to."""
+        """The index in `visits` of a batch."""
         return int(np.searchsorted(self._array, batch_index, side="right")) - 1
 
     def place(self, batch_index: int) -> tuple[int, int, int, int]:
@@ -91,10 +102,11 @@ class LogPlanner:
     Args:
         config: the run's.
         files: of the whole schedule, in order.
-        road: which of their examples each batch has.
+        schedule: which examples each batch has.
         tables: of `feature_tables`.
-        key_tables: the rows of each table's keys: `find`, `admit` and `capacity` of `storage.key_table.KeyTable`.
-        pieces: of each file, if what is read is to be compared with what was read before.
+        key_tables: the rows of each table's keys: objects with `find`, `admit` and `capacity` of
+            `storage.keys.table.KeyTable`.
+        pieces: of each file, to check that its contents haven't changed; None: not checked.
 
     Attributes:
         share: the part of each batch that is planned; may be set before the first `plan`.
@@ -122,7 +134,7 @@ class LogPlanner:
         ]
 
     def plan(self, batch_index: int) -> LogPlan:
-        """Batch number `batch_index`, without rows if a key has none yet."""
+        """Plans batch `batch_index`; without rows if a key has no row yet."""
         number, file, first, end = self._schedule.place(batch_index)
         skip, stop, part = self.share.of_batch(end - first)
         examples = self._examples(number, file, first + skip, first + stop)
@@ -133,11 +145,11 @@ class LogPlanner:
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 
     def assign_rows(self, plan: LogPlan) -> Plan:
-        """Gives the new keys rows, in the order of the log."""
+        """Assigns rows to new keys, in the order of the log, and returns the plan with all rows."""
         for table, keys, ids in zip(self._key_tables, plan.keys, plan.ids, strict=True):
             table.admit(*keys.asked, ids, plan.file)
         settled = plan if plan.rows else self._relabelled(plan)
-        # Without the keys: where rows come from disk, many plans wait.
+        # Without the keys, since many plans wait if rows come from disk.
         return Plan(settled.batch_index, settled.rows, settled.data, settled.examples)
 
     def close(self) -> None:
@@ -145,7 +157,7 @@ class LogPlanner:
         self._blocks.close()
 
     def _examples(self, number: int, file: int, first: int, end: int) -> LogBlock:
-        """Examples [first, end) of a file, which lie in one block, in the order of a pass."""
+        """The examples [first, end) of a file, which are in one block, in the order of this pass."""
         block = first // self._block_examples
         start = block * self._block_examples
         size = min(self._block_examples, self._files[file].rows - start)
@@ -159,7 +171,7 @@ class LogPlanner:
             read = _Read.of(self._blocks.get(file, block, None, lambda lazy: lazy), wanted)
         else:
             share, batch_size = self.share, self._config.training.batch_size
-            # What a share has of a block depends on the pass only where it is shuffled and not the whole.
+            # A share's examples of a block depend on the pass only if they are shuffled and not all examples.
             kind = (share, number if shuffle and share != WHOLE else 0)
 
             def own(lazy: LazyBlock) -> _Read:
@@ -180,7 +192,7 @@ class LogPlanner:
 
 
 def table_keys(table: FeatureTable, examples: LogBlock) -> TableKeys:
-    """The keys of a table's features in some examples, laid end to end: singles, bags, sequences."""
+    """The keys of a table's features in a block of examples, concatenated: singles, bags, sequences."""
     bags = [examples.bags[name] for name in (*table.bags, *table.sequences)]
     parts = [examples.keys[name] for name in table.singles] + [bag.keys for bag in bags]
     checks = [examples.checks[name] for name in table.singles] + [bag.checks for bag in bags]
@@ -208,7 +220,7 @@ def table_indices(table: FeatureTable, keys: TableKeys, local: np.ndarray) -> Ta
 
 @dataclass(frozen=True)
 class _Read:
-    """What was read of a block: the numbers of the examples, int64 [k] in ascending order, and the examples."""
+    """Examples of a block: their indices in the block, int64 [k], ascending, and the examples."""
 
     numbers: np.ndarray
     examples: LogBlock
@@ -223,7 +235,7 @@ _Made = TypeVar("_Made")
 
 
 class _Blocks:
-    """What was made of the blocks that batches are being cut from; what was used longest ago goes first."""
+    """A cache of what was made of the blocks that are being divided into batches. It drops the least recently used."""
 
     def __init__(self, reader: BlockReader, examples: int, held: int):
         self._reader, self._examples, self._held = reader, examples, held
@@ -231,7 +243,7 @@ class _Blocks:
         self._made: OrderedDict[tuple[int, int, Hashable], Any] = OrderedDict()
 
     def get(self, file: int, number: int, kind: Hashable, make: Callable[[LazyBlock], _Made]) -> _Made:
-        """What `make` made of a block, the last time that this kind of it was asked for if it is still there."""
+        """The result of `make` for a block and a kind, cached."""
         with self._lock:
             made = self._made.pop((file, number, kind), None)
             if made is None:

@@ -1,10 +1,10 @@
-"""Which page is in which frame of memory, who needs it, and which page goes when a frame is needed.
+"""Knows which page is in which frame of memory, and which page to evict.
 
-A frame is room for one page. A page that somebody holds (`pins` > 0) stays. Of the others the one goes whose next use
-is farthest (Belady, IBM Systems Journal 5(2), 1966), as far as the batches that are announced tell: a page that none of
-them uses goes first, the one first that was used longest ago.
+A frame holds one page. A page with pins stays. Of the other pages the one whose next use is farthest is evicted
+(Belady, IBM Systems Journal 5(2), 1966), as far as announced batches tell: first pages that none of them uses, the
+least recently used first.
 
-Guarantees: none of its own; the tier's lock is held around every call. All calls take time linear in the pages given.
+Not thread-safe: the tier holds its lock during every call. All calls take time linear in the number of pages given.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from marius_oac.storage.reserved import reserve
 UNUSED = np.int64(2**62)
 """The next use of a page that no announced batch uses."""
 WRITING = 1 << 62
-"""Bit of `slot_of`: the page is on its way to the slot."""
+"""Bit of `slot_of`: the page is being written to the slot."""
 
 TOO_FEW_FRAMES, ON_ITS_WAY = 1, 2
-"""Why a claim can't be held now: others hold too many frames, or a page is still being written."""
+"""Why a claim can't get frames now: others hold too many, or a page is still being written."""
 
 _SHORT_MASK = np.int64(2**31 - 1)
 
@@ -31,7 +31,7 @@ _ANNOUNCED, _FETCHED, _EVICTABLE, _ENTRY, _ENTRIES = range(5)
 
 
 class Arrays(NamedTuple):
-    """What the kernels work on. Frames and entries are counted from 1 where 0 means none: fresh memory is zero."""
+    """The kernels' arrays. Frames and entries are numbered from 1 where 0 means none, since fresh memory is zero."""
 
     frame_of: np.ndarray  # int32 [pages]: its frame
     entry_of: np.ndarray  # int32 [pages]: its last entry in `following`, if an announced batch has yet to fetch it
@@ -40,8 +40,8 @@ class Arrays(NamedTuple):
     pins: np.ndarray  # int32 [frames]
     dirty: np.ndarray  # uint8 [frames]
     next_use: np.ndarray  # int64 [frames]: the next announced batch that uses its page, or UNUSED
-    # Circular lists of the frames that nobody holds; behind the frames come the heads of the lists: free, idle (next
-    # use unknown, the first used longest ago), and one for each announced batch that is the next to use them.
+    # Circular lists of the frames without pins. The heads of the lists follow the frames: free, idle (next use unknown,
+    # least recently used first), and one for each announced batch that is the next to use the frames.
     before: np.ndarray  # int32 [frames + lists]
     after: np.ndarray  # int32 [frames + lists]
     state: np.ndarray  # int64 [5]
@@ -55,7 +55,7 @@ def _unlink(before, after, node):
 
 @inlined
 def _link(before, after, node, behind):
-    """Puts a node behind another."""
+    """Inserts a node after another."""
     after[node], before[node] = after[behind], behind
     before[after[behind]] = node
     after[behind] = node
@@ -69,13 +69,13 @@ def _list_for(frames, lists, next_use):
 
 @inlined
 def _short(batch_index):
-    """A sequence as `following` holds it; it holds -1 for UNUSED."""
+    """A batch index as stored in `following`, where -1 is UNUSED."""
     return np.int32(batch_index & _SHORT_MASK)
 
 
 @inlined
 def _next(short, fetched):
-    """The sequence after `fetched`, by fewer than 2**31, that is held as `short`."""
+    """The batch index stored as `short`, which is less than 2**31 after `fetched`."""
     return UNUSED if short < 0 else fetched + ((short - fetched) & _SHORT_MASK)
 
 
@@ -106,7 +106,7 @@ def _announce(d, pages, batch_index):
 
 @compiled
 def _shortage(d, pages, slot_of):
-    """0 if the pages can be held now, else `TOO_FEW_FRAMES` or `ON_ITS_WAY`."""
+    """0 if the pages can get frames now, else `TOO_FEW_FRAMES` or `ON_ITS_WAY`."""
     frame_of, pins = d.frame_of, d.pins
     missing, idle_hits = 0, 0
     for i in range(pages.size):
@@ -122,7 +122,7 @@ def _shortage(d, pages, slot_of):
 
 @compiled
 def _hold_resident(d, pages, misses):
-    """Holds the pages that are in memory; `misses` gets the places of the others in `pages`. Returns how many."""
+    """Pins the pages that are in memory. Writes the indices of the others in `pages` to `misses`; returns how many."""
     frame_of, pins, before, after = d.frame_of, d.pins, d.before, d.after
     missing = 0
     for i in range(pages.size):
@@ -140,7 +140,7 @@ def _hold_resident(d, pages, misses):
 
 @compiled
 def _replace(d, pages, misses, victims):
-    """Gives each missing page a frame; `victims` gets the changed page that was in it, or -1."""
+    """Assigns each missing page a frame. Writes the changed page that was in it, or -1, to `victims`."""
     frame_of, page_in, pins, dirty, next_use = d.frame_of, d.page_in, d.pins, d.dirty, d.next_use
     before, after = d.before, d.after
     frames = pins.size
@@ -170,7 +170,7 @@ def _replace(d, pages, misses, victims):
 
 @compiled
 def _advance(d, pages, batch_index):
-    """Batch `batch_index`, the first of the announced ones, has its pages: their next uses are the ones after it."""
+    """Removes batch `batch_index`, the first announced one, and sets the next uses of its pages to those after it."""
     frame_of, entry_of, following, next_use = d.frame_of, d.entry_of, d.following, d.next_use
     entry = d.state[_ENTRY]
     for i in range(pages.size):
@@ -199,7 +199,7 @@ def _release(d, pages, oldest):
 
 @compiled
 def _dirty_pages(d, first, last, pages):
-    """Changed pages in [first, last), into `pages`; returns how many."""
+    """Writes the changed pages in [first, last) to `pages`. Returns how many."""
     count = 0
     for frame in range(d.dirty.size):
         if d.dirty[frame] and first <= d.page_in[frame] < last:
@@ -209,14 +209,14 @@ def _dirty_pages(d, first, last, pages):
 
 
 class Directory:
-    """Frames and pages.
+    """The assignment of pages to frames.
 
     Args:
-        pages: page numbers lie in [0, pages).
-        frames: pages that the memory holds, below 2**31.
-        entries: pages of all announced batches that have yet to be fetched, at most; below 2**31.
-        batches: announced batches that have yet to be fetched, at most.
-        slot_of: int64 [pages], where each page is on the disk; here only for its bit `WRITING`.
+        pages: page numbers are in [0, pages).
+        frames: the number of frames, below 2**31.
+        entries: the largest number of pages of all announced batches that are not fetched yet, below 2**31.
+        batches: the largest number of announced batches that are not fetched yet.
+        slot_of: int64 [pages], each page's slot; used only for its bit `WRITING`.
     """
 
     def __init__(self, pages: int, frames: int, entries: int, batches: int, slot_of: np.ndarray):
@@ -237,12 +237,12 @@ class Directory:
         self.forget()
 
     def forget(self) -> None:
-        """Every frame is free, no batch is announced."""
+        """Frees every frame, and removes all announced batches."""
         d = self.arrays
         frames, nodes = d.pins.size, d.before.size
         held = d.page_in[d.page_in >= 0]
         d.frame_of[held] = 0
-        if self._pending:  # else there is no entry, and of a large table nothing need be looked at
+        if self._pending:  # else there are no entries, and a large table need not be scanned
             d.entry_of[np.flatnonzero(d.entry_of)] = 0
         self._pending = 0
         d.page_in[:], d.pins[:], d.dirty[:], d.next_use[:] = -1, 0, 0, UNUSED
@@ -253,12 +253,12 @@ class Directory:
         d.state[_EVICTABLE] = frames
 
     def can_announce(self, pages: np.ndarray) -> bool:
-        """Whether there is room for one more batch among the announced ones."""
+        """Whether another batch can be announced."""
         d = self.arrays
         return self._pending < self._batches and d.state[_ENTRIES] + pages.size <= d.following.size
 
     def announce(self, pages: np.ndarray, batch_index: int) -> None:
-        """Batch `batch_index` will use `pages`, int64 ascending; in the order of the sequence."""
+        """Records that batch `batch_index` will use `pages`, int64 [n], ascending. Batches are announced in order."""
         self._pending += 1
         _announce(self.arrays, pages, batch_index)
 
@@ -267,14 +267,14 @@ class Directory:
         return _shortage(self.arrays, pages, self._slot_of)
 
     def hold(self, pages: np.ndarray, batch_index: int = -1) -> tuple[np.ndarray, np.ndarray]:
-        """Holds `pages`, int64 ascending: they are in memory or get a frame each.
+        """Pins `pages`, int64 [n], ascending, and assigns frames to missing ones.
 
         Args:
-            sequence: of the announced batch that uses them; -1: nobody announced it.
+            batch_index: the announced batch that uses them; -1: they were not announced.
 
         Returns:
-            The missing pages, and for each the changed page that had to leave its frame, or -1: copy that one before
-            the missing page is read.
+            The missing pages, int64 [m], and for each the changed page that was evicted from its frame, or -1, int64
+            [m]. The evicted page must be copied before the missing one is read.
         """
         d, misses = self.arrays, np.empty(pages.size, np.int64)
         misses = misses[: _hold_resident(d, pages, misses)]
@@ -286,20 +286,20 @@ class Directory:
         return pages[misses], victims
 
     def release(self, pages: np.ndarray, oldest: bool = False) -> None:
-        """Lets go of `pages`. `oldest`: those that no announced batch uses go first, as if never used before."""
+        """Unpins `pages`, int64 [n]. With `oldest`, those that no announced batch uses are evicted first."""
         _release(self.arrays, pages, oldest)
 
     def frames_of(self, pages: np.ndarray) -> np.ndarray:
-        """The frames of pages that are held, int64."""
+        """The frames of pages in memory, int64 [n]."""
         return self.arrays.frame_of[pages].astype(np.int64) - 1
 
     def dirty_pages(self, first: int, last: int) -> np.ndarray:
-        """Pages in [first, last) that have changed since they were last written, ascending."""
+        """The pages in [first, last) that have changed since they were last written, int64 [n], ascending."""
         pages = np.empty(self.arrays.dirty.size, np.int64)
         return np.sort(pages[: _dirty_pages(self.arrays, first, last, pages)])
 
 
 def zeros(count: int, dtype: type) -> np.ndarray:
-    """Zeroed memory that is taken as it is written."""
+    """A zeroed array [count], whose memory is allocated as it is written."""
     size = max(count, 1) * np.dtype(dtype).itemsize
     return np.frombuffer(reserve(size, size), dtype, count)

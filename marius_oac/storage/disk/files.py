@@ -1,20 +1,20 @@
-"""The files that pages lie in: direct or buffered, read and written by many threads at once.
+"""The page files: direct or buffered I/O by many threads at once.
 
     FOLDER/pages.json         format, version, identity, page size, the files
-    FOLDER/N-IDENTITY.pages   4 KiB that say whose file it is, then the slots
+    FOLDER/N-IDENTITY.pages   a header of 4 KiB that identifies the file, then the slots
 
 Guarantees:
-- `read` and `write` may be called by any number of threads, `write` never for a slot that another call reads or writes.
-- An error of the disk is an `OSError` that names the file, in the thread that called.
-- Files that are opened for writing are locked (flock(2)) until `close`, and have no links of either kind. `disk.owner`
-  keeps copies of a run from writing to the same files one after the other.
-- Nothing outlives `close`.
+- Any number of threads may call `read` and `write`, but not `write` for a slot that another call reads or writes.
+- A disk error is an `OSError` that names the file, in the calling thread.
+- Files that are opened for writing are locked (flock(2)) until `close`, and have no hard or symbolic links.
+  `disk.owner` prevents copies of a run from writing to the same files one after another.
+- `close` ends all threads and closes all files.
 
-Measured (`benchmarks/disk/page_io.py`): compiled loops of `preadv` in many threads reach 0.9 and more of fio's io_uring
-at the same depth, also beside threads that run Python; `async_io` is as fast at a quarter less processor time, and
-wakes its threads a hundredth as often. The binding of io_uring for Python, liburing, prepares every request under the
-GIL: beside a busy thread it falls to a third. A pool of threads that call `os.preadv` reaches a third at best, aiofiles
-a fifth.
+Measured (`benchmarks/disk/page_io.py`): compiled loops of `preadv` in many threads reach at least 0.9 of fio's io_uring
+at the same depth, also beside threads that run Python. `async_io` is as fast with a quarter less processor time, and
+wakes its threads a hundredth as often. The Python binding of io_uring, liburing, prepares every request under the GIL,
+so beside a busy thread it drops to a third. A pool of threads that call `os.preadv` reaches a third at best, aiofiles a
+fifth.
 """
 
 from __future__ import annotations
@@ -47,17 +47,21 @@ Result = TypeVar("Result")
 FORMAT, VERSION = "marius-oac pages", 1
 LISTING = "pages.json"
 HEADER_BYTES = 4096
-MOST_PAGES_A_JOB = 128  # a job's thread makes its requests one after the other
+MOST_PAGES_A_JOB = 128  # without asynchronous I/O a job makes its requests one after another
 MOST_PAGE_BYTES = 1 << 30
 _MOST_FILES = 1024
 _FEWEST_PAGES_A_JOB = 8  # a job costs as much as some pages
 _MOST_THREADS = 32
-_NICE = 10  # pages are asked for batches ahead: where cores are short, whoever computes goes first
+_NICE = 10  # pages are requested batches ahead, so threads that compute get the cores first
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What `pages.json` says. Each file's header says the same, with the file's number."""
+    """The content of `pages.json`. Each file's header has the same content and the file's number.
+
+    Raises:
+        ValueError: a field is invalid.
+    """
 
     identity: str
     page_bytes: int
@@ -66,7 +70,7 @@ class Listing:
     version: int = VERSION
 
     def dump(self) -> str:
-        """What `load` reads back."""
+        """The text of `pages.json`, which `load` reads."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     def header(self, number: int) -> bytes:
@@ -79,7 +83,7 @@ class Listing:
             raise ValueError(f"identity {shown(self.identity)} is none")
         if self.page_bytes % HEADER_BYTES or not 0 < self.page_bytes <= MOST_PAGE_BYTES:
             raise ValueError(f"page_bytes {self.page_bytes} is no multiple of {HEADER_BYTES} up to {MOST_PAGE_BYTES}")
-        for number, file in enumerate(self.files):  # a name that is no page file's may be anything on this machine
+        for number, file in enumerate(self.files):  # other names might be any file on this machine
             if Path(file).name != f"{number}-{self.identity}.pages" or "\0" in file or ".." in Path(file).parts:
                 raise ValueError(f"files.{number} {shown(file)} is no name of a page file")
         if not 0 < len(self.files) <= _MOST_FILES:
@@ -87,7 +91,7 @@ class Listing:
 
     @classmethod
     def load(cls, path: Path) -> Listing:
-        """Raises InputError: missing, broken, of another version."""
+        """Loads `pages.json`. Raises InputError if it is missing, broken, or of another version."""
         try:
             found = read_json(path, dict[str, Any])
         except OSError as error:
@@ -101,7 +105,7 @@ class Listing:
 
     @classmethod
     def new(cls, page_bytes: int, folders: Sequence[Path] = ()) -> Listing:
-        """Of files that are still to be made: one per folder, or one beside the listing."""
+        """A listing of files to be made: one per folder, or one beside the listing."""
         identity = uuid.uuid4().hex
         parts = [folder.absolute() for folder in folders] or [Path()]
         return cls(
@@ -110,33 +114,33 @@ class Listing:
 
 
 def is_page_file(name: str) -> bool:
-    """Whether `Listing.new` may have given a file this name."""
+    """Whether this is a name that `Listing.new` gives to files."""
     return re.fullmatch(r"[0-9]+-[0-9a-f]{32}\.pages", name) is not None
 
 
 def num_threads(io: str, depth: int) -> int:
-    """Threads that make up to `depth` requests at once."""
+    """The number of threads for up to `depth` requests at once."""
     at_once = MOST_PAGES_A_JOB if io == "direct" and async_io.supported() else 1
     return min(_MOST_THREADS, -(-depth // at_once))
 
 
 class PageFiles:
-    """Opened page files; slots are spread over them segment by segment.
+    """Open page files. Slots are distributed over them by segment.
 
     Args:
-        folder: where the listing lies.
-        listing: which files.
-        io: direct (past the page cache of the system) or buffered.
-        depth: requests that are on their way at once. Direct ones by `async_io` in threads of up to 128 each, where
-            there is such a thing; else each in a thread of its own, 32 of them at most.
-        create: make the files; they must not be there, and their folders must.
+        folder: of the listing.
+        listing: of the files.
+        io: direct (without the system's page cache) or buffered.
+        depth: the number of requests at once. With direct I/O and `async_io` a thread makes up to 128 at once, else
+            there is a thread for each, at most 32.
+        create: make the files. They must not exist, their folders must.
         writable: open them for writing.
-        warn: called with one line where a file system has no direct I/O and buffered I/O is used.
+        warn: called with one line if a file system has no direct I/O and buffered I/O is used.
         bind: called by each thread with its name before its first request.
 
     Raises:
-        InputError: a file is missing, can't be made, is another run's, or of another version; or it is to be written,
-            and is in use, or linked to from elsewhere.
+        InputError: a file is missing, can't be made, or belongs to another run or version; or it is opened for writing
+            and is in use, or has links.
     """
 
     def __init__(
@@ -170,13 +174,13 @@ class PageFiles:
         self._kernel_descriptors = np.array(self._descriptors, np.int64)
 
     def _begin(self) -> None:
-        """In each thread, before its first request."""
+        """Initialises each thread."""
         if self._bind:
             self._bind("io")
-        if sys.platform == "linux":  # elsewhere it is the whole process that would give way
+        if sys.platform == "linux":  # elsewhere it would affect the whole process
             os.nice(_NICE)
         if self._window:
-            with suppress(OSError):  # the system has no more of them: this thread makes one request after the other
+            with suppress(OSError):  # beyond the system's limit this thread makes one request after another
                 self._own.context = async_io.Context()
                 self._contexts.append(self._own.context)
 
@@ -208,7 +212,7 @@ class PageFiles:
         return descriptor
 
     def grow(self, slots: int) -> None:
-        """Makes room for so many slots. Raises OSError where the disk has none."""
+        """Extends the files to so many slots. Raises OSError if the disk is full."""
         if slots <= self._slots or not self._writable:
             return
         segment = page_kernels.SLOTS_PER_SEGMENT
@@ -224,11 +228,11 @@ class PageFiles:
         self._slots = slots
 
     def check_slots(self, slots: np.ndarray) -> None:
-        """Raises InputError unless each of these slots, int64, is -1 (of a page that was never written) or one that
-        the files have room for, and none is there twice."""
+        """Raises InputError unless each of these slots, int64 [n], is -1 (of a page that was never written) or exists,
+        and none is repeated."""
         segment, count = page_kernels.SLOTS_PER_SEGMENT, len(self._descriptors)
         sizes = [(os.fstat(each).st_size - HEADER_BYTES) // self.page_bytes // segment for each in self._descriptors]
-        first_missing = [number + size * count for number, size in enumerate(sizes)]  # segment, of each file
+        first_missing = [number + size * count for number, size in enumerate(sizes)]  # the segment, for each file
         room, shortest = min(first_missing) * segment, self._paths[int(np.argmin(first_missing))]
         used = np.sort(slots)
         if used.size and not -1 <= used[0] <= used[-1] < room:
@@ -239,33 +243,33 @@ class PageFiles:
             raise InputError("a checkpoint refers to a slot twice", self._paths[0])
 
     def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """A future of `work(*arguments)` in one of the I/O threads."""
+        """Runs `work(*arguments)` in an I/O thread."""
         return self._threads.submit(work, *arguments)
 
     def jobs(self, count: int) -> list[slice]:
-        """Cuts `count` pages into jobs for the threads, none longer than `MOST_PAGES_A_JOB`."""
+        """Divides `count` pages into jobs for the threads, of at most `MOST_PAGES_A_JOB`."""
         size = MOST_PAGES_A_JOB
-        if not self._window:  # one request after the other: enough jobs for all threads
+        if not self._window:  # a job makes one request after another, so there are jobs for all threads
             size = max(_FEWEST_PAGES_A_JOB, min(size, -(-count // _MOST_THREADS)))
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
     def path_of(self, slot: int) -> Path:
-        """The file that a slot lies in."""
+        """The file of a slot."""
         return self._paths[int(self.numbers_of(np.array(slot)))]
 
     def numbers_of(self, slots: np.ndarray) -> np.ndarray:
-        """The numbers of the files that slots lie in."""
+        """The file number of each slot, int64 [n]."""
         return slots // page_kernels.SLOTS_PER_SEGMENT % len(self._paths)
 
     def read(self, slots: np.ndarray, addresses: np.ndarray) -> int:
-        """Reads slots, int64 ascending, to addresses, int64; in an I/O thread at most `MOST_PAGES_A_JOB`.
+        """Reads slots, int64 [n], ascending, to addresses, int64 [n]. In an I/O thread n is at most `MOST_PAGES_A_JOB`.
 
-        Returns the number of requests.
+        Returns the number of requests. Raises OSError, with the file, if the disk failed.
         """
         return self._transfer(False, slots, addresses)
 
     def write(self, slots: np.ndarray, addresses: np.ndarray) -> int:
-        """Writes slots, int64 ascending, from addresses, int64. Returns the number of requests."""
+        """Writes slots, int64 [n], ascending, from addresses, int64 [n]. Returns and raises as `read`."""
         return self._transfer(True, slots, addresses)
 
     def _transfer(self, write: bool, slots: np.ndarray, addresses: np.ndarray) -> int:
@@ -277,7 +281,7 @@ class PageFiles:
         else:
             handle = context.handle
             at, number = page_kernels.transfer_async(write, handle, self._window, *rest, context.room, counts)
-            if write and number == page_kernels.SHORT_READ:  # one call after the other does it, or says why not
+            if write and number == page_kernels.SHORT_READ:  # synchronous calls succeed, or tell the error
                 at, number = page_kernels.transfer(write, *rest, vectors, counts)
         if at >= 0:
             name = str(self.path_of(int(slots[at])))
@@ -288,12 +292,12 @@ class PageFiles:
         return int(counts[0])
 
     def sync(self) -> None:
-        """Returns when the disk has everything that was written."""
+        """Flushes the files to the disk."""
         for descriptor in self._descriptors:
             os.fdatasync(descriptor)
 
     def close(self) -> None:
-        """Ends the threads and closes the files. Closing twice does nothing."""
+        """Ends the threads and closes the files. A second call does nothing."""
         self._threads.shutdown()
         while self._contexts:
             self._contexts.pop().close()
@@ -319,7 +323,7 @@ def _opened(path: Path, io: str, flags: int, warn: Callable[[str], None]) -> int
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Locks a page file that is to be written. Raises InputError where somebody else would see what is written."""
+    """Locks a page file for writing. Raises InputError if it is in use or has hard links."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

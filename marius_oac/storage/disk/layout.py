@@ -1,4 +1,4 @@
-"""Tables cut into pages, and how much memory pages take beside their own bytes."""
+"""Divides tables into pages, and knows the memory overhead of pages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from marius_oac.errors import ConfigError
 from marius_oac.kernels.cpu import pages as page_kernels
 from marius_oac.storage.contract import RowLayout
 
-BLOCK_BYTES = 4096  # what direct I/O is aligned to
-PAGE_TABLE_BYTES = 32  # of each page of a table: directory, slot, checksum, and the references to two slots
-FRAME_BYTES = 77  # of each frame beside its page: directory, twelve entries of announced batches
+BLOCK_BYTES = 4096  # the alignment of direct I/O
+PAGE_TABLE_BYTES = 32  # overhead of each page of a table: directory, slot, checksum, and the references of two slots
+FRAME_BYTES = 77  # overhead of each frame: directory, twelve entries of announced batches
 
 
 @dataclass(frozen=True)
 class PagedTable:
-    """A table as the tier knows it: its pages are [first_page, first_page + num_pages)."""
+    """A table in a tier: its pages are [first_page, first_page + num_pages)."""
 
     name: str
     layout: RowLayout
@@ -27,16 +27,16 @@ class PagedTable:
     num_pages: int
 
     def pages_of(self, rows: np.ndarray) -> np.ndarray:
-        """The pages of ascending rows, without repetition."""
+        """The pages of rows, int64 [n], ascending: int64 [m], ascending and unique."""
         pages = np.empty(rows.size, np.int64)
         return pages[: page_kernels.pages_of(rows, self.rows_per_page, self.first_page, pages)]
 
     def first_pages(self, num_rows: int) -> slice:
-        """The pages of the first rows."""
+        """The pages of the first `num_rows` rows."""
         return slice(self.first_page, self.first_page + -(-num_rows // self.rows_per_page))
 
     def shape(self) -> list[int]:
-        """What `cpu.pages.copy_pages` needs to know."""
+        """The description of the table for `kernels.cpu.pages.copy_pages`."""
         layout = self.layout
         narrow = layout.value_dtype == "bfloat16"
         return [
@@ -46,7 +46,7 @@ class PagedTable:
 
 
 def page_bytes_for(row_bytes: Sequence[int]) -> int:
-    """A good page size for tables of such rows: the smallest multiple of 4 KiB of which the widest rows fill 7/8."""
+    """A good page size for rows of these sizes: the smallest multiple of 4 KiB of which the widest rows fill 7/8."""
     size, widest = BLOCK_BYTES, max(row_bytes)
     while size < widest or (size % widest) * 8 > size:
         size += BLOCK_BYTES
@@ -54,7 +54,7 @@ def page_bytes_for(row_bytes: Sequence[int]) -> int:
 
 
 def too_small(what: str, pages: int, frames: int, page_bytes: int) -> ConfigError:
-    """The error of a batch that uses more pages than there are frames."""
+    """The error of a batch that needs more pages than there are frames."""
     need = -(-pages * (page_bytes + FRAME_BYTES) >> 20)
     return ConfigError(
         f"{what} uses {pages:,} pages of {page_bytes:,} bytes and the memory holds {frames:,}: {need:,} MiB are needed "
@@ -64,5 +64,5 @@ def too_small(what: str, pages: int, frames: int, page_bytes: int) -> ConfigErro
 
 
 def frames_in(budget: int, page_bytes: int) -> int:
-    """Frames that a budget of so many bytes is enough for."""
+    """The number of frames that a budget in bytes allows."""
     return max(1, budget // (page_bytes + FRAME_BYTES))

@@ -1,6 +1,6 @@
-"""Moving pages between frames and files: what the I/O threads do.
+"""Moves pages between frames and files, in the I/O threads.
 
-Guarantees: any number of threads may move different pages at once; who may move which page is the tier's affair.
+Guarantees: any number of threads may move different pages at once. The tier decides which thread moves which page.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_PAGES = np.zeros(0, np.int64)
 
 @dataclass
 class Traffic:
-    """What went between memory and disk. A page that was never written is computed, not read."""
+    """Counts of the traffic between memory and disk. A page that was never written is computed, not read."""
 
     pages_asked: int = 0
     pages_read: int = 0
@@ -34,14 +34,14 @@ class Traffic:
 
 @dataclass
 class Move:
-    """Pages that one job brings into their frames, and changed pages that it takes out of these before. All int64.
+    """Pages that one job loads into frames, and changed pages that it evicts from these frames before. All int64.
 
     Attributes:
-        ticket: of the claim that it is for.
-        pages, frames, slots: what comes in; slot -1: it was never written.
-        out_pages, out_frames, out_slots: what goes out, at most `MOST_PAGES_A_JOB`.
-        out_checksums: uint64, once they have been copied.
-        requests: calls of the system so far.
+        ticket: of the claim that needs the pages.
+        pages, frames, slots: of the pages to load; slot -1: the page was never written.
+        out_pages, out_frames, out_slots: of the pages to evict, at most `MOST_PAGES_A_JOB`.
+        out_checksums: uint64, of the evicted pages, once they have been copied.
+        requests: the number of system calls so far.
     """
 
     ticket: int
@@ -59,8 +59,14 @@ class PageMover:
     """Copies, reads, writes and computes pages.
 
     Args:
+        files: the page files.
         memory: uint8 [frames, page bytes].
-        checksum_of: uint64 [pages], what the bytes of each page on disk must be.
+        tables: in page order.
+        checksum_of: uint64 [pages], the checksum of each page on disk.
+
+    Attributes:
+        fills: of each table, `fill(pages, frames)` writes the initial rows of pages that were never written.
+        not_finite: the first rows seen that held NaN or infinite numbers when their page was written; None: none.
     """
 
     def __init__(self, files: PageFiles, memory: np.ndarray, tables: Iterable[PagedTable], checksum_of: np.ndarray):
@@ -73,7 +79,7 @@ class PageMover:
         self.not_finite: str | None = None
 
     def copy_out(self, move: Move) -> None:
-        """Copies the pages that leave aside; from here on their frames are the new pages'."""
+        """Copies the pages to evict to this thread's buffer. Afterwards their frames can be reused."""
         if not move.out_pages.size:
             return
         move.out_checksums = np.empty(move.out_pages.size, np.uint64)
@@ -88,10 +94,11 @@ class PageMover:
             self.not_finite = f"rows {first:,} to {first + table.rows_per_page - 1:,} of table {table.name!r}"
 
     def bring_in(self, move: Move) -> None:
-        """Reads the pages that come, and computes those that were never written.
+        """Reads the pages to load, and computes those that were never written.
 
         Raises:
-            InputError: a page is not what was written. OSError: the disk failed.
+            InputError: a page is damaged.
+            OSError: the disk failed.
         """
         new = int(np.searchsorted(move.slots, 0))  # -1 sorts first
         self._compute(move.pages[:new], move.frames[:new])
@@ -112,19 +119,19 @@ class PageMover:
             raise damaged(self._files, int(slots[wrong]), table.name, page, table.rows_per_page)
 
     def write(self, move: Move) -> None:
-        """Writes what `copy_out` copied, in the same thread. Raises OSError where the disk failed."""
+        """Writes the pages that `copy_out` copied, in the same thread. Raises OSError if the disk failed."""
         if move.out_pages.size:
             addresses = self._aside() + np.arange(move.out_pages.size) * self._page_bytes
             move.requests += self._files.write(move.out_slots, addresses)
 
     def _aside(self) -> int:
-        """Address of this thread's room for the pages of a job."""
+        """The address of this thread's buffer for the pages of a job."""
         if not hasattr(self._own, "memory"):
             self._own.memory = np.frombuffer(reserve(MOST_PAGES_A_JOB * self._page_bytes), np.uint8)
         return self._own.memory.ctypes.data
 
     def _within_tables(self, pages: np.ndarray) -> np.ndarray:
-        """Pages counted within their tables: where a table begins may be another in the next run."""
+        """The pages' numbers in their tables, since a table's first page may differ in the next run; int64 [n]."""
         first_pages = self._shapes[:, 0]
         return pages - first_pages[np.searchsorted(first_pages, pages, side="right") - 1]
 

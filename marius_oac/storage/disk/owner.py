@@ -1,15 +1,13 @@
-"""Whose page files are that lie outside of the run's folder: a copy of the folder names the same ones.
+"""Ownership of page files outside of the run's folder. A copy of the folder refers to the same files.
 
-    tables/owner.json     beside the listing: a token, and while it is being changed the next one
-    N-IDENTITY.owner      beside the first page file: the folder that the files belong to, by path and inode, and the
-                          token
+    tables/owner.json     beside the listing: a token, and during a change the next token
+    N-IDENTITY.owner      beside the first page file: the folder that owns the files, by path and inode, and the token
 
-Who opens page files for writing claims them, and changes the token in both places. So of all folders that name the same
-files one can write: that which was there first, wherever it has been moved since, and where it is gone the first one
-that asks. Every other one either finds the folder that they belong to, or has an older token. Where page files lie in
-the run's folder a copy has its own.
+Opening page files for writing claims them, and changes the token in both places. So of all folders that refer to the
+same files only one can write: the original, even if it was moved, or if it is gone, the first folder that claims them.
+Any other folder either finds the owner, or has an older token. Page files in the run's folder are copied with it.
 
-Guarantees: a crash at any moment leaves the claim to whoever made it. The files are locked meanwhile (`PageFiles`).
+Guarantees: after a crash at any point the claimant still owns the files. They are locked meanwhile (`PageFiles`).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from marius_oac.storage.disk.files import LISTING, Listing
 
 OWNER = "owner.json"
 Model = TypeVar("Model")
-_LEVELS = 4  # a node's part of a run lies three folders below the run
+_LEVELS = 4  # a node's part of a run is three folders below the run
 
 
 class _Tokens(Described):
@@ -44,15 +42,15 @@ class _Owner(Described):
 
 
 def claim(tables: Path, listing: Listing, new: bool = False) -> None:
-    """From now on the page files belong to the run whose folder `tables` is; nothing is written where they can't.
+    """Claims the page files for the run with the folder `tables`.
 
     Args:
         listing: of the files, which are opened and locked.
         new: they have just been made.
 
     Raises:
-        InputError: they belong to another folder, of which this one is a copy, or were written to since by one that has
-            gone elsewhere.
+        InputError: the files belong to another folder, of which this one is a copy, or another folder has written to
+            them since. Nothing is changed then.
     """
     if not any(Path(name).is_absolute() for name in listing.files):
         return
@@ -70,7 +68,7 @@ def claim(tables: Path, listing: Listing, new: bool = False) -> None:
 
 
 def verify_claim(tables: Path, listing: Listing) -> None:
-    """Raises InputError where what says whose the page files are is damaged, or half of it is missing."""
+    """Raises InputError if a file that records the owner is damaged, or one of the two is missing."""
     tokens = _read(tables / OWNER, _Tokens)
     if any(Path(name).is_absolute() for name in listing.files):
         owner = _read((tables / listing.files[0]).with_suffix(".owner"), _Owner)
@@ -101,7 +99,7 @@ def _check(owner: _Owner, tokens: _Tokens | None, tables: Path, listing: Listing
 
 
 def _others(owner: _Owner, home: Path) -> Iterator[Path]:
-    """Where the folder may be that the files belong to: where it was, or renamed beside it or beside `home`."""
+    """Yields where the owner may be: its old path, or renamed beside that or beside `home`."""
     was = Path(owner.folder)
     yield was
     for place in (was, home):
@@ -114,7 +112,7 @@ def _others(owner: _Owner, home: Path) -> Iterator[Path]:
 
 
 def _lists(tables: Path, listing: Listing) -> bool:
-    """Whether a run there names the same files."""
+    """Whether the run there refers to the same files."""
     try:
         return Listing.load(tables / LISTING).identity == listing.identity
     except InputError:
@@ -130,7 +128,7 @@ def _inode(path: Path) -> str | None:
 
 
 def _read(path: Path, model: type[Model]) -> Model | None:
-    """Raises InputError where it is damaged."""
+    """The content of a file; None if it doesn't exist. Raises InputError if it is damaged."""
     try:
         content = read_bounded(path)
     except FileNotFoundError:

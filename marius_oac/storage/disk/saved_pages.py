@@ -1,6 +1,6 @@
-"""Tables on disk as a checkpoint left them, read without a tier: for evaluation, export and comparison.
+"""Reads tables on disk from a checkpoint, without a tier: for evaluation, export and comparison.
 
-Guarantees: any number of threads may read at once. Every page is checked against its checksum; nothing stays open.
+Guarantees: any number of threads may read at once. Every page is checked against its checksum. No file stays open.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ _DEPTH = 8
 
 @dataclass(frozen=True)
 class PagedRows:
-    """What a checkpoint must know of a table on disk beside its pages.
+    """What a checkpoint records about a table on disk besides its pages.
 
     Attributes:
-        first_rows: rows that the table began with; their initial values have their ids for keys.
+        num_rows: of the table.
+        first_rows: the number of rows at the beginning, whose keys are their ids.
+        layout: of a row.
+        initial: the initial values.
+
+    Raises:
+        ValueError: the numbers of rows are invalid.
     """
 
     num_rows: int
@@ -50,15 +56,15 @@ class PagedRows:
 
     @classmethod
     def load(cls, saved: dict[str, Any]) -> Self:
-        """From what `dump` gave. Raises TypeError or KeyError where something is missing."""
+        """Loads the result of `dump`. Raises TypeError or KeyError if something is missing."""
         parts = {"layout": RowLayout(**saved["layout"]), "initial": RowInitial(**saved["initial"])}
         return cls(**{**saved, **parts})
 
 
 def fill_pages(about: PagedRows, table: kernels.Table, rows: np.ndarray, offsets: np.ndarray) -> None:
-    """Puts rows, int64 [n], that lie at `offsets` from the table's address to their initial values.
+    """Writes initial values to rows, int64 [n], at `offsets`, int64 [n] in bytes, from the table's address.
 
-    Rows that came later than the first ones are left as they are: `extend` writes them.
+    Rows after the first ones are skipped, since `extend` writes them.
     """
     known = rows < about.first_rows
     rows, offsets = rows[known], offsets[known]
@@ -70,14 +76,18 @@ def fill_pages(about: PagedRows, table: kernels.Table, rows: np.ndarray, offsets
 
 
 class PagedArray:
-    """One part of a table's rows, `values`, `state` or `timestamps`; is indexed along its first axis as an array is, by
-    a slice or by ascending rows.
+    """One part of a table's rows: `values`, `state` or `timestamps`. It is indexed by a slice or by ascending rows.
 
     Args:
-        folder, listing: where the page files are.
+        folder, listing: of the page files.
         name: of the table, for messages.
-        slots, checksums: int64 and uint64 [pages], as `DiskTier.saved` gave them.
-        kept_by: what keeps the pages as they are as long as it is there.
+        about: the table.
+        slots, checksums: int64 and uint64 [pages], as `DiskTier.saved` returns them.
+        part: which part.
+        kept_by: an object whose existence keeps the pages unchanged.
+
+    Raises:
+        InputError: the page size or the number of pages doesn't match the table.
     """
 
     def __init__(
@@ -104,7 +114,7 @@ class PagedArray:
             what = f"{len(slots):,} slots and {len(checksums):,} checksums"
             raise InputError(f"table {name!r} has {pages:,} pages, but {what}", folder)
         self._shape = np.array([[0, self._rows_per_page, layout.row_bytes]], np.int64)
-        self._known = False  # whether the files have room for all slots
+        self._known = False  # whether the slots were checked
         self.dtype = np.dtype(np.int64 if part == "timestamps" else np.float32)
         width = {"values": (layout.dimension,), "state": (layout.state_width,), "timestamps": ()}[part]
         self.shape = (about.num_rows, *width)
@@ -115,7 +125,7 @@ class PagedArray:
         return self.shape[0]
 
     def __getitem__(self, which: slice | np.ndarray) -> np.ndarray:
-        """Raises InputError naming file and rows where a page is not what was written."""
+        """The selected rows, [n] or [n, width]. Raises InputError, with file and rows, if a page is damaged."""
         rows = np.arange(*which.indices(len(self))) if isinstance(which, slice) else np.asarray(which)
         found = np.empty((rows.size, *self.shape[1:]), self.dtype)
         with PageFiles(self._folder, self._listing, "buffered", _DEPTH, writable=False) as files:
@@ -129,10 +139,11 @@ class PagedArray:
 
     @property
     def page_bytes(self) -> int:
+        """The size of a page in bytes."""
         return self._listing.page_bytes
 
     def pages_besides(self, other: PagedArray | None) -> Iterator[np.ndarray]:
-        """Pages that were written, int64 [n] at a time: those that are not in `other`, of the same table, too."""
+        """Yields the pages that were written and are not the same in `other`, an array of the same table: int64 [n]."""
         for first in range(0, len(self._slots), _PAGES_AT_ONCE):
             part = slice(first, first + _PAGES_AT_ONCE)
             slots, checksums = np.array(self._slots[part]), np.array(self._checksums[part])
@@ -144,8 +155,8 @@ class PagedArray:
             yield first + np.flatnonzero(own)
 
     def damage(self, besides: PagedArray | None, read: Callable[[int], None]) -> Iterator[InputError]:
-        """What is wrong with these pages: of each file that is damaged one error. `read` is told how many bytes were
-        read."""
+        """Checks the pages that are not the same in `besides`. Yields one error for each damaged file. `read` is called
+        with the number of bytes read."""
         found: set[int] = set()
         with PageFiles(self._folder, self._listing, "buffered", _DEPTH, writable=False) as files:
             files.check_slots(self._slots)
@@ -199,11 +210,11 @@ class PagedArray:
 
 
 RowArray = np.ndarray | PagedArray
-"""One part of a table's rows, wherever they are: both are indexed by a slice or by ascending rows."""
+"""One part of a table's rows, in memory or on disk. Both are indexed by a slice or by ascending rows."""
 
 
 def damaged(files: PageFiles, slot: int, table: str, page: int, rows_per_page: int) -> InputError:
-    """The error of a page, counted within its table, that is not what was written to its slot."""
+    """The error of a page, numbered within its table, whose slot holds something else."""
     first = page * rows_per_page
     return InputError(
         f"slot {slot} is damaged or stale: rows {first:,} to {first + rows_per_page - 1:,} of table {table!r} are not "

@@ -1,12 +1,12 @@
-"""Which slots of the page files are free: a page that a checkpoint holds is never overwritten.
+"""Allocates slots of the page files. A page that a checkpoint refers to is never overwritten.
 
-A page has no fixed place. Each time it is written it goes to a free slot, next to the other pages that are written
-then, so that a thousand scattered pages leave in a few large writes; and what a checkpoint refers to stays as it is
-until the last checkpoint that refers to it is removed (shadow paging, as in System R: Gray et al., ACM Computing
-Surveys 13(2), 1981). Slots are taken from the emptiest segment, and the files grow where even that is more than half
-full: so they are at most about twice as large as what is in use.
+A page has no fixed slot. Each time it is written it goes to a free slot, next to other pages that are written then, so
+that a thousand scattered pages need only a few large writes. A page that a checkpoint refers to stays unchanged until
+the last such checkpoint is removed (shadow paging, as in System R: Gray et al., ACM Computing Surveys 13(2), 1981).
+Slots are allocated from the emptiest segment. The files grow if that is more than half full, so they are at most about
+twice as large as the slots in use.
 
-Guarantees: none of its own; the tier's lock is held around every call.
+Not thread-safe: the tier holds its lock during every call.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _HALF = SLOTS_PER_SEGMENT // 2
 
 
 class Slots:
-    """Slots by number, with a count of who refers to each: the table itself, and checkpoints.
+    """Slots with reference counts: the table and checkpoints refer to them.
 
     Args:
-        grow: called with the number of slots that the files must have room for; may raise OSError.
+        grow: called with the number of slots that the files must hold; may raise OSError.
     """
 
     def __init__(self, grow: Callable[[int], None]):
         self._grow = grow
         self._references = np.zeros(0, np.uint32)
-        self._free = np.zeros(0, np.int32)  # of each segment
-        self._open = np.zeros(0, np.int64)  # free slots that are taken next
+        self._free = np.zeros(0, np.int32)  # free slots of each segment
+        self._open = np.zeros(0, np.int64)  # free slots to allocate next
         self._segment = -1
 
     def __len__(self) -> int:
-        """Slots that the files have room for."""
+        """The number of slots of the files."""
         return self._references.size
 
     @property
     def used(self) -> int:
-        """Slots that somebody refers to."""
+        """The number of slots with references."""
         return self._references.size - int(self._free.sum())
 
     def take(self, count: int) -> np.ndarray:
-        """Slots for `count` pages, int64; each is referred to once."""
+        """Allocates slots for `count` pages, int64 [count], with one reference each. Raises what `grow` raises."""
         parts, left = [], count
         while left:
             if not self._open.size:
@@ -57,7 +57,7 @@ class Slots:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def refer(self, slots: np.ndarray) -> None:
-        """One more refers to each of `slots`, int64, none of them twice."""
+        """Adds a reference to each of `slots`, int64 [n], all different."""
         if slots.size and slots.max() >= len(self):
             self._resize(int(slots.max()) + 1)
         new = self._references[slots] == 0
@@ -65,13 +65,13 @@ class Slots:
         np.subtract.at(self._free, slots[new] // SLOTS_PER_SEGMENT, 1)
 
     def let_go(self, slots: np.ndarray) -> None:
-        """One less refers to each of `slots`, int64, none of them twice."""
+        """Removes a reference from each of `slots`, int64 [n], all different."""
         self._references[slots] -= 1
         empty = slots[self._references[slots] == 0]
         np.add.at(self._free, empty // SLOTS_PER_SEGMENT, 1)
 
     def forget(self) -> None:
-        """Nobody refers to any slot."""
+        """Removes all references."""
         self._references[:] = 0
         self._free[:] = SLOTS_PER_SEGMENT
         self._open = self._open[:0]
@@ -79,7 +79,7 @@ class Slots:
     def _open_segment(self) -> None:
         emptiest = int(np.argmax(self._free)) if self._free.size else -1
         if emptiest < 0 or self._free[emptiest] < _HALF:
-            try:  # by a sixteenth at a time: the file system finds longer stretches
+            try:  # grows by a sixteenth, so that the file system can allocate longer extents
                 self._resize(len(self) + max(1, self._free.size // 16) * SLOTS_PER_SEGMENT)
                 emptiest = int(np.argmax(self._free))
             except OSError:

@@ -1,7 +1,7 @@
-"""Rows on disk, with as many in memory as a budget allows.
+"""Rows on disk, of which memory holds as many as a budget allows.
 
-Guarantees: those of `contract` and `kernels`, and the same bytes as the memory store. Rows that have not been held
-ahead (`DiskTier.announce`) are fetched when they are asked for, a part of the memory at a time.
+Guarantees: those of `contract` and `kernels`, and the same bytes as the memory store. Rows that were not announced
+(`DiskTier.announce`) are fetched on demand, a part of the memory at a time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import apply_locked
 
-# The part of the memory that one call takes at a time: others must find frames too.
-_SHARE = 8
+_SHARE = 8  # a call uses at most this fraction of the frames at a time, so that other calls find frames too
 
 
 class SsdStore(ParameterStore):
     """A table of a `DiskTier`.
 
-    Rows that were never written take no room on the disk: they are computed when they are needed.
+    Rows that were never written need no disk space: they are computed on demand.
     """
 
     def __init__(
@@ -46,15 +45,17 @@ class SsdStore(ParameterStore):
 
     @property
     def nbytes(self) -> int:
+        """See `ParameterStore.nbytes`."""
         rows = min(self.num_rows, self.tier.frames * self._place.rows_per_page)
         return 0 if self._closed else rows * self.layout.row_bytes
 
     def held(self) -> HeldRows:
+        """See `ParameterStore.held`."""
         return HeldRows(self)
 
     @property
     def about(self) -> PagedRows:
-        """What a checkpoint must know of the table beside its pages."""
+        """What a checkpoint must record about the table besides its pages."""
         return PagedRows(self.num_rows, self._first_rows, self.layout, self.initial)
 
     def _fill(self, pages: np.ndarray, frames: np.ndarray) -> None:
@@ -77,7 +78,7 @@ class SsdStore(ParameterStore):
         page_kernels.mark(rows, place.rows_per_page, place.first_page, arrays.frame_of, arrays.dirty)
 
     def _parts(self, rows: np.ndarray) -> Iterator[slice]:
-        """Cuts rows into parts whose pages take a share of the memory at most."""
+        """Yields parts of the rows whose pages need at most a fraction of the memory."""
         most = max(1, self.tier.frames // _SHARE)
         pages = rows // self._place.rows_per_page
         new = np.flatnonzero(np.diff(pages, prepend=-1))
@@ -123,7 +124,7 @@ class SsdStore(ParameterStore):
                     apply_locked(
                         self._table, self._offsets(rows[part]), gradients[part], update, timestamp, self.layout.width
                     )
-                finally:  # an update that fails may have written rows before
+                finally:  # an update that fails may have written other rows before
                     self._mark(rows[part])
 
     def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
@@ -140,7 +141,7 @@ class SsdStore(ParameterStore):
 
 
 class HeldRows(SsdStore):
-    """The same table for a pipeline: the pages of all rows that it is asked for are held by a claim already."""
+    """The same table for a pipeline, which holds the pages of all rows that it uses by a claim."""
 
     def __init__(self, store: SsdStore):
         self.__dict__ = store.__dict__

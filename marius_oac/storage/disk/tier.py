@@ -1,24 +1,25 @@
-"""Tables on disk under a fixed budget of memory: pages come before a batch needs them, and leave when none will soon.
+"""Tables on disk under a fixed memory budget. Pages are loaded before a batch needs them, and evicted if no batch will
+need them soon.
 
-The road of a batch through the tier:
+A batch passes through these calls:
 
-    announce   in plan order, batches ahead: the batch will use these rows            -> a Claim
-    fetch      in plan order: its pages get frames, those that lack are being read     (I/O threads)
-    wait       before its rows are read: the pages are there, and stay
-    release    when its rows are written: the pages may go
+    announce   in plan order, batches ahead: declares the rows that the batch will use  -> a Claim
+    fetch      in plan order: assigns frames to its pages, and starts reading missing ones (I/O threads)
+    wait       before its rows are read: waits until the pages are in memory, where they stay
+    release    after its rows are written: the pages may be evicted
 
-A changed page that has to leave its frame is copied out first and written after the frame's new page has been read; it
-goes to a new slot (see `disk.slots`), so that a checkpoint's pages are never overwritten.
+A changed page is copied before its frame is reused, and written after the frame's new page has been read. It goes to a
+new slot (see `disk.slots`), so a checkpoint's pages are never overwritten.
 
 Guarantees:
-- A page that a claim holds stays in memory. Claims get all their frames at once or none, and in order; a claim that has
-  them waits for nobody but the disk. So no two wait for each other.
-- A page is read only when its last write has ended, and counts only if its bytes have the checksum that they were
-  written with: a torn, stale, misplaced or flipped page is an error that names it.
+- A page that a claim holds stays in memory. A claim gets all its frames at once, and claims get them in order; a claim
+  with frames waits only for the disk. So there is no deadlock between claims.
+- A page is read only after its last write has ended, and accepted only if it has the checksum of that write. A torn,
+  stale, misplaced or flipped page is an error that names it.
 - The first error of an I/O thread is raised by every call that waits, then and later; so is `Closed` after `abort`.
-- After `close` no thread and no file is left. What is not in a checkpoint then is gone.
+- `close` ends all threads and closes all files. Data that is not in a checkpoint is lost then.
 
-One lock protects directory and slots; no disk is waited for while it is held.
+One lock protects directory and slots. It is never held during I/O.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from marius_oac.storage.disk.moves import Fill, Move, PageMover, Traffic
 from marius_oac.storage.disk.slots import Slots
 from marius_oac.storage.reserved import reserve
 
-_ENTRIES_PER_FRAME = 12  # fewer end the look-ahead before it decides every eviction (`benchmarks/disk/eviction.py`)
+_ENTRIES_PER_FRAME = 12  # with fewer, look-ahead is too short to decide every eviction (`benchmarks/disk/eviction.py`)
 
 
 @dataclass
 class Claim:
-    """Pages that a batch uses, int64 ascending."""
+    """The pages that a batch uses, int64 [n], ascending."""
 
     pages: np.ndarray
     batch_index: int = -1
@@ -54,15 +55,15 @@ class Claim:
 
 
 class DiskTier:
-    """Frames of memory over page files, for some tables.
+    """Caches pages of tables in frames of memory.
 
     Args:
-        files: where the pages lie; closed with the tier. A page holds a row of any table at least.
+        files: the page files, closed with the tier. A page holds at least one row of any table.
         layouts: of each table, by name.
-        capacities: most rows of each table, by name.
-        budget: bytes for frames and what they need; see `frames_in`.
-        look_ahead: batches that may be announced and not fetched yet.
-        policy: where the memory's pages go.
+        capacities: the largest number of rows of each table, by name.
+        budget: bytes for frames and their overhead; see `frames_in`.
+        look_ahead: the number of batches that may be announced but not fetched yet.
+        policy: the placement of the memory on NUMA nodes.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class DiskTier:
             self.tables[name] = PagedTable(name, layout, rows, first, -(-capacities[name] // rows))
             first += self.tables[name].num_pages
         self.frames = min(frames_in(budget, self.page_bytes), first)
-        self.slot_of, self.checksum_of = zeros(first, np.int64), zeros(first, np.uint64)  # of slots 1 more; 0: none
+        self.slot_of, self.checksum_of = zeros(first, np.int64), zeros(first, np.uint64)  # slot + 1; 0: none
         entries = max(_ENTRIES_PER_FRAME * self.frames, 1 << 10)
         self.directory = Directory(first, self.frames, entries, look_ahead, self.slot_of)
         self._slots = Slots(files.grow)
@@ -100,17 +101,22 @@ class DiskTier:
 
     @property
     def not_finite(self) -> str | None:
-        """Rows that held NaN or infinite numbers when their page was written, the first that were seen."""
+        """The first rows seen that held NaN or infinite numbers when their page was written; None: none."""
         return self._mover.not_finite
 
     def fill_with(self, table: str, fill: Fill) -> None:
-        """`fill(pages, frames)` puts pages of the table that were never written to their initial rows."""
+        """Sets the function `fill(pages, frames)`, which writes initial rows to a table's pages that were never
+        written."""
         self._mover.fills[table] = fill
 
     def announce(self, batch_index: int, rows: Sequence[np.ndarray]) -> Claim:
-        """Batch `batch_index` will use these rows of each table, int64 ascending. In the order of the sequence.
+        """Declares that batch `batch_index` will use these rows of each table, int64 [n], ascending. Batches are
+        announced in order.
 
-        Waits while too many batches are announced. Raises ConfigError where the budget can't hold the batch.
+        Waits while too many batches are announced.
+
+        Raises:
+            ConfigError: the budget can't hold the batch.
         """
         claim = Claim(
             np.concatenate([table.pages_of(part) for table, part in zip(self.tables.values(), rows, strict=True)]),
@@ -124,9 +130,9 @@ class DiskTier:
         return claim
 
     def fetch(self, claim: Claim) -> None:
-        """Gets the claim's pages frames, waiting while others hold too many, and starts reading those that lack."""
+        """Assigns frames to the claim's pages, and starts reading missing pages. Waits while others hold too many."""
         with self._lock:
-            # What it waits for is looked at again when that may have changed, not at every page that was moved.
+            # It waits for the condition that the shortage depends on, not for every page that is moved.
             while shortage := self._shortage(claim.pages):
                 (self._written if shortage == ON_ITS_WAY else self._room).wait()
             claim.ticket, self._tickets = self._tickets, self._tickets + 1
@@ -140,19 +146,19 @@ class DiskTier:
             self.files.submit(self._exchange, move)
 
     def wait(self, claim: Claim) -> None:
-        """Returns when the pages of a fetched claim are in memory."""
+        """Waits until the pages of a fetched claim are in memory."""
         with self._loaded:
             self._wait(self._loaded, lambda: self._first_unfinished() > claim.ticket)
 
     def release(self, claim: Claim, oldest: bool = False) -> None:
-        """The claim's pages may go. `oldest`: they go before any that were used before them."""
+        """Releases the claim's pages. With `oldest` they are evicted before pages that were used earlier."""
         with self._room:
             self.directory.release(claim.pages, oldest)
             self._room.notify_all()
 
     @contextmanager
     def holding(self, pages: np.ndarray, oldest: bool = False) -> Iterator[None]:
-        """Within the block the pages, int64 ascending, are in memory. For those who have not announced them."""
+        """Within the block the pages, int64 [n], ascending, are in memory. They need not be announced."""
         claim = Claim(pages)
         self.fetch(claim)
         try:
@@ -162,15 +168,15 @@ class DiskTier:
             self.release(claim, oldest)
 
     def abort(self) -> None:
-        """Every call that waits, now or later, raises `Closed`."""
+        """Makes every call that waits, now or later, raise `Closed`."""
         self._fail(Closed("disk tier"))
 
     def flush(self, sync: bool = False) -> None:
-        """Writes every changed page; returns when that is done. `sync`: and the disk has it for good."""
+        """Writes every changed page. With `sync` the files are also flushed to the disk."""
         with self._flushing:
             with self._lock:
                 pages = self.directory.dirty_pages(0, self.slot_of.size)
-                self.directory.hold(pages)  # all of them are in memory: this only keeps them there
+                self.directory.hold(pages)  # they are all in memory; this keeps them there
                 frames = self.directory.frames_of(pages)
                 self.directory.arrays.dirty[frames] = 0
                 with self._failing():
@@ -184,26 +190,28 @@ class DiskTier:
             self.files.sync()
 
     def saved(self, table: str, num_rows: int) -> dict[str, np.ndarray]:
-        """Where the pages of a flushed table lie: `slots`, int64, -1 where never written, and `checksums`, uint64."""
+        """The positions of the pages of a flushed table: `slots`, int64 [n], -1 if never written, and `checksums`,
+        uint64 [n]."""
         pages = self.tables[table].first_pages(num_rows)
         return {"slots": self.slot_of[pages] - 1, "checksums": self.checksum_of[pages].copy()}
 
     def keep(self, slots: np.ndarray) -> None:
-        """A checkpoint refers to these slots, -1 apart: they stay as they are.
+        """Adds a checkpoint's references to these slots, int64 [n], so that they stay unchanged; -1 is skipped.
 
-        Raises InputError where they can't be any that were written.
+        Raises:
+            InputError: a slot doesn't exist or is repeated.
         """
         self.files.check_slots(slots)
         with self._lock, self._failing():
             self._slots.refer(slots[slots >= 0])
 
     def let_go(self, slots: np.ndarray) -> None:
-        """The checkpoint that referred to these slots is gone."""
+        """Removes a checkpoint's references to these slots, int64 [n]; -1 is skipped."""
         with self._lock:
             self._slots.let_go(slots[slots >= 0])
 
     def forget(self) -> None:
-        """No page was ever written and none is in memory; nothing else may be using the tier."""
+        """Drops all pages, as if none had ever been written. Nothing else may use the tier."""
         self.directory.forget()
         if self._slots.used:
             written = np.flatnonzero(self.slot_of)
@@ -211,7 +219,7 @@ class DiskTier:
         self._slots.forget()
 
     def restore(self, table: str, slots: np.ndarray, checksums: np.ndarray) -> None:
-        """The table's pages are the ones of `saved`; after `forget`."""
+        """Sets the table's pages to those of `saved`, after `forget`. Raises InputError as `keep`."""
         self.keep(slots)
         first = self.tables[table].first_page
         pages = slice(first, first + len(slots))
@@ -219,11 +227,11 @@ class DiskTier:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for pages."""
+        """The memory for pages in bytes."""
         return self.memory.nbytes
 
     def metrics(self) -> dict[str, float]:
-        """Traffic so far, in the terms of a run's metrics. Pages that were asked for and were there are hits."""
+        """Traffic so far, by the names of a run's metrics. Pages that were in memory when needed are hits."""
         traffic, size = self.traffic, self.page_bytes
         missed = traffic.pages_read + traffic.pages_computed
         return {
@@ -236,7 +244,7 @@ class DiskTier:
         }
 
     def close(self) -> None:
-        """Waits for the I/O threads to end what they do, and lets go of files and memory. Closing twice is the same."""
+        """Waits for the I/O threads, and frees files and memory. A second call does nothing."""
         self.files.close()
         self.memory = self.memory[:0, :0].copy()
 
@@ -264,7 +272,7 @@ class DiskTier:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """An error within the block is the tier's: what it knows of its pages may be wrong from then on."""
+        """Within the block, an error makes the tier fail, since its state may be inconsistent."""
         try:
             yield
         except OSError as error:
@@ -280,7 +288,7 @@ class DiskTier:
         return next(iter(self._unfinished), self._tickets)
 
     def _new_slots(self, pages: np.ndarray) -> np.ndarray:
-        """Slots for pages that are about to be written. The lock is held."""
+        """Allocates slots for pages to be written. The caller holds the lock."""
         slots = self._slots.take(pages.size)
         before = self.slot_of[pages] - 1
         self._slots.let_go(before[before >= 0])
@@ -289,7 +297,7 @@ class DiskTier:
         return slots
 
     def _moves(self, ticket: int, missing: np.ndarray, victims: np.ndarray) -> list[Move]:
-        """Jobs, by ascending slot so that neighbours are read together. The lock is held."""
+        """Jobs, by ascending slot so that adjacent slots are read together. The caller holds the lock."""
         slots = self.slot_of[missing] - 1
         order = np.argsort(slots, kind="stable")
         missing, victims, slots = missing[order], victims[order], slots[order]
@@ -308,7 +316,7 @@ class DiskTier:
         return moves
 
     def _exchange(self, move: Move) -> None:
-        """One job, in an I/O thread: what is to come comes first, somebody waits for it."""
+        """Runs a job in an I/O thread: first loads pages, since somebody waits for them, then writes evicted ones."""
         with self._failing():
             self._mover.copy_out(move)
             self._mover.bring_in(move)
@@ -321,7 +329,7 @@ class DiskTier:
             self._moved(move)
 
     def _write_out(self, move: Move) -> None:
-        """Writes changed pages that stay in memory, and lets go of them."""
+        """Writes changed pages that stay in memory, and releases them."""
         with self._failing():
             self._mover.copy_out(move)
             self._mover.write(move)

@@ -1,1 +1,1 @@
-"""Rows that belong to keys: the index from key to row, admission and removal."""
+"""Rows of keys: the index from key to row, admission and removal."""

@@ -1,20 +1,20 @@
-"""Which row of a table belongs to which key: an exact index that grows while it is read.
+"""An exact index from keys to rows of a table, which grows while it is read.
 
-A row costs 16 bytes for its key and 5 to 7.5 bytes of slots (`cpu.keys` says how they lie). The rows' part is
-reserved for the whole capacity at first and takes memory as rows come, so it never moves. It may lie in a file that the
-system pages, whose place on the disk is taken as rows come: a search looks at the part of a row that is there, and
-seldom at another's. The slots lie in many shards, each grown alone by half when it is four fifths full: built aside,
-then published by one store.
+A row needs 16 bytes for its key and 5 to 7.5 bytes of slots (`kernels.cpu.keys` describes the layout). The records of
+rows are reserved for the whole capacity and allocated as rows are added, so they never move. They may be in a file that
+the system pages, whose disk space is allocated as rows are added; a search reads the record of the row it finds, and
+rarely another one. The slots are divided into many shards. Each shard grows by half when it is four fifths full: it is
+built separately, then published by one store.
 
 Guarantees:
-- `find` may be called by any number of threads beside one that calls `insert`; it takes no lock and never waits. A key
-  that was inserted before `find` began is found; a key that was never inserted is not; one that is being inserted
-  meanwhile may or may not be. `len`, `nbytes` and the properties of rows that were handed out may be asked any time.
-- `insert` is called by one thread at a time; `drop` and `load` while nobody else uses the index.
-- The memory of a shard that has grown is given back when no `find` can be in it: every call of `find` holds the epoch
-  in which it began, an epoch holds the slots that were replaced in it and the epoch after it, and the index holds the
-  last. Slots that a call can have seen are replaced in its epoch or a later one, so they live as long as the call.
-- Which key gets which row is a function of the calls of `insert` and `drop` alone.
+- Any number of threads may call `find` while one thread calls `insert`; it takes no lock and never waits. A key that
+  was inserted before `find` began is found; a key that was never inserted is not; a key that is being inserted may or
+  may not be found. `len`, `nbytes` and the properties of assigned rows may be read at any time.
+- `insert` is called by one thread at a time; `drop` and `load` while nothing else uses the index.
+- The memory of a shard that has grown is freed when no `find` can be using it: every call of `find` holds the epoch in
+  which it began, an epoch holds the slots that were replaced in it and the epoch after it, and the index holds the last
+  epoch. Slots that a call can have seen are replaced in its epoch or a later one, so they live as long as the call.
+- Which key gets which row is a function only of the calls of `insert` and `drop`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,12 +42,13 @@ _NO_CHECKS = np.empty(0, np.uint32)
 
 
 def _room(slots: np.ndarray) -> np.ndarray:
-    """Keys that so many slots take: linear probing wants some to be empty."""
+    """The number of keys for so many slots, int64 [n]; linear probing needs some slots empty."""
     return slots * 4 // 5
 
 
 def _size_classes() -> np.ndarray:
-    """Slots of each size class, even numbers. Class 0 takes no key: all shards begin with one block of it."""
+    """The number of slots of each size class, int64 [n], even. Class 0 takes no keys: all shards begin with one block
+    of it."""
     sizes = [2, _FIRST_SLOTS]
     while sizes[-1] < _MAX_SLOTS:
         sizes.append(int(sizes[-1] * _GROWTH) // 2 * 2)
@@ -59,7 +60,7 @@ _ROOMS = _room(_SIZES)
 
 
 def saved_array(arrays: Mapping[str, np.ndarray], name: str, dtype: type, table: str) -> np.ndarray:
-    """One of the saved arrays. Raises InputError where there is none, or one of another type."""
+    """One of the saved arrays, [n]. Raises InputError if it is missing or has another type."""
     array = arrays.get(name)
     if array is None or array.dtype != dtype or array.ndim != 1:
         found = "missing" if array is None else f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} [n]"
@@ -68,7 +69,7 @@ def saved_array(arrays: Mapping[str, np.ndarray], name: str, dtype: type, table:
 
 
 class _Epoch:
-    """Time between two replacements of slots."""
+    """The time between two replacements of slots."""
 
     def __init__(self) -> None:
         self.replaced: list[object] = []
@@ -76,12 +77,19 @@ class _Epoch:
 
 
 def initial_keys(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """One 64-bit number for each (vocabulary, key), int64 [n], for `RowInitial.fill`.
+    """A 64-bit number for each (vocabulary, key), int64 [n], for `RowInitial.fill`.
 
-    Different for different keys of a vocabulary; of two vocabularies, equal by chance only (2**-64 a pair).
+    The numbers of different keys of a vocabulary differ; those of two vocabularies are equal with probability 2**-64.
+
+    Args:
+        vocabularies: uint16 [n].
+        keys: int64 [n].
+
+    Raises:
+        ValueError: an array has another type or shape.
     """
     out = np.empty(keys.size, np.int64)
-    with np.errstate(over="ignore"):  # wrapping around is what the hash is made of
+    with np.errstate(over="ignore"):  # the hash relies on overflow
         kernels.hashes(*_prepared(vocabularies, keys), out)
     return out
 
@@ -96,16 +104,17 @@ def _prepared(vocabularies: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, n
 class KeyIndex:
     """Rows of one table by (vocabulary, key).
 
+    Keys that are 64-bit fingerprints of texts come with `checks`, uint32 [n], a second fingerprint of the same texts;
+    otherwise all checks are 0.
+
     Args:
         name: of the table, for messages.
-        capacity: rows that there are, at most `MAX_CAPACITY`.
-        folder: where the rows' part lies in a file; None: in memory.
-
-    Keys of 64 bits that are fingerprints of something longer come with `checks`, uint32 [n], a second fingerprint of
-    the same; without them all are 0.
+        capacity: the largest number of rows, at most `MAX_CAPACITY`.
+        folder: for a file with the records of rows; None: they are in memory.
 
     Raises:
-        ValueError: impossible capacity. OSError: no address space for so many rows, or no file in `folder`.
+        ValueError: the capacity is invalid.
+        OSError: there is not enough address space, or no file can be made in `folder`.
     """
 
     def __init__(self, name: str, capacity: int, folder: Path | None = None) -> None:
@@ -136,31 +145,34 @@ class KeyIndex:
         )  # fmt: skip
 
     def __len__(self) -> int:
-        """Rows handed out so far, with those that were dropped: the next new row's number."""
+        """The number of rows assigned so far, including dropped ones, which is the next new row."""
         return int(self._counters[NUM_ROWS])
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, in bytes."""
+        """The memory in use, in bytes."""
         return len(self) * RECORD.itemsize + self._slot_bytes + self._directory.nbytes + self._room.nbytes
 
     def find(
         self, vocabularies: np.ndarray, keys: np.ndarray, rows: np.ndarray, checks: np.ndarray | None = None
     ) -> int:
-        """Fills in `rows`, int64 [n], with the row of each key, -1 where it has none; returns how many have none.
+        """Writes the row of each key, -1 if it has none, to `rows`, int64 [n]. Returns how many have none.
 
         Args:
-            vocabularies: uint16 [n]. keys: int64 [n]. checks: uint32 [n], or None: all 0.
+            vocabularies: uint16 [n].
+            keys: int64 [n].
+            checks: uint32 [n]; None: all 0.
 
         Raises:
-            InputError: a key is there with another check: two texts have the same fingerprint.
+            InputError: a key exists with another check, that is, two texts have the same fingerprint.
+            ValueError: an array has another type or shape.
         """
         return self._find(self._epoch, *self._asked(vocabularies, keys, checks, rows), rows)
 
     def _find(
         self, epoch: _Epoch, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray
     ) -> int:
-        """`epoch` is held until this returns: see the guarantees."""
+        """`find`, which holds `epoch` until it returns; see the guarantees."""
         with np.errstate(over="ignore"):
             missing, collision = kernels.find(self._index, vocabularies, keys, checks, rows)
         if collision >= 0:
@@ -170,12 +182,13 @@ class KeyIndex:
     def insert(
         self, vocabularies: np.ndarray, keys: np.ndarray, rows: np.ndarray, checks: np.ndarray | None = None
     ) -> int:
-        """As `find`, but a key without a row gets one, in order of first occurrence: the lowest dropped row, else the
-        next number. Returns how many are new.
+        """As `find`, but assigns a row to each key without one, in order of first occurrence: the lowest dropped row,
+        else the next number. Returns how many are new.
 
         Raises:
-            InputError: no row is left, or a key is there with another check. The keys before that one have their rows.
-            OSError: the disk has no room for so many; nothing was inserted.
+            InputError: no row is left, or a key exists with another check. The keys before that one have their rows.
+            OSError: the disk is full. Nothing was inserted.
+            ValueError: an array has another type or shape.
         """
         asked = self._asked(vocabularies, keys, checks, rows)
         self._make_room(len(self) + keys.size)
@@ -201,26 +214,26 @@ class KeyIndex:
         return new
 
     def vocabularies_of(self, rows: np.ndarray) -> np.ndarray:
-        """Vocabulary of each of the rows' keys, uint16 [n]; 0 where the row is free."""
+        """The vocabulary of each row's key, uint16 [n]; 0 for a free row. Rows are int64 [n]."""
         return self._of("vocabulary", rows)
 
     def keys_of(self, rows: np.ndarray) -> np.ndarray:
-        """The rows' keys, int64 [n]; 0 where the row is free."""
+        """The key of each row, int64 [n]; 0 for a free row. Rows are int64 [n]."""
         return self._of("key", rows)
 
     def is_free(self, rows: np.ndarray) -> np.ndarray:
-        """Which of the rows were dropped and not handed out again, bool [n]."""
+        """Whether each row was dropped and not assigned again, bool [n]. Rows are int64 [n]."""
         return self._of("state", rows) == FREE
 
     def initial_keys(self, rows: np.ndarray) -> np.ndarray:
-        """`initial_keys` of the rows' keys, int64 [n]."""
+        """`initial_keys` of the rows' keys, int64 [n]. Rows are int64 [n]."""
         return initial_keys(self.vocabularies_of(rows), self.keys_of(rows))
 
     def drop(self, rows: np.ndarray) -> None:
-        """Forgets the keys of `rows`, int64 [n]; later inserts reuse the rows, the lowest first.
+        """Removes the keys of `rows`, int64 [n]. Later inserts reuse the rows, the lowest first.
 
         Raises:
-            ValueError: a row was not handed out, is free already or is named twice; nothing was dropped.
+            ValueError: a row was never assigned, is free or is repeated. Nothing was dropped.
         """
         rows = np.sort(np.asarray(rows, np.int64))
         if not (self._of("state", rows) == LIVE).all() or (rows[1:] == rows[:-1]).any():
@@ -235,8 +248,8 @@ class KeyIndex:
         self._free = np.sort(np.concatenate([self._free, rows]))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, in row order: keys int64 [n], vocabularies uint16 [n], checks uint32 [n], free int64 [m]: the
-        rows that were dropped, ascending."""
+        """The whole index, in row order: keys int64 [n], vocabularies uint16 [n], checks uint32 [n], and free int64
+        [m], the dropped rows, ascending."""
         every = self._records[: len(self)]
         return {
             "keys": every["key"].copy(),
@@ -246,11 +259,11 @@ class KeyIndex:
         }
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes back what `arrays` gave, whatever the index held.
+        """Replaces the content by the result of `arrays`.
 
         Raises:
-            InputError: the arrays do not fit together or into this table. OSError: the disk has no room for them. The
-                index is empty then.
+            InputError: the arrays don't match each other or this table. The index is empty then.
+            OSError: the disk is full. The index is empty then.
         """
         self._records[: len(self)] = (0, 0, 0, 0)
         self._clear()
@@ -274,12 +287,12 @@ class KeyIndex:
             raise InputError(f"table {self.name}: the saved keys are damaged: row {twice} has the key of another")
 
     def _make_room(self, num_rows: int) -> None:
-        """The rows' part of a file has its place on the disk before the kernels write to it."""
+        """Allocates disk space for the records before the kernels write them."""
         if self._file is not None:
             self._file.take(min(num_rows, self.capacity) * RECORD.itemsize)
 
     def _place_all(self, count: int) -> int:
-        """Slots for the rows below `count` that are live; returns a row whose key another has, or -1."""
+        """Makes slots for the live rows below `count`. Returns a row whose key another row has, or -1."""
         counts = np.zeros(self._num_shards, np.int64)
         with np.errstate(over="ignore"):
             for rows in self._live_rows(count):
@@ -304,10 +317,10 @@ class KeyIndex:
         self._replace(shard, size_class + 1, int(self._room[shard] + more))
 
     def _replace(self, shard: int, size_class: int, room: int) -> None:
-        """Moves a shard to new slots with room for so many keys more."""
+        """Moves a shard to new slots, which can take `room` more keys."""
         old, new = self._slots[shard], np.zeros(_SIZES[size_class] // 2, np.int64)
         old_bytes = 4 * int(_SIZES[int(self._directory[shard]) >> ADDRESS_BITS]) if old is not None else 0
-        # Both are held until one of them is in the directory for good: an interrupt may come between any two lines.
+        # Both are referenced until the directory has changed, since an interrupt may come between any two lines.
         self._slots[shard] = (old, new)
         kernels.move(self._index, shard, (size_class << ADDRESS_BITS) | new.ctypes.data)
         self._room[shard] = room

@@ -1,10 +1,10 @@
-"""A store whose rows belong to keys: the index that knows them, admission of new keys, dropping of old ones.
+"""A store whose rows belong to keys: the index of keys, admission of new keys, removal of old ones.
 
 Guarantees:
-- `find` may be called by any number of threads beside one that calls `admit`.
-- `admit` is called by one thread at a time; a row is in the store, at its initial value, before `admit` returns it.
-- `drop_unseen`, `arrays` and `load` are called while nobody uses the table.
-- Which key gets which row is a function of the calls of `admit` and `drop_unseen` alone.
+- Any number of threads may call `find` while one thread calls `admit`.
+- `admit` is called by one thread at a time; a row is in the store, with its initial value, before `admit` returns it.
+- `drop_unseen`, `arrays` and `load` are called while nothing else uses the table.
+- Which key gets which row is a function only of the calls of `admit` and `drop_unseen`.
 """
 
 from __future__ import annotations
@@ -20,39 +20,40 @@ from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 from marius_oac.storage.keys.index import KeyIndex, initial_keys, saved_array
 
 NO_KEY = -(2**63) + 1
-"""The key, in every vocabulary, whose row stands for the keys that are not admitted yet."""
+"""The key, in every vocabulary, whose row is shared by keys that are not admitted yet."""
 
 
 class KeyTable:
-    """Keys of one store.
+    """The keys of one store.
 
     Args:
         store: gets a row for every new key; empty at first.
-        admit_after: a key gets a row of its own when it has been seen so often; before, it uses its vocabulary's row
-            of `NO_KEY`. 1: at once.
-        drop_after: `drop_unseen` forgets keys that the last so many files did not hold; 0: none.
-        folder: where the keys lie in a file; None: in memory.
+        admit_after: a key gets its own row when it has been seen so often. Before, it uses its vocabulary's row of
+            `NO_KEY`. 1: at once.
+        drop_after: `drop_unseen` removes keys that were not in the last so many files; 0: never.
+        folder: for files with the keys; None: they are in memory.
     """
 
     def __init__(self, store: ParameterStore, admit_after: int = 1, drop_after: int = 0, folder: Path | None = None):
         self.store, self.index = store, KeyIndex(store.name, store.capacity, folder)
         self._admit_after, self._drop_after = admit_after, drop_after
         self._waiting = KeyIndex(f"{store.name}, not admitted", store.capacity, folder) if admit_after > 1 else None
-        self._seen = np.zeros(0, np.int64)  # of each waiting key
-        self._last_file = np.zeros(0, np.int32)  # that held each row's key
+        self._seen = np.zeros(0, np.int64)  # how often each waiting key was seen
+        self._last_file = np.zeros(0, np.int32)  # the last file with each row's key
         self.dropped = 0
 
     @property
     def capacity(self) -> int:
+        """The largest number of rows."""
         return self.store.capacity
 
     @property
     def waiting(self) -> int:
-        """Keys that have been seen but not admitted."""
+        """The number of keys that were seen but not admitted."""
         return len(self._waiting) if self._waiting is not None else 0
 
     def find(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
-        """The row of each key, int64 [n]; -1 where it has none."""
+        """The row of each key, int64 [n]; -1: it has none. Arguments and errors are those of `KeyIndex.find`."""
         rows = np.empty(keys.size, np.int64)
         self.index.find(vocabularies, keys, rows, checks=checks)
         return rows
@@ -60,10 +61,15 @@ class KeyTable:
     def admit(
         self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray, file: int
     ) -> None:
-        """Fills in the rows of a batch's keys that `find` did not find, in place; `file` is the file they come from.
+        """Replaces the rows, int64 [n], of a batch's keys that `find` did not find, in place.
+
+        Args:
+            vocabularies, keys, checks: as for `find`.
+            rows: the result of `find`.
+            file: the number of the file with the keys.
 
         Raises:
-            InputError: the table is full, or two strings have the same fingerprint.
+            InputError: the table is full, or two texts have the same fingerprint.
         """
         places = np.flatnonzero(rows < 0)
         if places.size:
@@ -78,9 +84,10 @@ class KeyTable:
     def look_up(
         self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Rows to look at: float32 [m, width], each key's place among them, int64 [n], and how many keys have no row.
+        """Rows for reading, float32 [m, width]; each key's index among them, int64 [n]; and how many keys have no row.
 
-        A key without a row gets the initial row of its key, or where keys wait for admission the row that they share.
+        A key without a row gets its initial row, or, with `admit_after` above 1, the shared row. Arguments are as for
+        `find`.
         """
         rows = self.find(vocabularies, keys, checks)
         unknown = np.flatnonzero(rows < 0)
@@ -101,7 +108,7 @@ class KeyTable:
         rows, before = np.empty(keys.size, np.int64), self.store.num_rows
         known = self.find(vocabularies, keys, checks) if self.dropped else None
         if self.index.insert(vocabularies, keys, rows, checks=checks):
-            if known is not None:  # some of the new ones may have got the rows of dropped keys
+            if known is not None:  # new keys may have got rows of dropped keys
                 again = np.unique(rows[(known < 0) & (rows < before)])
                 self.store.reset(again, self.index.initial_keys(again))
             added = np.arange(before, len(self.index))
@@ -113,7 +120,7 @@ class KeyTable:
     def _shared(
         self, seen: KeyIndex, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, found: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What to insert: keys that have been `seen` often enough, and `NO_KEY` in place of the others."""
+        """The keys to insert: those `seen` often enough, and `NO_KEY` instead of the others."""
         vocabularies, keys, checks = vocabularies.copy(), keys.copy(), checks.copy()
         new = np.flatnonzero(found < 0)
         waiting = np.empty(new.size, np.int64)
@@ -125,7 +132,7 @@ class KeyTable:
         return vocabularies, keys, checks
 
     def drop_unseen(self, file: int) -> int:
-        """Forgets the keys that none of the last `drop_after` files before number `file` held; returns how many."""
+        """Removes the keys that were in none of the last `drop_after` files before number `file`. Returns how many."""
         if not self._drop_after:
             return 0
         count = len(self.index)
@@ -137,7 +144,7 @@ class KeyTable:
         return old.size
 
     def fingerprint(self) -> str:
-        """SHA-256 of the rows with their keys, in the order of vocabularies and keys, in hexadecimal."""
+        """SHA-256, in hexadecimal, of the rows with their keys, in the order of vocabularies and keys."""
         every = np.arange(len(self.index))
         every = every[~self.index.is_free(every)]
         order = every[np.lexsort((self.index.keys_of(every), self.index.vocabularies_of(every)))]
@@ -152,11 +159,11 @@ class KeyTable:
         return digest.hexdigest()
 
     def __len__(self) -> int:
-        """Keys that have a row."""
+        """The number of keys with a row."""
         return len(self.index) - int(self.index.is_free(np.arange(len(self.index))).sum())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything beside the rows, for a checkpoint."""
+        """The state besides the rows, for a checkpoint: arrays [n] by name."""
         state = {f"index.{name}": array for name, array in self.index.arrays().items()}
         if self._waiting is not None:
             state |= {f"waiting.{name}": array for name, array in self._waiting.arrays().items()}
@@ -167,10 +174,10 @@ class KeyTable:
         return state
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes back what `arrays` gave, whatever the table held; the rows themselves are still to be loaded.
+        """Replaces the state by the result of `arrays`. The rows must be loaded separately.
 
         Raises:
-            InputError: the arrays do not fit together or into this table.
+            InputError: the arrays don't match each other or this table.
         """
         self.index.load(_of(arrays, "index."))
         if self._waiting is not None:
@@ -194,7 +201,7 @@ def _of(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
 
 
 def grown(array: np.ndarray, count: int) -> np.ndarray:
-    """The array with room for `count` elements, the new ones 0; grows by half at least."""
+    """The array, [n], with at least `count` elements, the new ones 0; it grows by at least half."""
     if count <= array.size:
         return array
     larger = np.zeros(max(count, array.size * 3 // 2), array.dtype)
