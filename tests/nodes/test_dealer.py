@@ -216,10 +216,10 @@ def test_modes_by_their_numbers():
 
 WRONG = [
     ("ssp", 8, 64, 8, {}, "there is no mode"),
-    ("gba", 8, 64, 7, {}, "no multiple"),
-    ("sync", 8, 8, 16, {}, "no multiple"),
+    ("gba", 8, 64, 7, {}, "not a multiple"),
+    ("sync", 8, 8, 16, {}, "not a multiple"),
     ("gba", 0, 64, 8, {}, "0 workers"),
-    ("bsp", 8, 64, 8, {"b2": 0}, "a step of 0"),
+    ("bsp", 8, 64, 8, {"b2": 0}, "have 0 gradients"),
     ("hop-bs", 8, 64, 8, {"b1": -1}, "ahead"),
     ("hop-bw", 8, 64, 8, {"b3": 8}, "8 of 8"),
     ("gba", 8, 64, 8, {"decay": "linear"}, "no such decay"),

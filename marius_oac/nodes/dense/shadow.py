@@ -1,4 +1,4 @@
-"""Dense agreement beside training: EASGD, model averaging and BMUF (ShadowSync, Zheng et al., section 3.3).
+"""Background synchronisation of dense parameters: EASGD, model averaging, BMUF (ShadowSync, Zheng et al., section 3.3).
 
 Each trainer trains its own replica w_i. A synchronisation copies it, exchanges the copy for w, and then moves the
 replica, as it is by then, towards w: w_i = (1 - alpha) w_i + alpha w. A plain copy would undo the updates made

@@ -135,7 +135,7 @@ def make_mode(
     if mode.decay not in get_args(Decay) or mode.rows_over not in get_args(RowsOver):
         raise InputError(f"no such decay or division of rows: {mode.decay}, {mode.rows_over}")
     if mode.threshold < 0 or mode.power < 0 or not 0 < mode.rate <= 1:
-        raise InputError(f"a decay with threshold {mode.threshold}, power {mode.power}, rate {mode.rate}")
+        raise InputError(f"no decay has threshold {mode.threshold}, power {mode.power} and rate {mode.rate}")
     return mode
 
 
@@ -143,12 +143,13 @@ def _check(kind: Kind, workers: int, global_batch: int, local_batch: int, b1: in
     if kind not in get_args(Kind):
         raise InputError(f"there is no mode {kind!r}; there are {', '.join(get_args(Kind))}")
     if workers < 1 or local_batch < 1 or global_batch < 1:
-        raise InputError(f"{workers} workers with a local batch of {local_batch} and a global one of {global_batch}")
+        sizes = f"{workers} workers, a local batch of {local_batch} and a global one of {global_batch}"
+        raise InputError(f"{sizes} must all be at least 1")
     if kind in ("sync", "gba") and global_batch % local_batch:
-        raise InputError(f"a global batch of {global_batch} is no multiple of a local batch of {local_batch}")
+        raise InputError(f"a global batch of {global_batch} is not a multiple of a local batch of {local_batch}")
     if kind == "hop-bs" and b1 < 0:
-        raise InputError(f"hop-bs: nobody can be {b1} batches ahead")
+        raise InputError(f"hop-bs: a worker can't be {b1} batches ahead")
     if kind == "bsp" and b2 < 1:
-        raise InputError(f"bsp: a step of {b2} gradients")
+        raise InputError(f"bsp: a step can't have {b2} gradients")
     if kind == "hop-bw" and not 0 <= b3 < workers:
-        raise InputError(f"hop-bw: {b3} of {workers} workers are not waited for")
+        raise InputError(f"hop-bw: a step can't go without {b3} of {workers} workers")

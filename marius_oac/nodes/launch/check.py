@@ -237,7 +237,7 @@ class _Probe:
             found: dict[str, Any] = json.loads(line)
             return found
         except ValueError:
-            return {"problem": f"says {line[:60]!r} in place of an answer"}
+            return {"problem": f"sent {line[:60]!r} in place of an answer"}
 
     def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """Sends a request and returns the answer."""

@@ -231,7 +231,7 @@ class IdPlaces:
         (rows,) = _arrays(rows.size, rows=(rows, np.int64))
         last = self.num_rows(node) - 1
         if rows.size and not 0 <= rows.min() <= rows.max() <= last:
-            raise ValueError(f"rows must lie in 0 to {last}")
+            raise ValueError(f"rows must be 0 to {last}")
         shards = self.placement.shards_of(node)
         # An empty shard begins where the next one does: the last shard that begins there has the row.
         mine = shards[np.searchsorted(self.first_rows[shards], rows, side="right") - 1]
@@ -246,7 +246,7 @@ class IdPlaces:
     def _ids(self, ids: np.ndarray) -> np.ndarray:
         (ids,) = _arrays(ids.size, ids=(ids, np.int64))
         if ids.size and not 0 <= ids.min() <= ids.max() < self.size:
-            raise ValueError(f"ids must lie in 0 to {self.size - 1}")
+            raise ValueError(f"ids must be 0 to {self.size - 1}")
         return ids
 
 

@@ -217,7 +217,7 @@ class ZmqServer(ZmqEndpoint, Server):
     def _say(self, route: bytes, kind: Kind, *parts: bytes) -> None:
         self._put(Connection("", [route], self.limits), kind, parts)
 
-    # --- what happens besides ----------------------------------------------------------------------------------------
+    # --- connections, with the lock ----------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         if self._gate is not None:
