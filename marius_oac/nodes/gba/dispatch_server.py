@@ -21,6 +21,7 @@ import numpy as np
 
 from marius_oac.nodes.gba.coordinator import Coordinator
 from marius_oac.nodes.gba.dispatcher import Dispatch
+from marius_oac.nodes.transport.contract import Frames
 from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array
 
 KINDS = (Kind.RESERVE, Kind.ENTER, Kind.DONE, Kind.ANSWER, Kind.FILLED)
@@ -55,7 +56,7 @@ class DispatchServer:
         self._workers: dict[int, int] = {}  # by rank
         self._peers: dict[int, int] = {}  # ranks, by worker
 
-    def handle(self, peer: int, message: Message, frames: Sequence) -> list[Out]:
+    def handle(self, peer: int, message: Message, frames: Frames) -> list[Out]:
         """Returns the messages to send after a message of trainer `peer`.
 
         Raises:
@@ -178,7 +179,7 @@ class DispatchServer:
         for worker in woken:
             dispatch = self.coordinator.ask(worker)
             if isinstance(dispatch, Dispatch):
-                assert self._entering.pop(worker) == dispatch.batch
+                del self._entering[worker]
                 out.append((self._peers[worker], Message(Kind.TOKEN, dispatch.batch, step=dispatch.token)))
         return out
 

@@ -64,7 +64,7 @@ class Mode:
         if self.decay == "threshold":
             return (staleness <= self.threshold).astype(np.float32)
         late = np.maximum(staleness, 0).astype(np.float64)
-        found = (1 + late) ** -self.power if self.decay == "polynomial" else self.rate**late
+        found: np.ndarray = (1 + late) ** -self.power if self.decay == "polynomial" else self.rate**late
         return found.astype(np.float32)
 
     def counts(self, token: int, step: int) -> bool:

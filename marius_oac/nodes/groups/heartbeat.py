@@ -16,11 +16,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
+
+from marius_oac.types import present
 
 SLOTS = 128
 """Numbers in a message: whether the sender leaves, then for each group whether the sender has aborted it."""
@@ -119,14 +120,14 @@ class Heartbeat:
         if leaves:
             self._forget(peer, left=True)
 
-    def _attempt(self, peer: int, call: Callable[..., Any], tensor: torch.Tensor) -> Any:
+    def _attempt(self, peer: int, call: Callable[..., Work | None], tensor: torch.Tensor) -> Work | RuntimeError:
         """Starts a send or a receive; returns its work, or the error that it failed with."""
         try:
-            return call(tensor, peer, self._group, _TAG)
+            return present(call(tensor, peer, self._group, _TAG))
         except RuntimeError as error:
             return error
 
-    def _wait(self, peer: int, work: Any) -> bool:
+    def _wait(self, peer: int, work: Work | RuntimeError) -> bool:
         """Waits for a send or a receive; if it fails, the peer is lost, unless another member was before. Returns
         whether it succeeded."""
         if peer not in self._there:

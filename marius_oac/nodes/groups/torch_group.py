@@ -212,7 +212,8 @@ class _Shared:
     def connect(self, ranks: Sequence[int]) -> ProcessGroup:
         """Connects these members, who call it together. Calls of the process group then wait for ever."""
         alone = len(ranks) < dist.get_world_size()  # the others may have left
-        made = dist.new_group(list(ranks), timeout=self.silence, backend=self.backend, use_local_synchronization=alone)
+        silence, backend = self.silence, self.backend
+        made: ProcessGroup = dist.new_group(list(ranks), silence, backend, use_local_synchronization=alone)
         distributed_c10d._set_pg_timeout(_EVER, made)
         return made
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std, SubprocessContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from marius_oac.config.cluster import START_VARIABLE
 from marius_oac.nodes.launch.meeting import Meeting
@@ -56,7 +57,7 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, kept, shutdown_timeout=saving)
         self._meeting, self._ended, self._spared = meeting, ended, spared
         self._all_spared = False
-        self.failures: Mapping[int, Any] = {}
+        self.failures: Mapping[int, ProcessFailure] = {}
         """The processes whose failure ends this node, by rank."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -65,15 +66,15 @@ class Agent(LocalElasticAgent):
         self._remaining_restarts = worker_group.spec.max_restarts - self._meeting.round
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        started = super()._start_workers(worker_group)
+        started: dict[int, Any] = super()._start_workers(worker_group)
         lost: set[int] = set()
         for handler in cast(SubprocessContext, self._pcontext).subprocess_handlers.values():
             self._spare(handler.proc, lost, len(started))
         return started
 
-    def _spare(self, process: Any, lost: set[int], count: int) -> None:
+    def _spare(self, process: Any, lost: set[int], count: int) -> None:  # torch's own class of processes
         """Makes `process.poll` report exit code 0 for a process that the run goes on without."""
-        poll = process.poll
+        poll: Callable[[], int | None] = process.poll
 
         def look() -> int | None:
             code = poll()
@@ -86,7 +87,7 @@ class Agent(LocalElasticAgent):
         process.poll = look
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             code = self._ended([each.exitcode for each in result.failures.values()])
             if code is not None:

@@ -87,7 +87,7 @@ class Connections:
         stack: ExitStack,
         tables: Sequence[ShardTable],
         dimensions: Sequence[int],
-        factor: Callable[[Plan], float],
+        factor: Callable[[Plan[Any]], float],
         binding: Binding = UNBOUND,
     ) -> RemoteSource:
         """Starts the server, connects, and returns the rows of all nodes as a source; collective.

@@ -58,7 +58,7 @@ class RemoteSource(RowSource):
         ahead: int,
         prepare: Callable[[int, int], None],
         abort: Callable[[], None],
-        factor: Callable[[Plan], float] = lambda plan: 1.0,
+        factor: Callable[[Plan[Any]], float] = lambda plan: 1.0,
         finish: Callable[[], None] = lambda: None,
         bind: Callable[[str], object] = lambda role: None,
     ):

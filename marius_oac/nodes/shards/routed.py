@@ -22,7 +22,7 @@ class RoutedPlan(Plan[Any]):
     routes: Sequence[Route] = ()
 
     @classmethod
-    def of(cls, plan: Plan, routes: Sequence[Route], **others: Any) -> RoutedPlan:
+    def of(cls, plan: Plan[Any], routes: Sequence[Route], **others: Any) -> RoutedPlan:
         """Returns a copy of the plan with routes; `others` replace its fields."""
         own = {each.name: getattr(plan, each.name) for each in fields(Plan)}
         return cls(**(own | others), routes=routes)
@@ -53,7 +53,7 @@ class RoutedPlanner:
         routed: returns a plan with its routes.
     """
 
-    def __init__(self, planner: Planner, routed: Callable[[Plan], RoutedPlan]):
+    def __init__(self, planner: Planner, routed: Callable[[Plan[Any]], RoutedPlan]):
         self._planner, self._routed, self.tables = planner, routed, planner.tables
         self._parts: Sequence[Planner] = ()
         self._reserve: Callable[[], int | None] = lambda: None
@@ -68,11 +68,11 @@ class RoutedPlanner:
         """
         self._parts, self._reserve = parts, reserve
 
-    def plan(self, batch_index: int) -> Plan:
+    def plan(self, batch_index: int) -> Plan[Any]:
         """See `Planner.plan`."""
         return Plan(batch_index, (), BatchData(), 0) if self._parts else self._routed(self._planner.plan(batch_index))
 
-    def assign_rows(self, plan: Plan) -> Plan | None:
+    def assign_rows(self, plan: Plan[Any]) -> Plan[Any] | None:
         """See `Planner.assign_rows`."""
         if not self._parts:
             return plan
