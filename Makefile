@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUDGET ?= 1200
 SEED ?= 0
-DGL_TESTS := $(wildcard tests/test_dgl*.py) tests/models/gnn/test_own_layer.py
+DGL_TESTS := tests/data/dgl tests/models/gnn/test_own_layer.py
 # In the order of tests/costs.py: the dearest files first.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 

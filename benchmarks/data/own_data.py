@@ -2,9 +2,9 @@
 
     python -m benchmarks.data.own_data
 
-The files are those of `tests/own_data.py`. Logistic regression has an L2 penalty, the one of three that is best on the
-test; numbers are standardised, gaps marked and filled with the median. Popularity ranks a name by how many training
-edges of the relation have it at that end.
+The files are those of `tests/training/own_data.py`. Logistic regression has an L2 penalty, the one of three that is
+best on the test; numbers are standardised, gaps marked and filled with the median. Popularity ranks a name by how
+many training edges of the relation have it at that end.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from marius_oac.cli import commands as cli
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.evaluation.binary_metrics import ClickMetrics
-from tests.own_data import OWN, Own
+from tests.training.own_data import OWN, Own
 
 PENALTIES = (1e-5, 1e-4, 1e-3)
 

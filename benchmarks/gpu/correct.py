@@ -40,8 +40,8 @@ TABLES = [
            "same": "same bits", "again": "`sync` again: same bits"}),
 ]  # fmt: skip
 FILES = (
-    "tests/test_device_path.py", "tests/models/test_link_prediction.py", "tests/models/ctr/test_step.py",
-    "tests/models/ctr/test_networks.py", "tests/models/gnn/test_layers.py", "tests/test_evaluate.py",
+    "tests/devices/test_path.py", "tests/models/test_link_prediction.py", "tests/models/ctr/test_step.py",
+    "tests/models/ctr/test_networks.py", "tests/models/gnn/test_layers.py", "tests/evaluation/test_evaluate.py",
 )  # fmt: skip
 FOR_BITS = 200
 """Seconds that must be left for the tests of a file to begin; the comparisons have half of them at least."""

@@ -23,7 +23,7 @@ from marius_oac.runs.folder.folder import RunFolder
 from tests.chaos.children import Case, Said, call
 from tests.chaos.crash_disk import WAYS, Disk, Moment, Tree, lay, left_by
 from tests.chaos.small_runs import make_all, must
-from tests.runs import contents, outcome
+from tests.run_folders import contents, outcome
 
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 MORE = ("--set", "training.epochs=2")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.chaos.children import Case, Said, call
 from tests.chaos.small_runs import make_all, must
-from tests.runs import contents, outcome
+from tests.run_folders import contents, outcome
 
 MORE = ("--set", "training.epochs=2")
 

@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.chaos.children import Outcome, outcomes_of
-from tests.runs import contents
+from tests.run_folders import contents
 
 LIMIT_S, WARM_LIMIT_S = 40, 400
 MOST_LINES = 12

@@ -18,7 +18,7 @@ from marius_oac.training.local import train
 from tests.click_logs import ctr_config, small_log
 from tests.disk import budget, graph_config
 from tests.graphs import tiny_config, tiny_graph
-from tests.runs import write_config
+from tests.run_folders import write_config
 
 MORE = ("--set", "training.epochs=2")
 SMALL = ("training.epochs=1", "evaluation.max_edges=20", "checkpoint.every_batches=10")

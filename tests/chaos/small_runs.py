@@ -13,7 +13,7 @@ from tests.chaos.children import call
 from tests.click_logs import ctr_config, small_log
 from tests.disk import budget, graph_config
 from tests.graphs import tiny_config, tiny_graph
-from tests.runs import write_config
+from tests.run_folders import write_config
 
 FEW = ("training.epochs=1", "evaluation.max_edges=20", "checkpoint.keep=2")
 TASKS = ("memory", "disk", "clicks")

@@ -21,7 +21,7 @@ from pathlib import Path
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from tests.chaos.children import Case, Said, call
 from tests.chaos.small_runs import make_all, must
-from tests.runs import contents, outcome
+from tests.run_folders import contents, outcome
 
 KINDS = ("open", "read", "write", "flush", "rename", "remove", "mkdir", "reserve", "resize", "map")
 """As `system_calls.c` numbers them."""

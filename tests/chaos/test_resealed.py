@@ -13,7 +13,7 @@ from tests.chaos import children, resealed
 from tests.chaos.resealed_changes import change
 from tests.chaos.resealed_seals import reseal_all
 from tests.graphs import copy_of_graph
-from tests.runs import contents
+from tests.run_folders import contents
 
 CASES = {"graph": 14, "run": 14, "disk": 10, "clicks": 12, "logs": 12}
 

@@ -15,7 +15,7 @@ from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import unfinished
 from tests.data import naive_orderings as naive
 from tests.data.test_batches import random_edges
-from tests.runs import contents, flip_a_byte
+from tests.run_folders import contents, flip_a_byte
 
 
 def sort(folder, edges, num_nodes, partitions, fingerprint="a graph"):

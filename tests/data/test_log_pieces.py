@@ -19,7 +19,7 @@ from marius_oac.data.logs.pieces import Pieces
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.log import RunLog
-from tests.runs import as_version_1, outcome, stop_at
+from tests.run_folders import as_version_1, outcome, stop_at
 
 ROWS, GROUP = 400, 100
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".svm")

@@ -14,7 +14,7 @@ from marius_oac.data.neighbors.neighbors import Neighbors, open_neighbors
 from marius_oac.errors import InputError
 from tests.data import naive_sampling as naive
 from tests.data.test_batches import random_edges
-from tests.runs import contents, flip_a_byte
+from tests.run_folders import contents, flip_a_byte
 
 DIRECTIONS = st.sampled_from(["in", "out", "both"])
 

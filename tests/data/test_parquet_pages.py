@@ -12,7 +12,7 @@ from marius_oac.data.prepare.parquet_pages import decoded, parquet_batches
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 from tests.click_logs import ctr_config
-from tests.runs import says, write_config
+from tests.run_folders import says, write_config
 
 WAYS = [{}, {"use_dictionary": False}, {"data_page_version": "2.0"}, {"compression": "none"}, {"compression": "zstd"},
         {"row_group_size": 300}, {"data_page_size": 500}, {"write_statistics": False}, {"write_page_index": True},

@@ -11,7 +11,7 @@ from marius_oac.nodes.launch.launch import Request
 from marius_oac.nodes.launch.remote import commands
 from marius_oac.training import cluster as node_training
 from tests.graphs import tiny_config
-from tests.runs import says, write_config
+from tests.run_folders import says, write_config
 
 NODES = """\
 timeout: 30

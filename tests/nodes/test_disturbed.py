@@ -15,7 +15,7 @@ from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.runs.checkpoints.retention import read_saved
 from marius_oac.runs.folder.folder import RunFolder
 from tests.graphs import tiny_config, workers
-from tests.runs import write_config
+from tests.run_folders import write_config
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from marius_oac.runs.verification import verify
 from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.graphs import tiny_config
-from tests.runs import contents, flip_a_byte, says
+from tests.run_folders import contents, flip_a_byte, says
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 SMOOTH = "training.optimizer.initial_accumulator=0.1"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marius_oac.nodes.gba.policy import EVIDENCE, TRIAL, Measured, Policy, expected_slowest, ideal_rates
 from tests.nodes.load_days import day, run_auto, run_fixed
-from tests.runs import slow
+from tests.run_folders import slow
 
 MARGIN, PATIENCE = 0.03, 2
 PARTS = {"sync": 0.9, "gba": 0.9}

@@ -20,7 +20,7 @@ from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.transport.messages import Kind, Message
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.training.rowless import staying
-from tests.nodes.dealt_world import AHEAD, everything, make_dispatching, make_tables
+from tests.nodes.dispatched_world import AHEAD, everything, make_dispatching, make_tables
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("forked_programs_of_one_thread")

@@ -17,7 +17,7 @@ from marius_oac.pipeline.runner import Pipeline
 from marius_oac.pipeline.streams import HostStreams
 from marius_oac.types import BatchData, arrays_of
 from tests.pipeline.toy import STAGES, ToyPlanner, ToyStep, run_toy, toy_stores
-from tests.runs import slow
+from tests.run_folders import slow
 
 
 def jitter(seed):

@@ -13,7 +13,7 @@ from marius_oac.runtime.telemetry import Telemetry
 from tests.pipeline.stream_order import Order, OrderedDevice, OrderedStreams, watch
 from tests.pipeline.test_runner import jitter, workers
 from tests.pipeline.toy import STAGES, ToyPlanner, toy_stores
-from tests.runs import each_with_one_of
+from tests.run_folders import each_with_one_of
 from tests.threads import PATIENCE
 
 

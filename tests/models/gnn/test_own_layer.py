@@ -11,9 +11,9 @@ from marius_oac.config.encoder import EncoderConfig, SageConfig
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.models.gnn.encoder import make_encoder
 from marius_oac.models.gnn.own_layer import load_layer
+from tests.data.dgl.test_layers import dgl  # noqa: F401 - a fixture
 from tests.models import naive_gnn as naive
 from tests.models.gnn.test_layers import draw_values, tensors
-from tests.test_dgl import dgl  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("all_code_is_known")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "my_layers.py"

@@ -1,0 +1,107 @@
+"""The docs say what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from marius_oac.cli.commands import main
+from marius_oac.config.cluster import ClusterConfig
+from marius_oac.config.link_prediction import Config
+from marius_oac.config.reference import TASKS, rows_of, topics
+from tests.layers import LAYERS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks").rglob("*.md")),
+]
+
+FILES = [path.relative_to(ROOT).as_posix() for folder in ("marius_oac", "tests", "benchmarks", "examples")
+         for path in (ROOT / folder).rglob("*.py")]  # fmt: skip
+
+
+def test_the_page_has_each_table_of_keys_under_its_title_and_in_order():
+    parts = re.split(r"^#+ (.+)$", (ROOT / "docs" / "config.md").read_text("utf-8"), flags=re.M)
+    page = [(title, text) for title, text in zip(parts[1::2], parts[2::2], strict=True) if "| key | default |" in text]
+    assert [title for title, _ in page] == [topic.title for topic in topics()]
+    for (_, text), topic in zip(page, topics(), strict=True):
+        assert "\n".join(line for line in text.splitlines() if line.startswith("|")) == topic.table
+
+
+def keys_of(topic):
+    return dict(re.findall(r"^(?=\| `(\S+)` \|)(.+)$", topic.table, flags=re.M))
+
+
+@pytest.mark.parametrize("task", [*TASKS, None])
+def test_every_key_of_a_task_is_described_once_and_as_it_is_there(task):
+    config = Config.of_task(task) if task else ClusterConfig
+    tables = [keys_of(topic) for topic in topics() if task in topic.tasks or not topic.tasks and task is None]
+    found = {key: row for table in tables for key, row in table.items()}
+    assert found == rows_of(config) and len(found) == sum(map(len, tables))
+
+
+def test_no_key_of_every_task_stands_in_the_table_of_one():
+    rows = [rows_of(Config.of_task(task)) for task in TASKS]
+    common = {key for key, row in rows[0].items() if all(row == other.get(key) for other in rows)}
+    told = [key for topic in topics() if topic.tasks and topic.tasks != TASKS for key in keys_of(topic)]
+    assert common and sorted(common & set(told)) == []
+
+
+def test_a_row_names_the_values_that_its_text_does_not():
+    rows = rows_of(Config)
+    assert rows["training.loss.kind"].endswith("Training loss. Values: softmax, logistic, margin, self_adversarial. |")
+    assert "Values" not in rows["pipeline.mode"] and "Values" not in rows["task"]
+    assert rows_of(Config.of_task("ctr"))["data.multi_valued[].separator"].startswith(
+        "| `data.multi_valued[].separator` | `'\\|'` | "
+    )
+
+
+def test_the_command_prints_the_tables_in_the_order_of_the_page(capsys):
+    assert main(["config"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == "\n".join(f"{topic.title}{topic.scope}\n\n{topic.table}\n" for topic in topics()) + "\n"
+    assert "\nBatches in flight (every task)\n" in printed and "\nKeys of nodes.yaml\n" in printed
+
+
+def test_examples_are_valid_configs():
+    for path in sorted((ROOT / "examples").rglob("*.yaml")):
+        (ClusterConfig if path.name.endswith("_nodes.yaml") else Config).load(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_files_that_a_page_names_are_there(page):
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
+    modules, links = re.findall(r"`([\w/.-]+\.py)`", text), re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    missing = [name for name in modules if not any(f"/{path}".endswith(f"/{name}") for path in FILES)]
+    missing += [link for link in links if not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_sections_that_a_page_links_are_there(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text("utf-8"))
+    assert [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)] == []
+
+
+def anchors(page):
+    """What GitHub makes of a page's headings: lower case, spaces as hyphens, no punctuation."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.S | re.M)
+    titles = [re.sub(r"[^\w\- ]", "", title.lower()) for title in re.findall(r"^#+ (.+)$", text, flags=re.M)]
+    return {title.strip().replace(" ", "-") for title in titles}
+
+
+def test_anchors_are_those_of_headings(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One `two`, three: a.b-c\n```\n# a comment\n```\ntext # no heading\n", "utf-8")
+    assert anchors(page) == {"one-two-three-ab-c"}
+
+
+def test_the_design_page_has_the_layers():
+    rows = re.findall(r"^\| (`.+?`) \| ", (ROOT / "docs" / "design.md").read_text("utf-8"), flags=re.M)
+    assert [tuple(re.findall(r"`(\w+)`", row)) for row in rows] == [tuple(sorted(line)) for line in reversed(LAYERS)]
+
+
+def test_pages_name_files():
+    assert sum(len(re.findall(r"`[\w/.-]+\.py`", page.read_text("utf-8"))) for page in PAGES) > 50
