@@ -9,7 +9,7 @@ how its logic is tested without a GPU.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -27,6 +27,12 @@ from marius_oac.types import BatchData, TableSpec, map_arrays, present
 
 Span = tuple[float, float]
 """Begin and end of something, in seconds before now."""
+
+
+def buffer_bytes(tables: Sequence[TableSpec], layouts: Iterable[RowLayout]) -> int:
+    """Bytes of one set of buffers: ids, timestamps and rows of the largest batch."""
+    pairs = zip(tables, layouts, strict=True)
+    return sum(table.max_batch_rows * (4 * layout.width + 16) for table, layout in pairs)
 
 
 class Device(ABC):
@@ -79,13 +85,6 @@ class Device(ABC):
     def evicted(self, batch: Batch) -> None:
         """Called when the cache has dropped the batch; frees its resident buffer."""
         self._resident.give_back(batch.resident)
-
-    def staging_bytes(self) -> int:
-        """Bytes of one set of buffers, all tables at their largest."""
-        return sum(
-            table.max_batch_rows * (4 * layout.width + 16)
-            for table, layout in zip(self._tables, self._layouts, strict=True)
-        )
 
     @abstractmethod
     def _make_resident(self) -> Buffers: ...

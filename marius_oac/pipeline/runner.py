@@ -168,7 +168,7 @@ class _Run:
         return OrderedChannel("uploaded", room, self.first)
 
     def run(self) -> int:
-        count = self.pipeline.config.workers
+        count, tiered = self.pipeline.config.workers, self.pipeline.tier is not None
         if self.pipeline._stopped.is_set():
             raise RuntimeError("this pipeline has failed before; make a new one")
         self.pipeline.device.begin()
@@ -176,13 +176,7 @@ class _Run:
             workers.start("plan", count.plan, self._plan, self.planned.close)
             stages = (
                 *self._stages_before_read(),
-                (
-                    "read",
-                    count.read,
-                    self.fetched.get if self.pipeline.tier else self._assigned,
-                    self._read,
-                    self.filled,
-                ),
+                ("read", count.read, self.fetched.get if tiered else self._assigned, self._read, self.filled),
                 ("upload", count.upload, self.filled.get, self._upload, self.uploaded),
                 ("compute", 1, self.uploaded.get, self._compute, self.computed),
                 ("download", count.download, self.computed.get, self._download, self.downloaded),
@@ -286,10 +280,8 @@ class _Run:
                 batch.loss = step.compute(values, batch.data, batch.timestamp)
                 device.round(batch)
                 source = self.pipeline.source
-                batch.sound = [
-                    is_sound(rows, layout.dimension, source.largest)
-                    for rows, layout in zip(values, source.layouts, strict=True)
-                ]
+                pairs = zip(values, source.layouts, strict=True)
+                batch.sound = [is_sound(rows, layout.dimension, source.largest) for rows, layout in pairs]
                 if isinstance(batch.loss, float):
                     self._check_sound(batch)
                 for new, old in zip(values, before or (), strict=False):

@@ -261,14 +261,8 @@ class TrainingLoop:
         )
 
     def _advance(self, reached: int, totals: Totals) -> None:
-        position = self.position
-        begins = self._at_epoch()
-        self.position = replace(
-            position,
-            batch_index=reached,
-            total=position.total + totals,
-            epoch=totals if begins else position.epoch + totals,
-        )
+        epoch = totals if self._at_epoch() else self.position.epoch + totals
+        self.position = replace(self.position, batch_index=reached, total=self.position.total + totals, epoch=epoch)
 
     def _checkpoint_is_due(self, stopped: bool) -> bool:
         batch_index, config = self.position.batch_index, self.config.checkpoint

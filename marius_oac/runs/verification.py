@@ -139,9 +139,8 @@ class _Run:
         """Checks the checkpoints in a folder, with their pages; yields position and records of each."""
         found, checkpoints = self.found, Checkpoints(rows / FOLDER)
         if (rows / SAVED).exists():
-            over_nodes = (
-                rows == self.path and (rows / NODES).is_dir()
-            )  # then it is of the parts, which may be elsewhere
+            # Over nodes it names a checkpoint of the parts, which may be elsewhere.
+            over_nodes = rows == self.path and (rows / NODES).is_dir()
             named = None if over_nodes else checkpoints
             found.small(rows / SAVED, lambda: _check_named(lambda: read_saved(rows), named, rows / SAVED))
         if (rows / FOLDER / BEST).exists():

@@ -339,10 +339,8 @@ def node_task(
     ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4
     every, called, trains = weights_of(cluster), names(cluster), trains_of(cluster)
     within = range(len(every)) if ranks is None else ranks
-    weights, rowless = (
-        [every[rank] for rank in within],
-        [called[rank] for rank in range(len(every)) if rank not in within],
-    )
+    weights = [every[rank] for rank in within]
+    rowless = [called[rank] for rank in range(len(every)) if rank not in within]
     carriers = sum(bool(weight) for weight in weights)
     dense = config.nodes.dense
 

@@ -57,10 +57,8 @@ class Rowless:
         about = security_of(cluster), Limits(), cluster.timeout
         task.check_data_from(0)
         with ExitStack() as stack:
-            lines = [
-                stack.enter_context(closing(ZmqClient(address, name, self._rank, *about)))
-                for name, address in run["servers"]
-            ]
+            clients = (ZmqClient(address, name, self._rank, *about) for name, address in run["servers"])
+            lines = [stack.enter_context(closing(each)) for each in clients]
             session, source = stack.enter_context(outside(task, lines, run, place.rank, task.config.nodes, False))
             self._group.close()
             _tell_agent()

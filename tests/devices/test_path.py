@@ -173,7 +173,9 @@ def test_buffers_are_what_the_memory_plan_says(monkeypatch, graph, tmp_path, tas
         task = start_ctr_task(ctr_config(small_log(tmp_path / "log.parquet"), "pipeline.in_flight=3"))[0]
     with Session(task) as session:
         session.pipeline.run(0, 9)
-        pool, buffer = session.pipeline.device._resident, session.pipeline.device.staging_bytes()
+        pool = session.pipeline.device._resident
+        held = pool.take()
+        buffer = sum(each.nbytes for part in (held.rows, held.timestamps, held.values) for each in part)
     here = sys.modules[type(task).__module__]
     memory = sys.modules[getattr(here, "plan_memory", getattr(here, "plan_ctr_memory", None)).__module__]
     monkeypatch.setattr(memory, "pick_device", lambda name: torch.device("cuda:0"))

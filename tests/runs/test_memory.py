@@ -46,7 +46,9 @@ def test_terms_are_what_is_held(graph, tmp_path, overrides):
         session.pipeline.run(0, session.planner.batches_per_epoch)
         scratch = sum(buffer.nbytes for buffer in session.step._handwritten._scratch._buffers.values())
         (store,) = session.stores
-        pool, buffer = session.pipeline.device._resident, session.pipeline.device.staging_bytes()
+        pool = session.pipeline.device._resident
+        held = pool.take()
+        buffer = sum(each.nbytes for part in (held.rows, held.timestamps, held.values) for each in part)
         relations = sum(tensor.nbytes for tensor in session.step.dense_state().values())
         assert need(plan, "compute") == pytest.approx(scratch + 2 * relations, rel=0.05)
         assert store.nbytes == need(plan, "tables")

@@ -171,9 +171,8 @@ class RunFolder:
             unknown = key == identity.ORDER and not self.about.checked  # version 1 has none of an order
             if found != mine.get(key) and not unknown:
                 section, name = key.split(".")
-                these = {"path": "this is another graph", "order": "this is another order"}.get(
-                    name, f"these are other {name}"
-                )
+                singular = {"path": "this is another graph", "order": "this is another order"}
+                these = singular.get(name, f"these are other {name}")
                 raise CheckpointError(f"{these} than the run was trained on", getattr(getattr(config, section), name))
 
     def log(self, line: Mapping[str, Any]) -> None:

@@ -104,12 +104,9 @@ class RunLog:
     def check_files(self, config: CtrConfig, batch_index: int) -> None:
         """Raises CheckpointError if a file that batches from `batch_index` on need is missing or has changed."""
         schedule = self.schedule(config.training.batch_size)
-        needed = (
-            {file for _, file in schedule.visits[schedule.visit(batch_index) :]}
-            if batch_index < schedule.ends[-1]
-            else set()
-        )
-        for number in sorted(needed):
+        ended = batch_index >= schedule.ends[-1]
+        needed = [] if ended else schedule.visits[schedule.visit(batch_index) :]
+        for number in sorted({file for _, file in needed}):
             file = self.files[number]
             (found,) = LogFiles.scan([str(file.path)], config.data).files
             if found.fingerprint != file.fingerprint or contradict(found.pieces, file.pieces):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from marius_oac.config.task import TaskConfig
+from marius_oac.pipeline.device import buffer_bytes
 from marius_oac.runs.memory.plan import BATCH_KEYS, Need, batches_held, key_to_lower, room_for
 from marius_oac.runs.memory.tables import ahead_bytes, check_batch, rows_place
 from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
@@ -56,10 +57,7 @@ class BatchMemory:
         key = key_to_lower(self.config, "pipeline.in_flight", *BATCH_KEYS)
         if device.type == "cpu":
             return [Need("host", "batches", held * self.rows * (4 * self.width + 8) + plans, key)]
-        layouts = self.layouts.values()
-        staged = sum(
-            table.max_batch_rows * (4 * each.width + 16) for table, each in zip(self.tables, layouts, strict=True)
-        )
+        staged = buffer_bytes(self.tables, self.layouts.values())
         return [
             Need("host", "batches", in_flight * staged + plans, key),
             Need("device", "batches", room_for(pipeline) * staged + in_flight * plan_bytes, key),

@@ -177,9 +177,7 @@ def batches_held(pipeline: PipelineConfig) -> tuple[int, int]:
     fewer than are in flight, in order of arrival of twice as many (see `ledger`)."""
     if pipeline.mode == "sync":
         return 1, 1
-    cached = (
-        {"plan": 1, "arrival": 2}.get(pipeline.order, 1) * (pipeline.in_flight - 1) if pipeline.mode == "oac" else 0
-    )
+    cached = (2 if pipeline.order == "arrival" else 1) * (pipeline.in_flight - 1) * (pipeline.mode == "oac")
     return pipeline.in_flight, pipeline.in_flight + cached
 
 

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from marius_oac.data.logs.files import LogFile, LogFiles
 from marius_oac.data.logs.tables import vocabulary_names
 from marius_oac.data.prepare.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
+from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.predictions import check_suffix, write_predictions
 from marius_oac.models.compute.dense_optimizer import OPTIMIZER
 from marius_oac.models.compute.torch_state import torch_threads
@@ -32,12 +32,8 @@ from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.tasks.trained import TrainedRun
 
 
-@dataclass(frozen=True)
-class ClickMetrics:
+class ClickMetrics(Metrics):
     """An evaluation's numbers by name; prints as a table."""
-
-    title: str
-    values: dict[str, float]
 
     def __str__(self) -> str:
         told = {name: "none" if math.isnan(value) else f"{value:,.6g}" for name, value in self.values.items()}
