@@ -133,7 +133,7 @@ class HostDevice(Device):
     def _make_resident(self) -> Buffers:
         shapes = list(self._shapes())
         return Buffers(
-            rows=(),  # a batch lends its plan's own
+            rows=(),  # those of a batch's plan are used
             timestamps=[aligned_empty((count,), np.int64) for count, _ in shapes],
             values=[aligned_empty(shape, np.float32) for shape in shapes],
         )
@@ -221,7 +221,7 @@ class TorchDevice(Device):
     def _copy_up(self, batch: Batch) -> None:
         for table, rows in enumerate(batch.plan.rows):
             staged = batch.rows_in(batch.staging, table)
-            np.copyto(staged[0].numpy(), rows)  # not torch's: it takes no arrays that are read-only, as plans may share
+            np.copyto(staged[0].numpy(), rows)  # not torch's copy, which refuses read-only arrays, such as plans share
             for target, source in zip(batch.rows_in(batch.resident, table), staged, strict=True):
                 target.copy_(source, non_blocking=True)
         batch.data = map_arrays(batch.plan.data, self._streams.move)

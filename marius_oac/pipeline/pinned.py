@@ -52,7 +52,7 @@ class PinnedMemory:
 
 def _unpin(device: torch.device, pinned: list[mmap.mmap]) -> None:
     with torch.cuda.device(device):
-        torch.cuda.synchronize()  # after an error copies may be under way
+        torch.cuda.synchronize()  # after an error copies may be in progress
         while pinned:
             memory = pinned.pop()
             torch.cuda.cudart().cudaHostUnregister(torch.frombuffer(memory, dtype=torch.uint8).data_ptr())

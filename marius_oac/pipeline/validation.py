@@ -95,7 +95,7 @@ class Cache:
         replaced = 0
         for newer in reversed(self._batches):  # newest first: no row is copied twice
             if newer.timestamp <= batch.mft_at_read:
-                break  # it was in the store before the batch began to read, and so were all before it
+                break  # it and all earlier ones were in the store before the batch began to read
             for table in range(len(batch.plan.rows)):
                 newer_rows, _, newer_values = newer.rows_in(newer.resident, table)
                 rows, timestamps, values = batch.rows_in(batch.resident, table)

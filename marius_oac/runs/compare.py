@@ -1,4 +1,5 @@
-"""Have two checkpoints the same bits? If not, how far apart are they, and where first."""
+"""Compares two checkpoints: whether their bits are equal, else how large the differences are, and where the first
+is."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All arrays of two checkpoints; `same` if every bit is. Timestamps are not compared: they are no result."""
+    """All arrays of two checkpoints; `same` if every bit is. Timestamps are not compared."""
 
     first: str
     second: str
@@ -92,9 +93,8 @@ def _arrays(checkpoint: Checkpoint) -> Iterator[tuple[str, RowArray]]:
         for part in ("values", "state"):
             yield f"{table}.{part}", checkpoint.array(table, part)
     for name, tensor in sorted(checkpoint.dense().items()):
-        narrow = (
-            tensor.is_floating_point() and tensor.element_size() < 4
-        )  # of a user's network: NumPy has not all types
+        # A user's own network may have types that NumPy lacks.
+        narrow = tensor.is_floating_point() and tensor.element_size() < 4
         yield name, np.atleast_1d((tensor.float() if narrow else tensor).numpy())
 
 

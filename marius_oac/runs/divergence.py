@@ -1,20 +1,20 @@
-"""Is the loss out of all proportion? What single batches make is looked at by `models/compute/soundness.py`."""
+"""Detects a loss that has grown out of proportion. Single batches are checked by `models/compute/soundness.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 LARGEST_GROWTH = 1e6
-"""What the last batches' loss may be, against that of the first ones, or against 1 where that is more."""
+"""The largest loss of the last batches, relative to that of the first ones, or to 1 if that is more."""
 
 
 def first_loss(known: float | None, heard: Sequence[tuple[float | None, float | None]]) -> float | None:
-    """What a run's loss began with: `known`, or the largest of what the processes' first batches had."""
+    """Returns a run's initial loss: `known`, or the largest of the processes' first batches."""
     return max((begun for begun, _ in heard if begun is not None), default=None) if known is None else known
 
 
 def grown_loss(first: float | None, heard: Sequence[tuple[float | None, float | None]]) -> str | None:
-    """What is wrong with the loss of the last batches of a segment; None: nothing.
+    """Returns what is wrong with the loss of the last batches of a segment; None: nothing.
 
     Medians, as one batch may hold an outlier. A model that predicts a constant has a loss near 1, and so has an
     untrained one; a model of the user's, or columns that are not scaled, may begin with more. Steps that are too large

@@ -1,4 +1,4 @@
-"""Embeddings with their names, in formats that others read.
+"""Exports embeddings with their names, in common formats.
 
 safetensors    embeddings.safetensors (a tensor per table), TABLE.names.parquet
 npy            TABLE.npy (memory-mappable), TABLE.names.parquet

@@ -69,7 +69,7 @@ class TrainingLoop:
         position = self._position_of(checkpoint)
         self._load(checkpoint)
         self.position = position
-        if saved < checkpoint.name:  # a crash came between
+        if saved < checkpoint.name:  # the run crashed before `saved.json` was written
             self.folder.note_saved(position.batch_index)
         self.folder.rewind(self.position.batch_index, checkpoint.extra, self.peers.wait)
         self._restore_best()
@@ -189,7 +189,8 @@ class TrainingLoop:
         except StopSignal as error:
             raise self._interrupted(error.number) from None
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) or self._stops.raised:  # whatever a library has made of it
+            # A library may have turned the interrupt into another error.
+            if isinstance(error, KeyboardInterrupt) or self._stops.raised:
                 raise self._interrupted() from None
             raise
 
@@ -222,7 +223,7 @@ class TrainingLoop:
             self.session.task.before_batches(first)
             reached = self.session.task.reached(pipeline.run(first, last))
             self.session.task.after_batches(reached == self.schedule.last)
-            self.peers.wait()  # rows are of one moment when everyone's batches are in them
+            self.peers.wait()  # rows are consistent once every process has written its batches
         except DivergedError as error:
             raise self._diverged(error) from error
         report.flush()

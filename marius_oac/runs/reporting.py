@@ -16,7 +16,7 @@ from marius_oac.runtime.console import NOTICES, is_terminal, say
 
 FEW_BATCHES = 10
 BAR_SECONDS = 1.0
-LINE_SECONDS = 10.0  # plain lines come no faster than that
+LINE_SECONDS = 10.0  # the least time between plain lines
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def gpu_address(device: torch.device) -> str | None:
     """PCI address of a GPU, such as 0000:41:00.0; None: the CPU computes."""
     if device.type != "cuda":
         return None
-    card: Any = torch.cuda.get_device_properties(device)  # torch's own stub knows no addresses
+    card: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the addresses
     return f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
 
 
@@ -105,7 +105,7 @@ class Session:
             self.telemetry = stack.enter_context(Telemetry(trace))
             self.parts = task.build(stack, self.device, self.threads, self.binding)
             self.planner, self.stores, self.step = self.parts.planner, self.parts.stores, self.parts.step
-            # Where rows have a source of their own, batches are none of the tier's business.
+            # If rows come from other nodes, the pipeline does not use the tier.
             tier = self.parts.tier if self.parts.source is None else None
             self.pipeline = Pipeline(
                 self.planner, self.parts.source or self.stores, self.step, self.config.pipeline, self.device,

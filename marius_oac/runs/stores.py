@@ -100,7 +100,7 @@ def open_files(
             if writable:
                 claim(folder, listing)
         return files
-    if read_saved(folder.parent) == "":  # else they may be what lost checkpoints refer to
+    if read_saved(folder.parent) == "":  # else lost checkpoints may refer to them
         _clean(folder)
     listing = Listing.new(page_bytes(config, layouts), [Path(path) for path in config.path])
     places = {(folder / file).parent for file in listing.files}

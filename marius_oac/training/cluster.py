@@ -69,9 +69,9 @@ def train_on_nodes(
     """
     path = Path(out) if out else Path("runs") / local.default_name(config)
     with open_group(place) as group:
-        # Nodes that torchrun has started again, since one was lost, go on.
+        # torchrun has started the nodes again because one was lost: they continue.
         if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
-            mine = code_to_train(config)  # it may be another run that lies here, which was refused before
+            mine = code_to_train(config)  # another run may lie here, for which training was refused before
             return _resumed(path, place, group, (), (), None, None, trace, trust=mine)
         own = config_of(config, place)
         check_gpus(own, group)
@@ -103,7 +103,7 @@ def _created(path: Path, place: Place, group: Group, task: ShardedTask) -> Itera
     """Makes the folder of a new run, or this process's part of it."""
     part = path / NODES / task.layout / name_of(place)
     if place.rank:
-        group.barrier()  # the first process makes the folder that the others lie in
+        group.barrier()  # the first process makes the folder that contains the others'
     where = part if place.rank else path
     with RunFolder.create(where, task.config, task.fingerprint, task.run_files(), over_nodes=True) as folder:
         if not place.rank:
@@ -170,7 +170,7 @@ def _resumed(
     with _opened(path, part, place, task.group, config, task) as folder:
         folder.check_resumable(config, task.fingerprint)
         if not place.rank:
-            for key, why in ignored_by_kstep(config):  # which versions before this one did without a word
+            for key, why in ignored_by_kstep(config):  # earlier versions ignored these keys silently
                 logger.warning(f"{key}: {why}")
         if checkpoint is None and not data and not before and not task.peers.any(not local.has_ended(folder, task)):
             if task.group is not group:

@@ -87,7 +87,7 @@ def compare_runs(first: str | Path, second: str | Path, *, data_path: str | Path
         graph = open_or_prepare(config.data.path)
         folder.check_data(graph.fingerprint, config)
         names = row_names(config, graph) if isinstance(config, Config) else {ENTITIES: graph.node_names}
-    except InputError:  # the bits are there without it
+    except InputError:  # bits can be compared without the graph
         if data_path is not None:
             raise
     return compare(folder.checkpoint(), other.checkpoint(), names)

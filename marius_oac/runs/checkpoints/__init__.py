@@ -1,1 +1,1 @@
-"""Checkpoints: one moment's weights, optimizer state and timestamps, never half-written."""
+"""Checkpoints: a consistent state of weights, optimizers and timestamps, written atomically."""

@@ -1,4 +1,4 @@
-"""Checkpoints: weights, optimizer state and timestamps of one moment, checksummed, never half-written.
+"""Checkpoints: a consistent state of weights, optimizers and timestamps, with checksums, written atomically.
 
 A checkpoint is a folder named by the number of its next batch, in the run's `checkpoints/`:
 
@@ -11,7 +11,7 @@ A checkpoint is a folder named by the number of its next batch, in the run's `ch
     TABLE.checksums.npy          int64 [pages], -1 where it was never written, and what its bytes must be, uint64
     dense.safetensors            relations, networks and their optimizer state
 
-How it comes into being and is removed: `checkpoints.py`. Nothing is ever unpickled.
+How it is saved and removed: `retention.py`. Nothing is ever unpickled.
 
 A checkpoint of rows on disk copies no rows: pages that have changed since the last one are written out, and stay where
 they are until no checkpoint refers to them any more (`storage/disk/slots.py`).
@@ -59,10 +59,10 @@ TABLES = "tables"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint. `batch_index` is the next batch, `extra` what the training loop put in.
+    """A complete checkpoint. `batch_index` is the next batch, `extra` data of the training loop.
 
     `pages` says, for each table that lies on disk, how many rows it has and how they are laid out. With a `pin` it
-    stays until `close`, or as long as this object, or an array of rows on disk that it gave.
+    is not removed until `close`, or until this object and all arrays of rows on disk that it returned are garbage.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class Checkpoint:
 
     @property
     def digest(self) -> str:
-        """Equal for equal files."""
+        """SHA-256 of the list of files with their digests."""
         return json_digest(self.files)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Checkpoint:
         return sorted(whole | set(self.pages))
 
     def array(self, table: str, part: str) -> RowArray:
-        """Part `values`, `state` or `timestamps` of a table, mapped read-only; of rows on disk what reads like it."""
+        """Part `values`, `state` or `timestamps` of a table, mapped read-only, or read from page files when indexed."""
         if table in self.pages and part in PARTS:
             listing = Listing.load(self.path.parents[1] / TABLES / LISTING)
             slots, checksums = self._pages_of(table)
@@ -121,7 +121,7 @@ class Checkpoint:
         return values
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What `save` got as `arrays`, mapped read-only."""
+        """The arrays that `save` got as `arrays`, mapped read-only."""
         parts = {f"{table}.{part}" for table in self.tables() for part in (*PARTS, *PAGED_PARTS)}
         names = [name.removesuffix(".npy") for name in self.files if name.endswith(".npy")]
         return {name: self._mapped(*name.split(".", 1)) for name in names if name not in parts}
@@ -159,7 +159,7 @@ class Checkpoint:
                 store.load(first, np.array(timestamps), np.concatenate((values, state), axis=1))
 
     def verify(self, ending: str = "") -> None:
-        """Reads every file through, or those whose names end so.
+        """Reads and checks every file, or those whose names end with `ending`.
 
         Raises CheckpointError naming the one that is missing or damaged.
         """
@@ -253,7 +253,7 @@ def _shapes(store: ParameterStore) -> dict[str, tuple[int, ...]]:
 
 
 def _write_pages(folder: Path, store: SsdStore, batch_index: int) -> dict[str, dict[str, Any]]:
-    """Writes what has changed to the page files, and to the checkpoint where each page lies."""
+    """Writes changed pages to the page files, and the place of each page to the checkpoint."""
     store.flush()
     if store.tier.not_finite:
         raise DivergedError(batch_index - 1, f"{store.tier.not_finite} hold NaN or infinite numbers")

@@ -1,4 +1,4 @@
-"""What a checkpoint's manifest may say, and what its files may be: asked before anything is done with either."""
+"""What a checkpoint's manifest and files may contain; checked before either is used."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _OTHERS = (np.int32, np.int64, np.float32, np.float64), (None,)
 
 
 class Best(Described):
-    """What `best.json` holds."""
+    """The content of `best.json`."""
 
     name: FileName
 
 
 class Saved(Described):
-    """What `saved.json` holds."""
+    """The content of `saved.json`."""
 
     checkpoint: Annotated[str, Field(pattern=r"^[0-9]{10}$")] | None
 

@@ -46,7 +46,7 @@ class Pin:
         self.close = weakref.finalize(self, os.close, descriptor)
         """Releases the checkpoint; may be called again."""
         _lock(descriptor, fcntl.LOCK_SH)
-        if not _is(manifest, descriptor):  # it was removed before the lock was there
+        if not _is(manifest, descriptor):  # it was removed before the lock was acquired
             self.close()
             raise Missing("has just been removed", manifest.parent)
 

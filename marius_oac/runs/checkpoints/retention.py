@@ -59,7 +59,7 @@ START = "start"
 
 
 def read_saved(rows: Path) -> str | None:
-    """What `saved.json` in a folder names, "" if that is no checkpoint yet; None if there is no such file, as in a
+    """The name in a folder's `saved.json`, "" if there is no checkpoint yet; None if there is no such file, as in a
     run that an earlier version made. Raises CheckpointError if it is damaged."""
     try:
         content = read_bounded(rows / SAVED, error=CheckpointError)

@@ -51,7 +51,7 @@ class _Kind(Described):
 
 
 class Result(Described):
-    """What a run that has ended left: the SHA-256 of its summary, and its metrics."""
+    """The digests of a run that has ended: SHA-256 of its summary, and the prefix of its metrics."""
 
     summary: Sha256
     metrics: Prefix
@@ -74,16 +74,17 @@ class About(Described):
 
     @property
     def checked(self) -> bool:
-        """Whether there are checksums."""
+        """Whether the run has checksums."""
         return self.version > 1
 
     def dump(self) -> bytes:
-        """The file's text."""
+        """The text of `run.json`, with its checksum."""
         return sealed(self.model_dump(mode="json"))
 
     @classmethod
     def read(cls, folder: Path) -> About:
-        """Raises CheckpointError if there is no run, a damaged one, or one of another program or version."""
+        """Reads `run.json`. Raises CheckpointError if there is no run, a damaged one, or one of another program or
+        version."""
         path = folder / ABOUT
         try:
             content = read_bounded(path, error=CheckpointError)
@@ -103,7 +104,7 @@ class About(Described):
         return about
 
     def with_files(self, texts: Mapping[str, str]) -> About:
-        """With the checksums of these files beside those of the texts before."""
+        """Adds the checksums of these files to those of earlier texts."""
         files = dict(self.files)
         for name, text in texts.items():
             digest = hashlib.sha256(text.encode()).hexdigest()
@@ -112,9 +113,9 @@ class About(Described):
 
     def check_config(self, config: TaskConfig, source: str, lines: Mapping[tuple[Any, ...], int]) -> None:
         """Raises ConfigError, naming the line, if a key that decides bits is not as the run was trained with."""
-        trained = _pruned(of_an_older_run(self.config))  # once fewer keys might change
+        trained = _pruned(of_an_older_run(self.config))  # earlier versions allowed fewer keys to change
         for key, old, new in differences(trained, decisive(config)):
-            if _is_in(key, trained):  # a key that this program did not know then has a value that changes nothing
+            if _is_in(key, trained):  # a key that is newer than the run has a value that changes nothing
                 raise ConfigError(
                     f"is {shown(new)}, but the run was trained with {shown(old)}: write that back",
                     where(tuple(key.split(".")), source, lines, set()),

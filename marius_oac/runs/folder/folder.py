@@ -123,7 +123,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """Raises CheckpointError if there is no run, or a damaged one, or one of another program or version;
+        """Opens a run. Raises CheckpointError if there is none, or a damaged one, or one of another program or version;
         ConfigError if a key of its config.yaml that decides bits is not as the run was trained with."""
         path = Path(path)
         about, source = About.read(path), path / CONFIG
@@ -144,7 +144,7 @@ class RunFolder:
         check_change(self.config, config)
         if self.config.storage.path != config.storage.path:
             raise ConfigError(f"the run's rows lie in {list(self.config.storage.path)}", "storage.path")
-        if config.task != "ctr":  # a click log has other files every day; `folder.log` looks after them
+        if config.task != "ctr":  # a click log gets new files; `folder.log` checks them
             self.check_data(fingerprint, config)
         if self.about.kernels != blas.kernels():
             began = self.about.kernels
@@ -168,7 +168,7 @@ class RunFolder:
         """
         mine = identity.parted(self.about.data)
         for key, found in identity.parted(fingerprint).items():
-            unknown = key == identity.ORDER and not self.about.checked  # version 1 has none of an order
+            unknown = key == identity.ORDER and not self.about.checked  # version 1 has no digest of an order
             if found != mine.get(key) and not unknown:
                 section, name = key.split(".")
                 singular = {"path": "this is another graph", "order": "this is another order"}
@@ -233,7 +233,7 @@ class RunFolder:
             wait()
             with disk_errors(self.path / SUMMARY):
                 remove_file(self.path / SUMMARY)
-                sync(self.path)  # before what it is about goes
+                sync(self.path)  # before the checkpoint that it is about is removed
             self.checkpoints.drop_after(batch_index)
         kept = self._metrics.rewind(batch_index).model_dump()
         if kept != records.get("metrics", kept):
@@ -255,8 +255,7 @@ class RunFolder:
         changed."""
         if LOG in files:
             write_atomically(self.path / LOG, files[LOG])
-        # A kill in between does no harm: what run.json says fits to these two as they were and as they are, and to the
-        # files that follow as they are and as they will be.
+        # A kill in between does no harm: run.json has the digests of the old and the new versions of all these files.
         write_atomically(self.path / CONFIG, config.dump())
         self._write_about(_about(self.about, self.path, config, files))
         for name, text in files.items():
@@ -302,7 +301,7 @@ class RunFolder:
         return self.path / TRACE
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds; empty while the run has not ended. Raises CheckpointError if it is damaged."""
+        """The content of `summary.json`; empty while the run has not ended. Raises CheckpointError if it is damaged."""
         path, about = self.path / SUMMARY, self.about
         while True:
             try:
@@ -337,7 +336,7 @@ class RunFolder:
                     raise
 
     def _offer(self, name: str | None) -> Any:
-        """What a checkpoint is chosen from: equal as long as nothing of it has changed."""
+        """The checkpoints to choose from, as a value to compare: equal as long as none has changed."""
         parts = parts_of(self.path) if self.over_nodes else [self.checkpoints]
         there = [(part.folder, part.names(), part.best() if name == "best" else None) for part in parts]
         return self.summary().get("checkpoint"), there
@@ -375,7 +374,7 @@ def _clean(folder: Path) -> None:
 
 
 def _about(about: About, path: Path, config: TaskConfig, files: Mapping[str, str]) -> About:
-    """What is known of a run whose configuration and files are written now; `log.json` has a checksum of its own."""
+    """Adds the present configuration and files to what `run.json` records; `log.json` has a checksum of its own."""
     here = {"version": VERSION, "path": str(path.resolve()), "base": os.getcwd()}
     now = about.model_copy(update={**here, "config": decisive(config)})
     return now.with_files({name: text for name, text in files.items() if name != LOG})

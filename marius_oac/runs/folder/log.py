@@ -32,7 +32,7 @@ LOG = "log.json"
 
 @dataclass(frozen=True)
 class RunLog:
-    """Files and segments of one run."""
+    """The files and segments of a run on a click log."""
 
     files: tuple[LogFile, ...] = ()
     segments: tuple[LogSegment, ...] = ()
@@ -145,7 +145,8 @@ def _with_pieces(file: LogFile, pieces: Sequence[str | None]) -> LogFile:
 
 
 def _check_order(files: Sequence[LogFile]) -> None:
-    """A model that has seen tomorrow predicts today too well."""
+    """Raises InputError if files of a folder are not in order: a model that has seen tomorrow predicts today too
+    well."""
     for before, after in itertools.pairwise(files):
         same_folder = before.path.resolve().parent == after.path.resolve().parent
         if same_folder and natural_order(after.path.name) < natural_order(before.path.name):

@@ -40,7 +40,7 @@ class Prefix(Described):
 
 
 class MetricsFile:
-    """The file of one run; it is there when the first line is."""
+    """The file `metrics.jsonl` of a run; it exists once it has a line."""
 
     def __init__(self, folder: Path):
         self.path = folder / METRICS

@@ -1,4 +1,4 @@
-"""`order.npy`: the order in which a run's batches were computed, where it is not the plan's."""
+"""`order.npy`: the order in which a run's batches were computed, if that is not the plans'."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ORDER = "order.npy"
 
 
 class OrderFile:
-    """The file of one run; it is there when the first batches are. An order is int64 [batches]."""
+    """The file `order.npy` of a run; it exists once batches are recorded. An order is int64 [batches]."""
 
     def __init__(self, folder: Path):
         self.path = folder / ORDER

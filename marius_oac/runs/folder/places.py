@@ -28,7 +28,7 @@ _ORDERS = ("plan", "arrival")  # anything else is a file
 
 
 class RunPlaces:
-    """Places of a run's files, for a command that is called now.
+    """Finds the files of a run for a command.
 
     Args:
         folder: of the run.
@@ -130,5 +130,5 @@ def with_paths(config: TaskConfig, place: Callable[[str], str], graph: Callable[
 
 
 def _is_there(path: str) -> bool:
-    """Also of a pattern, of which there is any file."""
+    """Whether a path exists, or any file of a pattern."""
     return os.path.exists(path) or (glob.has_magic(path) and next(glob.iglob(path, recursive=True), None) is not None)

@@ -1,4 +1,4 @@
-"""The user's own code in a run: what may run of it, see `trust`, and from which text."""
+"""The user's own code in a run: which of it may be executed (see `trust`), and which text of it."""
 
 from __future__ import annotations
 

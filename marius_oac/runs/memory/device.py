@@ -34,7 +34,7 @@ def link_step_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int) -> i
     negatives = 0 if drawn is None else drawn.size * dimension
     gathered, relations = 2 * edges * dimension + negatives, edges * relation_width(config)
     queries, scores = sides * edges * dimension, sides * edges * (rows if drawn is None else drawn.shape[2] + 1)
-    # Chunks of two sizes come one by one.
+    # Chunks of two sizes are computed one by one.
     parts = 1 if drawn is None or edges % drawn.shape[1] == 0 else drawn.shape[1]
     made_of_scores = _KEPT[loss] + (_SCORES[loss] - _KEPT[loss]) / parts
     kept = gathered + relations + _QUERIES.get(model.decoder, 1) * queries
@@ -79,7 +79,7 @@ def encoder_step_bytes(
             edges, heads = edges + outputs * layer.attend_to_self, layer.heads * present(layer.dimension)
             saved = nodes * (heads + 2 * layer.heads) + 3 * edges * layer.heads
             work = nodes * heads + 2 * edges * heads + outputs * heads
-        else:  # a layer of the user's is not known: as much as if it made a value of each edge
+        else:  # a layer of the user's is unknown: as if it computed a value of each edge
             saved = 2 * outputs * inputs + 3 * edges * width * isinstance(layer, ModuleConfig)
             work = max(2 * outputs, nodes) * inputs
         words += 5 * edges + nodes + outputs

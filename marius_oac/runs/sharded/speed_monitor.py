@@ -22,8 +22,8 @@ from marius_oac.runs.task import Peers
 from marius_oac.runtime.console import logger
 from marius_oac.types import Step, present
 
-_HURRY = 4  # that part of a stretch follows where the next decision should come soon
-_TOLD = 256  # times of a trainer's batches at most; of more, some that are as far apart from each other
+_HURRY = 4  # an urgent next decision comes after 1 / _HURRY of the usual interval
+_TOLD = 256  # the most times that a trainer sends; of more, evenly spaced ones
 
 
 class SpeedMonitor:

@@ -173,7 +173,7 @@ class ShardedCtrTask(ShardedTask):
         for table, keys, ids, own in zip(self._feature_tables, plan.keys, plan.ids, plan.rows, strict=True):
             vocabularies, numbers, _ = _different(keys, ids, own.size)
             shards, spans = shard_of_keys(vocabularies, numbers), spans_of(table, keys)
-            # A node that adds up reads a row for every bag that it is in.
+            # A node that pools reads a row for every bag that contains it.
             found.append(np.concatenate([shards, *(shards[ids[spans[name]]] for name in self._pooled(table))]))
         return found
 

@@ -66,7 +66,7 @@ def encoder_bytes(data: EncodedBatch[np.ndarray], config: EncoderConfig, inputs:
             every = edges + outputs * layer.attend_to_self
             floats += 2 * nodes * layer.heads * (present(layer.dimension) + 1) + 6 * every * layer.heads
             words += 3 * every
-        if isinstance(layer, ModuleConfig):  # not known: as much as if it made a value of each edge
+        if isinstance(layer, ModuleConfig):  # unknown: as if it computed a value of each edge
             floats += 3 * edges * width
         nodes, inputs = outputs, width
     return 4 * floats + 8 * words
