@@ -116,7 +116,7 @@ def test_the_simulation_would_find_places_that_nobody_fills(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["sync", "hop-bw", "hop-bs"])
 def test_the_simulation_would_find_who_waits_for_the_dead(kind, monkeypatch):
-    monkeypatch.setattr(type(Dispatcher(mode_of(kind), 0, 1)._speed_monitor), "lost", lambda self, worker, tokens: None)
+    monkeypatch.setattr(type(Dispatcher(mode_of(kind), 0, 1)._schedule), "lost", lambda self, worker, tokens: None)
     with pytest.raises(AssertionError, match="stuck|waits for ever"):
         for seed in range(200):
             World(mode_of(kind, 3), 30, 2, 4, seed, deaths=3).run()
