@@ -3,9 +3,9 @@
 Guarantees:
 - A message is a list of frames of bytes. Messages of one connection arrive whole, once, in the order of their sends.
 - `Request.peer` is a rank that was proved with the run's secret, never only claimed.
-- A connection and direction has a window of messages that are sent and not yet received. It holds at most
-  `limits.queue` messages. Once it has half of `limits.max_bytes`, a message must not exceed these. `send` blocks until
-  the other end has received enough. A window that is less than half full always takes a message.
+- Each connection and direction has a window of messages that are sent and not yet received: at most `limits.queue`. A
+  window with less than half of `limits.max_bytes` takes a message of any size, a fuller one only what keeps it within
+  `limits.max_bytes`. `send` blocks until the other end has received enough.
 - Any number of threads may send; one thread receives. No call waits for ever on a peer that is gone: within `timeout`
   seconds it raises `NodeLost`, which names the node. Messages that arrived before are returned first.
 - A peer that has proved that it belongs to the run, and then sends an invalid message, has a defect: it is lost.
