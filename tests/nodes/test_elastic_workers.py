@@ -22,7 +22,6 @@ from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training.detached import outside
@@ -179,14 +178,8 @@ def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, told, one_n
 
 def test_a_guest_cuts_batches_as_the_runs_own_trainers_do(graph, told):
     config = Config.build({"data": {"path": str(graph.path)}, "device": "cpu", "binding": "off", "threads": 1})
-    speed_monitor = SpeedMonitor(NodesConfig(), 1, 5, config.training.batch_size)
-    with outside(
-        GraphTask(config, graph),
-        [],
-        told | {"weights": [1.0, 2.0], "trains": [True, False], "trainers": 5},
-        speed_monitor,
-        True,
-    ) as (session, source):
+    run = told | {"weights": [1.0, 2.0], "trains": [True, False], "trainers": 5}
+    with outside(GraphTask(config, graph), [], run, 1, NodesConfig(), True) as (session, source):
         assert source.dispatching.parts == 5 and source.dispatching.elastic_worker and session.task.trains
 
 
