@@ -9,9 +9,9 @@ import pyarrow.csv as pv
 import pytest
 import torch
 
-from marius_oac.data.dgl.csv_folders import prepare_dgl_csv, write_dgl_csv
-from marius_oac.data.dgl.graphs import prepare_dgl, to_dgl_graph
+from marius_oac.data.dgl.csv_folders import prepare_dgl_csv
 from marius_oac.data.graphs.graph import Graph
+from marius_oac.dgl import prepare_dgl, to_dgl_graph, write_dgl_csv
 from marius_oac.errors import InputError
 from tests.data.dgl.test_layers import dgl  # noqa: F401 - a fixture
 
