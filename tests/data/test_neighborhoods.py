@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.data.batches.nodes import NodePlanner
+from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.data.neighbors.neighborhoods import Neighborhoods
 from marius_oac.data.neighbors.neighbors import open_neighbors
 from marius_oac.data.neighbors.sampling import NeighborSampler
@@ -67,6 +68,7 @@ def test_plans_hold_the_blocks_and_the_features_of_their_inputs(world):
     edges, spy = world
     features = np.random.default_rng(1).normal(size=(NODES, 5)).astype(np.float32)
     planner = EdgePlanner(edges, NODES, RELATIONS, config(), None, Neighborhoods(spy, True, features))
+    planner.share = RankSlice(1, 3)
     plan, (seeds, *_, blocks) = planner.plan(3), spy.seen[0]
     (rows,), data = plan.rows, plan.data
     assert np.array_equal(rows, np.unique(rows)) and len(rows) <= planner.tables[0].max_batch_rows
@@ -78,7 +80,8 @@ def test_plans_hold_the_blocks_and_the_features_of_their_inputs(world):
     assert np.array_equal(nodes[: len(seeds)], seeds) and np.array_equal(seeds, np.unique(seeds))
     head = data.head
     assert max(each.max() for each in (head.heads, head.tails, head.negatives)) < len(seeds)
-    assert len(head.relations) == len(head.heads) and (data.epoch, data.share) == (head.epoch, head.share)
+    assert len(head.relations) == len(head.heads) < 16
+    assert (data.epoch, data.share) == (head.epoch, head.share) == (0, len(head.heads) / 16)
 
 
 @pytest.mark.parametrize("aggregator", ["mean", "gcn"])
