@@ -1,4 +1,4 @@
-"""What the configuration of every task has: the shared keys, reading, `--set`, errors with the key's path.
+"""The base of every task's configuration: the shared keys, reading, `--set`, errors with the key's path.
 
 Imports neither torch nor numba. Every field's description is its help text (`reference.py`).
 """
@@ -62,7 +62,7 @@ class BaseConfig(Section):
         """Reads a YAML file and applies `a.b=c` overrides.
 
         Raises:
-            ConfigError: missing or broken file, unknown key (with the near one), wrong type, impossible combination.
+            ConfigError: missing or broken file, unknown key (with a similar one), wrong type, impossible combination.
         """
         tree, lines = read_mapping(Path(path), "data: {path: ...}")
         return cls.build(tree, overrides, source=str(path), lines=lines)
@@ -106,7 +106,7 @@ class BaseConfig(Section):
         return self.build(self._plain(), overrides)
 
     def _plain(self) -> dict[str, Any]:
-        """All values, but for those that the user has left to the data."""
+        """All values except those that the user has left to the data."""
         return self.model_dump(mode="json")
 
 

@@ -1,6 +1,6 @@
-"""`nodes.yaml`: the nodes of a run that are several, one entry each. Imports neither torch nor numba.
+"""`nodes.yaml`: the nodes of a run over several nodes, one entry each. Imports neither torch nor numba.
 
-One entry more is one node more; nothing else changes.
+Adding an entry adds a node; nothing else changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from marius_oac.errors import ConfigError
 
 SECRET_VARIABLE = "MARIUS_OAC_SECRET"
 START_VARIABLE = "MARIUS_OAC_START"
-"""Names this start of the processes: what lies in the store under another name is not theirs."""
+"""Names this start of the processes: they ignore entries of the store under another name."""
 MIN_SECRET = 32  # characters: 16 random bytes as hexadecimal digits
 _LOOPBACK = "127.0.0.1"
 
@@ -174,7 +174,7 @@ class ClusterConfig(Section):
         return 0 if self.free_ports else node.port or self.port + 1
 
     def digest(self) -> str:
-        """SHA-256 of everything that must be the same on every node; secret and Python may lie elsewhere."""
+        """SHA-256 of everything that must be the same on every node; paths of the secret and of Python may differ."""
         tree = self.model_dump(mode="json", exclude={"secret": True, "nodes": {"__all__": {"python", "directory"}}})
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
@@ -272,7 +272,7 @@ def _located(
 
 
 def _check_together(cluster: ClusterConfig, path: Path, lines: Mapping[tuple[Any, ...], int]) -> None:
-    """What entries must not share, and what one of them must have."""
+    """Checks what entries must not share, and what at least one must have."""
 
     def wrong(index: int, key: str, message: str) -> ConfigError:
         line = lines.get(("nodes", str(index), key), lines["nodes", str(index)])

@@ -35,6 +35,8 @@ def _named(value: Any) -> Any:
 
 
 class CategoricalConfig(Section):
+    """A feature with one key per example."""
+
     name: Name = Field(description="The column.")
     vocabulary: Name | None = Field(None, description="Shares rows with the features of this vocabulary; default: own.")
     dimension: Width | None = Field(None, description="Floats of a row; default: model.dimension.")
@@ -47,6 +49,8 @@ class CategoricalConfig(Section):
 
 
 class BagConfig(CategoricalConfig):
+    """A feature with several keys per example, whose rows are pooled."""
+
     separator: Name = Field("|", description="Between the values of a text column; lists need none.")
     pooling: Literal["sum", "mean"] = Field("sum", description="How the rows of a bag are combined: sum or mean.")
     max_values: PositiveInt = Field(
@@ -60,6 +64,8 @@ class BagConfig(CategoricalConfig):
 
 
 class SequenceConfig(CategoricalConfig):
+    """A feature with a sequence of keys per example."""
+
     separator: Name = Field("|", description="Between the values of a text column; lists need none.")
     max_values: PositiveInt = Field(
         64, description="Values of a sequence that are kept, up to the last; the others are counted."
@@ -67,6 +73,8 @@ class SequenceConfig(CategoricalConfig):
 
 
 class NumericConfig(Section):
+    """A numeric column."""
+
     name: Name = Field(description="The column.")
     transform: Literal["auto", "none", "standardize", "log1p", "quantiles", "log_squared"] = Field(
         "auto",
@@ -103,12 +111,12 @@ class NumericConfig(Section):
 
     @property
     def raw(self) -> bool:
-        """Whether values are taken as 32-bit floats, as they stand in the file or nearly."""
+        """Whether values are taken from the file as 32-bit floats, with no or little transformation."""
         return self.transform in ("auto", "none", "log_squared")
 
     @property
     def settled(self) -> bool:
-        """Whether everything that the first examples decide is given."""
+        """Whether every setting that the first examples would decide is given."""
         given = {
             "auto": False,
             "standardize": self.center is not None and self.scale is not None,
@@ -140,6 +148,8 @@ def _texts(value: Any) -> Any:
 
 
 class LabelConfig(Section):
+    """The column of labels."""
+
     column: Name = Field(description="The column.")
     positive: Annotated[tuple[Name, ...], BeforeValidator(_texts), Field(min_length=1)] | None = Field(
         None,
@@ -163,6 +173,8 @@ Sequence = Annotated[SequenceConfig, BeforeValidator(_named)]
 
 
 class LogConfig(Section):
+    """`data` of a click log."""
+
     train: Files = Field(
         min_length=1, description="Files or patterns of the training log, in order; a pattern's files by name."
     )
@@ -213,7 +225,7 @@ class LogConfig(Section):
 
     @property
     def indicators(self) -> tuple[NumericConfig, ...]:
-        """Those of them that have a number more, which says where they are missing."""
+        """Those of them with an additional number that says where they are missing."""
         return tuple(each for each in self.plain_numbers if each.indicator)
 
     @property
@@ -223,11 +235,11 @@ class LogConfig(Section):
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left that the first examples decide."""
+        """Whether no setting is left to the first examples."""
         return all(each.settled and self.missing_of(each) != "median" for each in self.numeric)
 
     def missing_of(self, column: NumericConfig) -> Any:
-        """What a missing number becomes: "refuse", "median" or a number; None: its bucket has no number."""
+        """The replacement of a missing number: "refuse", "median" or a number; None for a bucket without a number."""
         if column.indicator and column.transform == "quantiles":
             return None
         found = self.missing_numbers if column.missing is None else column.missing
@@ -239,11 +251,11 @@ class LogConfig(Section):
         return (*self.categorical, *(CategoricalConfig(name=name, kind="integer") for name in buckets))
 
     def keyed(self) -> Iterator[CategoricalConfig]:
-        """The features whose keys stand in columns, in the order of the keys of the config."""
+        """The features whose keys are in columns, in the order of the config's keys."""
         yield from (*self.categorical, *self.multi_valued, *self.sequences)
 
     def features(self) -> Iterator[CategoricalConfig]:
-        """All features that have rows, in the order of the keys of the config, buckets behind `categorical`."""
+        """All features that have rows, in the order of the config's keys, buckets after `categorical`."""
         yield from (*self.single_valued(), *self.multi_valued, *self.sequences)
 
     @model_validator(mode="after")
@@ -260,8 +272,8 @@ class LogConfig(Section):
 
 
 def of_an_older_run(tree: Any) -> Any:
-    """The plain values of a run's configuration. Where a version wrote them that knew no transforms, label and columns
-    of numbers are mere names: what these hold was taken as it is, or by `log_numbers`."""
+    """Converts the plain values of an older run's configuration. In versions without transforms, the label and numeric
+    columns are mere names, whose values were taken as they are, or by `log_numbers`."""
     data = tree.get("data") if isinstance(tree, Mapping) else None
     if not isinstance(data, Mapping) or tree.get("task") != "ctr" or not isinstance(data.get("numeric"), list | tuple):
         return tree
@@ -278,6 +290,8 @@ def of_an_older_run(tree: Any) -> Any:
 
 
 class NetworkConfig(Section):
+    """`model`: the network and its sizes."""
+
     network: Name = Field(
         "deepfm", description="lr, fm, deepfm, dlrm, dcnv2, dien, youtubednn, or FILE.py:CLASS, a module of your own."
     )
@@ -292,12 +306,16 @@ class NetworkConfig(Section):
 
 
 class KeysConfig(Section):
+    """`keys`: when keys get rows, and when they are dropped."""
+
     admit_after: PositiveInt = Field(1, description="A key gets its own row when seen so often; before, a shared one.")
     drop_after: NonNegativeInt = Field(0, description="Keys not seen for so many files are dropped; 0: never.")
     capacity: NonNegativeInt = Field(0, description="Most rows of a table; 0: what fits into the memory at hand.")
 
 
 class CtrTrainingConfig(Section):
+    """`training` of click models."""
+
     epochs: PositiveInt = Field(1, description="Passes over the log.")
     batch_size: PositiveInt = Field(4096, description="Examples per batch; a file's last batch may be shorter.")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=0.05)
@@ -308,6 +326,8 @@ class CtrTrainingConfig(Section):
 
 
 class CtrEvaluationConfig(Section):
+    """`evaluation` of click models."""
+
     every: NonNegativeInt = Field(1, description="Epochs between validations; 0: never.")
     batch_size: PositiveInt = Field(16384, description="Examples predicted at once.")
 

@@ -26,6 +26,8 @@ _USED_BY = {
 
 
 class DenseConfig(Section):
+    """`dense`: how nodes agree on dense parameters."""
+
     kind: Literal["allreduce", "kstep", "easgd", "ma", "bmuf"] = Field(
         "allreduce",
         description="allreduce: gradients are summed in every iteration. kstep: Adam whose replicas merge every k "
@@ -78,7 +80,7 @@ class DenseConfig(Section):
 
 
 def ignored_by_kstep(config: Any) -> list[tuple[str, str]]:
-    """Keys of a run's configuration that k-step, which is an optimizer of its own, does not look at, and why."""
+    """Keys of a run's configuration that k-step, itself an optimizer, ignores, and why."""
     if config.nodes.dense.kind != "kstep" or config.task != "ctr":
         return []
     optimizer, section = config.training.dense_optimizer, "training.dense_optimizer"
@@ -92,10 +94,10 @@ def ignored_by_kstep(config: Any) -> list[tuple[str, str]]:
 
 
 def check_change(before: Any, after: Any) -> None:
-    """A run's configuration as it was and as it is to go on: whether what agrees on dense parameters may change so.
+    """Checks whether a resumed run may change how nodes agree on dense parameters.
 
     Raises:
-        ConfigError: what the one keeps is not what the other needs.
+        ConfigError: the state that the old setting has saved is not the state that the new one needs.
     """
     old, new, key = before.nodes.dense, after.nodes.dense, "nodes.dense.kind"
     if old.kind == new.kind == "kstep" and old.epsilon != new.epsilon:

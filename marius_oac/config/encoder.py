@@ -18,6 +18,8 @@ _DIMENSION = "default: model.dimension, and in the last layer of a classificatio
 
 
 class SageConfig(Section):
+    """A GraphSAGE layer."""
+
     kind: Literal["sage"] = Field(description="A GraphSAGE layer.")
     neighbors: Neighbors = _NEIGHBORS
     dimension: Width | None = Field(None, description=f"Floats of an output; {_DIMENSION}")
@@ -32,6 +34,8 @@ class SageConfig(Section):
 
 
 class GatConfig(Section):
+    """A GAT layer."""
+
     kind: Literal["gat"] = Field(description="A graph attention layer.")
     neighbors: Neighbors = _NEIGHBORS
     dimension: Width | None = Field(None, description=f"Floats of each head's output; {_DIMENSION}")
@@ -51,6 +55,8 @@ class GatConfig(Section):
 
 
 class ModuleConfig(Section):
+    """A layer from a user's file."""
+
     kind: Literal["module"] = Field(description="A layer of your own.")
     neighbors: Neighbors = _NEIGHBORS
     module: Name = Field(
@@ -62,6 +68,8 @@ Layer = Annotated[SageConfig | GatConfig | ModuleConfig, Field(discriminator="ki
 
 
 class EncoderConfig(Section):
+    """`encoder`: its inputs, layers and optimizer."""
+
     layers: tuple[Layer, ...] = Field(
         min_length=1, description="Layers, from the outermost neighbours to the node itself."
     )
@@ -81,7 +89,7 @@ class EncoderConfig(Section):
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
 
     def resolved(self, dimension: int, last: int | None = None) -> EncoderConfig:
-        """With every default that hangs on `model.dimension` filled in; `last`: of the last layer, if not the same."""
+        """A copy with all defaults that depend on `model.dimension`; `last` is the last layer's width, if another."""
         embeddings = self.embeddings
         if embeddings is None:
             embeddings = 0 if self.features else dimension

@@ -171,7 +171,7 @@ _PLAINER = {
 
 
 def first_error(error: ValidationError) -> Mapping[str, Any]:
-    """The first of several; where a key is missing, one that is nearly written like it and unknown there."""
+    """The first of several errors; where a key is missing, that of an unknown key with a similar name."""
     first, *others = error.errors()
     if first["type"] == "missing":
         *section, missing = first["loc"]
@@ -184,7 +184,7 @@ def first_error(error: ValidationError) -> Mapping[str, Any]:
 
 
 def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
-    """The sections that a key may hold, or a list of them: by their `kind`, where several may stand there."""
+    """The sections that a key, or a list under it, may have: by their `kind`, where there are several."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         kind = annotation.model_fields.get("kind")
         return {str(get_args(kind.annotation)[0]) if kind and kind.is_required() else "": annotation}
@@ -195,7 +195,7 @@ def _sections(annotation: Any) -> dict[str, type[BaseModel]]:
 
 
 def _known(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
-    """The keys of the section at this place; a kind of section stands in the path behind its number in the list."""
+    """The keys of the section at this path, in which a section's kind follows its number in the list."""
     sections: dict[str, type[BaseModel]] = {}
     for part in path:
         field = model.model_fields.get(str(part))
@@ -218,4 +218,5 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
+    """The reason why a file can't be read, in words for a message."""
     return "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()

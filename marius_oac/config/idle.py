@@ -1,5 +1,4 @@
-"""Settings that do nothing in the run that they are made for: each is told of in one line. Imports neither torch nor
-numba."""
+"""Settings that have no effect in a run: each is reported in one line. Imports neither torch nor numba."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _OWN_CODE = ".py:"
 
 
 def idle_settings(config: BaseConfig) -> list[str]:
-    """What is to be said of the settings of a run on one machine that differ from their defaults and do nothing."""
+    """A line for each setting of a run on one machine that differs from its default and has no effect."""
     said = []
     for key, decider, values in _NEEDS:
         found = _value(config, decider)

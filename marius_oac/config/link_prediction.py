@@ -26,6 +26,8 @@ from marius_oac.types import present
 
 
 class ModelConfig(Section):
+    """`model`: the decoder and its size."""
+
     decoder: Literal["distmult", "complex", "transe", "rotate", "dot"] = Field(
         "complex",
         description="Score function of an edge; default for a graph without relations: dot.",
@@ -49,6 +51,8 @@ class ModelConfig(Section):
 
 
 class NegativesConfig(Section):
+    """`training.negatives`."""
+
     count: PositiveInt = Field(500, description="Negatives shared by all edges of a chunk, per side.")
     chunks: PositiveInt = Field(1, description="Chunks a batch is split into, each with negatives of its own.")
     degree_fraction: Fraction = Field(0.0, description="Share of negatives drawn by degree; the rest are uniform.")
@@ -56,6 +60,8 @@ class NegativesConfig(Section):
 
 
 class OrderingConfig(Section):
+    """`training.ordering`: the order in which edges are trained."""
+
     kind: Literal["shuffle", "beta", "comet"] = Field(
         "shuffle",
         description="shuffle: any edge may be in any batch. beta, comet: edges and negatives come from the "
@@ -74,14 +80,14 @@ class OrderingConfig(Section):
 
     @property
     def groups(self) -> int:
-        """What moves as one: the logical partitions of comet, the partitions of beta."""
+        """The number of units that are loaded together: logical partitions of comet, partitions of beta."""
         if self.kind == "comet":
             return self.logical or 2 * present(self.partitions) // present(self.buffer)
         return present(self.partitions)
 
     @property
     def groups_in_buffer(self) -> int:
-        """How many of them the buffer holds."""
+        """The number of such units that fit in the buffer."""
         return present(self.buffer) * self.groups // present(self.partitions)
 
     @model_validator(mode="after")
@@ -116,17 +122,23 @@ class OrderingConfig(Section):
 
 
 class LossConfig(Section):
+    """`training.loss`."""
+
     kind: Literal["softmax", "logistic", "margin", "self_adversarial"] = Field("softmax", description="Training loss.")
     margin: PositiveFloat = Field(1.0, description="Margin of margin ranking, gamma of self-adversarial sampling.")
     temperature: PositiveFloat = Field(1.0, description="Temperature of self-adversarial weights.")
 
 
 class RegularizationConfig(Section):
+    """`training.regularization`."""
+
     kind: Literal["none", "l2", "n3"] = Field("none", description="Penalty on the embeddings of a batch's edges.")
     weight: NonNegativeFloat = Field(0.0, description="Factor of the penalty, averaged over the batch.")
 
 
 class TrainingConfig(Section):
+    """`training` of link prediction."""
+
     epochs: PositiveInt = Field(10, description="Passes over the training edges.")
     batch_size: PositiveInt = Field(1000, description="Edges per batch.")
     ordering: OrderingConfig = OrderingConfig()
@@ -138,6 +150,8 @@ class TrainingConfig(Section):
 
 
 class EvaluationConfig(Section):
+    """`evaluation` of link prediction."""
+
     every: NonNegativeInt = Field(1, description="Epochs between evaluations on the validation set; 0: never.")
     candidates: Literal["all"] | PositiveInt = Field(
         "all", description="Rank against all entities, or against so many drawn ones."
@@ -210,6 +224,7 @@ class Config(BaseConfig):
 
     @classmethod
     def of_task(cls, task: object) -> type[Any]:
+        """See `BaseConfig.of_task`."""
         if task == "ctr":
             from marius_oac.config.ctr import CtrConfig
 

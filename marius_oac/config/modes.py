@@ -14,7 +14,7 @@ ModeName = Literal["sync", "gba", "async", "bsp", "hop-bs", "hop-bw"]
 
 
 class ModesConfig(Section):
-    """What the modes beside sync need."""
+    """`nodes.mode_options`: settings of the modes other than sync."""
 
     parts: PositiveInt | None = Field(
         None,
@@ -41,17 +41,21 @@ class ModesConfig(Section):
     backups: NonNegativeInt = Field(1, description="hop-bw: number of slowest trainers that a step does not wait for.")
 
     def rules(self) -> dict[str, Any]:
-        """As `make_mode` wants them."""
+        """The settings as keyword arguments of `make_mode`."""
         own: dict[str, Any] = {"b1": self.ahead, "b2": self.gradients, "b3": self.backups}
         return own | self.model_dump(include={"decay", "threshold", "power", "rate", "rows_over"})
 
 
 class SwitchConfig(Section):
+    """One planned change of the mode, from a global batch on."""
+
     at: PositiveInt = Field(description="The first global batch in that mode.")
     mode: ModeName = Field(description="As `nodes.mode`.")
 
 
 class LoadConfig(Section):
+    """`nodes.load`: artificial load, for experiments."""
+
     trainers: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = Field(
         description="Numbers of the slow trainers, from 0, in the order of nodes.yaml."
     )
@@ -81,6 +85,8 @@ class LoadConfig(Section):
 
 
 class AutoConfig(Section):
+    """The rules by which mode auto changes."""
+
     every: PositiveInt = Field(50, description="auto: global batches between two decisions; training pauses for each.")
     margin: NonNegativeFloat = Field(
         0.03, description="auto: gain in global examples/s at which gba is used instead of sync; 0.03 is 3 %."
@@ -89,7 +95,7 @@ class AutoConfig(Section):
 
 
 class NodesConfig(Section):
-    """What holds where a run has several nodes; one node alone does without."""
+    """`nodes`: settings of a run on several nodes, unused on one node."""
 
     packing: Literal["measured", "even"] = Field(
         "measured",
@@ -115,17 +121,17 @@ class NodesConfig(Section):
     dense: DenseConfig = DenseConfig()
 
     def mode_at(self, batch: int) -> ModeName | Literal["auto"]:
-        """The mode in which a global batch is trained, or that it is decided meanwhile."""
+        """The mode in which a global batch is trained; "auto" where it is decided during the run."""
         begun = [each.mode for each in self.switch if each.at <= batch]
         return begun[-1] if begun else self.mode
 
     def mode_ends(self, batch: int) -> int | None:
-        """The first global batch behind this one from which on another mode may hold."""
+        """The first global batch after this one from which on another mode may apply."""
         return min((each.at for each in self.switch if each.at > batch), default=None)
 
     @property
     def used(self) -> set[str]:
-        """All modes that there may be."""
+        """All modes that the run may use."""
         return {self.mode, *(each.mode for each in self.switch)}
 
     @property

@@ -23,18 +23,24 @@ from marius_oac.types import present
 
 
 class LabelledDataConfig(GraphDataConfig):
+    """`data` of node classification: a graph with labels."""
+
     labels: Name = Field(
         description="Classes of nodes: .csv, .tsv (also .gz) or .parquet with the columns `name`, `label` and `split`."
     )
 
 
 class ClassesModelConfig(Section):
+    """`model` of node classification."""
+
     dimension: Width = Field(64, description="Floats of a layer's output, unless the layer sets its own.")
     init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
     init_scale: PositiveFloat = Field(1e-1, description="Half-width (uniform) or standard deviation (normal).")
 
 
 class ClassesTrainingConfig(Section):
+    """`training` of node classification."""
+
     epochs: PositiveInt = Field(10, description="Passes over the nodes to train on.")
     batch_size: PositiveInt = Field(1000, description="Nodes per batch.")
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -42,6 +48,8 @@ class ClassesTrainingConfig(Section):
 
 
 class ClassesEvaluationConfig(Section):
+    """`evaluation` of node classification."""
+
     every: NonNegativeInt = Field(1, description="Epochs between evaluations on the nodes to validate on; 0: never.")
     memory: PositiveInt = Field(256, description="MiB for encoding all nodes.")
 

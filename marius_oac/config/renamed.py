@@ -1,4 +1,4 @@
-"""Keys and commands that were renamed: the old names work for one version, and each is told once.
+"""Keys and commands that were renamed: the old names work for one version, and each is reported once.
 
 Imports neither torch nor numba.
 """
@@ -39,10 +39,10 @@ def with_new_names(
 
     Args:
         names: old and new paths of keys; both have the same parents.
-        where: says where a key stands, for what is told of it; None: nothing is told.
+        where: gives the place of a key, for the note about it; None writes no notes.
 
     Raises:
-        ConfigError: a key stands there by both of its names.
+        ConfigError: a key is given by both of its names.
     """
     tree = dict(tree)
     for old, new in names.items():

@@ -27,7 +27,7 @@ Width = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
 Workers = Annotated[int, Field(gt=0, le=1024, strict=True)]
 """Threads of one kind: as many are started."""
 AtOnce = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
-"""What waits or is on its way at once: each takes room of its own."""
+"""Number of items that wait or are in flight at once: each takes its own memory."""
 PositiveFloat = Annotated[Number, Field(gt=0)]
 NonNegativeFloat = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
@@ -52,6 +52,8 @@ class Section(BaseModel):
 
 
 class OptimizerConfig(Section):
+    """A row optimizer."""
+
     kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = Field("adagrad", description="Row optimizer.")
     learning_rate: PositiveFloat = Field(0.1, description="Step size of the tables' rows.")
     relation_learning_rate: PositiveFloat | None = Field(None, description="Step size of relations; default: the same.")
@@ -63,6 +65,8 @@ class OptimizerConfig(Section):
 
 
 class DenseOptimizerConfig(Section):
+    """The optimizer of a network's parameters."""
+
     kind: Literal["sgd", "adagrad", "adam"] = Field("adam", description="Optimizer of the network.")
     learning_rate: PositiveFloat = Field(1e-3, description="Step size of the network.")
     epsilon: PositiveFloat = Field(1e-8, description="Added to the denominator (Adagrad, Adam).")
@@ -73,11 +77,15 @@ class DenseOptimizerConfig(Section):
 
 
 class LinkConfig(Section):
+    """A simulated link between host and device."""
+
     bandwidth: PositiveFloat = Field(description="GB/s in each direction.")
     latency: NonNegativeFloat = Field(0.0, description="Microseconds per transfer.")
 
 
 class WorkersConfig(Section):
+    """The number of threads of each stage."""
+
     plan: Workers = Field(1, description="Threads that make batches.")
     read: Workers = Field(1, description="Threads that read rows from the store.")
     upload: Workers = Field(1, description="Threads that move rows to the device.")
@@ -86,6 +94,8 @@ class WorkersConfig(Section):
 
 
 class PipelineConfig(Section):
+    """`pipeline`: mode, number of batches in flight, and threads."""
+
     mode: Literal["sync", "async", "async-delta", "oac"] = Field(
         "oac",
         description="sync: one batch at a time. oac: many in flight, with the bits of sync. async, async-delta: many "
@@ -110,6 +120,8 @@ class PipelineConfig(Section):
 
 
 class StorageConfig(Section):
+    """`storage`: where rows are, and in which type."""
+
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Type of stored values; optimizer state is always float32."
     )
@@ -128,12 +140,12 @@ class StorageConfig(Section):
 
     @property
     def paged(self) -> bool:
-        """Whether rows come and go in pages, under a budget of memory."""
+        """Whether rows are loaded and evicted in pages, under a budget of memory."""
         return self.memory is not None
 
     @property
     def on_disk(self) -> bool:
-        """Whether rows lie on disk at all."""
+        """Whether any rows are on disk."""
         return self.paged or self.io == "mmap"
 
     @model_validator(mode="after")
@@ -150,21 +162,29 @@ class StorageConfig(Section):
 
 
 class CheckpointConfig(Section):
+    """`checkpoint`: when checkpoints are saved, and how many are kept."""
+
     every_epochs: PositiveInt = Field(1, description="Epochs between checkpoints; the last epoch always has one.")
     every_batches: NonNegativeInt = Field(0, description="Also checkpoint after so many batches; 0: only at epochs.")
     keep: PositiveInt = Field(2, description="Checkpoints kept beside the best one.")
 
 
 class MetricsConfig(Section):
+    """`metrics`: how often metrics are written."""
+
     every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl, and of progress.")
 
 
 class EarlyStoppingConfig(Section):
+    """`training.early_stopping`."""
+
     patience: PositiveInt = Field(description="Evaluations without improvement before training stops.")
     min_delta: NonNegativeFloat = Field(0.0, description="Improvement of filtered MRR or AUC that counts.")
 
 
 class GraphDataConfig(Section):
+    """`data` of a graph."""
+
     path: Name = Field(
         description="Folder made by `marius-oac prepare`, or the name of an embedded data set (codex-s)."
     )

@@ -1,1 +1,1 @@
-"""Compiled inner loops, by processor. A leaf: kernels know arrays, and nothing of the layers that call them."""
+"""Compiled inner loops, by processor. Kernels take arrays, and import nothing from the packages that call them."""

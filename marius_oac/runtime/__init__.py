@@ -1,1 +1,1 @@
-"""What everything runs on: channels and workers, signals, files, the machine, what is said to the user."""
+"""What the other packages run on: channels, workers, signals, files, the machine, and messages to the user."""

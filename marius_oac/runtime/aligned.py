@@ -1,4 +1,4 @@
-"""Memory that begins where a cache line does: the bits of a matrix product may hang on where its operands lie."""
+"""Memory aligned to cache lines: the bits of a matrix product may depend on the alignment of its operands."""
 
 from __future__ import annotations
 

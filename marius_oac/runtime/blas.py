@@ -13,7 +13,7 @@ import numpy  # noqa: F401  # whose OpenBLAS has to be loaded before libraries a
 from threadpoolctl import ThreadpoolController
 
 _libraries = functools.cache(ThreadpoolController)
-"""Made once: it walks through everything that this process has loaded."""
+"""Made once, because it inspects every library that this process has loaded."""
 
 
 def kernels() -> str:
@@ -24,10 +24,10 @@ def kernels() -> str:
 
 @contextmanager
 def one_thread_per_product() -> Iterator[None]:
-    """While entered, every product of NumPy's runs on the thread that asks for it. Holds for the whole process.
+    """Within the block every matrix product of NumPy runs on the thread that calls it, in the whole process.
 
     Raises:
-        RuntimeError: another thread holds a limit of threadpoolctl's, which then silently keeps this one from working.
+        RuntimeError: another thread has set a limit of threadpoolctl, which would silently disable this one.
     """
     with _libraries().limit(limits=1, user_api="blas"):
         if any(info["num_threads"] != 1 for info in _libraries().info() if info["user_api"] == "blas"):

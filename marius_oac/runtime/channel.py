@@ -17,15 +17,18 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Sequenced(Protocol):
+    """An item that knows which batch it belongs to."""
+
     @property
-    def batch_index(self) -> int: ...
+    def batch_index(self) -> int:
+        """The number of its batch."""
 
 
 Item = TypeVar("Item", bound=Sequenced)
 
 
 class Closed(Exception):
-    """The channel hands out, or takes in, nothing more."""
+    """The channel hands out and accepts no more items."""
 
 
 class Channel(Generic[Item]):
@@ -43,6 +46,7 @@ class Channel(Generic[Item]):
         return len(self._waiting)
 
     def put(self, item: Item) -> None:
+        """Adds an item, once there is room for it. Raises Closed after `close` or `abort`."""
         with self._changed:
             self._changed.wait_for(lambda: self._aborted or self._closed or self._has_room(item))
             if self._aborted or self._closed:
@@ -51,6 +55,7 @@ class Channel(Generic[Item]):
             self._changed.notify_all()
 
     def get(self) -> Item:
+        """Removes the next item and returns it, once there is one. Raises Closed where none can come, or on `abort`."""
         with self._changed:
             self._changed.wait_for(lambda: self._aborted or self._ready() or (self._closed and not len(self)))
             if self._aborted or not self._ready():
@@ -60,11 +65,13 @@ class Channel(Generic[Item]):
             return item
 
     def close(self) -> None:
+        """Says that no more items come; those that wait are still handed out."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def abort(self) -> None:
+        """Ends every present and future `put` and `get` with Closed."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()

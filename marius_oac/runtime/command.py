@@ -1,8 +1,8 @@
-"""What is around every command: its signals, its streams and its exit code.
+"""The frame of every command: signals, standard streams and the exit code.
 
 | exit code | what happened |
 |---|---|
-| 0 | it is done; its results may have gone nowhere, where nobody reads on or standard output was closed |
+| 0 | it is done, even if its results were not read or standard output was closed |
 | 1 | the answer is no (`compare`, `nodes check`), another node was lost, or there is a defect, with its traceback |
 | 2 | a mistake of the user, a damaged file, a full disk, no more memory or threads, a number that diverged |
 | 128 + n | signal n (SIGINT, SIGTERM or SIGHUP: 130, 143, 129) has stopped it |
@@ -24,14 +24,13 @@ _OF_THE_MACHINE = frozenset((
     errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE,
     errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOLCK, errno.ESTALE, errno.ENAMETOOLONG, errno.ELOOP,
 ))  # fmt: skip
-"""Errors of system calls that say something of the disk, its limits, its owner and the paths that were given, and
-nothing of this program."""
+"""Errors of system calls that are due to the disk, its limits, permissions or the given paths, not to this program."""
 _NO_THREAD = "can't start new thread"  # CPython's
 _NO_ROOM = ("failed to map segment", "cannot allocate memory")  # the dynamic linker's
 
 
 def run_command(program: str, work: Callable[[], int | None]) -> int:
-    """The exit code of a command; errors that are no mistake of the user surface with their traceback."""
+    """Runs a command and returns its exit code; errors that are no mistake of the user keep their traceback."""
     console.open_standard_streams()
     with console.standard_error(), stopped_by_signals() as stops:
         try:
@@ -48,14 +47,14 @@ def run_command(program: str, work: Callable[[], int | None]) -> int:
 
 
 def check_system() -> None:
-    """Raises InputError elsewhere than on Linux: direct I/O, memory's places and bound threads are its own."""
+    """Raises InputError on other systems than Linux, which lack its direct I/O, memory policies and thread binding."""
     if sys.platform != "linux":
         raise InputError(f"marius_oac runs on Linux, and this is {sys.platform}")
 
 
 def check_present_folder() -> None:
-    """Raises InputError where the folder that the command was called in is gone: no path could be told, and some
-    libraries can't be loaded then."""
+    """Raises InputError where the working folder was removed: paths can't be resolved, and some libraries can't be
+    loaded."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -85,9 +84,10 @@ def _run(program: str, work: Callable[[], int | None], stops: Requests) -> int:
 
 
 def failure_of_machine(error: BaseException) -> str | None:
-    """In one line what the machine could not do, where that is what an error says; None for every other one.
+    """One line on what the machine could not do, for errors that say so; None for every other error.
 
-    Most such errors are an InputError by then, which says more. This is for those that any system call may raise.
+    Most such errors have become an InputError by then, which says more. This is for errors that any system call may
+    raise.
     """
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         where = f"{error.filename}: " if error.filename is not None else ""

@@ -1,15 +1,15 @@
-"""What this program says: notes and progress on standard error, results on standard output.
+"""Messages of this program: notes and progress on standard error, results on standard output.
 
-What is of interest to a program that calls this one goes to `logger`, the logger `marius_oac`: warnings for what a user
-should know, information beside. `standard_error` shows both as lines of a command. Progress, and errors of a
-command, are written by `say`.
+Messages that a calling program may want go to `logger`, the logger `marius_oac`: warnings for what a user should know,
+information for the rest. `standard_error` shows both as lines of a command. Progress and errors of a command are
+written by `say`.
 
 Guarantees:
-- A stream that is closed, full or gone (EPIPE, EIO, ENOSPC, no stream at all) stops no work and changes no exit code,
-  with one exception: what a command is asked for, and can't be written (`answer`), is an error. That nobody reads on,
-  as behind `| head`, is none.
+- A stream that is closed, full or gone (EPIPE, EIO, ENOSPC, no stream at all) stops no work and changes no exit code.
+  The exception is output that the user has asked for (`answer`): if it can't be written, that is an error. A reader
+  that stops early, such as `| head`, is no error.
 - A file that the program opens never gets the number of a standard stream that was closed (`open_standard_streams`):
-  what is said would be written into it.
+  messages would be written into it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ logger = logging.getLogger("marius_oac")
 
 @contextmanager
 def standard_error() -> Iterator[None]:
-    """Within the block everything that is logged is a line on standard error, a warning one with `note: ` before it.
+    """Within the block everything that is logged is a line on standard error; warnings begin with `note: `.
 
-    A block in another one changes nothing.
+    A nested block changes nothing.
     """
     if any(isinstance(each, _Lines) for each in logger.handlers):
         yield
@@ -54,13 +54,13 @@ class _Lines(logging.Handler):
 
 
 def say(text: str) -> None:
-    """Writes lines to standard error, if that can be done."""
+    """Writes lines to standard error, if possible."""
     NOTICES.write(text + "\n")
     NOTICES.flush()
 
 
 def report(text: object) -> None:
-    """Writes to standard output what became of work that is done, if that can be done: the work counts."""
+    """Writes the result of finished work to standard output, if possible; a failure to write is no error."""
     if _is_open(sys.stdout):
         try:
             sys.stdout.write(f"{text}\n")
@@ -70,7 +70,7 @@ def report(text: object) -> None:
 
 
 def answer(text: object) -> None:
-    """Writes to standard output what the user has asked for; nothing where nobody reads on.
+    """Writes to standard output what the user has asked for; does nothing where the reader has gone.
 
     Raises:
         InputError: it can't be written.
@@ -82,14 +82,14 @@ def answer(text: object) -> None:
 
 
 def finish() -> None:
-    """Writes what is left in the buffer of standard output, such as a text of argparse's; as `answer`."""
+    """Writes what is left in the buffer of standard output, such as argparse's help, under the rules of `answer`."""
     if _is_open(sys.stdout):
         with _asked_for():
             sys.stdout.flush()
 
 
 def let_go() -> None:
-    """Whatever a stream could not write does not fail again when the process ends, which would change its exit code."""
+    """Drops what a stream could not write: it would fail again when the process ends, and change its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if _is_open(stream):
             try:
@@ -99,13 +99,13 @@ def let_go() -> None:
 
 
 def is_terminal() -> bool:
-    """Whether standard error is one."""
+    """Whether standard error is a terminal."""
     return _is_open(sys.stderr) and sys.stderr.isatty()
 
 
 def open_standard_streams() -> None:
-    """Opens standard streams that were closed when the process began; nobody hears what is written there. A name that
-    standard output's encoding lacks is written with escapes, as standard error does it."""
+    """Opens standard streams that were closed when the process began; what is written there is discarded. Characters
+    that standard output's encoding lacks are written as escapes, as on standard error."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -119,7 +119,7 @@ def open_standard_streams() -> None:
 
 
 class _asked_for:
-    """Within the block a failure of standard output is an InputError, unless it is that nobody reads on."""
+    """Within the block a failure of standard output is an InputError, unless the reader has gone."""
 
     def __enter__(self) -> None:
         pass
@@ -138,7 +138,7 @@ def _is_open(stream: TextIO | None) -> bool:
 
 
 def _let_go(stream: TextIO) -> None:
-    """Empties the buffer of a stream that can't be written; what is written from now on is lost, too."""
+    """Empties the buffer of a stream that can't be written; what is written later is lost, too."""
     with suppress(OSError):
         number, nowhere = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
@@ -147,7 +147,7 @@ def _let_go(stream: TextIO) -> None:
 
 
 class _Notices:
-    """Standard error as it is at each moment, for `say` and for bars of tqdm. Its failures are not theirs."""
+    """Standard error as it is at each moment, for `say` and for bars of tqdm. Its failures are ignored."""
 
     def write(self, text: str) -> None:
         with suppress(OSError):

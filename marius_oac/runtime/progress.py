@@ -9,17 +9,17 @@ from tqdm import tqdm
 
 from marius_oac.runtime.console import NOTICES, is_terminal, say
 
-FIRST_SECONDS = 2.0  # nothing is said of what ends sooner
+FIRST_SECONDS = 2.0  # work that ends sooner is not shown
 LINE_SECONDS = 10.0  # plain lines come no faster than that
 
 
 class Progress:
-    """Counts what is done and says so on standard error. Use it as a context manager.
+    """Counts finished units of work and shows them on standard error. Use it as a context manager.
 
     Args:
-        what: what is being done ("reading train.tsv").
-        unit: what is counted ("edges", "B").
-        total: how much there is, where it is known.
+        what: the work ("reading train.tsv").
+        unit: the unit ("edges", "B").
+        total: the number of units, where it is known.
     """
 
     def __init__(self, what: str, unit: str, total: int | None = None) -> None:
@@ -42,7 +42,7 @@ class Progress:
         )
 
     def add(self, amount: int) -> None:
-        """Count `amount` more units as done."""
+        """Counts `amount` more units as done."""
         self._done += amount
         if self._bar is not None:
             self._bar.update(amount)

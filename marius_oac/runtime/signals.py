@@ -39,10 +39,10 @@ class StopSignal(KeyboardInterrupt):
 
 
 def signal_behind(error: BaseException) -> int | None:
-    """The signal that an error is due to, if it is due to one.
+    """The signal that caused an error, if one did.
 
-    Where a StopSignal was raised in this command, any error is: libraries make others of it (DuckDB a RuntimeError,
-    "Query interrupted"; NumPy whatever it was about to say).
+    Once a StopSignal was raised in this command, every error counts as caused by it: libraries turn it into other
+    errors (DuckDB into a RuntimeError, "Query interrupted"; NumPy into whatever it was about to raise).
     """
     if isinstance(error, StopSignal):
         return error.number
@@ -52,7 +52,7 @@ def signal_behind(error: BaseException) -> int | None:
 
 
 def signal_heard(error: BaseException) -> int | None:
-    """As `signal_behind`, for somebody who sees to it that the process ends: the signal is not raised again."""
+    """As `signal_behind`, for a caller that ends the process itself: the signal is not raised again."""
     number = signal_behind(error)
     if number is not None and _process:
         _process.settle()
@@ -63,7 +63,8 @@ class Requests:
     """What signals have asked for. `first` is the signal of the first request, SIGINT as long as there is none;
     `raised` says whether a StopSignal was raised. While `at_once` is set the first request is not polite.
 
-    With `forced`, that of a whole process, the system sees to the second request, and the first one is not forgotten.
+    With `forced`, as for a whole process, the system handles the second request, and the first one is raised again
+    where it was lost.
     """
 
     def __init__(self, forced: bool = False):
@@ -74,12 +75,13 @@ class Requests:
 
     @property
     def asked(self) -> bool:
+        """Whether there has been a request."""
         return self._count > 0
 
     def add(self, number: int) -> int:
-        """Counts a signal; returns how many requests there have been, or 0 if it is the last one come again.
+        """Counts a signal; returns how many requests there have been, or 0 if it repeats the last one.
 
-        Raises StopSignal where it is a reminder, and nobody has heard the first.
+        Raises StopSignal where it is a reminder and the first signal had no effect.
         """
         if self._reminds:
             self._reminds = False
@@ -94,7 +96,7 @@ class Requests:
         return self._count
 
     def stop(self, number: int) -> None:
-        """Raises StopSignal. Where an error is on its way already, a second request does not cut its clean-up short."""
+        """Raises StopSignal. A second request does not interrupt the clean-up of an error already raised."""
         again = self._forced and self._count > 1
         if again:
             self._end_soon(number)
@@ -117,7 +119,7 @@ class Requests:
         self._start(threading.Timer(REMIND_SECONDS, remind))
 
     def _end_soon(self, number: int) -> None:
-        """Whatever happens, the process ends."""
+        """Makes sure that the process ends soon, whatever it is doing."""
         for each in STOPPING:
             if signal.getsignal(each) is not signal.SIG_IGN:
                 signal.signal(each, signal.SIG_DFL)
@@ -125,7 +127,7 @@ class Requests:
             signal.raise_signal(number)
 
     def _start(self, timer: threading.Timer) -> bool:
-        """In the place of the one before; False where there are no threads to be had."""
+        """Starts a timer in place of the one before; False where no thread can be started."""
         self.settle()
         try:
             timer.start()
@@ -135,7 +137,7 @@ class Requests:
         return True
 
     def settle(self) -> None:
-        """Calls everything off that is still to come: it is known that the process is to end."""
+        """Cancels reminders and timers: the process is about to end."""
         self._timer.cancel()
         if self._timer.ident:
             self._timer.join()
@@ -150,8 +152,8 @@ _polite: Requests | None = None
 
 @contextmanager
 def stopped_by_signals() -> Iterator[Requests]:
-    """Within the block, which is all that a command does, signals stop it as the head of this module says. Gives what
-    has been asked for.
+    """Within the block, which is all that a command does, signals stop it as the head of this module says. Yields the
+    requests made so far.
 
     Outside the main thread signals can't be caught, and nothing is changed.
     """
@@ -184,7 +186,7 @@ def stopped_by_signals() -> Iterator[Requests]:
 @contextmanager
 def stop_on_interrupt(request_stop: Callable[[], None]) -> Iterator[Requests]:
     """Within the block the first request calls `request_stop`; a second one raises StopSignal, and so does the first
-    in a block within that is `stopped_at_once`. Gives what has been asked for.
+    in an inner block that is `stopped_at_once`. Yields the requests made so far.
 
     Outside the main thread signals can't be caught, and nothing is changed.
     """
@@ -213,8 +215,8 @@ def stop_on_interrupt(request_stop: Callable[[], None]) -> Iterator[Requests]:
 
 @contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """Within the block, which is within `stop_on_interrupt`, the first request raises StopSignal, too; and so does one
-    that came before. For what is lost without harm. Elsewhere nothing is changed.
+    """Within the block, itself within `stop_on_interrupt`, the first request raises StopSignal, too, and so does one
+    that came before the block. For work that can be lost without harm. Outside `stop_on_interrupt` nothing is changed.
     """
     requests = _polite
     if requests is None or threading.current_thread() is not threading.main_thread():
@@ -231,9 +233,9 @@ def stopped_at_once() -> Iterator[None]:
 
 @contextmanager
 def handled(signals: Sequence[int], handle: Callable[[int, object], None]) -> Iterator[None]:
-    """Within the block these signals call `handle`, but for a SIGHUP that is ignored; in the main thread only.
+    """Within the block these signals call `handle`, except a SIGHUP that is ignored; in the main thread only.
 
-    Where another handler has been set meanwhile, it stays.
+    A handler that was set meanwhile by other code stays.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     ours = [number for number in signals if not (ignored and number == signal.SIGHUP)]
@@ -248,10 +250,10 @@ def handled(signals: Sequence[int], handle: Callable[[int, object], None]) -> It
 
 @contextmanager
 def woken_by_signals(selector: selectors.BaseSelector) -> Iterator[socket.socket]:
-    """Within the block a signal that has a handler ends `selector.select`: the socket that this gives can be read then.
+    """Within the block a signal that has a handler ends `selector.select`: the socket yielded here becomes readable.
 
-    Without it a signal that comes just before the wait, or to another thread, is handled when the wait ends; perhaps
-    never.
+    Without it, a signal that arrives just before the wait or in another thread is handled only when the wait ends,
+    perhaps never.
     """
     bell, rope = socket.socketpair()
     with bell, rope:

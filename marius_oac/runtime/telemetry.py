@@ -1,7 +1,7 @@
-"""Where the time goes: seconds and items per stage, and on request a trace of every event.
+"""Measures the time of each stage and, on request, writes a trace of every event.
 
 Guarantees:
-- `stage` may be used by any number of threads at once; each worker has a track of its own in the trace.
+- `stage` may be used by any number of threads at once; each worker has its own track in the trace.
 - The trace is streamed to its file, in bounded memory, and is valid JSON once closed, also after an error.
 - Without a trace an event costs about two microseconds.
 """
@@ -56,7 +56,10 @@ class Telemetry:
             return dict(self._total)
 
     def record(self, name: str, batch_index: int, begin: float, end: float, track: str | None = None) -> None:
-        """Counts the time between two of `time.perf_counter`; `track` of the trace: None: the calling thread's."""
+        """Counts the time between two values of `time.perf_counter`, in seconds, for a stage and a batch.
+
+        `track` names the track of the trace; None takes that of the calling thread.
+        """
         with self._lock:
             self._seconds[name] += end - begin
             self._total[name] += end - begin
@@ -99,6 +102,8 @@ class Telemetry:
 
 
 class Stage:
+    """Times one stage of one batch; see `Telemetry.stage`."""
+
     __slots__ = ("_telemetry", "_name", "_batch_index", "_begin")
 
     def __init__(self, telemetry: Telemetry, name: str, batch_index: int):
@@ -109,7 +114,7 @@ class Stage:
         return self
 
     def began(self, at: float) -> None:
-        """What came before `at`, a time of `time.perf_counter`, was waiting and does not count."""
+        """Excludes the time before `at`, a value of `time.perf_counter`, as waiting."""
         self._begin = max(self._begin, at)
 
     def __exit__(self, *_: object) -> None:

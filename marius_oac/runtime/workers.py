@@ -1,9 +1,9 @@
 """Threads that stop together.
 
 Guarantees:
-- The first exception of any worker is kept, `on_failure` is called to wake all the others, and `join` raises that
-  very exception with its traceback after every thread has ended.
-- `Closed` ends a worker quietly: its channel has nothing more to give.
+- The first exception of any worker is kept, `on_failure` is called to wake the other workers, and `join` raises that
+  same exception with its traceback after every thread has ended.
+- `Closed` ends a worker without an error: its channel has no more items.
 - Leaving the `with` block waits for every thread, also when its body raises (Ctrl-C in the caller included, any number
   of times). No thread is a daemon; none outlives the block.
 """
@@ -21,8 +21,8 @@ class Workers:
     """A group of threads.
 
     Args:
-        on_failure: must make all of them return soon; may be called from any thread.
-        bind: called by each thread with the name it was started under, before its work.
+        on_failure: must make all workers return soon; may be called from any thread.
+        bind: called by each thread, before its work, with the name under which it was started.
     """
 
     def __init__(self, on_failure: Callable[[], None], bind: Callable[[str], object] | None = None):
@@ -34,10 +34,10 @@ class Workers:
         self._error: BaseException | None = None
 
     def start(self, name: str, count: int, work: Callable[[], None], when_all_done: Callable[[], None]) -> None:
-        """Starts `count` threads that call `work()`; the last one to end in peace calls `when_all_done()`.
+        """Starts `count` threads that call `work()`; the last one to end without an error calls `when_all_done()`.
 
         Raises:
-            RuntimeError: the system starts no more threads; leaving the `with` block ends those that there are.
+            RuntimeError: the system starts no more threads; leaving the `with` block ends those already started.
         """
         left = [count]
 

@@ -1,1 +1,1 @@
-"""Numba kernels. A module that holds only kernels lies here; a loop that one module alone needs stays there."""
+"""Numba kernels. Modules of kernels alone are here; a loop that only one module needs is in that module."""

@@ -24,7 +24,7 @@ def add_vector(gradient, weight, begun, total):
 
 @compiled
 def slot_of(row, slots, rows):
-    """Where a row's place + 1 stands in `slots`, or the 0 where it would: linear probing."""
+    """The index in `slots` of a row's place + 1, or of the 0 where it would be put (linear probing)."""
     mask = slots.size - 1
     slot = np.int64(mix(np.uint64(row)) & np.uint64(mask))
     while slots[slot] and rows[slots[slot] - 1] != row:

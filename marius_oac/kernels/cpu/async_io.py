@@ -1,4 +1,4 @@
-"""Linux's asynchronous direct I/O (`io_submit(2)`): many requests on their way at once for one thread.
+"""Linux's asynchronous direct I/O (`io_submit(2)`): one thread has many requests in flight.
 
 A thread that waits for each request by itself is woken 60,000 times a second, and each time another thread loses its
 core: training on two cores lost a tenth of its speed to that. Where the system has no such calls, or the JIT is off,
@@ -19,7 +19,7 @@ from marius_oac.kernels.cpu.system_calls import system_call
 
 MOST_REQUESTS = 128
 ROOM = 16 * MOST_REQUESTS
-"""Elements of the room that `submit_and_wait` works in, int64: control blocks, their addresses, vectors, events."""
+"""Length of the work array of `submit_and_wait`, int64: control blocks, their addresses, vectors, events."""
 
 _SUPPORTED_CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
 _SETUP, _DESTROY, _SUBMIT, _GET_EVENTS = _SUPPORTED_CALLS.get(platform.machine(), (-1, -1, -1, -1))
@@ -29,7 +29,7 @@ _INTERRUPTED = 4  # EINTR
 
 
 class Context:
-    """A queue of the kernel's, for one thread, and its room."""
+    """A queue of the operating system, for one thread, and its work array `room`, int64 [ROOM]."""
 
     def __init__(self) -> None:
         """Raises OSError where the system has no such queue, or none left (`fs.aio-max-nr`)."""
@@ -39,12 +39,13 @@ class Context:
         self.handle, self.room = handle.value, np.zeros(ROOM, np.int64)
 
     def close(self) -> None:
+        """Gives the queue back to the system."""
         self._libc.syscall(ctypes.c_long(_DESTROY), ctypes.c_ulong(self.handle))
 
 
 @functools.cache  # the kernel takes its time to give a queue back
 def supported() -> bool:
-    """Whether there are such queues on this machine."""
+    """Whether this machine has such queues."""
     if _SETUP < 0 or config.DISABLE_JIT:
         return False
     try:
@@ -67,10 +68,11 @@ def prepare(room, number, write, descriptor, first, count, offset, tag):
 
 @compiled
 def submit_and_wait(handle, room, requests, window, tags, results):
-    """Submits requests [0, requests), at most `window` at once; `tags` and `results` get those of each, as they end.
+    """Submits requests [0, requests), at most `window` at once; fills in `tags` and `results` in the order of their
+    ends.
 
-    A result is the bytes moved, or minus errno. Returns 0, or the errno of the queue itself; then nothing is on its
-    way any more.
+    A result is the number of bytes moved, or minus errno. Returns 0, or the errno of the queue itself; in both cases no
+    request is in flight any more.
     """
     base, sent, ended, failed = atomics.address_of(room), 0, 0, 0
     while ended < sent or (sent < requests and not failed):

@@ -5,7 +5,7 @@ because Numba counts references to arrays with locked instructions, which in a l
 does. Nothing is checked: the memory must be there, stay there, and atomic words must lie at multiples of 8 bytes.
 
 Guarantees:
-- `load` acquires, `store` releases, `compare_exchange` does both, and each is indivisible.
+- `load` acquires, `store` releases, `compare_exchange` does both, and each is atomic.
 - `acquire_fence` keeps every load before it ahead of everything after it; `release_fence` keeps everything before it
   ahead of every store after it.
 - With `NUMBA_DISABLE_JIT=1` the same names are Python functions, the atomic ones under one lock: slower, with the same

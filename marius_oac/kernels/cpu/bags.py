@@ -1,8 +1,8 @@
 """Kernels between the rows of a batch and the inputs of a network on the CPU: gather, pool, add up gradients, update.
 
-An occurrence of a row is a place in the inputs: the field it stands in and the example, packed into an int64 (`_pack`).
-Every sum has one fixed order, whatever the number of threads: a row's gradient is added up by whoever updates the row,
-from the list of its occurrences, in the order of that list.
+An occurrence of a row is a place in the inputs: its field and example, packed into an int64 (`_pack`). Every sum has
+one fixed order, whatever the number of threads: the thread that updates a row adds up its gradient, from the list of
+its occurrences, in the order of that list.
 
 Loops over the floats of a row run over slices: an index such as `column + j` might be negative for all that Numba
 knows, which keeps such a loop from being vectorised.
@@ -86,7 +86,7 @@ def pool(rows, dimension, picks, offsets, scales, field, begin, end, inputs):
 
 @compiled
 def pad(rows, dimension, picks, offsets, begin, end, padded):
-    """Lays the rows of the sequences [begin, end) out in `padded` [B * L, D], zeros behind the last of each."""
+    """Copies the rows of the sequences [begin, end) to `padded` [B * L, D], with zeros after the last row of each."""
     length = padded.shape[0] // (offsets.size - 1)
     for b in range(begin, end):
         count = offsets[b + 1] - offsets[b]
@@ -100,7 +100,7 @@ def pad(rows, dimension, picks, offsets, begin, end, padded):
 
 @compiled
 def share_out(dimension, scales, field, begin, end, gradients):
-    """Makes gradients by bags, in place, gradients by each of their rows: times the bag's scale, float32 [B]."""
+    """Turns gradients by bags, in place, into gradients by each of their rows: times the bag's scale, float32 [B]."""
     column = gradients.columns[field]
     for b in range(begin, end):
         scale, part = scales[b], gradients.values[b, column : column + dimension]
@@ -138,10 +138,10 @@ def _step_back(first):
 
 @compiled
 def invert_fields(local, fields, bags, bag_offsets, bag_fields, first, places):
-    """Where each row stands: places[first[k]:first[k + 1]] are its occurrences, by feature and example.
+    """Lists the occurrences of each row k, places[first[k]:first[k + 1]], by feature and example.
 
-    Single-valued features: `local` [f, B], `fields` [f]. Bags: `bags` [V] of all bag features end to end, whose
-    `bag_offsets` [g, B + 1] count from the first of all; `bag_fields` [g].
+    Single-valued features: `local` [f, B], `fields` [f]. Bags: `bags` [V] concatenates the values of all bag features;
+    `bag_offsets` [g, B + 1] index it; `bag_fields` [g].
     """
     first[:] = 0
     for i in range(fields.size):
@@ -160,7 +160,7 @@ def invert_fields(local, fields, bags, bag_offsets, bag_fields, first, places):
 
 @compiled
 def invert_sequence(picks, offsets, length, first, places):
-    """As `invert_fields`, for one sequence as it lies in [B * length, D]."""
+    """As `invert_fields`, for one sequence padded to [B * length, D]."""
     first[:] = 0
     _count(picks, first)
     _accumulate(first)
@@ -199,7 +199,7 @@ def _prefetch_place(gradients, place, dimension):
 def update(rule, weight, begin, end, sums, rows, penalties):
     """Adds the penalty's gradient to `sums` [end - begin, D] and updates the rows [begin, end) in place.
 
-    `weight` of the L2 penalty is what a row's gradient has of its value; `penalties` float64 [n]: each row's squares.
+    `weight` is the factor of a row's value in its L2 gradient; `penalties` float64 [n] gets each row's sum of squares.
     """
     for k in range(begin, end):
         row, gradient = rows[k], sums[k - begin]

@@ -1,6 +1,6 @@
 """bfloat16 values, stored as the upper two bytes of a float32: rounded to nearest even, widened without loss.
 
-A NaN stays a NaN (made quiet); what is too large becomes an infinity, as IEEE 754 rounds.
+A NaN stays a NaN (made quiet); values that are too large become infinite, as IEEE 754 rounds.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def round_to_bfloat16(values: np.ndarray) -> None:
     """Rounds float32 [n, d] in place to what a table with bfloat16 values would hold.
 
     `values` may be the value columns of a staging buffer, `buffer[:, :dimension]`: only the elements of a row need
-    to lie side by side. Raises ValueError for anything else.
+    to be contiguous. Raises ValueError for anything else.
     """
     if values.ndim != 2 or values.dtype != np.float32:
         raise ValueError(f"expected float32 values of shape [n, d], not {values.dtype} of shape {list(values.shape)}")

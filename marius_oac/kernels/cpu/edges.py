@@ -1,7 +1,7 @@
 """Kernels of the hand-written gradient, beside the matrix products: before a tile, after it, and row by row.
 
-Every sum has one fixed order, whatever the number of threads: a row's gradient is added up by whoever updates the row,
-from the list of places that touch it (`invert`), in the order of that list.
+Every sum has one fixed order, whatever the number of threads: the thread that updates a row adds up its gradient, from
+the list of places where the row occurs (`invert`), in the order of that list.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ _AHEAD = 4  # places; half and twice as many are no faster
 
 
 class Form(NamedTuple):
-    """What the kernels must know of the model.
+    """The model's settings that the kernels need.
 
     Codes of the query's form, the similarity and the penalty; whether relations are `phases` (RotatE) and negatives
     `sampled`; the penalty's `share`, weight / B.
@@ -51,7 +51,7 @@ class Edges(NamedTuple):
 
 
 class Work(NamedTuple):
-    """float32, but for `losses`: what the stages of a batch hand to each other.
+    """Arrays that the stages of a batch pass on, float32 except `losses`.
 
     `relations` [m, D] as the forms want them; `queries` [S, B, D] and their gradients; `positives` [S, B] the scores of
     the edges' own ends, then the gradients by them; `candidate_gradients` [S C K, D] of sampled negatives, or [S N, D]
@@ -103,7 +103,7 @@ def gather_phases(table, picks, into):
 
 @compiled
 def invert(first_keys, second_keys, third_keys, first, places):
-    """Where each key stands in the three lists laid end to end: places[first[k]:first[k + 1]], ascending (int64)."""
+    """Lists each key's places in the concatenation of three lists: places[first[k]:first[k + 1]], ascending (int64)."""
     first[:] = 0
     for keys in (first_keys, second_keys, third_keys):
         for i in range(keys.size):
@@ -124,7 +124,7 @@ def invert(first_keys, second_keys, third_keys, first, places):
 
 @compiled
 def take_targets(scores, targets, positives):
-    """Takes each row's own candidate out of its negatives."""
+    """Moves the score of each row's own candidate to `positives` and excludes it from the negatives."""
     for i in range(targets.size):
         positives[i] = scores[i, targets[i]]
         scores[i, targets[i]] = -np.inf
@@ -132,7 +132,7 @@ def take_targets(scores, targets, positives):
 
 @compiled
 def leave_out_targets(scores, targets, negatives):
-    """Takes drawn negatives that happen to be a row's own target out of that row."""
+    """Excludes drawn negatives that equal a row's own target from that row."""
     for i in range(targets.size):
         target, found = targets[i], 0
         for k in range(negatives.size):
@@ -178,7 +178,7 @@ def open_tile(form, rows, edges, work, s, start, stop):
 
 @compiled
 def close_tile(form, rows, edges, work, s, start, stop):
-    """Adds what the positive scores give to the gradients of the queries."""
+    """Adds the part of the positive scores to the gradients of the queries."""
     targets = edges.tails if edges.sides[s] == 1 else edges.heads
     dimension = work.queries.shape[2]
     for i in range(start, stop):
@@ -189,6 +189,7 @@ def close_tile(form, rows, edges, work, s, start, stop):
 
 @compiled
 def distance_scores(kind, queries, candidates, scores):
+    """Fills in `scores`, float32 [R, K], of `queries` [R, D] against `candidates` [K, D]."""
     for i in range(queries.shape[0]):
         for k in range(candidates.shape[0]):
             scores[i, k] = similarity(kind, queries[i], candidates[k])
@@ -241,7 +242,7 @@ def _prefetch_place(place, edges, work):
 
 @inlined
 def _add_place(form, place, value, edges, work, gradient):
-    """Adds what one place gives to the gradient of its entity, whose value is `value`; see `update_entities`."""
+    """Adds the part of one place to the gradient of its entity, whose value is `value`; see `update_entities`."""
     size = edges.heads.size
     if place >= 2 * size:
         candidate = work.candidate_gradients[place - 2 * size]
@@ -264,8 +265,8 @@ def update_entities(form, rule, rows, begin, end, edges, work, first, places, pe
     """Adds up the gradients of the entities [begin, end) and updates their rows in place.
 
     `places` of an entity: below B the edges it is the head of, below 2B those it is the tail of, then the negatives.
-    Without sampled negatives each row is a candidate on each side. `penalties` float64 [n]; `gradient` float32 [D] is
-    room to work in.
+    Without sampled negatives each row is a candidate on each side. `penalties` float64 [n] is filled in; `gradient`
+    float32 [D] is a work array.
     """
     size, dimension = edges.heads.size, work.queries.shape[2]
     for k in range(begin, end):
@@ -290,7 +291,7 @@ def update_relations(form, rule, table, begin, end, picks, rows, edges, work, in
     """Adds up the gradients of the batch's relations [begin, end) and updates their rows of `table` in place.
 
     Reads the entities' `rows`, so it runs before they are updated. `index`: (first, places) of `invert`; `penalties`
-    float64 [m]; `gradient` float32 [D] is room to work in.
+    float64 [m] is filled in; `gradient` float32 [D] is a work array.
     """
     first, places = index
     dimension = gradient.size

@@ -1,13 +1,13 @@
-"""How kernels on floats are compiled, and what passes between a float and its bits.
+"""The compilation of kernels on floats, and conversions between a float and its bits.
 
 - `nogil`: a kernel lets other threads run. `kept`: compiled once per machine, not once per process.
 - `error_model="numpy"`: a division by zero gives inf or NaN, as in IEEE 754, so loops with divisions vectorise.
 - `_nrt=False` (Numba, "Extending"): kernels allocate nothing and count no references to arrays, so their callers bring
   all memory. Counting takes locked instructions for every slice, for which threads contend: it made loops over the 100
   floats of a row take 4 to 8 times as long.
-- `forceinline`: a kernel holds all of its code. Otherwise a function that two kernels call stands in the machine code
-  of both, and which of the two runs depends on what was compiled or loaded first; and as sums may be reordered, the
-  two need not have the same bits. A run that compiled its kernels differed from the next, which found them cached.
+- `forceinline`: a kernel contains all of its code. Otherwise a function that two kernels call is in the machine code of
+  both, and which copy runs depends on what was compiled or loaded first. As sums may be reordered, the two copies need
+  not give the same bits: a run that compiled its kernels differed from the next one, which found them cached.
 - Two floating-point policies. `compiled` and `inlined` may reorder sums (`reassoc`), without which no sum would
   vectorise; `exact` keeps the order that is written, which the splitting of an argument in `vector_math` rests on. All
   may fuse a product and a sum (`contract`). The compiler decides once: the same machine code on the same inputs gives

@@ -1,7 +1,7 @@
-"""The loops of the generated click logs; `log_generate` has the law that they draw from.
+"""The loops of the generated click logs; `log_generate` defines the distribution that they draw from.
 
-Nothing here has a table: what a key is, what it does and what an example holds are hashes. The factors are triangle
-waves of an angle, which needs no sine and has the same bits everywhere.
+There are no tables: keys, their effects and the values of examples are hashes. The factors are triangle waves of an
+angle, which need no sine and have the same bits on every machine.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ def key_of(rank, streams, age):
 
 @compiled
 def wave(turns):
-    """A cosine drawn with a ruler: period 1, from -1 to 1, variance 1/3."""
+    """A triangle wave in place of a cosine: period 1, from -1 to 1, variance 1/3."""
     return 4.0 * abs(turns - np.floor(turns) - 0.5) - 1.0
 
 
 @compiled
 def add_factors(key, salt, turned, weight, total):
-    """Adds weight times the key's four factors to `total`, float64 [4]; gives their squared length and the first.
+    """Adds weight times the key's four factors to `total`, float64 [4]; returns their squared length and the first.
 
-    They are two points that go around, at a speed of the key's own: `turned` is the angle, in turns, of the fastest.
+    They are two points on closed curves, which move at a speed that depends on the key: `turned` is the angle, in
+    turns, of the fastest.
     """
     bits = mix(key ^ salt)
     moved = (np.float64(bits & _LOW_16) * 2.0**-15 - 1.0) * turned
@@ -73,7 +74,7 @@ def add_factors(key, salt, turned, weight, total):
 
 @compiled
 def fill_keys(start, draws, salt, time, law, streams, keys, logits):
-    """Draws the keys of examples start, start + 1 ..., uint64 [columns, n], and sets what they add to the logits, [n].
+    """Draws the keys of examples start, start + 1 ..., uint64 [columns, n], and sets their part of the logits, [n].
 
     Args:
         time: age and turned, float64 [2]; see `key_of` and `add_factors`.
@@ -123,7 +124,7 @@ def lengths_of(start, draws, longest, offsets):
 
 @compiled
 def fill_list(start, draws, age, law, streams, longest, offsets, values):
-    """Draws the values of lists, uint64 [offsets[n]], from a vocabulary; example i's are at places of its own."""
+    """Draws the values of lists, uint64 [offsets[n]], from a vocabulary; each example has its own random numbers."""
     for i in range(offsets.size - 1):
         for k in range(offsets[i + 1] - offsets[i]):
             rank = rank_of(unit(bits_at(draws, (start + i) * longest + k)), law)
@@ -132,7 +133,8 @@ def fill_list(start, draws, age, law, streams, longest, offsets, values):
 
 @compiled
 def add_history(targets, salt, turned, weight, decay, offsets, values, logits):
-    """Adds how close the target, uint64 [n], is to what was seen before; what is older by one counts `decay` times."""
+    """Adds the similarity of the target, uint64 [n], to the values seen before; each older one weighs `decay` times as
+    much."""
     target, seen = np.empty(4, dtype=np.float64), np.empty(4, dtype=np.float64)
     for i in range(targets.size):
         target[:] = 0.0

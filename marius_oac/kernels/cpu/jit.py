@@ -1,10 +1,10 @@
-"""How kernels on integers and copies of rows are compiled, and where machine code is kept.
+"""The compilation of kernels on integers and copies of rows, and the cache of machine code.
 
 - `nogil`: a kernel lets other threads run. Where they work on shared rows, see `atomics`.
 - `kept`: compiled once per machine, not once per process: machine code is kept beside the package or in the user's
-  cache. Where neither can be written, it is compiled anew in every process, which is said once. It holds for the
-  sources that it was made from: those of the kernel's module and of all modules in `kernels` that this one imports.
-- `fastmath` stays off: the same inputs must give the same bits whatever the compiler would like to reorder or contract.
+  cache. Where neither can be written, every process compiles it again, and a note says so once. Cached code is valid
+  for its sources: those of the kernel's module and of all modules in `kernels` that this one imports.
+- `fastmath` stays off: the compiler may not reorder or contract operations, so the same inputs give the same bits.
 
 Kernels on floats are compiled by `float_jit`. With `NUMBA_DISABLE_JIT=1` kernels run as the Python functions that they
 are, and the atomics fall back to a lock.

@@ -1,18 +1,18 @@
 """Compiled operations on an index of keys: from (vocabulary, key) to row.
 
-The records, one a row, are two words, `[ key 8 bytes | check 4 | vocabulary 2 | state 2 ]`, and never move. The slots
-lie in shards, which are open-addressed tables of their own with linear probing; a slot is 4 bytes, two to a word: the
-number of a row + 1, or 0, and above it as many bits of the hash (the *tag*) as are left, so that few records of other
-keys are looked at. The directory has one word a shard: the size class and the address of its slots.
+The records, one per row, are two words, `[ key 8 bytes | check 4 | vocabulary 2 | state 2 ]`, and never move. The slots
+are in shards, each an open-addressed table with linear probing. A slot is 4 bytes, two to a word: the number of a row
++ 1, or 0, and in the bits left above it a part of the hash (the *tag*), so that few records of other keys are read. The
+directory has one word per shard: the size class and the address of its slots.
 
 Guarantees, for any number of threads in `find` beside one in `insert` or `move`:
-- A record is complete before its row is in a slot, and a block of slots before it is in the directory: loads acquire
-  and stores release, so whoever sees the one sees the other.
-- Slots are only filled, never changed, and `move` publishes a block only when it holds all that the old one held: a key
-  that was inserted before `find` began is found, in whichever block `find` got.
-- A row is returned only if its record holds the very vocabulary and key.
-- Blocks that were in the directory when `find` began must stay in memory until it has returned: `keys.index` sees to
-  it.
+- A record is complete before its row is in a slot, and a block of slots before it is in the directory. Loads acquire
+  and stores release, so a thread that sees the slot or block sees its content.
+- Slots are only filled, never changed, and `move` publishes a block only when it has every key of the old one: a key
+  that was inserted before `find` began is found, whichever block `find` reads.
+- A row is returned only if its record has the same vocabulary and key.
+- Blocks that were in the directory when `find` began must stay in memory until it has returned: `keys.index` ensures
+  that.
 """
 
 from typing import NamedTuple
@@ -44,7 +44,7 @@ _AHEAD = 16  # distance of the prefetch where keys are taken one by one
 
 
 class Index(NamedTuple):
-    """Where an index lies. Whoever makes it keeps the memory."""
+    """The addresses of an index. Its maker keeps the memory alive."""
 
     records: int
     directory: int
@@ -155,6 +155,7 @@ def _resolve(index, slots, size, place, tag, key, about):
 
 @compiled
 def hashes(vocabularies, keys, out):
+    """Fills in the hash of each (vocabulary, key), `out` int64 [n]."""
     for i in range(keys.size):
         out[i] = np.int64(_hash(vocabularies[i], keys[i]))
 
@@ -200,9 +201,11 @@ def _row_to_come(free, counters, capacity):
 
 @compiled
 def insert(index, vocabularies, keys, checks, rows, first, capacity, free, counters, room):
-    """Rows of keys from number `first` on; returns how far it came and what stopped it there.
+    """Fills in the rows of keys from number `first` on, new ones where needed; returns the number of the first key left
+    and the reason why it stopped.
 
-    `free` are the rows to be handed out before new ones; `room`, int64 [shards], says how many keys each still takes.
+    `free` are rows to be reused before new ones; `room`, int64 [shards], counts the keys that each shard can still
+    take.
     """
     for i in range(first, keys.size):
         if i + _AHEAD < keys.size:
@@ -236,7 +239,7 @@ def insert(index, vocabularies, keys, checks, rows, first, capacity, free, count
 
 @compiled
 def move(index, shard, word):
-    """Copies what a shard holds, but not dropped rows, to the empty slots of `word`, and puts them in the directory."""
+    """Copies a shard's rows, except dropped ones, to the empty slots of `word`, and puts these in the directory."""
     old = atomics.load(index.directory + 8 * shard)
     slots, size = word & _ADDRESS_MASK, _size_of(index, word)
     old_slots, old_size = old & _ADDRESS_MASK, _size_of(index, old)

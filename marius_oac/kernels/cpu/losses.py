@@ -18,7 +18,7 @@ _SIGN_SHIFT = np.int32(31)
 
 
 class LossRule(NamedTuple):
-    """`scale` is what each edge's loss counts in the batch's, `share` what a negative counts in an edge's mean."""
+    """`scale` is the weight of an edge's loss in the batch's, `share` that of a negative in an edge's mean."""
 
     code: int
     scale: np.float32

@@ -135,11 +135,11 @@ def _holds(slots, member):
 def draw_neighbors(
     key, entries, nodes, starts, degrees, fanout, ends, excluded, offsets, neighbors, relations, numbers
 ):
-    """Draws from each node's entries but for the excluded ones: all, if there are no more than `fanout`, else so many,
-    every set of them with the same probability. Depends on the key, the node and its entries alone.
+    """Draws up to `fanout` of each node's entries, without replacement and without the excluded ones.
 
-    First it draws places, which of most nodes reads no entry; then it reads the entries, asked for in time. It calls
-    nothing that takes an array: Numba would count references to it, at half the speed.
+    Every set of `fanout` entries has the same probability; a node with fewer gets all. The result depends on the key,
+    the node and its entries alone. First places are drawn, which for most nodes reads no entry; then the entries are
+    read, prefetched. It calls nothing that takes an array, for which Numba would count references, at half the speed.
 
     Args:
         key: uint64.

@@ -1,11 +1,10 @@
 """Compiled operations on whole pages: moving them between memory and files, copying them, their checksums.
 
 Guarantees:
-- `copy_page` gives every row as it was at one moment (rows are taken as `kernels.read` takes them) and no lock bit.
+- `copy_page` copies every row as it was at one moment (reading rows as `kernels.read` does) and no lock bit.
 - A checksum is of the page's bytes and its number within its table. A change within any one aligned word of 8 bytes
   always changes it; the bytes of another moment, or of another page, have it with a probability of about 2**-64.
-  Against bytes that somebody has chosen it is no defence: bit 63 of a word and bit 30 of the fourth word after it
-  cancel out.
+  It is no defence against deliberate changes: bit 63 of a word and bit 30 of the fourth word after it cancel out.
 - Nothing is checked: addresses and slots are the caller's.
 """
 
@@ -17,7 +16,7 @@ from marius_oac.kernels.cpu.jit import compiled, inlined
 from marius_oac.kernels.cpu.system_calls import preadv, pwritev
 
 SLOTS_PER_SEGMENT = 256
-"""Slots that lie one behind the other in one file; the next segment lies in the next file."""
+"""Number of consecutive slots in one file; the next segment is in the next file."""
 MOST_PAGES_AT_ONCE = 64
 SHORT_READ = 1 << 20  # no errno: the file ends before the page does
 
@@ -54,7 +53,7 @@ def checksum(address, num_bytes, page):
 
 @compiled
 def first_damaged(addresses, num_bytes, pages, checksums):
-    """Index of the first page in memory whose checksum is another; -1 if there is none."""
+    """Index of the first page in memory whose checksum differs; -1 if all agree."""
     for i in range(pages.size):
         if checksum(addresses[i], num_bytes, pages[i]) != checksums[i]:
             return i

@@ -35,7 +35,7 @@ _LINE_FLOATS = 16  # a cache line
 
 @njit(inline="always")
 def prefetch_row(matrix, row, width):
-    """Asks for the first `width` float32 of a row. Stands in its caller's code, compiled as that is."""
+    """Prefetches the first `width` float32 of a row. Inlined in its caller's code and compiled as that is."""
     for j in range(0, width, _LINE_FLOATS):
         prefetch(matrix, row, j)
     prefetch(matrix, row, width - 1)  # rows begin anywhere in a line

@@ -1,4 +1,4 @@
-"""Compiled operations on places: the hash of a key, the way back of a permutation, routes, unique keys.
+"""Compiled operations on places: the hash of a key, the inverse of a permutation, routes, unique keys.
 
 A node's number is int32, everything else int64 or a field's own type. Nothing here is checked: see `shards`.
 """
@@ -37,6 +37,7 @@ def ids_at(key, size, positions, out):
 
 @compiled
 def key_shards(salt, num_shards, vocabularies, keys, out):
+    """Fills in the shard of each (vocabulary, key), `out` [n]."""
     for i in range(keys.size):
         out[i] = below(key_bits(salt, vocabularies[i], keys[i]), num_shards)
 
@@ -62,6 +63,7 @@ def id_places(key, size, node_of, base_of, ids, nodes, rows):
 
 @compiled
 def key_nodes(salt, node_of, vocabularies, keys, nodes):
+    """Fills in the node of each (vocabulary, key), `nodes` int32 [n]; `node_of` int32 [V] has each shard's node."""
     for i in range(keys.size):
         nodes[i] = node_of[below(key_bits(salt, vocabularies[i], keys[i]), node_of.size)]
 
@@ -109,7 +111,7 @@ def unique_keys(salt, vocabularies, keys, checks, slots, local, firsts):
 
 @compiled
 def count_sums(ids, offsets, nodes, num_values, num_sums, ends):
-    """Counts for each node the values of all bags that lie there, and the bags that have some; adds to int64 [nodes].
+    """Adds to int64 [nodes], for each node, the number of bags' values stored there and the number of bags with any.
 
     Args:
         ids: int64 [v], numbers of keys; bag i has those from `offsets[i]` to `offsets[i + 1]`, int64 [b + 1].
@@ -133,8 +135,8 @@ def lay_out_sums(ids, offsets, nodes, position, at_value, at_sum, index, begins,
     """Groups what `count_sums` counted by node.
 
     Args:
-        position: int64, of each key among those that its node is told.
-        at_value, at_sum: int64 [nodes], where each node's values and sums begin; spoilt.
+        position: int64, of each key among those sent to its node.
+        at_value, at_sum: int64 [nodes], where each node's values and sums begin; overwritten.
         index: int32 [v], filled in: the positions, node by node, bag by bag.
         begins, order: int64 [sums], filled in: where in `index` each sum begins; its number over all nodes.
     """

@@ -61,5 +61,6 @@ def update_row(row, gradient, rule):
 
 @compiled
 def update_rows(rows, gradients, rule):
+    """Updates rows float32 [n, D + S], values and state of S floats, by gradients float32 [n, D]."""
     for i in range(rows.shape[0]):
         update_row(rows[i], gradients[i], rule)

@@ -6,14 +6,14 @@ version, one step per write; and the lock bit. The version is there because a wr
 (`add`, `apply`): without it a reader could take a row half from before and half from after such a write.
 
 Guarantees:
-- A row is read whole: the copy counts only if the word was unlocked before it and is the same after it. (A reader would
-  be fooled if exactly a multiple of 4,194,304 writes, ending in the same timestamp, fell into the copying of one row.)
+- A row is read whole: the copy is accepted only if the word was unlocked before it and is the same after it. (This
+  fails if exactly a multiple of 4,194,304 writes, ending in the same timestamp, happen while one row is copied.)
 - A row is written under its lock bit by one writer at a time. Only `lock_rows` holds more than one bit, and it takes
   them in ascending order; so no writers wait for each other in a circle.
 - Row ids are not checked here: callers have seen `first_misplaced` return -1.
 
-What the kernels call `rows` are the places of the rows in units of `Table.stride`: row ids where rows lie one behind
-the other, offsets where they lie in pages.
+The kernels' argument `rows` has the places of the rows in units of `Table.stride`: row ids where rows are contiguous,
+offsets where they are in pages.
 """
 
 from typing import NamedTuple
@@ -41,7 +41,7 @@ _MAX_PREFETCH_ROWS = 64
 
 
 class Table(NamedTuple):
-    """Where a table lies and where things lie in its rows, in bytes. Whoever makes it keeps the memory."""
+    """The address of a table and the layout of its rows, in bytes. Its maker keeps the memory alive."""
 
     address: int
     stride: int
@@ -59,6 +59,7 @@ class Table(NamedTuple):
 
 @inlined
 def timestamp_of(word):
+    """The timestamp in a row's word, -1 for a row that was never written."""
     return (word >> _TIMESTAMP_SHIFT) - 1
 
 
@@ -213,7 +214,7 @@ def overwrite(table, rows, values, timestamp, seen):
 def add(table, rows, deltas, timestamp, sums):
     """Adds `deltas` to the rows; the timestamp of a row becomes the larger of the two.
 
-    `sums`, float32 [width], is room to work in, the caller's because an address keeps no array alive.
+    `sums`, float32 [width], is a work array, which the caller brings because an address keeps no array alive.
     """
     base, row_bytes, source = table.address, table.row_bytes, atomics.address_of(deltas)
     buffer_row_bytes, stride = table.buffer_row_bytes, table.stride
@@ -257,7 +258,7 @@ def lock_rows(table, rows, values, held):
 
 @compiled
 def unlock_changed(table, rows, values, held, timestamp):
-    """Writes the locked rows and lets them go; the timestamp of a row becomes the larger of the two."""
+    """Writes the locked rows and unlocks them; the timestamp of a row becomes the larger of the two."""
     source = atomics.address_of(values)
     buffer_row_bytes = table.buffer_row_bytes
     for i in range(rows.size):
@@ -269,7 +270,7 @@ def unlock_changed(table, rows, values, held, timestamp):
 
 @compiled
 def unlock_unchanged(table, rows, held):
-    """Lets go, as they were, of the rows whose lock bit is still held."""
+    """Unlocks, unchanged, the rows whose lock bit is still held."""
     for i in range(rows.size):
         if held[i] != NOT_HELD:
             atomics.store(table.address + rows[i] * table.stride, held[i])

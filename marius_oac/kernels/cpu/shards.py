@@ -1,4 +1,4 @@
-"""Compiled operations on rows that travel: copied by index, summed, gradients added up by row."""
+"""Compiled operations on rows sent between nodes: copied by index, summed, gradients added up by row."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def added_up(
 
 @compiled
 def add(index, gradients, share, begun, total):
-    """Adds `share * gradients[i]` to `total[index[i]]`; what has not `begun` yet is assigned, and marked."""
+    """Adds `share * gradients[i]` to `total[index[i]]`; the first one of a row assigns it and marks it in `begun`."""
     for i in range(index.size):
         row = index[i]
         if begun[row]:

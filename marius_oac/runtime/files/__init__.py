@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, and read with care where somebody else may have made them."""
+"""Files: written completely or not at all, and checked on reading where others may have made them."""

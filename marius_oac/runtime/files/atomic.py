@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all: written under a temporary name, flushed to the disk, renamed.
+"""Files that exist completely or not at all: written under a temporary name, flushed to the disk, then renamed.
 
-What is opened for writing, emptied or removed is a file or folder that this program has made, by its name and kind. A
-symbolic link in the place of one is refused: what it leads to belongs to somebody else.
+Only files and folders that this program has made, by their names and kinds, are opened for writing, emptied or removed.
+A symbolic link in place of one is refused, because its target may belong to others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from marius_oac.errors import InputError
 
 
 class NpyWriter:
-    """A .npy file written in blocks of rows and hashed on the way."""
+    """Writes a .npy file in blocks of rows and hashes it meanwhile."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype | type):
         self.path, self._file, self._digest = path, open(path, "wb"), hashlib.sha256()  # noqa: SIM115 - see __exit__
@@ -59,8 +59,8 @@ class NpyWriter:
 def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np.memmap:
     """Makes a .npy file of zeros, of this shape and type, and maps it for writing.
 
-    Disk space is allocated here, so that a full disk is an OSError; a later write to the mapping would kill the
-    process.
+    Disk space is allocated here, so that a full disk raises OSError; without that, a later write to the mapping would
+    kill the process.
     """
     dtype = np.dtype(dtype)
     with open(path, "wb") as file:
@@ -71,7 +71,7 @@ def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np
 
 
 def json_text(content: Any, indent: int | None = None) -> str:
-    """Plain data as JSON. A number that is NaN or infinite is null there: JSON has no name for it."""
+    """Plain data as JSON. NaN and infinite numbers become null, because JSON has no names for them."""
     return json.dumps(_with_nulls(content), indent=indent, allow_nan=False)
 
 
@@ -102,7 +102,7 @@ def unfinished(path: Path) -> Path:
 
 
 def unfinished_here(path: Path) -> Path:
-    """That name, for what is about to be written there. Raises InputError where it is a symbolic link."""
+    """As `unfinished`, for a file about to be written there. Raises InputError where it is a symbolic link."""
     found = unfinished(path)
     check_no_link(found)
     return found
@@ -112,7 +112,7 @@ def unfinished_here(path: Path) -> Path:
 def appearing(path: Path) -> Iterator[Path]:
     """Yields a temporary name beside `path`, for a file or folder that is renamed to `path` when the block ends.
 
-    Of a block that fails nothing is left. Raises InputError if the disk is full, or can't be written.
+    A block that fails leaves nothing behind. Raises InputError if the disk is full or can't be written.
     """
     temporary = unfinished_here(path)
     with disk_errors(path), ExitStack() as stack:
@@ -223,7 +223,7 @@ def write_flushed(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those above it, where they are missing; a power cut does not take them away again."""
+    """Makes a folder and those above it, where they are missing, and flushes them, so that they survive a power cut."""
     if path.is_dir():
         return
     missing = [each for each in (path, *path.parents) if not each.exists()]

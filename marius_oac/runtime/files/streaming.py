@@ -1,11 +1,11 @@
-"""Large files, written while what comes next is read: asyncio and aiofiles.
+"""Large files, written while the next block is read, with asyncio and aiofiles.
 
 Guarantees of `write_files`:
-- Two blocks are held at a time: one that is hashed and written, its files side by side, and the next one, which is made
-  meanwhile. A file's blocks are written in their order.
-- Whatever it raises, nothing is read or written any more by then, and no thread of it is left.
-- The first Ctrl-C that raises KeyboardInterrupt ends it after the blocks that are held. The event loop has a thread of
-  its own: signals don't reach it, and the caller may be in an event loop already, as in a notebook.
+- Two blocks are held at a time: one is hashed and written, its files in parallel, while the next one is made. A file's
+  blocks are written in their order.
+- When it raises, reading and writing have ended, and none of its threads is left.
+- The first Ctrl-C that raises KeyboardInterrupt ends it after the blocks that are held. The event loop runs in its own
+  thread, because signals don't reach it there and the caller may already run an event loop, as in a notebook.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def write_files(paths: Sequence[Path], blocks: Iterable[Mapping[Path, Content]],
     """Writes new files and flushes them to the disk.
 
     Args:
-        paths: of the files.
-        blocks: what to add to which of them; an array's bytes in C order. Iterated over in another thread.
+        paths: the paths of the files.
+        blocks: path -> content to add to that file; an array's bytes in C order. Iterated over in another thread.
         hashed: whether their SHA-256 is wanted.
 
     Returns:

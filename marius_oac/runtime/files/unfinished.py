@@ -1,11 +1,11 @@
-"""Folders on their way to a name: made beside it, and removed by the next one where their maker was killed.
+"""Unfinished folders: made beside their final name; one whose process was killed is removed by the next process.
 
     .NAME.XXXXXXXX.part      XXXXXXXX: eight hexadecimal digits
 
 Guarantees:
-- Several processes may make a folder of the same name at once, each in a part of its own.
-- A part whose maker lives is not touched: it holds a lock on it (flock(2)), which ends with its process. Where a file
-  system has no such locks nothing is removed.
+- Several processes may make a folder of the same name at once, each in its own part.
+- A part whose process lives is not touched: the process holds a lock on it (flock(2)), which ends with the process.
+  Where a file system has no such locks nothing is removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from marius_oac.runtime.files.atomic import make_folder, sync
 
 @contextmanager
 def new_part(out: Path) -> Iterator[Path]:
-    """A new, empty part of `out`, removed at the end if it is still there; what killed processes have left is removed.
+    """A new, empty part of `out`, removed at the end if it is still there. Removes parts of killed processes first.
 
     Raises:
         OSError: it can't be made.
@@ -37,7 +37,7 @@ def new_part(out: Path) -> Iterator[Path]:
 
 
 def flush_folder(folder: Path) -> None:
-    """Returns when the disk has everything that is in a folder."""
+    """Flushes everything in a folder to the disk."""
     for path, _, names in os.walk(folder):
         for name in (*names, ""):
             sync(Path(path, name))
@@ -49,8 +49,8 @@ def _parts(out: Path) -> list[Path]:
 
 
 def _begin(out: Path, stack: ExitStack) -> Path:
-    """A part that nobody else takes for abandoned, by the lock on it that `stack` lets go of; it removes it, too, also
-    where a signal comes before the lock."""
+    """Makes a part and locks it, so that no other process takes it for abandoned. `stack` removes it and releases the
+    lock, also where a signal comes before the lock."""
     while True:
         folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.part"
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Files that somebody else may have made: read within limits, and checked before anything is done with them.
+"""Files that others may have made: read within limits, and checked before use.
 
-A run, a prepared graph or a checkpoint may come from a stranger, its checksums valid. Every JSON file that they consist
-of is read here: no more than so many bytes, so deep, no key twice, no number that isn't one, each field of its type.
-`files.untrusted_arrays` does the same for arrays. Imports neither torch nor numba.
+A run, a prepared graph or a checkpoint may come from a stranger and still have valid checksums. All their JSON files
+are read here. Size and depth are limited, no key may occur twice, numbers must be finite, and each field must have its
+type. `files.untrusted_arrays` does the same for arrays. Imports neither torch nor numba.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Described(BaseModel):
-    """Base of what JSON files hold: types are exact (1 is no text, true no number), further keys are passed over."""
+    """Base class for the content of JSON files: types are exact (1 is no text, true no number); unknown keys are
+    ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
@@ -56,7 +57,7 @@ class DescribedFile(Described):
 
 
 def open_regular(path: Path, error: Error = InputError) -> BufferedReader:
-    """Opens a file for reading, without waiting for a pipe's other end.
+    """Opens a regular file for reading; does not wait for the other end of a pipe.
 
     Raises:
         OSError: as `open`.
@@ -88,11 +89,11 @@ def check_file(
     verify: bool = True,
     read: Callable[[int], object] = lambda size: None,
 ) -> None:
-    """Compares a file with what a manifest says of it.
+    """Compares a file with its entry in a manifest.
 
     Args:
-        verify: read it through; else its size alone is compared.
-        read: is told how many bytes were read.
+        verify: whether to read the file and compare its SHA-256; otherwise only its size is compared.
+        read: called with the number of bytes read, after each block.
 
     Raises:
         InputError, or what `error` makes: it is missing, damaged, can't be read, or is no regular file.
@@ -115,7 +116,7 @@ def check_file(
 
 
 def read_json(path: Path, model: type[Model], error: Error = InputError, nan: bool = False) -> Model:
-    """What a JSON file holds; see `parse_json`.
+    """The content of a JSON file as `model`; see `parse_json`.
 
     Raises:
         OSError: it can't be opened or read.
@@ -130,12 +131,12 @@ def parse_json(
     """A JSON text as `model`: a `Described` class, a dataclass, or types such as `dict[str, float]` and `list[str]`.
 
     Args:
-        where: for messages.
+        where: the file's name in messages.
         nan: whether numbers may be NaN or infinite, as in metrics.
 
     Raises:
-        InputError, or what `error` makes: it is no such text, is nested too deeply, has a key twice, an integer beyond
-            64 bits, text that is no Unicode, or another type than the model has in some place, which is named.
+        InputError, or what `error` makes: it is no JSON, is nested too deeply, has a key twice, an integer beyond 64
+            bits, text that is no Unicode, or a value of another type than the model's; the message names the place.
     """
     try:
         tree = json.loads(
@@ -158,8 +159,8 @@ def parse_json(
 
 
 def parse_sealed(content: bytes, where: object, model: type[Model], error: Error = InputError) -> Model:
-    """A text that `files.sealed` has made; see `parse_json`. Raises as it does, and where a byte has changed: the text
-    counts, since a float's last digits may change and its value not."""
+    """The content of a text made by `files.sealed`; see `parse_json`. Raises as it does, and where a byte of the text
+    has changed, even if the values are the same (such as a float's last digits)."""
     tree = parse_json(content, where, dict[str, Any], error)
     if tree.pop("sha256", None) is None or content != sealed(tree):
         raise error("is damaged: it is not what was written", where)
@@ -167,7 +168,7 @@ def parse_sealed(content: bytes, where: object, model: type[Model], error: Error
 
 
 def typed(tree: Any, where: object, model: type[Model], error: Error = InputError) -> Model:
-    """Plain values, such as a part of what `parse_json` gave, as `model`. Raises as it does."""
+    """Plain values, such as a part of a result of `parse_json`, as `model`. Raises as it does."""
     hashable: Any = model
     try:
         # By way of JSON, in which a list may become a tuple and a mapping a dataclass, types being exact otherwise.

@@ -1,7 +1,7 @@
-"""Arrays from .npy files that somebody else may have made: mapped only if type, shape and size are what they must be.
+"""Arrays from .npy files that others may have made: mapped only if type, shape and size are as expected.
 
-Nothing is unpickled. Where a file is cut off after it was mapped, a process that reads beyond its end is ended by the
-system (SIGBUS): against who may write to the folder while it is read there is no defence here.
+Nothing is unpickled. If a file is truncated after it was mapped, a process that reads beyond its end is killed by the
+system (SIGBUS): there is no defence here against others who write to the folder meanwhile.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def map_npy(
     """An array mapped read-only, in C order and of this machine's byte order.
 
     Args:
-        dtypes: those that it may have.
-        shape: None where any length will do.
+        dtypes: the allowed types.
+        shape: the expected shape; None for a dimension of any length.
 
     Raises:
-        InputError, or what `error` makes: there is none, it can't be read, or is of another type, shape or size.
+        InputError, or what `error` makes: the file is missing or can't be read, or has another type, shape or size.
     """
     try:
         with open_regular(path, error) as file:
@@ -54,12 +54,12 @@ def map_npy(
 def read_npy(
     path: Path, dtypes: Sequence[type | np.dtype], shape: Sequence[int | None], error: Error = InputError
 ) -> np.ndarray:
-    """Likewise, in memory."""
+    """As `map_npy`, but read into memory."""
     return np.array(map_npy(path, dtypes, shape, error))
 
 
 def npy_header(path: Path, error: Error = InputError) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type that a file says it has. Raises what `map_npy` does for a file that is none."""
+    """Shape and type according to a file's header. Raises as `map_npy` where it is no .npy file."""
     try:
         with open_regular(path, error) as file:
             return _header(file)[:2]

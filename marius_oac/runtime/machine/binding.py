@@ -1,4 +1,4 @@
-"""Threads on the cores that were chosen for them (`seating`), by what they do.
+"""Binds threads to the cores that `seating` has chosen for their roles.
 
 Guarantees:
 - No thread is ever bound to a CPU that this process was not allowed to use when the topology was read.
@@ -24,7 +24,7 @@ those that take what other nodes send, `serve`: those of this process's shard.""
 
 @dataclass(frozen=True)
 class Seat:
-    """CPUs for the threads of a role, the nodes that these are on, and why they are there, in words."""
+    """CPUs for the threads of a role, the NUMA nodes of these CPUs, and the reason for the choice, in words."""
 
     cpus: tuple[int, ...]
     nodes: tuple[int, ...]
@@ -33,13 +33,13 @@ class Seat:
 
 @dataclass(frozen=True)
 class Binding:
-    """What was chosen for a process.
+    """The choice for a process.
 
     Attributes:
-        seats: role -> seat; empty where there is nothing to do.
-        memory: where the tables' pages go; None: where the kernel puts them.
+        seats: role -> seat; empty where nothing is bound.
+        memory: policy for the tables' pages; None leaves them to the kernel.
         note: the choice in one line.
-        trainers: how many processes of the run compute on this machine's CPUs.
+        trainers: number of processes of the run that compute on this machine's CPUs.
     """
 
     seats: Mapping[str, Seat]
@@ -48,7 +48,7 @@ class Binding:
     trainers: int = 1
 
     def cpus(self, role: str) -> tuple[int, ...] | None:
-        """The CPUs for a role; None: it is left unbound.
+        """The CPUs for a role; None if it is not bound.
 
         Raises:
             ValueError: there is no such role.
@@ -59,8 +59,8 @@ class Binding:
         return seat.cpus if seat else None
 
     def threads(self) -> int:
-        """How many threads should compute on the CPU: one for each CPU that `compute` has; where nothing is bound, for
-        each of the process's part of those that it may use."""
+        """The number of threads that should compute on the CPU: one per CPU of `compute` or, where nothing is bound,
+        one per CPU of the process's share of those that it may use."""
         cpus = self.cpus("compute")
         return len(cpus) if cpus else max(1, len(os.sched_getaffinity(0)) // self.trainers)
 
@@ -68,7 +68,7 @@ class Binding:
         """Binds the calling thread, and the threads that it will start, to the CPUs of its role.
 
         Returns:
-            Whether it is bound now.
+            Whether it could be bound.
 
         Raises:
             ValueError: there is no such role.
@@ -87,7 +87,7 @@ class Binding:
 
     @contextmanager
     def bound(self, role: str) -> Iterator[None]:
-        """Within the block the calling thread, and what it starts for good, is bound, if the role has a seat.
+        """Within the block the calling thread is bound, if the role has a seat; threads started there stay bound.
 
         Raises:
             ValueError: there is no such role.
@@ -102,7 +102,7 @@ class Binding:
 
 
 def unbound(note: str, trainers: int = 1) -> Binding:
-    """Threads and memory are left alone."""
+    """A binding that binds neither threads nor memory."""
     return Binding({}, None, note, trainers)
 
 

@@ -1,4 +1,4 @@
-"""How much memory the control groups that this process runs in still leave it (containers, batch systems)."""
+"""The memory that this process may still allocate within the limits of its control groups (as in containers)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ _RECLAIMABLE = ("inactive_file", "active_file")  # cached files, which the kerne
 
 
 def headroom(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that may still be allocated under the tightest limit of the process's groups and theirs; None: no limit.
+    """Bytes that may still be allocated under the tightest limit of the process's groups and their parents; None
+    without a limit.
 
     Reads version 2 (`memory.max`) and version 1 (`memory.limit_in_bytes`) of Linux control groups.
     """
@@ -28,7 +29,7 @@ def headroom(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/
 
 
 def _left(root: Path, group: str, limit_file: str, usage_file: str, prefix: str) -> list[int]:
-    """What the group and every group around it leave. In a container the group's own folder may be out of sight."""
+    """Bytes left by the group and each of its parents. In a container the group's own folder may not be visible."""
     folder = root / group.strip("/")
     found = []
     for place in (folder, *folder.parents):

@@ -1,4 +1,4 @@
-"""Disks, GPUs and network cards, and the NUMA node that each sits on, from a tree of the layout of /sys."""
+"""Disks, GPUs and network cards, and the NUMA node of each, from a tree of the layout of /sys."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Disk:
     Attributes:
         name: as under /dev, such as nvme0n1.
         kind: nvme, virtio, SATA, SCSI, USB, MMC or another.
-        spins: it is a turning disk, as far as the kernel knows.
-        address: of its PCI device; None: it has none.
-        node: the NUMA node next to it; None: unknown.
+        spins: whether it is a rotating disk, as far as the kernel knows.
+        address: PCI address of its device; None if it has none.
+        node: its NUMA node; None if unknown.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Gpu:
 
     @property
     def computes(self) -> bool:
-        """A GPU that a run can train on, as against the processor's own display."""
+        """Whether a run can train on it, unlike on the processor's own display adapter."""
         return self.vendor in ("NVIDIA", "AMD")
 
 
 @dataclass(frozen=True)
 class Nic:
-    """A network card's port; `megabits` a second, None where it is down or doesn't tell; `rdma`: its verbs device."""
+    """A network card's port; `megabits` per second, None where it is down or unknown; `rdma`: its verbs device."""
 
     name: str
     up: bool
@@ -94,7 +94,7 @@ def disk_at(folder: Path, node_cpus: dict[int, tuple[int, ...]]) -> Disk:
 
 
 def is_hardware(folder: Path) -> bool:
-    """Whether a block device, by its real folder, is more than a piece of software."""
+    """Whether a block device, by its real folder, is hardware and not made by software."""
     if sysfs.number(folder / "hidden") == 1 or folder.name.startswith(("sr", "fd")):  # one path of several; no disk
         return False
     return not _is_virtual(folder) or _is_multipath(folder)

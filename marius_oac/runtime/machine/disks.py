@@ -17,12 +17,12 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass(frozen=True)
 class Place:
-    """A folder, or a block device by its /dev name, and what is under it.
+    """A folder, or a block device by its /dev name, and the disks under it.
 
     Attributes:
-        path: as it was asked for.
+        path: the path as given.
         device: block device that the file system is on, such as nvme0n1p1 or md0; "" if there is none.
-        file_system: such as ext4, overlay, nfs; "" if unknown.
+        file_system: type of the file system, such as ext4, overlay, nfs; "" if unknown.
         disks: names of the disks under it, in natural order; none where that is unknown or there are none.
     """
 
@@ -33,7 +33,7 @@ class Place:
 
 
 def place(path: str | Path, root: Path = SYSFS, mounts: Path = _MOUNTS) -> Place:
-    """What is under `path`, or under the folder in which it would be made.
+    """The disks under `path`, or under the folder in which it would be made.
 
     Args:
         path: a file or folder; or /dev/NAME, which is looked up by its name in the tree, also of another machine.

@@ -1,7 +1,7 @@
-"""On which NUMA nodes memory is placed: mbind(2) and get_mempolicy(2), by their numbers, without a library of C.
+"""Places memory on NUMA nodes with mbind(2) and get_mempolicy(2), called by their numbers, without a C library.
 
-Guarantees: a range's policy is what was asked for, or False comes back and one line on standard error has said why;
-the memory itself is as good either way.
+Guarantees: a range gets the policy that was asked for, or False is returned and one line on standard error says why.
+The memory can be used in both cases.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _WORDS = ctypes.c_ulong * (_NODES // 64)
 
 @dataclass(frozen=True)
 class MemoryPolicy:
-    """Where pages go as they are first touched.
+    """The nodes on which pages are placed when they are first written.
 
     Attributes:
-        kind: "interleave": to the nodes in turn; "local": to the one node that is named, and elsewhere when it is full.
+        kind: "interleave" places them on the nodes in turn, "local" on the single node given, or elsewhere if it is
+            full.
         nodes: numbers of the nodes.
     """
 
@@ -49,16 +50,16 @@ class MemoryPolicy:
 
 
 def memory_policy(address: int, num_bytes: int, policy: MemoryPolicy | None, what: str = "memory") -> bool:
-    """Sets where the pages of [address, address + num_bytes) go. Call it before they are first written.
+    """Sets the policy of the pages in [address, address + num_bytes). Call it before they are first written.
 
-    Pages that are there already stay where they are, and so do those that the range covers only in part.
+    Pages already written stay where they are, and so do those that the range covers only in part.
 
     Args:
-        policy: None leaves everything as it is.
-        what: whose memory it is, for the message.
+        policy: None changes nothing.
+        what: name of the memory's owner in the message.
 
     Returns:
-        Whether the kernel has the policy now. If not, one line on standard error says why, once.
+        Whether the kernel has accepted the policy. If not, one line on standard error says why, once.
     """
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -79,12 +80,12 @@ def memory_policy(address: int, num_bytes: int, policy: MemoryPolicy | None, wha
 
 @functools.cache
 def log_once(line: str) -> None:
-    """Logs a line, the first time that there is reason for it."""
+    """Logs a line, once per process."""
     logger.info(line)
 
 
 def allowed_nodes() -> tuple[int, ...] | None:
-    """The nodes whose memory this process may use; None: the kernel doesn't say."""
+    """The nodes whose memory this process may use; None if the kernel doesn't say."""
     words = _WORDS()
     try:
         _call(1, None, words, _NODES, None, _MEMS_ALLOWED)

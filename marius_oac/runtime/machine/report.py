@@ -20,13 +20,13 @@ from marius_oac.runtime.machine.topology import Node, Topology, read
 
 @dataclass(frozen=True)
 class LocalProcess:
-    """What a process of a run tells the others of the same machine, in plain values: see `seating.Process`.
+    """What a process of a run sends to the others on the same machine, in plain values: see `seating.Process`.
 
     Attributes:
-        kernel: of the machine: processes of one kernel share its CPUs.
-        allowed: CPUs that it may use, as a list: those that may use others have been kept apart by somebody.
-        places: of its disk tier, `Place` each; none where tables are in memory alone.
-        gpu: PCI address of its GPU, such as 0000:41:00.0; None: the CPU computes.
+        kernel: identifier of the machine's kernel; processes with the same one share its CPUs.
+        allowed: CPUs that it may use, as a list. Processes with different CPUs are assumed to be separated already.
+        places: the `Place`s of its disk tier; none where tables are in memory alone.
+        gpu: PCI address of its GPU, such as 0000:41:00.0; None if the CPU computes.
     """
 
     kernel: str = ""
@@ -39,12 +39,12 @@ class LocalProcess:
     serves: bool = True
 
     def beside(self, other: LocalProcess) -> bool:
-        """Whether both are on the same cores."""
+        """Whether both may use the same CPUs of one machine."""
         return (self.kernel, self.allowed) == (other.kernel, other.allowed)
 
 
 def run_binding(every: Sequence[LocalProcess], number: int = 0, over_nodes: bool = False) -> Binding:
-    """The binding of process `number` of a run's; those that are not on this machine are left out."""
+    """The binding of process `number` of a run; processes on other machines are left out."""
     here = [each for each, process in enumerate(every) if process.beside(every[number])]
     topology = read()
     processes = [_seated(topology, every[each]) for each in here]
@@ -64,14 +64,14 @@ def report(
     as_json: bool = False,
     trainers: int | None = None,
 ) -> str:
-    """What `marius-oac topology` prints: the machine, and what binding would do for a run.
+    """The text of `marius-oac topology`: the machine, and the binding that a run would get.
 
     Args:
         paths: folders of a disk tier, or block devices as /dev/NAME (the only kind on another machine's tree).
         device: as in a config: auto, cpu, cuda or cuda:N.
         root: a tree of the layout of /sys.
-        trainers: of a run over nodes, so many of its trainers on this machine, each on a GPU of its own if on any;
-            None: a run on this machine alone.
+        trainers: for a run over nodes, the number of its trainers on this machine, each with its own GPU if any;
+            None for a run on this machine alone.
 
     Raises:
         InputError: no such tree, device or path, or fewer GPUs than trainers.

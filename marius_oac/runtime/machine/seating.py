@@ -1,20 +1,20 @@
-"""Which thread of which process runs on which cores, and on which nodes tables lie (Zhao et al., k-step, section 3.1).
+"""The choice of cores for each thread of each process, and of NUMA nodes for tables (Zhao et al., k-step, section 3.1).
 
-Every thread sits next to the device that it serves: the I/O threads of the disks on a core for each disk next to it,
-the compute thread on a core of its own next to its GPU, with the stages that feed the GPU around it, and, over nodes,
-one core for the network; whoever makes the batches gets what is left. On one NUMA node everything is next to
-everything, and threads and memory are left alone.
+Every thread runs on the NUMA node of the device that it serves. Each disk's I/O threads have one core on the disk's
+node. The compute thread has its own core on its GPU's node, and the stages that feed the GPU have other cores there.
+Over nodes, one core is for the network. The threads that make batches get the cores that are left. On a machine with
+one NUMA node, threads and memory are not bound.
 
 Several processes of a run on one machine (Zhao et al. drive eight GPUs from one) share the cores of disks and network.
-The others are distributed: those of a node to the processes at home there, which are those whose GPU is next to it, and
-those of a node where none is at home to the processes whose home is nearest. Each then sits in its part as one process
-sits on the whole machine.
+The other cores are distributed. A process's home is the NUMA node of its GPU or, without one, a node chosen by its
+number of cores. The cores of a node go to the processes whose home it is or, if there are none, to those whose home is
+nearest. Each process then places its threads on its part of the cores as a single process does on the whole machine.
 
 Guarantees:
-- What is chosen is a pure function of the topology and the processes: each of them finds the same, by itself.
-- No core has the threads of two processes while a core of the node where they belong has none; the cores of disks and
-  of the network apart, which are for nothing else.
-- Of the CPUs of a seat all are allowed.
+- The choice is a pure function of the topology and the processes, so that each process computes the same one.
+- No core has threads of two processes while another core of their node has none, except the cores of disks and of the
+  network, which are for nothing else.
+- All CPUs of a seat are allowed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Process:
     """A process of a run on this machine.
 
     Attributes:
-        places: the paths of its disk tier; none: its tables are in memory alone.
-        gpu: that it computes on; None: it computes on the CPU.
-        threads: that compute on the CPU; 0: one for each CPU that `compute` gets.
-        table_bytes: of its tables in memory; 0: nobody knows.
+        places: the paths of its disk tier; none if its tables are in memory alone.
+        gpu: the GPU that it computes on; None for the CPU.
+        threads: number of threads that compute on the CPU; 0 for one per CPU that `compute` gets.
+        table_bytes: size of its tables in memory; 0 if unknown.
         trains: whether it computes.
         serves: over nodes, whether it has rows.
     """
@@ -64,7 +64,7 @@ def choose(topology: Topology, processes: Sequence[Process] = (Process(),), over
     """The cores for each role, and where tables go, of each process of a run on this machine; a pure function.
 
     Args:
-        over_nodes: they are of a run over nodes: rows are served, and come and go by the network.
+        over_nodes: whether the run is over nodes, so that rows are served and sent by the network.
     """
     usable, trainers = topology.usable_nodes(), sum(each.trains for each in processes)
     if len(topology.nodes) == 1 or len(usable) < 2:
@@ -89,7 +89,7 @@ class _Floor:
         self.parts = self._parts()
 
     def binding(self, number: int) -> Binding:
-        """What one of the processes gets."""
+        """The binding of one of the processes."""
         process = self.processes[number]
         seats = _Seats(self, process, self.parts[number])
         if process.disks:
@@ -135,7 +135,7 @@ class _Floor:
         return cpus
 
     def _homes(self) -> list[int]:
-        """The node of each process: that of its GPU, else the one that has most cores for each of those at home."""
+        """The home of each process: its GPU's node, else the node with the most cores per process already there."""
         known = {
             n: self.near(each.gpu.node)
             for n, each in enumerate(self.processes)
@@ -192,7 +192,7 @@ class _Floor:
 
 
 class _Seats:
-    """The cores of one process as its threads get them: first those with some of their own, then the rest is shared."""
+    """Distributes one process's cores to its threads: first to those that get their own, then the rest is shared."""
 
     def __init__(self, floor: _Floor, process: Process, part: dict[int, Cores]):
         self.floor, self.process, self.part = floor, process, part
@@ -224,7 +224,7 @@ class _Seats:
             self.seat(role, tuple(sorted(left)), why)
 
     def seat_rows(self) -> None:
-        """Over nodes: who takes what others send, and who serves the rows that are here."""
+        """Over nodes: seats the threads that receive from other nodes and those that serve rows."""
         self.seat("receive", self._feeding(), self._beside())
         if self.process.serves:
             self.seat("serve", self._everywhere(), self.common)

@@ -1,4 +1,4 @@
-"""Small files of Linux's sysfs: what can't be read, or makes no sense, is None. Containers and VMs hide much of it."""
+"""Reads small files of Linux's sysfs. A value that is missing or invalid is None: containers and VMs hide many."""
 
 from __future__ import annotations
 

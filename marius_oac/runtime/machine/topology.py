@@ -1,4 +1,4 @@
-"""What the machine is made of and who sits next to whom, read from Linux's sysfs.
+"""The machine's CPUs, memory and devices, and how near they are to each other, read from Linux's sysfs.
 
 A *CPU* is what the kernel schedules threads on, a *core* the physical core with its one, two or more CPUs (SMT), a
 *node* a NUMA node: cores and the memory next to them. What the kernel does not tell is None or missing, never an error:
@@ -88,6 +88,7 @@ class Topology:
     nics: tuple[Nic, ...]
 
     def node(self, number: int) -> Node:
+        """The node with this number."""
         return next(node for node in self.nodes if node.number == number)
 
     def allowed_cores(self, node: int | None = None) -> list[tuple[int, ...]]:
@@ -149,8 +150,8 @@ def read(root: Path = SYSFS, allowed: Iterable[int] | None = None, names: Mappin
 
 
 def running_kernel() -> str:
-    """What tells this machine's kernel, as it was booted, from all others: containers of one machine have it in common;
-    "" where the kernel doesn't say."""
+    """An identifier of this machine's kernel since it was booted, the same in all containers of a machine; "" where the
+    kernel has none."""
     return sysfs.text(_BOOT_ID) or ""
 
 
