@@ -172,7 +172,7 @@ class CheckpointConfig(Section):
 class MetricsConfig(Section):
     """`metrics`: how often metrics are written."""
 
-    every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl, and of progress.")
+    every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl.")
 
 
 class EarlyStoppingConfig(Section):

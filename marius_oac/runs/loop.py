@@ -325,7 +325,7 @@ class TrainingLoop:
         better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
         line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.batch_index - 1}
         self.folder.log(line | {"training.seconds": self.position.total.seconds} | metrics)
-        progress.say(f"  valid {metric} {value:.4f}" + (" (best so far)" if better else ""))
+        progress.say(f"  valid {metric} {value:.4f} after epoch {epochs}" + (" (best so far)" if better else ""))
         if better:
             self.position = replace(self.position, best=value, best_epoch=epochs, worse=0)
             self.folder.checkpoints.mark_best(name_of(self.position.batch_index))
