@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
             if plain and node.tag in _NUMBERS and len(node.value) > _NUMBER_LENGTH:
                 raise ValueError
             return super().construct_object(node, deep)
-        except _NO_SCALARS:  # PyYAML takes it for a date or a number, or its tag says that it is one; Python does not
+        except _NO_SCALARS:  # a date or number to PyYAML, by its form or its tag, but invalid in Python
             if not plain:
                 raise
             problem = f"{shown(node.value)} is not a number or date; put quotes around text"

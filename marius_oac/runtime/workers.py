@@ -71,7 +71,7 @@ class Workers:
                 self._running += 1
             try:
                 thread.start()
-            except RuntimeError:  # the system has no room for one more: nobody waits for it
+            except RuntimeError:  # the system starts no more threads: `_wait` must not count this one
                 with self._ended:
                     self._running -= 1
                 raise

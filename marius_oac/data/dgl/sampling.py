@@ -75,15 +75,7 @@ class DglSampler:
         return most_rows(self._fanouts, self._num_nodes, seeds)
 
     def sample(self, seeds: np.ndarray, epoch: int, batch: int, excluded: np.ndarray = _NONE) -> Blocks:
-        """The blocks of a batch.
-
-        Args:
-            seeds: int64 [n], the nodes to encode, all different, in any order.
-            excluded: int64 [B], numbers of edges that must not be sampled: the batch's own.
-
-        Raises:
-            ValueError: seeds are no nodes of the graph, or not all different.
-        """
+        """The blocks of a batch; arguments and errors as of `neighbors.sampling.NeighborSampler.sample`."""
         check_seeds(seeds, self._num_nodes)
         key = stream_key(self._seed, "neighbors by dgl", epoch, batch)
         seed = int(key) >> 33  # dgl's have 31 bits

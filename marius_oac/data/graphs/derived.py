@@ -68,8 +68,8 @@ def open_derived(
         wanted: the keys and values that the manifest must have; JSON.
         make: writes the files into the folder that it is given.
         again: the end of the warning that gives the reason for making them again.
-        sound: whether the arrays, in their order, hold values that kernels may use. Checksums don't show that: whoever
-            wrote the folder may have written them too.
+        sound: whether the arrays, in their order, hold values that kernels may use. Checksums don't show that: the
+            writer of the folder may have written them too.
 
     Raises:
         InputError: the disk is full, or can't be written.

@@ -43,7 +43,7 @@ class Context:
         self._libc.syscall(ctypes.c_long(_DESTROY), ctypes.c_ulong(self.handle))
 
 
-@functools.cache  # the kernel takes its time to give a queue back
+@functools.cache  # the operating system is slow to release a queue
 def supported() -> bool:
     """Whether this machine has such queues."""
     if _SETUP < 0 or config.DISABLE_JIT:
@@ -57,7 +57,7 @@ def supported() -> bool:
 
 @compiled
 def prepare(room, number, write, descriptor, first, count, offset, tag):
-    """Fills in request `number`: vectors [first, first + count) of the room at `offset` of a file (`struct iocb`)."""
+    """Fills in request `number` (`struct iocb`): vectors [first, first + count) of `room`, at `offset` of a file."""
     base, at = atomics.address_of(room), 8 * number
     room[at], room[at + 1] = tag, 0
     room[at + 2] = (_WRITE if write else _READ) | (descriptor << 32)

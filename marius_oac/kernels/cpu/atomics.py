@@ -91,7 +91,7 @@ else:
 
     @intrinsic
     def store(typingctx, address, value):
-        """Sets the word at `address`; everything written before is visible to whoever loads this value."""
+        """Sets the word at `address`; everything written before is visible to a thread that loads this value."""
 
         def codegen(context, builder, signature, args):
             builder.store_atomic(args[1], _pointer(builder, args[0]), ordering="release", align=8)
@@ -113,7 +113,7 @@ else:
 
     @intrinsic
     def acquire_fence(typingctx):
-        """No load before this is done after anything behind it."""
+        """Keeps every load before it ahead of everything after it."""
 
         def codegen(context, builder, signature, args):
             builder.fence("acquire")
@@ -123,7 +123,7 @@ else:
 
     @intrinsic
     def release_fence(typingctx):
-        """Nothing before this is done after a store behind it."""
+        """Keeps everything before it ahead of every store after it."""
 
         def codegen(context, builder, signature, args):
             builder.fence("release")

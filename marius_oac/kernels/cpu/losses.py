@@ -89,7 +89,7 @@ def _self_adversarial(scores, positive, rule):
     largest = _largest(scores, scores[0])
     weights, total = _ZERO, _ZERO
     for j in range(scores.size):
-        # -inf is taken out by hand: all of them may be (one entity in all), and then the largest is -inf too.
+        # -inf is excluded explicitly: all scores may be -inf (with one entity), and then the largest is -inf too.
         out = scores[j] == -np.inf
         weight = _ZERO if out else exp(rule.temperature * (scores[j] - largest))
         excess = scores[j] + rule.margin

@@ -165,8 +165,8 @@ def draw_neighbors(
             continue
         node_key, found = fold(key, nodes[i]), 0
         if degree > 2 * fanout:
-            # Draws until enough different ones are found. Every order of the entries that aren't excluded is as
-            # probable as any other, however many draws are in vain; after too many it is given up.
+            # Draws until enough different ones are found. Every order of the entries that aren't excluded is equally
+            # probable, however many draws are rejected; after too many draws the reservoir below is used.
             drawn[:] = _FREE
             for draw in range(4 * fanout + 16):
                 place = below(bits_at(node_key, draw), degree)
@@ -182,7 +182,7 @@ def draw_neighbors(
                     break
         if found < fanout:
             # One pass over all of them with a reservoir (Knuth, The Art of Computer Programming 2, 3.4.2, Algorithm R),
-            # with a key of its own: bits that were looked at would not be independent of having come here.
+            # with another key: bits that were used above are not independent of having come here.
             pass_key, seen = fold(node_key, 0), 0
             for entry in range(start, start + degree):
                 if checked and _holds(excluded, entries[entry, last]):

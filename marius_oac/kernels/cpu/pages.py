@@ -63,7 +63,7 @@ def first_damaged(addresses, num_bytes, pages, checksums):
 @compiled
 def first_locked(addresses, pages, shapes):
     """Index of the first page in memory that has a row with its lock bit set, or a word that is none; -1 if there is
-    none. `copy_page` writes no such page, and whoever reads a row of it waits forever. `shapes` as of `copy_pages`."""
+    none. `copy_page` writes no such page, and a reader of such a row waits forever. `shapes` as of `copy_pages`."""
     for i in range(pages.size):
         table = shapes.shape[0] - 1
         while shapes[table, 0] > pages[i]:
@@ -99,7 +99,7 @@ def copy_page(source, target, rows, row_bytes, page_bytes):
 @compiled
 def _all_finite(address, rows, row_bytes, dimension, narrow, state_offset, state_width):
     """Whether no number of a page is NaN or infinite: the bits of their exponents are not all set."""
-    wrong = 0  # counted to the end of a row: loops without a way out are done many numbers at a time
+    wrong = 0  # counted to the end of a row: loops without an early exit are vectorised
     for i in range(rows):
         at = address + i * row_bytes
         if narrow:
@@ -195,7 +195,7 @@ def transfer(write, descriptors, slots, addresses, page_bytes, header_bytes, vec
     Args:
         slots: int64 [n]; ascending where calls are to be merged.
         addresses: int64 [n] of the pages in memory.
-        vectors: int64 [2 * MOST_PAGES_AT_ONCE], room to work in.
+        vectors: int64 [2 * MOST_PAGES_AT_ONCE], a work array.
         counts: int64 [1], raised by the number of calls.
 
     Returns:

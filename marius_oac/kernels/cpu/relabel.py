@@ -76,7 +76,7 @@ def _sorted_packed(ids, id_bits, packed):
 def _relabel(ids, id_bits, rows):
     if ids.size == 0:
         return 0
-    # The rows' own memory may hold what is sorted: this loop writes no element of it that it has yet to read.
+    # `rows` may share memory with the sorted array: this loop writes no element that it has yet to read.
     packed = _sorted_packed(ids, id_bits, rows)
     position_bits = bit_length(ids.size - 1)
     position_mask = (1 << position_bits) - 1

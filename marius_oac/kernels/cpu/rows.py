@@ -48,7 +48,7 @@ class Table(NamedTuple):
     row_bytes: int
     dimension: int
     # One element for bfloat16 values, none for float32: compiled code knows the length of a tuple, so that each of the
-    # two has kernels of its own and neither pays for the other.
+    # two has its own kernels, without branches for the other.
     bfloat16: tuple
     # The part of a row that is float32, in the table and in a buffer: value and state, or the state alone.
     float_bytes: int

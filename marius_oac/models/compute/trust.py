@@ -1,13 +1,13 @@
 """Records which custom code the user has trained with. Only such code runs without asking.
 
 A run names the files of its custom code, and keeps their texts. A run may come from anybody, so opening one runs none
-of the code unless its SHA-256 is recorded here. Training records it: whoever writes FILE.py into a configuration and
+of the code unless its SHA-256 is recorded here. Training records it: a user who names FILE.py in a configuration and
 trains with it trusts it.
 
 The record is a folder of the user, $XDG_STATE_HOME/marius_oac/own_code or ~/.local/state/marius_oac/own_code, with an
 empty file for each text, named by its SHA-256. One system call creates a file, so no file is half-written, and any
 number of processes may use the folder at once. It holds up to MOST files; those used least recently are removed.
-A folder that belongs to somebody else, or that others may write to, is ignored.
+A folder that belongs to another user, or that others may write to, is ignored.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _mbind(address: int, num_bytes: int, mode: int, nodes: Iterable[int]) -> Non
     words = _WORDS()
     for node in nodes:
         words[node // 64] |= 1 << node % 64
-    # The kernel takes one bit less than it is told that the mask has.
+    # The kernel reads one bit less than the given length of the mask.
     _call(0, address, num_bytes, mode, words, _NODES + 1, 0)
 
 

@@ -125,7 +125,7 @@ class _Floor:
         return next((disk.node for disk in self.topology.disks if disk.name == name), None)
 
     def _take_disk(self, name: str) -> tuple[int, ...]:
-        """A core of its own for a disk's I/O; disks share cores where its node would have none left for the rest."""
+        """A core for one disk's I/O; disks share cores where their node would have none left for other threads."""
         node = self.near(self._disk_node(name))
         on_node = [other for other in self.disks if self.near(self._disk_node(other)) == node]
         cores = self.topology.allowed_cores(node)
@@ -198,7 +198,7 @@ class _Seats:
         self.floor, self.process, self.part = floor, process, part
         self.free = {node: list(cores) for node, cores in part.items()}
         self.found: dict[str, Seat] = {}
-        self.home: int | None = None  # the node of whoever computes; None: it is on all of them
+        self.home: int | None = None  # the node of the compute thread; None: it is on all of them
         self.common = _COMMON if len(floor.processes) == 1 else f"its part of {_COMMON}"
 
     def seat_trainer(self, over_nodes: bool) -> None:
@@ -234,7 +234,7 @@ class _Seats:
         self.found[role] = Seat(cpus, on, why)
 
     def _take_compute(self, gpu: Gpu) -> None:
-        """A core of its own next to the GPU, where there is one left beside the stages that feed the GPU."""
+        """A core for compute alone on the GPU's node, if one is left beside those of the stages that feed the GPU."""
         if gpu.node is None:
             self.seat("compute", self._everywhere(), f"the node of {gpu.name} at {gpu.address} is unknown")
             return

@@ -316,7 +316,7 @@ class DiskTier:
         return moves
 
     def _exchange(self, move: Move) -> None:
-        """Runs a job in an I/O thread: first loads pages, since somebody waits for them, then writes evicted ones."""
+        """Runs a job in an I/O thread: first loads pages, because a batch waits for them, then writes evicted ones."""
         with self._failing():
             self._mover.copy_out(move)
             self._mover.bring_in(move)
