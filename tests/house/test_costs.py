@@ -29,9 +29,8 @@ def test_files_are_added_up_under_the_first_topic_that_matches():
     ]  # fmt: skip
     with pytest.raises(LookupError, match=r"no topic of tests/budget.txt has tests/c.py"):
         topic_of("tests/c.py", topics("nodes 10 100 nodes/*"))
-    assert all(
-        topic_of(str(path.relative_to(ROOT)), topics(BUDGET.read_text())) for path in (ROOT / "tests").rglob("test_*.py")
-    )
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    assert all(topic_of(file, topics(BUDGET.read_text())) for file in files)
 
 
 @dataclass
