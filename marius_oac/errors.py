@@ -48,7 +48,7 @@ class DivergedError(MariusOacError):
     checkpoint, was kept.
 
     Args:
-        sequence: the batch.
+        batch_index: the batch.
         found: its loss, NaN also where dense parameters or their gradients are of no use; or what is, after it.
         kept: where training can go on from, with smaller steps.
     """

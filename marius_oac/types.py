@@ -89,7 +89,7 @@ class Plan(Generic[Data]):
     """What one batch will read and compute: a pure function of (seed, epoch, index), so any thread can make any batch.
 
     Attributes:
-        sequence: the batch's place in plan order, from 0, over all epochs.
+        batch_index: the batch's place in plan order, from 0, over all epochs.
         rows: for each table, in the planner's table order, the sorted unique row ids, int64.
         data: what the step needs beside the rows: local indices, targets.
         examples: training examples in the batch, for throughput.
@@ -105,7 +105,7 @@ class Planner(Protocol):
     """Makes batches, in two steps.
 
     `plan` does the work: thread-safe, called by several plan workers at once, in any order. `assign_rows` then gets
-    each plan in the order of its sequence, one at a time, before any of its rows is read: what depends on the batches
+    each plan in the order of its batch index, one at a time, before any of its rows is read: what depends on the batches
     before, such as the numbers of new rows, is decided there. It returns the plan as the step will see it; None: there
     is no such batch, nor any after it, and what has been planned of them is forgotten.
     """

@@ -67,7 +67,7 @@ class Batch:
 class Pool:
     """Buffers, made when first needed and reused, at most `limit` of them.
 
-    The window over the sequence bounds how many batches can hold one, so running out is an error, never a wait.
+    The window over the plan order bounds how many batches can hold one, so running out is an error, never a wait.
     """
 
     def __init__(self, name: str, limit: int, make: Callable[[], Buffers]):

@@ -5,7 +5,7 @@ largest t such that the batches with timestamps 0..t have all been written to th
 reads its first row. *Safe to evict* (STE) is the smallest MFT noted by a batch that has still to be validated.
 
 Guarantees, with `in_flight` = S + 1:
-- Batch n notes its MFT, and may read, only when MFT >= n - in_flight: a window over the sequence. A bound on the mere
+- Batch n notes its MFT, and may read, only when MFT >= n - in_flight: a window over the plan order. A bound on the mere
   number of batches in flight would let one stalled writer hold the MFT back while others finish, and the device cache
   would grow without limit.
 - A batch that is validated later has noted an MFT >= the STE returned now. So no such batch needs a cached row with

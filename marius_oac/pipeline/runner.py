@@ -68,7 +68,7 @@ class Pipeline:
 
     Args:
         on_result: called by a write worker for each batch, one call at a time.
-        probe: called by a worker with (stage, sequence) before each stage of each batch; tests inject delays and
+        probe: called by a worker with (stage, batch_index) before each stage of each batch; tests inject delays and
             errors with it.
         tier: what holds the stores' rows, where they lie on disk.
         look_ahead: batches that are settled and announced to the tier before they are fetched.
