@@ -105,9 +105,9 @@ class Planner(Protocol):
     """Makes batches, in two steps.
 
     `plan` does the work: thread-safe, called by several plan workers at once, in any order. `assign_rows` then gets
-    each plan in the order of its batch index, one at a time, before any of its rows is read: what depends on the batches
-    before, such as the numbers of new rows, is decided there. It returns the plan as the step will see it; None: there
-    is no such batch, nor any after it, and what has been planned of them is forgotten.
+    each plan in the order of its batch index, one at a time, before any of its rows is read: what depends on the
+    batches before, such as the numbers of new rows, is decided there. It returns the plan as the step will see it;
+    None: there is no such batch, nor any after it, and what has been planned of them is forgotten.
     """
 
     @property
