@@ -21,11 +21,15 @@ from marius_oac.runtime.files.streaming import write_files, write_npy_files
 PATIENCE = 30  # seconds
 
 
+def open_files():
+    return {(file.path, file.fd) for file in psutil.Process().open_files()}
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    threads, files = threading.active_count(), set(psutil.Process().open_files())
+    threads, files = threading.active_count(), open_files()
     yield
-    assert threading.active_count() == threads and set(psutil.Process().open_files()) <= files
+    assert threading.active_count() == threads and open_files() <= files
 
 
 @settings(deadline=None, max_examples=25)
