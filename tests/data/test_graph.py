@@ -176,6 +176,7 @@ def _few(folder):
     return (folder / "t.tsv").write_text("a\tr\tb\n")
 
 
+@pytest.mark.slow
 def test_first_use_by_several_processes_at_once(tmp_path):
     code = "import sys; from pathlib import Path; from marius_oac.data.graphs.graph import open_or_prepare\n"
     code += "sys.stdin.read(1); print(open_or_prepare('codex-s', Path(sys.argv[1])).fingerprint)"

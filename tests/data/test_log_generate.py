@@ -22,6 +22,7 @@ from marius_oac.errors import InputError
 from tests.data import naive_log_generate as naive
 from tests.data.naive_batches import bits_at, stream_key
 from tests.data.test_random import chi_square_is_plausible
+from tests.run_folders import slow
 
 SMALL = LogSpec(seed=3, categorical=5, numeric=3, keys=2000, lists=True)
 specs = st.builds(
@@ -139,7 +140,7 @@ def test_a_share_of_the_keys_is_new_each_day():
 
 @needs_jit
 @pytest.mark.parametrize("spec", [
-    LogSpec(), LogSpec(keys=10**8, skew=1.5), LogSpec(lists=True, seed=2),
+    LogSpec(), slow(LogSpec(keys=10**8, skew=1.5)), slow(LogSpec(lists=True, seed=2)),
     LogSpec(categorical=100, numeric=0, skew=0.9),
 ], ids=str)  # fmt: skip
 def test_the_best_auc_means_something_and_clicks_are_as_frequent_as_asked(spec, monkeypatch):
@@ -171,6 +172,7 @@ def by_key_scores(spec, train_day, test_day, rows=60_000):
     return auc(unseen.labels, scores)
 
 
+@pytest.mark.slow
 @needs_jit
 def test_structure_is_learnable_and_drifts_away():
     still, moving = LogSpec(keys=20_000, drift=0, new_keys=0), LogSpec(keys=20_000, drift=0.05, new_keys=0)

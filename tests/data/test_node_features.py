@@ -243,6 +243,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
     names = [f"node {i:04}" for i in range(2000)]
     graph = named_graph(tmp_path / "named", names)

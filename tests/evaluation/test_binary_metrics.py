@@ -83,6 +83,7 @@ def test_ties_go_on_from_block_to_block(distinct):
     assert found["calibration"] == pytest.approx(float(naive.calibration(labels, scores)), rel=1e-11)
 
 
+@pytest.mark.slow
 def test_spilling_changes_nothing(folder, monkeypatch):
     rng = np.random.default_rng(5)
     scores = rng.random(6_000_000, dtype=np.float32) ** 2

@@ -71,6 +71,7 @@ class Held(TorchDispatchMode):
         self.bytes -= size
 
 
+@pytest.mark.slow
 def test_what_is_held_is_some_tiles():
     queries, candidates = torch.randn(2000, 64, requires_grad=True), torch.randn(600, 64)
     for kind in ("l1", "l2", "moduli"):

@@ -24,7 +24,7 @@ from marius_oac.runs.verification import verify
 from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.graphs import tiny_config
-from tests.run_folders import contents, flip_a_byte, says
+from tests.run_folders import contents, flip_a_byte, says, slow
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 SMOOTH = "training.optimizer.initial_accumulator=0.1"
@@ -119,7 +119,7 @@ def digests(path):
     return {name: value for name, value in RunFolder.open(path).summary().items() if name.endswith("sha256")}
 
 
-@pytest.mark.parametrize("count", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 4))])
+@pytest.mark.parametrize("count", [2, *map(slow, (1, 4))])
 @pytest.mark.parametrize("task", ["graph", "clicks"])
 def test_nodes_train_as_one_box(trained, task, count):
     """One node has the bits of the single box, several come within 1e-5 after 200 batches."""

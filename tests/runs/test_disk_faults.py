@@ -15,7 +15,7 @@ from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.storage.disk.files import HEADER_BYTES, PageFiles
 from tests.disk import PAGE, bits, budget, clicks_config, days, graph_config, page_files
 from tests.graphs import NODES
-from tests.run_folders import contents, edit, flip_a_byte, says
+from tests.run_folders import contents, edit, flip_a_byte, says, slow
 
 EVERY = ("checkpoint.every_batches=7", "checkpoint.keep=3")
 LITTLE = budget(20)
@@ -185,7 +185,9 @@ def failing(monkeypatch, method, after, error):
     monkeypatch.setattr(PageFiles, method, call)
 
 
-@pytest.mark.parametrize("method, after", [("read", 0), ("read", 150), ("write", 0), ("write", 120), ("sync", 4)])
+@pytest.mark.parametrize(
+    "method, after", [slow("read", 0), ("read", 150), slow("write", 0), ("write", 120), ("sync", 4)]
+)
 def test_a_disk_that_fails_stops_the_run_and_it_goes_on(
     config, command, expected, tmp_path, monkeypatch, method, after
 ):
@@ -263,6 +265,7 @@ def test_numbers_that_are_none_are_found_at_the_checkpoint(config, expected, tmp
     assert bits(resume(run).summary) == expected
 
 
+@pytest.mark.slow
 def test_another_capacity_changes_nothing(tmp_path):
     """By default a table has room for what the free memory can hold, which is never the same twice: the pages of the
     second table have other numbers then."""

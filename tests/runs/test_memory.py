@@ -200,6 +200,7 @@ def test_the_plan_against_the_peak_of_a_process(tmp_path, model):
     assert apart < BOUND, (peak, line)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone keeps what is freed")
 def test_freed_blocks_go_back():
     """In a process of its own: by default the second block would come from what the allocator kept of the first."""

@@ -302,6 +302,7 @@ def test_several_processes_record_at_once(tmp_path, monkeypatch):
 _record = partial(trust.record)
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_from_the_folder_that_the_command_is_called_in(tmp_path):
     """`python -m` would take a yaml.py that lies beside a run for the library."""
     root = Path(marius_oac.__file__).parent
