@@ -290,7 +290,7 @@ def _check_together(cluster: ClusterConfig, path: Path, lines: Mapping[tuple[Any
                 raise wrong(index, "port", f"its {node.processes} servers would need port {port}; 65535 is the last")
             other = ports.setdefault((node.address, port), f"node {node.name}")
             if other != f"node {node.name}":
-                raise wrong(index, "port", f"port {port} of {node.address} is taken by {other}; give it one of its own")
+                raise wrong(index, "port", f"port {port} of {node.address} is taken by {other}; give it another")
     if not any(node.trainers for node in cluster.nodes):
         raise ConfigError("no node has trainers: nobody would train", path)
     if not cluster.nodes[0].trainers:

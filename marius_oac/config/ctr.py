@@ -310,7 +310,7 @@ class KeysConfig(Section):
 
     admit_after: PositiveInt = Field(1, description="A key gets its own row when seen so often; before, a shared one.")
     drop_after: NonNegativeInt = Field(0, description="Keys not seen for so many files are dropped; 0: never.")
-    capacity: NonNegativeInt = Field(0, description="Most rows of a table; 0: what fits into the memory at hand.")
+    capacity: NonNegativeInt = Field(0, description="Most rows of a table; 0: what fits into free memory.")
 
 
 class CtrTrainingConfig(Section):

@@ -37,9 +37,7 @@ class ModelConfig(Section):
         description="Floats per entity, as the score function sees it; complex and rotate use two floats a number.",
     )
     norm: Annotated[Literal[1, 2], BeforeValidator(no_bool)] = Field(2, description="TransE's distance: L1 or L2.")
-    reciprocal: Bool = Field(
-        False, description="Add every edge reversed under a relation of its own; replace tails only."
-    )
+    reciprocal: Bool = Field(False, description="Add each edge reversed, with an inverse relation; replace tails only.")
     init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
     init_scale: PositiveFloat = Field(1e-3, description="Half-width (uniform) or standard deviation (normal).")
 
@@ -54,7 +52,7 @@ class NegativesConfig(Section):
     """`training.negatives`."""
 
     count: PositiveInt = Field(500, description="Negatives shared by all edges of a chunk, per side.")
-    chunks: PositiveInt = Field(1, description="Chunks a batch is split into, each with negatives of its own.")
+    chunks: PositiveInt = Field(1, description="Chunks that a batch is split into; each has its own negatives.")
     degree_fraction: Fraction = Field(0.0, description="Share of negatives drawn by degree; the rest are uniform.")
     all: Bool = Field(False, description="Every entity is a negative (count, chunks, degree_fraction are not used).")
 
@@ -207,8 +205,8 @@ class Config(BaseConfig):
             )
         if self.training.ordering.kind != "shuffle":
             raise ValueError(
-                f"training.ordering.kind: '{self.training.ordering.kind}' has partitions of nodes at hand, but an "
-                "encoder draws neighbours from all"
+                f"training.ordering.kind: '{self.training.ordering.kind}' holds some partitions of nodes in memory, but "
+                "an encoder draws neighbours from all"
             )
 
     def _plain(self) -> dict[str, Any]:

@@ -116,7 +116,7 @@ CASES = [
     setting("encoder-module-missing", "encoder.layers=[{kind: module, module: 'layer.py:Layer'}]",
          "there is no file layer.py", "encoder.layers.0.module"),
     setting("encoder-with-partitions", "training.ordering={kind: beta, partitions: 4, buffer: 2}",
-         "'beta' has partitions of nodes at hand, but an encoder draws neighbours from all",
+         "'beta' holds some partitions of nodes in memory, but an encoder draws neighbours from all",
          "--set training.ordering.kind", also="encoder.layers=[{kind: sage}]"),
     setting("epochs-zero", "training.epochs=0", "must be greater than 0, not 0"),
     setting("epochs-scientific", "training.epochs=1e3", "must be an integer, not '1e3'"),

@@ -221,7 +221,7 @@ def test_training_needs_no_gradient_of_features(graph, features, tmp_path):
         (["encoder.layers=[{kind: gat, merge: concat}]"], "32 floats of a node, but model.dimension"),
         (["encoder.layers=[{kind: sage}]", "encoder.embeddings=0"], "encoder.embeddings: 0, and there are no "),
         (["encoder.layers=[{kind: sage}]", "training.ordering={kind: beta, partitions: 4, buffer: 2}"],
-         "training.ordering.kind: 'beta' has partitions of nodes at hand"),
+         "training.ordering.kind: 'beta' holds some partitions of nodes in memory"),
         (["encoder.layers=[{kind: sage, neighbors: 0}]"], "encoder.layers"),
     ],
 )  # fmt: skip
