@@ -205,8 +205,8 @@ class Config(BaseConfig):
             )
         if self.training.ordering.kind != "shuffle":
             raise ValueError(
-                f"training.ordering.kind: '{self.training.ordering.kind}' holds some partitions of nodes in memory, but "
-                "an encoder draws neighbours from all"
+                f"training.ordering.kind: '{self.training.ordering.kind}' holds some partitions of nodes in memory, "
+                "but an encoder draws neighbours from all"
             )
 
     def _plain(self) -> dict[str, Any]:
