@@ -1,8 +1,7 @@
 """The pipeline: runs batches [first, last) through its stages, and returns when everything is written.
 
-If rows lie on disk, the rows of plans are assigned some batches ahead of the readers: the tier learns which pages the
-    next
-batches use, and fetches them (stage `fetch`) while earlier batches are computed.
+If rows lie on disk, the rows of plans are assigned some batches ahead of the readers. The tier learns which pages the
+next batches use, and fetches them (stage `fetch`) while earlier batches are computed.
 
 Guarantees:
 - `run` returns when every batch it planned is in the store and every thread has ended; the store then holds one moment.
