@@ -59,7 +59,7 @@ CASES = [
     nodes("nodes-port-high", "port: 70000\n" + TWO, "n.yaml:1: port", "must be less than or equal to 65535, not 70000"),
     nodes("nodes-port-text", "port: ssh\n" + TWO, "n.yaml:1: port", "must be an integer, not 'ssh'"),
     nodes("nodes-port-taken", "nodes:\n  - {address: 10.0.0.1, port: 29400}\n  - {address: 10.0.0.2}\n",
-         "n.yaml:2: node 10.0.0.1: port", "port 29400 of 10.0.0.1 is taken by the rendezvous; give it one of its own"),
+         "n.yaml:2: node 10.0.0.1: port", "port 29400 of 10.0.0.1 is taken by the rendezvous; give it another"),
     nodes("nodes-port-of-node-last", "nodes:\n  - {address: 10.0.0.1, port: 65535, trainers: 3, cores: 3}\n",
          "n.yaml:2: node 10.0.0.1: port", "its 3 servers would need port 65536; 65535 is the last"),
     nodes("nodes-loopback-mixed", "nodes:\n  - {address: 127.0.0.1}\n  - {address: 10.0.0.2}\n",

@@ -35,12 +35,12 @@ HALVES = [
         "nodes/test_pooling.py::test_a_batch_has_the_sums_of_its_bags_and_its_keys_their_gradients",
         "nodes/test_pooling.py::test_what_is_picked_of_rows",
         "nodes/test_shards.py",
-        "test_evaluate.py::test_columns",
-        "test_evaluate.py::test_drawn_candidates_change_with_the_group_of_edges",
-        "test_evaluate.py::test_drawn_candidates_equal_the_oracle",
-        "test_evaluate.py::test_equal_embeddings_tie_exactly",
-        "test_evaluate.py::test_real_numbers_rank_as_in_double_precision",
-        "test_evaluate.py::test_torch_counts_as_the_kernel_does",
+        "evaluation/test_evaluate.py::test_columns",
+        "evaluation/test_evaluate.py::test_drawn_candidates_change_with_the_group_of_edges",
+        "evaluation/test_evaluate.py::test_drawn_candidates_equal_the_oracle",
+        "evaluation/test_evaluate.py::test_equal_embeddings_tie_exactly",
+        "evaluation/test_evaluate.py::test_real_numbers_rank_as_in_double_precision",
+        "evaluation/test_evaluate.py::test_torch_counts_as_the_kernel_does",
     ],
 ]
 """Files, or tests of them, below this folder, of two processes: the imports of one take longer than most of them."""
@@ -50,7 +50,7 @@ HALVES = [
 @only_with_the_jit
 def test_kernels_pass_without_the_jit():
     def test(half: list[str]) -> None:
-        pass_without_the_jit(*(Path(__file__).parent / name for name in half))
+        pass_without_the_jit(*(Path(__file__).parents[1] / name for name in half))
 
     with ThreadPoolExecutor(len(HALVES)) as threads:
         list(threads.map(test, HALVES))
