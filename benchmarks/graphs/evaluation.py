@@ -53,7 +53,7 @@ def plain_ranks(
     for side, given, asked in ((Side.TAIL, 0, 2), (Side.HEAD, 2, 0)):
         for batch in edges.split(PLAIN_BATCH):
             query = decoder.query(values[batch[:, given]], relations[batch[:, 1]], side)
-            scores = decoder.against(query, values)
+            scores = decoder.score(query, values)
             true = scores.gather(1, batch[:, asked : asked + 1])
             for row, (node, relation) in enumerate(batch[:, [given, 1]].tolist()):
                 scores[row, known[side, node, relation]] = -torch.inf

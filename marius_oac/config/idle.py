@@ -6,21 +6,21 @@ from typing import Any
 
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.modes import NodesConfig
+from marius_oac.config.parts import DECODERS, LOSSES, ROW_OPTIMIZERS, users_of
 
-_ADAM, _ADAGRAD = ("adam",), ("adagrad", "rowwise_adagrad")
 _NEEDS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("model.norm", "model.decoder", ("transe",)),
+    ("model.norm", "model.decoder", users_of(DECODERS, "norm")),
     ("model.cross_layers", "model.network", ("dcnv2",)),
     ("model.target", "model.network", ("dien", "youtubednn")),
-    ("training.loss.margin", "training.loss.kind", ("margin", "self_adversarial")),
-    ("training.loss.temperature", "training.loss.kind", ("self_adversarial",)),
+    ("training.loss.margin", "training.loss.kind", users_of(LOSSES, "margin")),
+    ("training.loss.temperature", "training.loss.kind", users_of(LOSSES, "temperature")),
     ("training.negatives.count", "training.negatives.all", (False,)),
     ("training.negatives.chunks", "training.negatives.all", (False,)),
     ("training.negatives.degree_fraction", "training.negatives.all", (False,)),
-    ("training.optimizer.beta1", "training.optimizer.kind", _ADAM),
-    ("training.optimizer.beta2", "training.optimizer.kind", _ADAM),
-    ("training.optimizer.epsilon", "training.optimizer.kind", _ADAM + _ADAGRAD),
-    ("training.optimizer.initial_accumulator", "training.optimizer.kind", _ADAGRAD),
+    *(
+        (f"training.optimizer.{key}", "training.optimizer.kind", users_of(ROW_OPTIMIZERS, key))
+        for key in ("beta1", "beta2", "epsilon", "initial_accumulator")
+    ),
     ("storage.page", "storage.on_disk", (True,)),
     ("storage.depth", "storage.on_disk", (True,)),
     ("storage.look_ahead", "storage.on_disk", (True,)),

@@ -8,6 +8,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.encoder import EncoderConfig
+from marius_oac.config.parts import (
+    DECODERS,
+    DEFAULT_DECODER,
+    LOSSES,
+    WITHOUT_RELATIONS,
+    DecoderName,
+    LossName,
+    values_of,
+)
 from marius_oac.config.sections import (
     Bool,
     EarlyStoppingConfig,
@@ -28,9 +37,10 @@ from marius_oac.types import present
 class ModelConfig(Section):
     """`model`: the decoder and its size."""
 
-    decoder: Literal["distmult", "complex", "transe", "rotate", "dot"] = Field(
-        "complex",
-        description="Score function of an edge; default for a graph without relations: dot.",
+    decoder: DecoderName = Field(
+        DEFAULT_DECODER,
+        description=f"Score function of an edge; default for a graph without relations: {WITHOUT_RELATIONS}. "
+        + values_of(DECODERS),
     )
     dimension: Width = Field(
         100,
@@ -43,7 +53,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _even(self) -> ModelConfig:
-        if self.decoder in ("complex", "rotate") and self.dimension % 2:
+        if DECODERS[self.decoder].even and self.dimension % 2:
             raise ValueError(f"dimension: {self.decoder} needs an even number of floats, not {self.dimension}")
         return self
 
@@ -122,7 +132,7 @@ class OrderingConfig(Section):
 class LossConfig(Section):
     """`training.loss`."""
 
-    kind: Literal["softmax", "logistic", "margin", "self_adversarial"] = Field("softmax", description="Training loss.")
+    kind: LossName = Field("softmax", description=f"Training loss. {values_of(LOSSES)}")
     margin: PositiveFloat = Field(1.0, description="Margin of margin ranking, gamma of self-adversarial sampling.")
     temperature: PositiveFloat = Field(1.0, description="Temperature of self-adversarial weights.")
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 from pydantic_core import PydanticKnownError
 
+from marius_oac.config.parts import ROW_OPTIMIZERS, RowOptimizerName, values_of
+
 
 def no_bool(value: Any) -> Any:
     """YAML's `yes` is a truth value, which Python would take for the number 1."""
@@ -54,7 +56,7 @@ class Section(BaseModel):
 class OptimizerConfig(Section):
     """A row optimizer."""
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = Field("adagrad", description="Row optimizer.")
+    kind: RowOptimizerName = Field("adagrad", description=f"Row optimizer. {values_of(ROW_OPTIMIZERS)}")
     learning_rate: PositiveFloat = Field(0.1, description="Step size of the tables' rows.")
     relation_learning_rate: PositiveFloat | None = Field(None, description="Step size of relations; default: the same.")
     epsilon: PositiveFloat = Field(1e-10, description="Added to the denominator (Adagrad, Adam).")

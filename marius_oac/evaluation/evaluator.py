@@ -12,6 +12,7 @@ from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import DrawnCandidates, evaluate
 from marius_oac.evaluation.scores import LinkScorer
 from marius_oac.kernels.cpu.permutation import Permutation
+from marius_oac.models.link_prediction.decoders import make_decoder
 
 
 def check_evaluation(config: Config, graph: Graph) -> None:
@@ -66,7 +67,7 @@ class Evaluator:
         if not whole and self._known is not None:
             return self._known
         self._known = None  # frees memory for the new ones
-        relations = 0 if self._config.model.decoder == "dot" else self._graph.num_relations
+        relations = self._graph.num_relations * make_decoder(self._config.model).uses_relations
         known = KnownAnswers.build((self._graph.edges(name) for name in SPLITS), edges, relations)
         self._known = None if whole else known
         return known

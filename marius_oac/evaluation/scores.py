@@ -19,6 +19,7 @@ import torch
 
 from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.evaluation.ranks import Candidates
+from marius_oac.kernels.cpu.decoders import L2, MODULI
 from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.models.link_prediction.decoders import Decoder, make_decoder
 from marius_oac.storage.contract import ParameterStore
@@ -34,8 +35,6 @@ DEVICE_PRODUCTS = (512, 1 << 13)  # queries and candidates of a piece
 DEVICE_DISTANCES = (16, 1 << 12)  # smaller, since a piece has a difference for each dimension
 SCORE_BYTES = 12  # of a score and the column of a known answer
 STRIP = 512  # candidates whose distances a core sums at once; they fit its caches with their embeddings
-
-L1, L2, MODULI = range(3)
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,14 @@ class LinkScorer:
         """The kernel that computes the scores; None: the decoder computes them."""
         if self.device.type != "cpu":
             return None
-        return {"transe": L1 if self.model.norm == 1 else L2, "rotate": MODULI}.get(self.model.decoder)
+        return self.decoder.compiled.similarity if self.decoder.distance else None
 
     @property
     def piece(self) -> tuple[int, int]:
         """Queries and candidates are padded to multiples of these numbers. On a GPU so many are scored at a time."""
         if self.device.type == "cpu":
             return GRAIN, GRAIN
-        return DEVICE_DISTANCES if self.model.decoder in ("transe", "rotate") else DEVICE_PRODUCTS
+        return DEVICE_DISTANCES if self.decoder.distance else DEVICE_PRODUCTS
 
     def queries(self, given: np.ndarray, relations: np.ndarray | None, side: Side) -> torch.Tensor:
         """The queries for the ends on `side`, float32 [>= n, D], padded with zero rows.
@@ -148,7 +147,7 @@ class LinkScorer:
         if self.device.type != "cpu":
             return self._by_pieces(queries, vectors.T)
         if self._distance is None:
-            return self.decoder.against(queries, vectors.T).contiguous()
+            return self.decoder.score(queries, vectors.T).contiguous()
         scores = torch.empty(len(queries), vectors.shape[1])
         arrays = queries.numpy(), vectors.numpy(), scores.numpy()
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
@@ -168,7 +167,7 @@ class LinkScorer:
             rows = slice(row, row + self.piece[0])
             for column in range(0, len(candidates), self.piece[1]):
                 columns = slice(column, column + self.piece[1])
-                scores[rows, columns] = self.decoder.against(queries[rows], candidates[columns])
+                scores[rows, columns] = self.decoder.score(queries[rows], candidates[columns])
         return scores
 
 

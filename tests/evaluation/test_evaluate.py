@@ -278,7 +278,7 @@ def test_pieces_are_put_where_they_belong(monkeypatch, decoder, norm):
     scorer = make_scorer(decoder, norm, 100, 3)
     queries = scorer.queries(np.arange(40), np.zeros(40, np.int64), Side.HEAD)
     candidates = torch.from_numpy(scorer.entities.take(np.arange(112) % 100))
-    expected = scorer.decoder.against(queries, candidates)
+    expected = scorer.decoder.score(queries, candidates)
     monkeypatch.setattr(LinkScorer, "piece", (16, 16))
     torch.testing.assert_close(scorer._by_pieces(queries, candidates), expected)
     assert expected.shape == (48, 112)

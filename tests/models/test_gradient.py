@@ -10,7 +10,7 @@ from marius_oac.config.link_prediction import LossConfig
 from marius_oac.kernels.cpu.losses import LossRule, differentiate
 from marius_oac.models.link_prediction import handwritten
 from marius_oac.models.link_prediction.autograd import AutogradGradient
-from marius_oac.models.link_prediction.losses import edge_losses
+from marius_oac.models.link_prediction.losses import make_loss
 from tests.models import naive
 from tests.models.batches import DECODERS, LOSSES, Shape, configure, draw
 
@@ -154,10 +154,10 @@ def test_losses_of_scores_far_from_zero(kind, about):
     scores = np.float32(about) + np.array([[-3, 1.5, 0.25], [2, -300, 300]], np.float32)
     positives, count = np.float32(about) + np.array([0.5, -2], np.float32), scores.shape[1]
     negatives, own = (torch.tensor(each.astype(np.float64), requires_grad=True) for each in (scores, positives))
-    expected = edge_losses(config, own, negatives, count)
+    expected = make_loss(config).losses(own, negatives, count)
     expected.sum().backward()
     numbers = (np.float32(each) for each in (1, 1 / count, config.margin, config.temperature))
     losses = np.empty(len(scores))
-    differentiate(LossRule(handwritten._LOSSES[kind], *numbers), scores, positives, losses)
+    differentiate(LossRule(make_loss(config).code, *numbers), scores, positives, losses)
     for found, exact_ in ((losses, expected.detach()), (scores, negatives.grad), (positives, own.grad)):
         np.testing.assert_allclose(found, exact_.numpy(), rtol=1e-5, atol=1e-6)

@@ -10,6 +10,7 @@ import numpy as np
 
 from marius_oac.cli.init.log import sample_of
 from marius_oac.cli.init.yaml_text import commented, plain, scalar
+from marius_oac.config.parts import DECODERS, DEFAULT_DECODER, WITHOUT_RELATIONS
 from marius_oac.data.graphs.graph import open_or_prepare
 from marius_oac.data.logs.sample import LogSample
 from marius_oac.data.prepare.edge_file import EdgeFile, ReadOptions
@@ -100,7 +101,10 @@ def _text(head: list[str], path: str, relations: bool, edges: int, nodes: int, v
     epochs, every = (40, 5) if small else (5 if large else 10, 1)
     batch = 500 if edges < 100_000 else 1000 if small else 10_000
     stopping = commented("  early_stopping: {patience: 2}", "evaluations without a better filtered MRR")
-    decoder, why = ("complex", "or distmult, transe, rotate") if relations else ("dot", "the edges have no relations")
+    decoder, why = WITHOUT_RELATIONS, "the edges have no relations"
+    if relations:
+        others = (name for name, part in DECODERS.items() if part.uses_relations and name != DEFAULT_DECODER)
+        decoder, why = DEFAULT_DECODER, f"or {', '.join(others)}"
     more = ["  reciprocal: true"] if relations else []
     evaluation = [f"  every: {every}"]
     if nodes > _FEW_NODES:

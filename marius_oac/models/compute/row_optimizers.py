@@ -16,16 +16,15 @@ updates. A Numba kernel runs on the CPU, torch on CUDA; their results agree up t
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 
 from marius_oac.config.sections import OptimizerConfig
-from marius_oac.kernels.cpu.row_updates import ADAGRAD, ADAM, PASS_THROUGH, ROWWISE_ADAGRAD, SGD, Rule, update_rows
+from marius_oac.kernels.cpu.row_updates import PASS_THROUGH, Rule, update_rows
+from marius_oac.models.compute.update_rules import make_update_rule
 
-_CODES = {"sgd": SGD, "adagrad": ADAGRAD, "rowwise_adagrad": ROWWISE_ADAGRAD, "adam": ADAM}
 _ONE = np.float32(1)
 
 
@@ -38,31 +37,24 @@ class RowOptimizer:
     """
 
     def __init__(self, config: OptimizerConfig, learning_rate: float | None = None) -> None:
-        self._config = config
+        self._config, self._by = config, make_update_rule(config)
         self._learning_rate = config.learning_rate if learning_rate is None else learning_rate
 
     def state_width(self, dimension: int) -> int:
         """The number of floats of state for a value of `dimension` floats."""
-        return {"sgd": 0, "adagrad": dimension, "rowwise_adagrad": 1, "adam": 2 * dimension}[self._config.kind]
+        return self._by.state_width(dimension)
 
     @property
     def initial_state(self) -> float:
         """The value of every float of a row's state before the row's first update."""
-        return self._config.initial_accumulator if self._config.kind in ("adagrad", "rowwise_adagrad") else 0.0
-
-    def _corrections(self, timestamp: int) -> tuple[float, float]:
-        """The factors of adam's averages: 1 / (1 - beta^step)."""
-        if self._config.kind != "adam":
-            return 1.0, 1.0
-        step = timestamp + 1
-        return 1 / (1 - self._config.beta1**step), 1 / (1 - self._config.beta2**step)
+        return self._by.initial_state
 
     def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
         """The update rule of the batch with this timestamp, with the learning rate multiplied by `factor`."""
         config = self._config
-        first, second = self._corrections(timestamp)
+        first, second = self._by.corrections(timestamp + 1)
         floats = (self._learning_rate * factor, config.epsilon, config.beta1, config.beta2, first, second)
-        return Rule(_CODES[config.kind], *(np.float32(value) for value in floats))
+        return Rule(self._by.code, *(np.float32(value) for value in floats))
 
     def update(self, rows: Any, gradients: Any, timestamp: int, factor: float = 1.0) -> None:
         """Updates rows in place.
@@ -85,26 +77,8 @@ class RowOptimizer:
             update_rows(rows, gradients, self.rule(timestamp, factor))
 
     def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: float) -> None:
-        kind, dimension, rate = self._config.kind, gradients.shape[1], self._learning_rate * factor
-        value, state = rows[:, :dimension], rows[:, dimension:]
-        if kind == "sgd":
-            value.sub_(gradients, alpha=rate)
-            return
-        if kind == "adam":
-            first, second = state[:, :dimension], state[:, dimension:]
-            first.lerp_(gradients, 1 - self._config.beta1)
-            second.mul_(self._config.beta2).addcmul_(gradients, gradients, value=1 - self._config.beta2)
-            first_correction, second_correction = self._corrections(timestamp)
-            # sqrt(v') + eps = root * (sqrt(v) + eps / root)
-            root = math.sqrt(second_correction)
-            scale = second.sqrt().add_(self._config.epsilon / root)
-            value.addcdiv_(first, scale, value=-rate * first_correction / root)
-            return
-        if kind == "adagrad":
-            state.addcmul_(gradients, gradients)
-        else:
-            state += (gradients * gradients).mean(1, keepdim=True)
-        value.addcdiv_(gradients, state.sqrt().add_(self._config.epsilon), value=-rate)
+        value, state = rows.split([gradients.shape[1], rows.shape[1] - gradients.shape[1]], 1)
+        self._by.update(value, state, gradients, timestamp + 1, self._learning_rate * factor)
 
 
 class GradientPassThrough(RowOptimizer):

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding
 from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.models.link_prediction.decoders import make_decoder
-from marius_oac.models.link_prediction.losses import edge_losses
+from marius_oac.models.link_prediction.losses import make_loss
 from marius_oac.models.link_prediction.regularizers import penalized, penalties
 from marius_oac.types import Side, present
 
@@ -25,8 +25,8 @@ class AutogradGradient:
     """Computes loss and gradient of a batch for any decoder and loss, in the float type of the values."""
 
     def __init__(self, config: Config) -> None:
-        self._model, self._training = config.model, config.training
-        self._decoder = make_decoder(config.model)
+        self._training = config.training
+        self._decoder, self._loss = make_decoder(config.model), make_loss(config.training.loss)
         # With reciprocal relations every edge is there twice, so only tails are replaced.
         self._sides = (Side.TAIL,) if config.model.reciprocal else (Side.HEAD, Side.TAIL)
 
@@ -66,7 +66,7 @@ class AutogradGradient:
         if penalized(self._training.regularization):
             factors = [heads, tails] if relation is None else [heads, tails, relation]
             config = self._training.regularization
-            total = total + config.weight * sum(penalties(config, self._model, each).mean() for each in factors)
+            total = total + config.weight * sum(penalties(config, self._decoder, each).mean() for each in factors)
         return total
 
     def _gathered(self, values: Tensor, data: EdgeBatch[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -107,13 +107,8 @@ class AutogradGradient:
 
         `drawn`, int64 [..., 1, K], are the rows of the candidates; None: they are rows 0 to K - 1.
         """
-        return edge_losses(
-            self._training.loss,
-            positive,
-            # Scores get no name here, so that the loss can free them early.
-            _left_out(self._decoder.against(queries, candidates), own, drawn),
-            count,
-        )
+        # Scores get no name here, so that the loss can free them early.
+        return self._loss.losses(positive, _left_out(self._decoder.score(queries, candidates), own, drawn), count)
 
 
 def _left_out(scores: Tensor, own: Tensor, drawn: Tensor | None) -> Tensor:

@@ -17,25 +17,67 @@ Complex vectors are stored as [re | im]; RotatE's relation is D / 2 phases in ra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from marius_oac.config.link_prediction import ModelConfig
-from marius_oac.models.link_prediction.distances import distances
+from marius_oac.config.parts import DECODERS
+from marius_oac.kernels.cpu import decoders as kernels
+from marius_oac.models.compute.parts import part_class
+from marius_oac.models.link_prediction.distances import Kind, distances
 from marius_oac.types import Side, present
 
 
+class Compiled(NamedTuple):
+    """A decoder in the kernels of `kernels.cpu.decoders`: codes of how a query is formed, and of the similarity.
+
+    `phases`: relations are phases, which the form takes as [cos | sin].
+    """
+
+    form: int
+    similarity: int
+    phases: bool = False
+
+
+class Held(NamedTuple):
+    """What autograd holds of a batch on a device.
+
+    Attributes:
+        forward: floats for each of the queries', from the forward pass on.
+        backward: more of them where the gradient of the positive scores is computed.
+        relations: whether the gathered relations are needed for the gradient.
+    """
+
+    forward: float = 1
+    backward: float = 3
+    relations: bool = True
+
+
 class Decoder(ABC):
-    """The interface of a decoder. `uses_relations` is False if `relation` is None."""
+    """A decoder, of the configuration's section `model`.
+
+    Attributes:
+        uses_relations: False if `relation` is None.
+        complex_moduli: whether the penalty n3 uses moduli of complex numbers [re | im], not absolute values of floats.
+        compiled: for the handwritten gradient on the CPU.
+        distance: the kind of distance whose negative is the score; None: another score.
+        held: for the memory plan.
+    """
 
     uses_relations = True
+    complex_moduli = False
+    compiled: Compiled
+    distance: Kind | None = None
+    held = Held()
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
 
     def relation_width(self, dimension: int) -> int:
         """The number of floats of a relation for entities of `dimension` floats."""
-        return dimension
+        return dimension if self.uses_relations else 0
 
     @abstractmethod
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
@@ -46,7 +88,7 @@ class Decoder(ABC):
         """Scores [..., B] of queries [..., B, D] with one candidate each, [..., B, D]."""
 
     @abstractmethod
-    def against(self, query: Tensor, candidates: Tensor) -> Tensor:
+    def score(self, queries: Tensor, candidates: Tensor) -> Tensor:
         """Scores [..., B, K] of queries [..., B, D] with all candidates [..., K, D]."""
 
 
@@ -54,12 +96,14 @@ class _InnerProduct(Decoder):
     def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
         return (query * candidate).sum(-1)
 
-    def against(self, query: Tensor, candidates: Tensor) -> Tensor:
-        return query @ candidates.transpose(-1, -2)
+    def score(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        return queries @ candidates.transpose(-1, -2)
 
 
 class DistMult(_InnerProduct):
     """DistMult, see the module's docstring."""
+
+    compiled = Compiled(kernels.PRODUCT, kernels.INNER)
 
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
         """The elementwise product; see `Decoder.query`."""
@@ -68,6 +112,9 @@ class DistMult(_InnerProduct):
 
 class ComplEx(_InnerProduct):
     """ComplEx, see the module's docstring."""
+
+    complex_moduli = True
+    compiled = Compiled(kernels.COMPLEX_PRODUCT, kernels.INNER)
 
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
         """The complex product; see `Decoder.query`."""
@@ -78,10 +125,7 @@ class Dot(_InnerProduct):
     """The inner product of head and tail, for graphs without relations."""
 
     uses_relations = False
-
-    def relation_width(self, dimension: int) -> int:
-        """0, since there are no relations."""
-        return 0
+    compiled = Compiled(kernels.PLAIN, kernels.INNER)
 
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
         """The anchor; see `Decoder.query`."""
@@ -91,8 +135,12 @@ class Dot(_InnerProduct):
 class TransE(Decoder):
     """TransE with the L1 or the L2 distance, by `norm`, 1 or 2."""
 
-    def __init__(self, norm: int) -> None:
-        self._norm = norm
+    held = Held(forward=2, backward=1, relations=False)
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.distance = "l1" if config.norm == 1 else "l2"
+        self.compiled = Compiled(kernels.SUM, kernels.L1 if config.norm == 1 else kernels.L2)
 
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
         """The translated anchor; see `Decoder.query`."""
@@ -100,16 +148,20 @@ class TransE(Decoder):
 
     def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
         """See `Decoder.pairwise`."""
-        return -torch.linalg.vector_norm(query - candidate, self._norm, -1)
+        return -torch.linalg.vector_norm(query - candidate, self.config.norm, -1)
 
-    def against(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """See `Decoder.against`."""
+    def score(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        """See `Decoder.score`."""
         # Distances computed from inner products lose all digits if a candidate is near its query.
-        return distances("l1" if self._norm == 1 else "l2", query, candidates).neg_()
+        return distances(present(self.distance), queries, candidates).neg_()
 
 
 class RotatE(Decoder):
     """RotatE, see the module's docstring."""
+
+    compiled = Compiled(kernels.COMPLEX_PRODUCT, kernels.MODULI, phases=True)
+    distance = "moduli"
+    held = Held(forward=3.5)
 
     def relation_width(self, dimension: int) -> int:
         """D / 2 phases."""
@@ -126,9 +178,9 @@ class RotatE(Decoder):
         pairs = torch.stack(difference.chunk(2, -1), -1)
         return -torch.linalg.vector_norm(pairs, 2, -1).sum(-1)
 
-    def against(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """See `Decoder.against`."""
-        return distances("moduli", query, candidates).neg_()
+    def score(self, queries: Tensor, candidates: Tensor) -> Tensor:
+        """See `Decoder.score`."""
+        return distances("moduli", queries, candidates).neg_()
 
 
 def rotated(z: Tensor, by: Tensor, conjugate: bool) -> Tensor:
@@ -164,7 +216,4 @@ def _product(z: Tensor, by: Tensor, conjugate: bool) -> Tensor:
 
 def make_decoder(config: ModelConfig) -> Decoder:
     """The decoder of the configuration."""
-    if config.decoder == "transe":
-        return TransE(config.norm)
-    makers: dict[str, Callable[[], Decoder]] = {"distmult": DistMult, "complex": ComplEx, "rotate": RotatE, "dot": Dot}
-    return makers[config.decoder]()
+    return part_class(config.decoder, DECODERS, Decoder, "model.decoder")(config)

@@ -30,6 +30,11 @@ TILES = {"l1": 1.0, "l2": 1.03, "moduli": 1.65}
 """The peak memory in tiles: the differences, and what is computed from them."""
 
 
+def tile_bytes(kind: Kind, pairs: int, dimension: int) -> int:
+    """What the differences of so many queries and candidates, or of a tile of them, take with what is made of them."""
+    return int(TILES[kind] * min(TILE_BYTES, 4 * pairs * dimension))
+
+
 def distances(kind: Kind, queries: Tensor, candidates: Tensor) -> Tensor:
     """The distances [..., B, K] between queries [..., B, D] and candidates [..., K, D]; differentiable once."""
     return _Distances.apply(kind, queries, candidates)

@@ -33,7 +33,9 @@ from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.thread_pool import Task, ThreadPool
 from marius_oac.models.compute.tiles import Tile, blocks, stretches
-from marius_oac.models.link_prediction.regularizers import complex_moduli, penalized
+from marius_oac.models.link_prediction.decoders import Decoder, make_decoder
+from marius_oac.models.link_prediction.losses import make_loss
+from marius_oac.models.link_prediction.regularizers import penalized
 from marius_oac.types import Side, present
 
 _TILE_EDGES = 256  # at least, if the chunk has as many; fewer make products inefficient
@@ -44,20 +46,6 @@ _BLOCK_CANDIDATES = 256
 _BLOCK_ROWS = 512
 _BLOCK_RELATIONS = 64
 _COPY_ROWS = 4096
-
-_FORMS = {
-    "distmult": geometry.PRODUCT,
-    "complex": geometry.COMPLEX_PRODUCT,
-    "rotate": geometry.COMPLEX_PRODUCT,
-    "transe": geometry.SUM,
-    "dot": geometry.PLAIN,
-}
-_LOSSES = {
-    "softmax": loss_kernels.SOFTMAX,
-    "logistic": loss_kernels.LOGISTIC,
-    "margin": loss_kernels.MARGIN,
-    "self_adversarial": loss_kernels.SELF_ADVERSARIAL,
-}
 
 
 class Relations(NamedTuple):
@@ -122,16 +110,19 @@ class _Batch:
         return self.candidates[self.group(tile) if self.form.sampled else 0]
 
 
-def _form_of(config: Config) -> kernels.Form:
-    model, regularization = config.model, config.training.regularization
-    distance = geometry.L1 if model.norm == 1 else geometry.L2
-    similarity = {"transe": distance, "rotate": geometry.MODULI}.get(model.decoder, geometry.INNER)
+def needs_distances(decoder: Decoder) -> bool:
+    """Whether the gradient needs the distances beside the gradients by scores, which take the scores' place."""
+    return decoder.compiled.similarity == geometry.L2
+
+
+def _form_of(config: Config, decoder: Decoder) -> kernels.Form:
+    regularization = config.training.regularization
+    form, similarity, phases = decoder.compiled
     penalty = kernels.NO_PENALTY
     if penalized(regularization):
-        cubes = kernels.CUBED_MODULI if complex_moduli(regularization, model) else kernels.CUBES
+        cubes = kernels.CUBED_MODULI if decoder.complex_moduli else kernels.CUBES
         penalty = kernels.SQUARES if regularization.kind == "l2" else cubes
-    sampled = not config.training.negatives.all
-    return kernels.Form(_FORMS[model.decoder], similarity, penalty, model.decoder == "rotate", sampled, np.float32(0))
+    return kernels.Form(form, similarity, penalty, phases, not config.training.negatives.all, np.float32(0))
 
 
 class HandwrittenGradient:
@@ -142,7 +133,9 @@ class HandwrittenGradient:
         self._scratch = Scratch()
         sides = (Side.TAIL,) if config.model.reciprocal else (Side.HEAD, Side.TAIL)
         self._sides = np.array(sides, np.int64)
-        self._form = _form_of(config)
+        decoder = make_decoder(config.model)
+        self._form, self._loss = _form_of(config, decoder), make_loss(config.training.loss)
+        self._keeps_distances = needs_distances(decoder)
 
     def compute(self, rows: np.ndarray, data: EdgeBatch[np.ndarray], rule: Rule, relations: Relations) -> float:
         """Updates `rows`, float32 [n, D + state], and the batch's relations in place. Returns the loss with penalty."""
@@ -225,7 +218,7 @@ class HandwrittenGradient:
     def _loss_rule(self, terms: int, negatives: int) -> loss_kernels.LossRule:
         loss = self._training.loss
         floats = (1 / terms, 1 / negatives, loss.margin, loss.temperature)
-        return loss_kernels.LossRule(_LOSSES[loss.kind], *(np.float32(value) for value in floats))
+        return loss_kernels.LossRule(self._loss.code, *(np.float32(value) for value in floats))
 
     def _relation_tasks(
         self, batch: _Batch, relations: Relations, beside_tiles: list[Task]
@@ -254,7 +247,7 @@ class HandwrittenGradient:
         waves = waves_of(len(self._sides), batch.offsets, per_group)
         size = max(wave[-1].offset + (wave[-1].stop - wave[-1].start) * per_group for wave in waves)
         scores = self._scratch.take("scores", size)
-        distances = self._scratch.take("distances", size) if self._form.similarity == geometry.L2 else None
+        distances = self._scratch.take("distances", size) if self._keeps_distances else None
         begun: set[int] = set()
         for number, wave in enumerate(waves):
             tiles: list[Task] = [partial(self._tile, batch, tile, scores, distances) for tile in wave]

@@ -17,6 +17,7 @@ number of sampled negatives or of all other entities.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -24,28 +25,88 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from marius_oac.config.link_prediction import LossConfig
+from marius_oac.config.parts import LOSSES
+from marius_oac.kernels.cpu import losses as kernels
+from marius_oac.models.compute.parts import part_class
 
 
-def edge_losses(config: LossConfig, positive: Tensor, negatives: Tensor, count: int) -> Tensor:
-    """The losses [...] of positive scores [...] and negative scores [..., K], of which -inf is no negative.
+class Loss(ABC):
+    """A training loss, of the configuration's section `training.loss`.
 
-    Args:
-        count: the divisor of means over negatives, at least 1.
+    Attributes:
+        code: of its kernel, in `kernels.cpu.losses`.
+        held: how many times autograd holds the scores of a batch on a device.
+        kept: and how many times from the forward pass to the backward pass.
+        one_gradient: whether the gradients by positive and negative scores are parts of one array.
     """
-    margin = config.margin
-    if config.kind == "softmax":
+
+    code: int
+    held = 2
+    kept = 1
+    one_gradient = False
+
+    def __init__(self, config: LossConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    def losses(self, positive: Tensor, negatives: Tensor, count: int) -> Tensor:
+        """The losses [...] of positive scores [...] and negative scores [..., K], of which -inf is no negative.
+
+        Args:
+            count: the divisor of means over negatives, at least 1.
+        """
+
+
+class Softmax(Loss):
+    """Cross-entropy."""
+
+    code, one_gradient = kernels.SOFTMAX, True
+
+    def losses(self, positive: Tensor, negatives: Tensor, count: int) -> Tensor:
+        """See `Loss.losses`."""
         scores = torch.cat((positive.unsqueeze(-1), negatives), -1)
         del negatives  # frees them if the caller doesn't hold them
         return _CrossEntropy.apply(scores)
-    if config.kind == "logistic":
+
+
+class Logistic(Loss):
+    """Binary cross-entropy."""
+
+    code = kernels.LOGISTIC
+
+    def losses(self, positive: Tensor, negatives: Tensor, count: int) -> Tensor:
+        """See `Loss.losses`."""
         return softplus(-positive) + softplus(negatives).sum(-1) / count
-    if config.kind == "margin":
-        return torch.relu_(negatives - (positive - margin).unsqueeze(-1)).sum(-1) / count
-    # If every negative was left out, the weights are 0 / 0. A NaN score still reaches the loss through softplus.
-    weights = torch.softmax(config.temperature * negatives.detach(), -1).nan_to_num_(0.0)
-    shifted = negatives + margin
-    del negatives
-    return softplus(-(positive + margin)) + softplus(shifted).mul_(weights).sum(-1)
+
+
+class Margin(Loss):
+    """Margin ranking."""
+
+    code = kernels.MARGIN
+
+    def losses(self, positive: Tensor, negatives: Tensor, count: int) -> Tensor:
+        """See `Loss.losses`."""
+        return torch.relu_(negatives - (positive - self.config.margin).unsqueeze(-1)).sum(-1) / count
+
+
+class SelfAdversarial(Loss):
+    """RotatE's, whose negatives have weights by their scores."""
+
+    code, held, kept = kernels.SELF_ADVERSARIAL, 3, 2
+
+    def losses(self, positive: Tensor, negatives: Tensor, count: int) -> Tensor:
+        """See `Loss.losses`."""
+        margin = self.config.margin
+        # If every negative was left out, the weights are 0 / 0. A NaN score still reaches the loss through softplus.
+        weights = torch.softmax(self.config.temperature * negatives.detach(), -1).nan_to_num_(0.0)
+        shifted = negatives + margin
+        del negatives
+        return softplus(-(positive + margin)) + softplus(shifted).mul_(weights).sum(-1)
+
+
+def make_loss(config: LossConfig) -> Loss:
+    """The loss of the configuration."""
+    return part_class(config.kind, LOSSES, Loss, "training.loss.kind")(config)
 
 
 class _CrossEntropy(torch.autograd.Function):

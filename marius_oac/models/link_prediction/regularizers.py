@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from marius_oac.config.link_prediction import ModelConfig, RegularizationConfig
+from marius_oac.config.link_prediction import RegularizationConfig
+from marius_oac.models.link_prediction.decoders import Decoder
 
 
 def penalized(config: RegularizationConfig) -> bool:
@@ -19,15 +20,10 @@ def penalized(config: RegularizationConfig) -> bool:
     return config.kind != "none" and config.weight > 0
 
 
-def complex_moduli(config: RegularizationConfig, model: ModelConfig) -> bool:
-    """Whether the penalty uses moduli of complex numbers [re | im] instead of absolute values of floats."""
-    return config.kind == "n3" and model.decoder == "complex"
-
-
-def penalties(config: RegularizationConfig, model: ModelConfig, factors: Tensor) -> Tensor:
+def penalties(config: RegularizationConfig, decoder: Decoder, factors: Tensor) -> Tensor:
     """The penalties f, [...], of rows [..., D]."""
     if config.kind == "l2":
         return (factors * factors).sum(-1)
-    if complex_moduli(config, model):
+    if decoder.complex_moduli:
         factors = torch.linalg.vector_norm(torch.stack(factors.chunk(2, -1), -1), 2, -1)
     return (factors.abs() ** 3).sum(-1)

@@ -20,6 +20,7 @@ import torch
 
 from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
+from marius_oac.config.parts import WITHOUT_RELATIONS
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.dense_moments import RELATIONS
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
@@ -83,7 +84,8 @@ class LinkPredictionStep:
         width = relation_width(config)
         if width and not num_relations:
             raise ConfigError(
-                f"{config.model.decoder} needs relations, and the graph has none; use dot", "model.decoder"
+                f"{config.model.decoder} needs relations, and the graph has none; use {WITHOUT_RELATIONS}",
+                "model.decoder",
             )
         optimizer = config.training.optimizer
         self._dimension, self._decay, self._device = config.model.dimension, optimizer.decay, device

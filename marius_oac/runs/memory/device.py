@@ -12,54 +12,43 @@ import numpy as np
 from marius_oac.batches import EdgeBatch, EncodedBatch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.encoder import EncoderConfig, GatConfig, ModuleConfig
-from marius_oac.config.link_prediction import Config, ModelConfig
+from marius_oac.config.link_prediction import Config
 from marius_oac.data.logs.tables import FeatureTable
-from marius_oac.models.link_prediction.distances import TILE_BYTES, TILES
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.link_prediction.decoders import make_decoder
+from marius_oac.models.link_prediction.distances import tile_bytes
+from marius_oac.models.link_prediction.losses import make_loss
 from marius_oac.models.link_prediction.regularizers import penalized
-from marius_oac.models.link_prediction.step import relation_width
 from marius_oac.types import present
-
-_SCORES = {"softmax": 2, "logistic": 2, "margin": 2, "self_adversarial": 3}
-"""Of each loss: how many times the scores of a batch are held."""
-_KEPT = {"softmax": 1, "logistic": 1, "margin": 1, "self_adversarial": 2}
-"""And how many times from the forward pass to the backward pass."""
-_QUERIES = {"transe": 2, "rotate": 3.5}
-"""Of a decoder: how many times queries are held with what it makes of them."""
 
 
 def link_step_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int) -> int:
     """Of a batch of `rows` entities."""
-    training, model, drawn, loss = config.training, config.model, data.negatives, config.training.loss.kind
+    training, model, drawn = config.training, config.model, data.negatives
+    decoder, loss = make_decoder(model), make_loss(training.loss)
     dimension, edges, sides = model.dimension, len(data.heads), 1 if model.reciprocal else 2
     negatives = 0 if drawn is None else drawn.size * dimension
-    gathered, relations = 2 * edges * dimension + negatives, edges * relation_width(config)
+    gathered, relations = 2 * edges * dimension + negatives, edges * decoder.relation_width(dimension)
     queries, scores = sides * edges * dimension, sides * edges * (rows if drawn is None else drawn.shape[2] + 1)
     # Chunks of two sizes are computed one by one.
     parts = 1 if drawn is None or edges % drawn.shape[1] == 0 else drawn.shape[1]
-    made_of_scores = _KEPT[loss] + (_SCORES[loss] - _KEPT[loss]) / parts
-    kept = gathered + relations + _QUERIES.get(model.decoder, 1) * queries
+    made_of_scores = loss.kept + (loss.held - loss.kept) / parts
+    kept = gathered + relations + decoder.held.forward * queries
     penalties = (gathered - negatives + relations) * penalized(training.regularization)
     most = [
         kept + made_of_scores * scores,
         kept + scores + queries + (1 + (parts > 1)) * negatives,
-        # The gradient by positive scores is a part of that by all of softmax's.
-        kept + penalties + scores * (loss == "softmax") + (3 - 2 * (model.decoder == "transe")) * queries + negatives,
+        kept + penalties + scores * loss.one_gradient + decoder.held.backward * queries + negatives,
         2 * gathered + 12 * (2 * edges + negatives // dimension) + rows * dimension,  # an embedding's gradient sorts
     ]
-    if model.decoder in ("transe", "rotate"):
-        unneeded = relations * (model.decoder == "transe")
-        differences = differences_bytes(model, scores // parts) // 4
+    if decoder.distance:
+        unneeded = relations * (not decoder.held.relations)
+        differences = tile_bytes(decoder.distance, scores // parts, dimension) // 4
         most.append(kept - unneeded + 2 * scores + queries + negatives + differences)
     if not config.encoder:
-        most.append((2 if training.optimizer.kind != "sgd" else 1) * rows * dimension)
+        most.append((1 + (RowOptimizer(training.optimizer).state_width(dimension) > 0)) * rows * dimension)
     indices = 2 * edges + sides * edges + negatives // dimension
     return int(4 * max(most)) + 8 * indices
-
-
-def differences_bytes(model: ModelConfig, pairs: int) -> int:
-    """Of the differences of so many queries and candidates, or of a tile of them, with what is made of them."""
-    kind = "moduli" if model.decoder == "rotate" else f"l{model.norm}"
-    return int(TILES[kind] * min(TILE_BYTES, 4 * pairs * model.dimension))
 
 
 def encoder_step_bytes(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from marius_oac.config.link_prediction import Config
+from marius_oac.config.parts import WITHOUT_RELATIONS
 from marius_oac.data.batches.buckets import BucketPlanner, BucketSchedule
 from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.data.graphs.buckets import count_buckets, open_buckets
@@ -26,8 +27,8 @@ def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
     """Fills in the defaults that depend on the graph; returns the configuration, and remarks for the user."""
     notes = []
     if not graph.num_relations and "decoder" not in config.model.model_fields_set:
-        config = config.replace("model.decoder=dot")
-        notes.append("the graph has no relations: model.decoder is dot")
+        config = config.replace(f"model.decoder={WITHOUT_RELATIONS}")
+        notes.append(f"the graph has no relations: model.decoder is {WITHOUT_RELATIONS}")
     if is_sampled(config, graph) and config.evaluation.every:
         notes.append(
             f"between epochs validation takes {config.evaluation.max_edges:,} of {graph.num_edges['valid']:,} edges "

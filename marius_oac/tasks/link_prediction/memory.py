@@ -17,10 +17,12 @@ from marius_oac.errors import InputError
 from marius_oac.evaluation.link_prediction import DRAW_EDGES
 from marius_oac.evaluation.scores import Blocks, EntityReader, LinkScorer, rounded_up
 from marius_oac.models.compute.row_optimizers import RowOptimizer
-from marius_oac.models.link_prediction.handwritten import _WAVE_SCORES
+from marius_oac.models.link_prediction.decoders import make_decoder
+from marius_oac.models.link_prediction.distances import tile_bytes
+from marius_oac.models.link_prediction.handwritten import _WAVE_SCORES, needs_distances
 from marius_oac.models.link_prediction.step import relation_width
 from marius_oac.runs.memory.batches import BatchMemory
-from marius_oac.runs.memory.device import differences_bytes, link_step_bytes
+from marius_oac.runs.memory.device import link_step_bytes
 from marius_oac.runs.memory.plan import (
     BATCH_KEYS,
     KERNEL_BYTES,
@@ -107,15 +109,11 @@ def _scratch_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int, num_r
     edges, sides = len(data.heads), 1 if config.model.reciprocal else 2
     relations = 0 if data.relation_rows is None else len(data.relation_rows)
     drawn, candidates = (0, num_rows) if data.negatives is None else (data.negatives.size, data.negatives.shape[2])
-    scores = min(sides * edges * candidates, _WAVE_SCORES) * (2 if _needs_distances(config) else 1)
+    scores = min(sides * edges * candidates, _WAVE_SCORES) * (2 if needs_distances(make_decoder(config.model)) else 1)
     floats = scores + sides * edges * (2 * dimension + 1) + relations * dimension
     floats += dimension * (num_rows * (1 + sides) if training.negatives.all else 2 * drawn)
     words = 3 * edges + drawn + rows + (2 * edges + drawn) + rows + 3 * relations + edges + sides * edges
     return 4 * floats + 8 * words
-
-
-def _needs_distances(config: Config) -> bool:
-    return config.model.decoder == "transe" and config.model.norm == 2
 
 
 def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int:
@@ -130,8 +128,8 @@ def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int
     tile = min(blocks.tile, rounded_up(edges if drawn == "all" else min(edges, DRAW_EDGES), scorer.piece[0]))
     queries = min(blocks.queries, 2 * edges) * (4 * config.model.dimension + 128)
     scores = 2 * 4 * tile * blocks.block
-    if device.type != "cpu" and config.model.decoder in ("transe", "rotate"):
-        scores += differences_bytes(config.model, math.prod(scorer.piece))
+    if device.type != "cpu" and scorer.decoder.distance:
+        scores += tile_bytes(scorer.decoder.distance, math.prod(scorer.piece), config.model.dimension)
     return (queries + scores + blocks.block * 4 * (2 * config.model.dimension + width)) * (edges > 0)
 
 
