@@ -264,7 +264,7 @@ def test_a_device_scores_in_pieces_of_one_shape_whatever_is_asked(monkeypatch, d
         return query.new_empty(len(query), len(candidates))
 
     scorer = make_scorer(decoder, 1, 9001, 3, dimension=8, device="meta")
-    monkeypatch.setattr(scorer.decoder, "against", against)
+    monkeypatch.setattr(scorer.decoder, "score", against)
     for count in (1, 17, 600):
         queries = scorer.queries(np.arange(count), np.zeros(count, np.int64), Side.TAIL)
         for candidates in (range(9001), range(8192, 9001), np.arange(0, 9001, 7)[:drawn]):
