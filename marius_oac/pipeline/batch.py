@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marius_oac.storage.disk.tier import Claim
 from marius_oac.types import NEVER, BatchData, Plan, present
 
 
@@ -33,8 +32,8 @@ class Batch:
     mft_at_read: int = NEVER
     """The MFT when it began to read: every batch up to here was in the store."""
     timestamp: int = NEVER
-    claim: Claim | None = None
-    """If rows lie on disk: what keeps the batch's pages in memory."""
+    claim: Any = None
+    """What the row exchange knows the batch's announced rows by."""
     staging: Buffers | None = None
     resident: Buffers | None = None
     """The buffers on the device; None before they are borrowed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,15 +16,16 @@ from marius_oac.models.compute.soundness import LARGEST_VALUE
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.validation import Cache
-from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.contract import ParameterStore, RowLayout, backing_of
 
 
 class RowExchange(ABC):
     """The rows of one call of `Pipeline.run`.
 
-    Guarantees asked of every implementation: `read` and `write` may be called by several threads at once, for different
-    batches; `validate` and `computed` by the one that computes, in computation order. After `validate` a batch's rows
-    are those that a batch-at-a-time run would have, if the mode promises that.
+    Guarantees asked of every implementation: `wait`, `read` and `write` may be called by several threads at once, for
+    different batches; `announce` and `fetch` by one each, in plan order; `validate` and `computed` by the one that
+    computes, in computation order. After `validate` a batch's rows are those that a batch-at-a-time run would have, if
+    the mode promises that. `announce`, `fetch` and `wait` are called if the source looks ahead.
     """
 
     def planned_until(self, last: int) -> int:
@@ -43,6 +44,18 @@ class RowExchange(ABC):
     def stops_before(self, batch_index: int) -> bool:
         """Whether the run ends before this batch, because the user wants to stop."""
 
+    def announce(self, batch: Batch) -> None:
+        """Declares which rows the batch will use, and notes its claim. Waits while too many batches are announced."""
+        return
+
+    def fetch(self, batch: Batch) -> None:
+        """Starts to bring the rows of an announced batch to where `read` finds them."""
+        return
+
+    def wait(self, batch: Batch) -> None:
+        """Waits until the rows of a fetched batch are there, where they stay until `write`."""
+        return
+
     @abstractmethod
     def read(self, batch: Batch) -> None:
         """Fills the batch's staging buffer with values, and with timestamps if validation needs them."""
@@ -60,7 +73,7 @@ class RowExchange(ABC):
 
     @abstractmethod
     def write(self, batch: Batch) -> None:
-        """Writes the rows of the staging buffer back."""
+        """Writes the rows of the staging buffer back, and ends the batch's claim."""
 
     @abstractmethod
     def end(self, timestamp: int) -> None:
@@ -79,12 +92,18 @@ class RowSource(ABC):
         validates: whether `validate` is called.
         caching: batches keep their resident buffers after `write`, until evicted.
         largest: the largest absolute value that a computed row may have (see `soundness`).
+        look_ahead: the number of batches that may be announced but not fetched yet; 0: rows need no fetching.
     """
 
     layouts: Sequence[RowLayout]
     validates: bool
     caching: bool
     largest: float = math.inf
+    look_ahead: int = 0
+
+    def metrics(self) -> Mapping[str, float]:
+        """Traffic of the rows that this process holds so far, by the names of a run's metrics."""
+        return {}
 
     @abstractmethod
     def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
@@ -95,7 +114,7 @@ class LocalSource(RowSource):
     """Stores of this process.
 
     Args:
-        stores: one per table.
+        stores: one per table; they share one backing.
         mode: of the pipeline.
     """
 
@@ -105,6 +124,12 @@ class LocalSource(RowSource):
         self.stores, self.mode = [store.held() for store in stores], mode
         self.layouts = [store.layout for store in stores]
         self.validates = self.caching = mode == "oac"
+        self.backing = backing_of(stores)
+        self.look_ahead = self.backing.look_ahead
+
+    def metrics(self) -> Mapping[str, float]:
+        """See `RowSource.metrics`."""
+        return self.backing.metrics()
 
     def begin(self, first: int, last: int, device: Device, stop_requested: Callable[[], bool]) -> RowExchange:
         """See `RowSource.begin`."""
@@ -117,11 +142,24 @@ class LocalRows(RowExchange):
     def __init__(self, source: LocalSource, device: Device, stop_requested: Callable[[], bool]):
         self._stop_requested = stop_requested
         self._stores, self._caching, self._mode = source.stores, source.caching, source.mode
+        self._backing = source.backing
         self._cache = Cache(device.replace, device.evicted)
 
     def stops_before(self, batch_index: int) -> bool:
         """See `RowExchange.stops_before`."""
         return self._stop_requested()
+
+    def announce(self, batch: Batch) -> None:
+        """See `RowExchange.announce`."""
+        batch.claim = self._backing.announce(batch.batch_index, batch.plan.rows)
+
+    def fetch(self, batch: Batch) -> None:
+        """See `RowExchange.fetch`."""
+        self._backing.fetch(batch.claim)
+
+    def wait(self, batch: Batch) -> None:
+        """See `RowExchange.wait`."""
+        self._backing.wait(batch.claim)
 
     def read(self, batch: Batch) -> None:
         """Reads values and timestamps from the stores."""
@@ -151,7 +189,12 @@ class LocalRows(RowExchange):
                 store.add(rows, values, batch.timestamp)
             else:
                 batch.refused += store.commit(rows, values, batch.timestamp)
+        self._backing.release(batch.claim)
 
     def end(self, timestamp: int) -> None:
         """Empties the cache."""
         self._cache.evict(timestamp)
+
+    def abort(self) -> None:
+        """See `RowExchange.abort`."""
+        self._backing.abort()

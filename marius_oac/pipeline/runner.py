@@ -1,7 +1,7 @@
 """The pipeline: runs batches [first, last) through its stages, and returns when everything is written.
 
-If rows lie on disk, the rows of plans are assigned some batches ahead of the readers. The tier learns which pages the
-next batches use, and fetches them (stage `fetch`) while earlier batches are computed.
+If the source of rows looks ahead, the rows of plans are assigned some batches ahead of the readers. The source learns
+which rows the next batches use, and fetches them (stage `fetch`) while earlier batches are computed.
 
 Guarantees:
 - `run` returns when every batch it planned is in the store and every thread has ended; the store then holds one moment.
@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,8 +39,7 @@ from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
 from marius_oac.runtime.telemetry import Stage, Telemetry
 from marius_oac.runtime.workers import Workers
 from marius_oac.storage.contract import ParameterStore
-from marius_oac.storage.disk.tier import DiskTier
-from marius_oac.types import Planner, Step, present
+from marius_oac.types import Planner, Step
 
 _FETCHED = 2
 
@@ -69,8 +67,6 @@ class Pipeline:
         on_result: called by a write worker for each batch, one call at a time.
         probe: called by a worker with (stage, batch_index) before each stage of each batch; tests inject delays and
             errors with it.
-        tier: what holds the stores' rows, where they lie on disk.
-        look_ahead: batches that are settled and announced to the tier before they are fetched.
         bind: called by each worker with its stage before its first batch (`runtime/machine/binding.py`).
     """
 
@@ -84,14 +80,11 @@ class Pipeline:
         telemetry: Telemetry,
         on_result: Callable[[BatchResult], None],
         probe: Probe | None = None,
-        tier: DiskTier | None = None,
-        look_ahead: int = 1,
         bind: Callable[[str], object] | None = None,
     ):
         self.planner, self.step, self.config = planner, step, config
         self.source = stores if isinstance(stores, RowSource) else LocalSource(stores, config.mode)
-        self.tier, self.look_ahead, self.bind = tier, look_ahead, bind
-        self.telemetry, self.on_result, self.probe = telemetry, on_result, probe
+        self.telemetry, self.on_result, self.probe, self.bind = telemetry, on_result, probe, bind
         self.in_flight = 1 if config.mode == "sync" else config.in_flight
         self._stopped, self._stop_requested = threading.Event(), threading.Event()
         self._channels: Sequence[Channel[Batch]] = ()
@@ -148,15 +141,16 @@ class _Run:
         self.last = self.rows.planned_until(last)
         room = pipeline.in_flight
         self.planned: Channel[Batch] = OrderedChannel("planned", room + pipeline.config.workers.plan, first)
-        self.announced: Channel[Batch] = Channel("announced", pipeline.look_ahead)
-        # Few, because their pages stay in memory. Pages of later batches are being fetched already.
+        self.looks_ahead = pipeline.source.look_ahead > 0
+        self.announced: Channel[Batch] = Channel("announced", max(1, pipeline.source.look_ahead))
+        # Few, because their rows take room. Rows of later batches are being fetched already.
         self.fetched: Channel[Batch] = Channel("fetched", _FETCHED)
         self.filled: Channel[Batch] = Channel("read", room)
         self.uploaded = self._compute_channel(room)
         self.computed: Channel[Batch] = Channel("computed", room)
         self.downloaded: Channel[Batch] = Channel("downloaded", room)
-        tiered: tuple[Channel[Batch], ...] = (self.announced, self.fetched) if pipeline.tier else ()
-        self.channels = (self.planned, *tiered, self.filled, self.uploaded, self.computed, self.downloaded)
+        ahead = (self.announced, self.fetched) if self.looks_ahead else ()
+        self.channels = (self.planned, *ahead, self.filled, self.uploaded, self.computed, self.downloaded)
 
     def _compute_channel(self, room: int) -> Channel[Batch]:
         config = self.pipeline.config
@@ -167,7 +161,7 @@ class _Run:
         return OrderedChannel("uploaded", room, self.first)
 
     def run(self) -> int:
-        count, tiered = self.pipeline.config.workers, self.pipeline.tier is not None
+        count = self.pipeline.config.workers
         if self.pipeline._stopped.is_set():
             raise RuntimeError("this pipeline has failed before; make a new one")
         self.pipeline.device.begin()
@@ -175,7 +169,7 @@ class _Run:
             workers.start("plan", count.plan, self._plan, self.planned.close)
             stages = (
                 *self._stages_before_read(),
-                ("read", count.read, self.fetched.get if tiered else self._assigned, self._read, self.filled),
+                ("read", count.read, self.fetched.get if self.looks_ahead else self._assigned, self._read, self.filled),
                 ("upload", count.upload, self.filled.get, self._upload, self.uploaded),
                 ("compute", 1, self.uploaded.get, self._compute, self.computed),
                 ("download", count.download, self.computed.get, self._download, self.downloaded),
@@ -189,18 +183,15 @@ class _Run:
         return self.rows.reached(self.next_planned)
 
     def _stages_before_read(self) -> tuple[tuple[Any, ...], ...]:
-        tier = self.pipeline.tier
-        if tier is None:
+        if not self.looks_ahead:
             return ()
         return (
-            ("settle", 1, self._assigned, partial(self._announce, tier), self.announced),
-            ("fetch", 1, self.announced.get, partial(self._fetch, tier), self.fetched),
+            ("settle", 1, self._assigned, self.rows.announce, self.announced),
+            ("fetch", 1, self.announced.get, self._fetch, self.fetched),
         )
 
     def _abort(self) -> None:
         self.pipeline._stopped.set()
-        if self.pipeline.tier:
-            self.pipeline.tier.abort()
         self.ledger.abort()
         self.rows.abort()
         for channel in self.channels:
@@ -245,17 +236,14 @@ class _Run:
                     batch.plan = plan
                     return batch
 
-    def _announce(self, tier: DiskTier, batch: Batch) -> None:
-        batch.claim = tier.announce(batch.batch_index, batch.plan.rows)
-
-    def _fetch(self, tier: DiskTier, batch: Batch) -> None:
+    def _fetch(self, batch: Batch) -> None:
         with self._begin("fetch", batch.batch_index):
-            tier.fetch(present(batch.claim))
+            self.rows.fetch(batch)
 
     def _read(self, batch: Batch) -> None:
-        if batch.claim and self.pipeline.tier:
+        if self.looks_ahead:
             with self._begin("wait", batch.batch_index):
-                self.pipeline.tier.wait(batch.claim)
+                self.rows.wait(batch)
         batch.mft_at_read = self.ledger.enter(batch.batch_index)
         self.pipeline.device.borrow(batch)
         with self._begin("read", batch.batch_index):
@@ -325,8 +313,6 @@ class _Run:
             if not isinstance(batch.loss, float):
                 self._check_downloaded(batch)
             self.rows.write(batch)
-            if batch.claim and self.pipeline.tier:
-                self.pipeline.tier.release(batch.claim)
             self.pipeline.device.written(batch, cached=self.pipeline.source.caching)
             self.ledger.finish(batch.timestamp)
         with self.result_lock:

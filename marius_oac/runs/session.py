@@ -105,12 +105,10 @@ class Session:
             self.telemetry = stack.enter_context(Telemetry(trace))
             self.parts = task.build(stack, self.device, self.threads, self.binding)
             self.planner, self.stores, self.step = self.parts.planner, self.parts.stores, self.parts.step
-            # If rows come from other nodes, the pipeline does not use the tier.
-            tier = self.parts.tier if self.parts.source is None else None
             self.pipeline = Pipeline(
                 self.planner, self.parts.source or self.stores, self.step, self.config.pipeline, self.device,
-                self.telemetry, lambda result: self._report(result), probe, tier,
-                self.config.storage.look_ahead, self.binding.bind_thread,
+                self.telemetry, lambda result: self._report(result), probe,
+                self.binding.bind_thread,
             )  # fmt: skip
             self._stack = stack.pop_all()
 

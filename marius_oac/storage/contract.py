@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from marius_oac.kernels.cpu import rows as kernels
 from marius_oac.kernels.cpu.bfloat16 import bfloat16_bits
+from marius_oac.storage.backing import IN_MEMORY, Backing
 from marius_oac.storage.initial import RowInitial
 from marius_oac.types import NEVER
 
@@ -97,34 +98,21 @@ class Block(NamedTuple):
     rows: np.ndarray  # float32 [n, width]
 
 
-class ParameterStore(ABC):
-    """A table of rows with timestamps.
+class RowAccess(ABC):
+    """The rows of a table, as batches read and write them.
 
     Staging buffers are float32 [n, width], C-contiguous: the value in `[:, :dimension]`, the optimizer state in
     `[:, dimension:]`. `rows` are int64 [n], ascending, without repetition, in `[0, num_rows)`. Anything else is a
     ValueError, as is using a closed store. Timestamps are `NEVER`, -1, to `MAX_TIMESTAMP`.
-
-    A store starts with `num_rows` rows with the values of `initial`, whose keys are their ids. It may grow up to
-    `capacity` rows: `extend` appends rows with keys from the caller.
     """
 
-    def __init__(
-        self, name: str, num_rows: int, layout: RowLayout, initial: RowInitial, capacity: int | None = None
-    ) -> None:
-        capacity = num_rows if capacity is None else capacity
-        if not 0 <= num_rows <= capacity:
-            raise ValueError(f"table {name!r}: num_rows must be 0 to {capacity}, not {num_rows}")
-        self.name = name
-        self.num_rows = num_rows
-        self.capacity = capacity
-        self.layout = layout
-        self.initial = initial
-        self._closed = False
+    name: str
+    layout: RowLayout
 
     @property
     @abstractmethod
-    def nbytes(self) -> int:
-        """The memory of the store in bytes."""
+    def num_rows(self) -> int:
+        """The number of rows."""
 
     def read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
         """Copies rows to `into`, float32 [n, width], and their timestamps to `timestamps`, int64 [n]."""
@@ -170,6 +158,90 @@ class ParameterStore(ABC):
         self._check_timestamp(timestamp)
         self._apply(rows, gradients, update, timestamp)
 
+    @abstractmethod
+    def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None: ...
+
+    @abstractmethod
+    def _commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int: ...
+
+    @abstractmethod
+    def _overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int: ...
+
+    @abstractmethod
+    def _add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None: ...
+
+    @abstractmethod
+    def _apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None: ...
+
+    @abstractmethod
+    def _check_open(self) -> None: ...
+
+    def _check_rows(self, rows: np.ndarray) -> None:
+        self._check_open()
+        self._check_array("rows", rows, np.int64, (rows.size,))
+        index = kernels.first_misplaced(rows, self.num_rows)
+        if index < 0:
+            return
+        row = rows[index]
+        if 0 <= row < self.num_rows:
+            raise ValueError(
+                f"table {self.name!r}: row ids must ascend without repetition, but rows[{index}] = {row} follows "
+                f"{rows[index - 1]}"
+            )
+        raise ValueError(f"table {self.name!r}: rows[{index}] = {row} is not in 0 to {self.num_rows - 1}")
+
+    def _check_write(self, rows: np.ndarray, name: str, values: np.ndarray, timestamp: int) -> None:
+        self._check_rows(rows)
+        self._check_array(name, values, np.float32, (rows.size, self.layout.width))
+        self._check_timestamp(timestamp)
+
+    def _check_timestamp(self, timestamp: int) -> None:
+        if not 0 <= timestamp <= MAX_TIMESTAMP:
+            raise ValueError(f"table {self.name!r}: timestamp {timestamp} is not in 0 to {MAX_TIMESTAMP}")
+
+    def _check_array(
+        self, name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...], written: bool = False
+    ) -> None:
+        if array.dtype != dtype or array.shape != shape:
+            raise ValueError(
+                f"table {self.name!r}: {name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} "
+                f"{list(array.shape)}"
+            )
+        if not array.flags.c_contiguous or not array.flags.aligned or (written and not array.flags.writeable):
+            raise ValueError(
+                f"table {self.name!r}: {name} must be C-contiguous and aligned" + (" and writable" * written)
+            )
+
+
+class ParameterStore(RowAccess):
+    """A table of rows with timestamps.
+
+    A store starts with `num_rows` rows with the values of `initial`, whose keys are their ids. It may grow up to
+    `capacity` rows: `extend` appends rows with keys from the caller.
+    """
+
+    num_rows: int = 0
+    backing: Backing = IN_MEMORY
+    """What brings the rows to where they are used; the stores of a run share one."""
+
+    def __init__(
+        self, name: str, num_rows: int, layout: RowLayout, initial: RowInitial, capacity: int | None = None
+    ) -> None:
+        capacity = num_rows if capacity is None else capacity
+        if not 0 <= num_rows <= capacity:
+            raise ValueError(f"table {name!r}: num_rows must be 0 to {capacity}, not {num_rows}")
+        self.name = name
+        self.num_rows = num_rows
+        self.capacity = capacity
+        self.layout = layout
+        self.initial = initial
+        self._closed = False
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """The memory of the store in bytes."""
+
     def extend(self, keys: np.ndarray) -> None:
         """Appends a row with its initial value for each of `keys`, int64 [k].
 
@@ -199,8 +271,8 @@ class ParameterStore(ABC):
         self._check_array("keys", keys, np.int64, (rows.size,))
         self._reset(rows, keys)
 
-    def held(self) -> ParameterStore:
-        """The same table for a caller that has claimed all rows it uses (see `disk.tier`)."""
+    def held(self) -> RowAccess:
+        """The same rows for a caller that has claimed all that it uses (see `Backing`)."""
         return self
 
     def flush(self) -> None:
@@ -264,21 +336,6 @@ class ParameterStore(ABC):
         self.close()
 
     @abstractmethod
-    def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None: ...
-
-    @abstractmethod
-    def _commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int: ...
-
-    @abstractmethod
-    def _overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int: ...
-
-    @abstractmethod
-    def _add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None: ...
-
-    @abstractmethod
-    def _apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None: ...
-
-    @abstractmethod
     def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None: ...
 
     def _reset(self, rows: np.ndarray, keys: np.ndarray) -> None:
@@ -298,38 +355,10 @@ class ParameterStore(ABC):
         if self._closed:
             raise ValueError(f"table {self.name!r}: the store is closed")
 
-    def _check_rows(self, rows: np.ndarray) -> None:
-        self._check_open()
-        self._check_array("rows", rows, np.int64, (rows.size,))
-        index = kernels.first_misplaced(rows, self.num_rows)
-        if index < 0:
-            return
-        row = rows[index]
-        if 0 <= row < self.num_rows:
-            raise ValueError(
-                f"table {self.name!r}: row ids must ascend without repetition, but rows[{index}] = {row} follows "
-                f"{rows[index - 1]}"
-            )
-        raise ValueError(f"table {self.name!r}: rows[{index}] = {row} is not in 0 to {self.num_rows - 1}")
 
-    def _check_write(self, rows: np.ndarray, name: str, values: np.ndarray, timestamp: int) -> None:
-        self._check_rows(rows)
-        self._check_array(name, values, np.float32, (rows.size, self.layout.width))
-        self._check_timestamp(timestamp)
-
-    def _check_timestamp(self, timestamp: int) -> None:
-        if not 0 <= timestamp <= MAX_TIMESTAMP:
-            raise ValueError(f"table {self.name!r}: timestamp {timestamp} is not in 0 to {MAX_TIMESTAMP}")
-
-    def _check_array(
-        self, name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...], written: bool = False
-    ) -> None:
-        if array.dtype != dtype or array.shape != shape:
-            raise ValueError(
-                f"table {self.name!r}: {name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} "
-                f"{list(array.shape)}"
-            )
-        if not array.flags.c_contiguous or not array.flags.aligned or (written and not array.flags.writeable):
-            raise ValueError(
-                f"table {self.name!r}: {name} must be C-contiguous and aligned" + (" and writable" * written)
-            )
+def backing_of(stores: Sequence[ParameterStore]) -> Backing:
+    """What the stores of a run share. Raises ValueError if they have several."""
+    found = {id(store.backing): store.backing for store in stores}
+    if len(found) > 1:
+        raise ValueError(f"tables {', '.join(store.name for store in stores)} do not share their backing")
+    return next(iter(found.values()), IN_MEMORY)

@@ -7,13 +7,13 @@ Guarantees: those of `contract` and `kernels`, and the same bytes as the memory 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from marius_oac.kernels.cpu import pages as page_kernels
 from marius_oac.kernels.cpu import rows as kernels
-from marius_oac.storage.contract import ParameterStore, RowLayout, Update
+from marius_oac.storage.contract import ParameterStore, RowAccess, RowLayout, Update
 from marius_oac.storage.disk.saved_pages import PagedRows, fill_pages
 from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.storage.initial import RowInitial
@@ -38,9 +38,9 @@ class SsdStore(ParameterStore):
         capacity: int | None = None,
     ) -> None:
         super().__init__(name, num_rows, layout, initial, capacity)
-        self.tier, self._first_rows = tier, num_rows
-        self._place = tier.tables[name]
-        self._table = layout.table_at(tier.address, stride=1)
+        self.backing = self.tier = tier
+        self._first_rows, self._place = num_rows, tier.tables[name]
+        self._held = HeldRows(self, tier)
         tier.fill_with(name, self._fill)
 
     @property
@@ -51,7 +51,7 @@ class SsdStore(ParameterStore):
 
     def held(self) -> HeldRows:
         """See `ParameterStore.held`."""
-        return HeldRows(self)
+        return self._held
 
     @property
     def about(self) -> PagedRows:
@@ -62,20 +62,8 @@ class SsdStore(ParameterStore):
         place, within = self._place, np.arange(self._place.rows_per_page)
         rows = (pages - place.first_page)[:, None] * place.rows_per_page + within
         offsets = frames[:, None] * self.tier.page_bytes + within * self.layout.row_bytes
-        fill_pages(self.about, self._table, rows.reshape(-1), offsets.reshape(-1))
-
-    def _offsets(self, rows: np.ndarray) -> np.ndarray:
-        place, tier = self._place, self.tier
-        offsets = np.empty(rows.size, np.int64)
-        page_kernels.locate(
-            rows, place.rows_per_page, place.first_page, tier.directory.arrays.frame_of, tier.page_bytes,
-            self.layout.row_bytes, offsets,
-        )  # fmt: skip
-        return offsets
-
-    def _mark(self, rows: np.ndarray) -> None:
-        place, arrays = self._place, self.tier.directory.arrays
-        page_kernels.mark(rows, place.rows_per_page, place.first_page, arrays.frame_of, arrays.dirty)
+        table = self.layout.table_at(self.tier.address, stride=1)
+        fill_pages(self.about, table, rows.reshape(-1), offsets.reshape(-1))
 
     def _parts(self, rows: np.ndarray) -> Iterator[slice]:
         """Yields parts of the rows whose pages need at most a fraction of the memory."""
@@ -86,52 +74,42 @@ class SsdStore(ParameterStore):
         for first, last in zip(starts, starts[1:], strict=False):
             yield slice(first, last)
 
-    def _held(self, rows: np.ndarray, oldest: bool = False) -> AbstractContextManager[None]:
+    def _holding(self, rows: np.ndarray, oldest: bool = False) -> AbstractContextManager[None]:
         return self.tier.holding(self._place.pages_of(rows), oldest)
 
     def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
         for part in self._parts(rows):
-            with self._held(rows[part], oldest=True):
-                kernels.read(self._table, self._offsets(rows[part]), into[part], timestamps[part])
+            with self._holding(rows[part], oldest=True):
+                self._held._read(rows[part], into[part], timestamps[part])
 
     def _commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
         refused = 0
         for part in self._parts(rows):
-            with self._held(rows[part]):
-                refused += kernels.commit(self._table, self._offsets(rows[part]), values[part], timestamp)
-                self._mark(rows[part])
+            with self._holding(rows[part]):
+                refused += self._held._commit(rows[part], values[part], timestamp)
         return refused
 
     def _overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int:
         lost = 0
         for part in self._parts(rows):
-            with self._held(rows[part]):
-                lost += kernels.overwrite(self._table, self._offsets(rows[part]), values[part], timestamp, seen[part])
-                self._mark(rows[part])
+            with self._holding(rows[part]):
+                lost += self._held._overwrite(rows[part], values[part], timestamp, seen[part])
         return lost
 
     def _add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None:
-        sums = np.empty(self.layout.width, np.float32)
         for part in self._parts(rows):
-            with self._held(rows[part]):
-                kernels.add(self._table, self._offsets(rows[part]), deltas[part], timestamp, sums)
-                self._mark(rows[part])
+            with self._holding(rows[part]):
+                self._held._add(rows[part], deltas[part], timestamp)
 
     def _apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None:
         for part in self._parts(rows):
-            with self._held(rows[part]):
-                try:
-                    apply_locked(
-                        self._table, self._offsets(rows[part]), gradients[part], update, timestamp, self.layout.width
-                    )
-                finally:  # an update that fails may have written other rows before
-                    self._mark(rows[part])
+            with self._holding(rows[part]):
+                self._held._apply(rows[part], gradients[part], update, timestamp)
 
     def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
         for part in self._parts(rows):
-            with self._held(rows[part]):
-                kernels.restore(self._table, self._offsets(rows[part]), values[part], timestamps[part])
-                self._mark(rows[part])
+            with self._holding(rows[part]):
+                self._held.restore(rows[part], values[part], timestamps[part])
 
     def _flush(self) -> None:
         self.tier.flush(sync=True)
@@ -140,14 +118,59 @@ class SsdStore(ParameterStore):
         pass
 
 
-class HeldRows(SsdStore):
-    """The same table for a pipeline, which holds the pages of all rows that it uses by a claim."""
+class HeldRows(RowAccess):
+    """The rows of a store whose pages are in memory, held by a claim."""
 
-    def __init__(self, store: SsdStore):
-        self.__dict__ = store.__dict__
+    def __init__(self, store: SsdStore, tier: DiskTier):
+        self.name, self.layout, self._store, self._tier = store.name, store.layout, store, tier
+        self._place = tier.tables[store.name]
+        self._table = store.layout.table_at(tier.address, stride=1)
 
-    def _parts(self, rows: np.ndarray) -> Iterator[slice]:
-        return iter((slice(0, rows.size),))
+    @property
+    def num_rows(self) -> int:
+        """See `RowAccess.num_rows`."""
+        return self._store.num_rows
 
-    def _held(self, rows: np.ndarray, oldest: bool = False) -> AbstractContextManager[None]:
-        return nullcontext()
+    def restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
+        """Sets rows, int64 [n], to values, float32 [n, width], and timestamps, int64 [n]."""
+        kernels.restore(self._table, self._offsets(rows), values, timestamps)
+        self._mark(rows)
+
+    def _offsets(self, rows: np.ndarray) -> np.ndarray:
+        place, tier = self._place, self._tier
+        offsets = np.empty(rows.size, np.int64)
+        page_kernels.locate(
+            rows, place.rows_per_page, place.first_page, tier.directory.arrays.frame_of, tier.page_bytes,
+            self.layout.row_bytes, offsets,
+        )  # fmt: skip
+        return offsets
+
+    def _mark(self, rows: np.ndarray) -> None:
+        place, arrays = self._place, self._tier.directory.arrays
+        page_kernels.mark(rows, place.rows_per_page, place.first_page, arrays.frame_of, arrays.dirty)
+
+    def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
+        kernels.read(self._table, self._offsets(rows), into, timestamps)
+
+    def _commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
+        refused = kernels.commit(self._table, self._offsets(rows), values, timestamp)
+        self._mark(rows)
+        return refused
+
+    def _overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int:
+        lost = kernels.overwrite(self._table, self._offsets(rows), values, timestamp, seen)
+        self._mark(rows)
+        return lost
+
+    def _add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None:
+        kernels.add(self._table, self._offsets(rows), deltas, timestamp, np.empty(self.layout.width, np.float32))
+        self._mark(rows)
+
+    def _apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None:
+        try:
+            apply_locked(self._table, self._offsets(rows), gradients, update, timestamp, self.layout.width)
+        finally:  # an update that fails may have written other rows before
+            self._mark(rows)
+
+    def _check_open(self) -> None:
+        self._store._check_open()

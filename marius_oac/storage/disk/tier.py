@@ -34,6 +34,7 @@ import numpy as np
 from marius_oac.errors import InputError
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.machine.numa_memory import MemoryPolicy, memory_policy
+from marius_oac.storage.backing import Backing
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.disk.directory import ON_ITS_WAY, WRITING, Directory, zeros
 from marius_oac.storage.disk.files import PageFiles
@@ -54,7 +55,7 @@ class Claim:
     ticket: int = -1
 
 
-class DiskTier:
+class DiskTier(Backing):
     """Caches pages of tables in frames of memory.
 
     Args:
@@ -72,10 +73,11 @@ class DiskTier:
         layouts: Mapping[str, RowLayout],
         capacities: Mapping[str, int],
         budget: int,
-        look_ahead: int = 0,
+        look_ahead: int,
         policy: MemoryPolicy | None = None,
     ):
         self.files, self.page_bytes, self.traffic = files, files.page_bytes, Traffic()
+        self.look_ahead = look_ahead
         self.tables: dict[str, PagedTable] = {}
         first = 0
         for name, layout in layouts.items():
@@ -110,14 +112,7 @@ class DiskTier:
         self._mover.fills[table] = fill
 
     def announce(self, batch_index: int, rows: Sequence[np.ndarray]) -> Claim:
-        """Declares that batch `batch_index` will use these rows of each table, int64 [n], ascending. Batches are
-        announced in order.
-
-        Waits while too many batches are announced.
-
-        Raises:
-            ConfigError: the budget can't hold the batch.
-        """
+        """See `Backing.announce`. Raises ConfigError if the budget can't hold the batch."""
         claim = Claim(
             np.concatenate([table.pages_of(part) for table, part in zip(self.tables.values(), rows, strict=True)]),
             batch_index,
@@ -168,7 +163,7 @@ class DiskTier:
             self.release(claim, oldest)
 
     def abort(self) -> None:
-        """Makes every call that waits, now or later, raise `Closed`."""
+        """See `Backing.abort`."""
         self._fail(Closed("disk tier"))
 
     def flush(self, sync: bool = False) -> None:
