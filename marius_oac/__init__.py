@@ -15,12 +15,15 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Config": "config.link_prediction",
+    "Decoder": "models.link_prediction.decoders",
     "Graph": "data.graphs.graph",
+    "Loss": "models.link_prediction.losses",
     "Network": "models.ctr.network",
     "PrepareRequest": "data.prepare.prepare",
     "Run": "training.local",
     "TrainedClickModel": "tasks.ctr.trained",
     "TrainedModel": "tasks.link_prediction.trained",
+    "UpdateRule": "models.compute.update_rules",
     "open_run": "training.local",
     "prepare": "data.prepare.prepare",
     "resume": "training.local",

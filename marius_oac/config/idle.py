@@ -34,7 +34,7 @@ def idle_settings(config: BaseConfig) -> list[str]:
     said = []
     for key, decider, values in _NEEDS:
         found = _value(config, decider)
-        own = isinstance(found, str) and _OWN_CODE in found  # a network of the user's own may look at any key
+        own = isinstance(found, str) and _OWN_CODE in found  # the user's own code may look at any key
         if found is not None and found not in values and not own and _changed(config, key):
             why = "all rows are in memory" if decider == "storage.on_disk" else f"{decider} is {found!r}".lower()
             said.append(f"{key} does nothing here: {why}")

@@ -12,6 +12,7 @@ from marius_oac.config.parts import (
     DECODERS,
     DEFAULT_DECODER,
     LOSSES,
+    OWN,
     WITHOUT_RELATIONS,
     DecoderName,
     LossName,
@@ -53,7 +54,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _even(self) -> ModelConfig:
-        if DECODERS[self.decoder].even and self.dimension % 2:
+        if DECODERS.get(self.decoder, OWN).even and self.dimension % 2:
             raise ValueError(f"dimension: {self.decoder} needs an even number of floats, not {self.dimension}")
         return self
 

@@ -1,12 +1,13 @@
 """The decoders, losses and row optimizers of the package, as data. Imports neither torch nor numba.
 
-These tables are the only lists of their names. A class defines what the part computes; a table holds what reading a
-configuration needs before torch is imported.
+These tables are the only lists of their names; a user's part is named FILE.py:CLASS instead. A class defines what the
+part computes; a table holds what reading a configuration needs before torch is imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator
@@ -51,6 +52,16 @@ ROW_OPTIMIZERS = {
 }
 
 
+OWN = Part("")
+"""What is known of a user's part before its file is executed."""
+
+
+def own_file(name: str) -> tuple[Path, str] | None:
+    """The file and the name of FILE.py:NAME; None if it is something else."""
+    path, colon, attribute = name.rpartition(":")
+    return (Path(path), attribute) if colon and path.endswith(".py") else None
+
+
 def users_of(parts: Mapping[str, Part], key: str) -> tuple[str, ...]:
     """The parts that use a key."""
     return tuple(name for name, part in parts.items() if key in part.keys)
@@ -58,9 +69,8 @@ def users_of(parts: Mapping[str, Part], key: str) -> tuple[str, ...]:
 
 def _one_of(parts: Mapping[str, Part]) -> BeforeValidator:
     def check(name: Any) -> Any:
-        if not (isinstance(name, str) and name in parts):
-            *most, last = map(repr, parts)
-            raise PydanticCustomError("part", f"Input should be {', '.join(most)} or {last}")
+        if not (isinstance(name, str) and (name in parts or own_file(name))):
+            raise PydanticCustomError("part", f"Input should be {', '.join(map(repr, parts))} or FILE.py:CLASS")
         return name
 
     return BeforeValidator(check)
@@ -73,4 +83,4 @@ RowOptimizerName = Annotated[str, _one_of(ROW_OPTIMIZERS)]
 
 def values_of(parts: Mapping[str, Part]) -> str:
     """The names, as a key's description lists them."""
-    return f"Values: {', '.join(parts)}."
+    return f"Values: {', '.join(parts)}, or FILE.py:CLASS, a part of your own."

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,7 +22,9 @@ from marius_oac.config.link_prediction import ModelConfig
 from marius_oac.evaluation.ranks import Candidates
 from marius_oac.kernels.cpu.decoders import L2, MODULI
 from marius_oac.kernels.cpu.jit import compiled
-from marius_oac.models.link_prediction.decoders import Decoder, make_decoder
+from marius_oac.models.compute.parts import blaming_own
+from marius_oac.models.compute.torch_state import torch_threads
+from marius_oac.models.link_prediction.decoders import KEY, Decoder, make_decoder
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.disk.saved_pages import RowArray
 from marius_oac.types import Side, present
@@ -100,14 +103,20 @@ class LinkScorer:
         """The kernel that computes the scores; None: the decoder computes them."""
         if self.device.type != "cpu":
             return None
-        return self.decoder.compiled.similarity if self.decoder.distance else None
+        return present(self.decoder.compiled).similarity if self.decoder.distance else None
+
+    @property
+    def _in_pieces(self) -> bool:
+        """Whether scores are computed in pieces of one shape, since their rounding may depend on it."""
+        return self.device.type != "cpu" or self.decoder.compiled is None
 
     @property
     def piece(self) -> tuple[int, int]:
-        """Queries and candidates are padded to multiples of these numbers. On a GPU so many are scored at a time."""
-        if self.device.type == "cpu":
+        """Queries and candidates are padded to multiples of these numbers. A GPU, or a decoder of yours, scores so many
+        a time."""
+        if not self._in_pieces:
             return GRAIN, GRAIN
-        return DEVICE_DISTANCES if self.decoder.distance else DEVICE_PRODUCTS
+        return DEVICE_DISTANCES if self.decoder.distance or self.decoder.compiled is None else DEVICE_PRODUCTS
 
     def queries(self, given: np.ndarray, relations: np.ndarray | None, side: Side) -> torch.Tensor:
         """The queries for the ends on `side`, float32 [>= n, D], padded with zero rows.
@@ -123,7 +132,8 @@ class LinkScorer:
             if self.model.reciprocal and side is Side.HEAD:
                 ids, side = ids + len(table) // 2, Side.TAIL
             relation = table[torch.from_numpy(ids).to(self.device)]
-        query = self.decoder.query(anchor, relation, side)
+        with blaming_own(self.model.decoder, KEY):
+            query = self.decoder.query(anchor, relation, side)
         padded = query.new_zeros((rounded_up(len(query), self.piece[0]), query.shape[1]))
         padded[: len(query)] = query
         return padded
@@ -140,12 +150,16 @@ class LinkScorer:
         else:
             padded = np.zeros((self.entities.dimension, count), np.float32)
         padded[:, : len(values)] = values.T
-        return torch.from_numpy(padded).to(self.device)
+        vectors = torch.from_numpy(padded).to(self.device)
+        # Bits of a user's products may depend on the address; torch's own memory is aligned.
+        return vectors.clone() if self.decoder.compiled is None and self.device.type == "cpu" else vectors
 
     def scores(self, queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         """The scores, float32 [n, m], C order, of queries [n, D] and vectors [D, m], both padded."""
-        if self.device.type != "cpu":
-            return self._by_pieces(queries, vectors.T)
+        if self._in_pieces:
+            on_cpu = self.device.type == "cpu"
+            with blaming_own(self.model.decoder, KEY), torch_threads(1) if on_cpu else nullcontext():
+                return self._by_pieces(queries, vectors.T)
         if self._distance is None:
             return self.decoder.score(queries, vectors.T).contiguous()
         scores = torch.empty(len(queries), vectors.shape[1])

@@ -51,7 +51,8 @@ def test_no_key_of_every_task_stands_in_the_table_of_one():
 
 def test_a_row_names_the_values_that_its_text_does_not():
     rows = rows_of(Config)
-    assert rows["training.loss.kind"].endswith("Training loss. Values: softmax, logistic, margin, self_adversarial. |")
+    values = "Values: softmax, logistic, margin, self_adversarial, or FILE.py:CLASS, a part of your own. |"
+    assert rows["training.loss.kind"].endswith(f"Training loss. {values}")
     assert "Values" not in rows["pipeline.mode"] and "Values" not in rows["task"]
     assert rows_of(Config.of_task("ctr"))["data.multi_valued[].separator"].startswith(
         "| `data.multi_valued[].separator` | `'\\|'` | "

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from marius_oac.config.parts import own_file
 from marius_oac.errors import ConfigError
-from marius_oac.models.compute.user_code import blaming, blaming_frames, load_own, own_file, own_files
+from marius_oac.models.compute.user_code import blaming, blaming_frames, load_own, own_files
 
 
 def test_names_of_own_code():
@@ -18,14 +19,14 @@ def test_the_texts_that_a_run_keeps(tmp_path):
     for name in ("a", "b", "other/a"):
         (tmp_path / f"{name}.py").write_text(f"# {name} é\n", "utf-8")
     a, b, other = (f"{tmp_path}/{name}.py:make" for name in ("a", "b", "other/a"))
-    assert own_files([a, "sage", b, a], "a key") == {"a.py": "# a é\n", "b.py": "# b é\n"}
+    assert own_files(("a key", each) for each in (a, b, a)) == {"a.py": "# a é\n", "b.py": "# b é\n"}
     with pytest.raises(ConfigError, match=r"^a key: a run keeps .*other/a.py and .*/a.py under one name"):
-        own_files([a, other], "a key")
+        own_files([("a key", a), ("a key", other)])
     with pytest.raises(ConfigError, match=r"there is no file .*/none.py"):
-        own_files([f"{tmp_path}/none.py:make"], "a key")
+        own_files([("a key", f"{tmp_path}/none.py:make")])
     (tmp_path / "b.py").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"b.py can't be read: .*utf-8"):
-        own_files([b], "a key")
+        own_files([("a key", b)])
 
 
 @pytest.mark.usefixtures("all_code_is_known")

@@ -17,7 +17,7 @@ import numpy as np
 
 from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
-from marius_oac.config.parts import DECODERS, WITHOUT_RELATIONS
+from marius_oac.config.parts import DECODERS, OWN, WITHOUT_RELATIONS
 from marius_oac.data.batches.rank_slice import WHOLE
 from marius_oac.data.graphs.negatives import as_kernel_input, count_by_degree, fill_negatives
 from marius_oac.data.graphs.resident import Resident
@@ -105,7 +105,9 @@ class GraphPlanner(ABC):
         _check_model(config, num_relations)
         _check_sizes(edges, num_nodes)
         negatives, self._sides_of_edge = config.training.negatives, 1 + config.model.reciprocal
-        self._num_relations = num_relations * self._sides_of_edge * DECODERS[config.model.decoder].uses_relations
+        self._num_relations = (
+            num_relations * self._sides_of_edge * DECODERS.get(config.model.decoder, OWN).uses_relations
+        )
         self._num_examples = len(edges) * self._sides_of_edge
         if self._num_examples > MAX_SIZE:
             raise InputError(f"{self._num_examples:,} training edges, at most 2**40 are possible", "data.path")
@@ -305,8 +307,8 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 def _check_model(config: Config, num_relations: int) -> None:
     decoder = config.model.decoder
-    uses_relations = DECODERS[decoder].uses_relations
-    if uses_relations and not num_relations:
+    uses_relations = DECODERS.get(decoder, OWN).uses_relations
+    if uses_relations and not num_relations and decoder in DECODERS:  # the step asks a user's own
         raise InputError(
             f"{decoder} needs relations, but this graph has none; use {WITHOUT_RELATIONS}", "model.decoder"
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from marius_oac.config.parts import Part
+from marius_oac.config.parts import Part, own_file
 from marius_oac.errors import ConfigError
-from marius_oac.models.compute.user_code import load_own, own_file
+from marius_oac.models.compute.user_code import blaming_frames, load_own
 
 Base = TypeVar("Base")
 
@@ -36,4 +37,13 @@ def part_class(name: str, shipped: Mapping[str, Part], base: type[Base], key: st
     loaded = load_own(path, attribute, key)
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
         raise ConfigError(f"{path} has no class {attribute!r} derived from marius_oac.{base.__name__}", key)
+    missing = sorted(getattr(loaded, "__abstractmethods__", ()))
+    if missing:
+        raise ConfigError(f"{path}: class {attribute!r} has no {missing[0]}", key)
     return loaded
+
+
+def blaming_own(name: str, key: str) -> AbstractContextManager[None]:
+    """Within the block, errors in the file of FILE.py:CLASS name its line; nothing happens for another name."""
+    own = own_file(name)
+    return blaming_frames([own[0]], key) if own else nullcontext()

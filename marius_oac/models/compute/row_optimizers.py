@@ -16,16 +16,43 @@ updates. A Numba kernel runs on the CPU, torch on CUDA; their results agree up t
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.kernels.cpu.row_updates import PASS_THROUGH, Rule, update_rows
-from marius_oac.models.compute.update_rules import make_update_rule
+from marius_oac.models.compute.parts import blaming_own
+from marius_oac.models.compute.update_rules import KEY, make_update_rule
 
-_ONE = np.float32(1)
+_PASS_THROUGH = Rule(PASS_THROUGH, *[np.float32(1)] * 6)
+
+
+class RowUpdate(NamedTuple):
+    """One batch's update of rows in kernels that sum gradients and update rows at once.
+
+    Attributes:
+        rule: for such kernels.
+        after: updates rows by gradients, both arrays, after a kernel has put the gradients in the place of the values;
+            None: the kernel updates the rows.
+    """
+
+    rule: Rule
+    after: Callable[[np.ndarray, np.ndarray], None] | None = None
+
+    def run(self, kernel: Callable[[Rule], None], rows: np.ndarray, index: Any, dimension: int) -> None:
+        """Calls a kernel that updates `rows[index]`, of `dimension` floats of value, by the rule that it is given."""
+        if self.after is None:
+            kernel(self.rule)
+            return
+        chosen = rows[index].copy()
+        kernel(self.rule)
+        gradients = rows[index, :dimension].copy()
+        self.after(chosen, gradients)
+        rows[index] = chosen
 
 
 class RowOptimizer:
@@ -49,12 +76,14 @@ class RowOptimizer:
         """The value of every float of a row's state before the row's first update."""
         return self._by.initial_state
 
-    def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
-        """The update rule of the batch with this timestamp, with the learning rate multiplied by `factor`."""
+    def rule(self, timestamp: int, factor: float = 1.0) -> RowUpdate:
+        """The update of the batch with this timestamp, with the learning rate multiplied by `factor`."""
+        if self._by.code is None:
+            return RowUpdate(_PASS_THROUGH, partial(self.update, timestamp=timestamp, factor=factor))
         config = self._config
         first, second = self._by.corrections(timestamp + 1)
         floats = (self._learning_rate * factor, config.epsilon, config.beta1, config.beta2, first, second)
-        return Rule(self._by.code, *(np.float32(value) for value in floats))
+        return RowUpdate(Rule(self._by.code, *(np.float32(value) for value in floats)))
 
     def update(self, rows: Any, gradients: Any, timestamp: int, factor: float = 1.0) -> None:
         """Updates rows in place.
@@ -73,12 +102,23 @@ class RowOptimizer:
             raise ValueError(f"rows {tuple(rows.shape)} and gradients {tuple(gradients.shape)} don't belong together")
         if isinstance(rows, torch.Tensor):
             self._update_tensor(rows, gradients, timestamp, factor)
+        elif self._by.code is None:
+            self._update_by_user(rows, gradients, timestamp, factor)
         else:
-            update_rows(rows, gradients, self.rule(timestamp, factor))
+            update_rows(rows, gradients, self.rule(timestamp, factor).rule)
+
+    def _update_by_user(self, rows: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float) -> None:
+        rate, dimension = self._learning_rate * factor, gradients.shape[1]
+        with blaming_own(self._config.kind, KEY):
+            self._by.update(rows[:, :dimension], rows[:, dimension:], gradients, timestamp + 1, rate)
 
     def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: float) -> None:
+        if self._by.code is None and rows.device.type == "cpu":
+            self._update_by_user(rows.numpy(), gradients.numpy(), timestamp, factor)
+            return
         value, state = rows.split([gradients.shape[1], rows.shape[1] - gradients.shape[1]], 1)
-        self._by.update(value, state, gradients, timestamp + 1, self._learning_rate * factor)
+        with blaming_own(self._config.kind, KEY):
+            self._by.update(value, state, gradients, timestamp + 1, self._learning_rate * factor)
 
 
 class GradientPassThrough(RowOptimizer):
@@ -96,9 +136,9 @@ class GradientPassThrough(RowOptimizer):
         """0, since there is no state."""
         return 0.0
 
-    def rule(self, timestamp: int, factor: float = 1.0) -> Rule:
-        """The rule that copies the gradient."""
-        return Rule(PASS_THROUGH, *[_ONE] * 6)
+    def rule(self, timestamp: int, factor: float = 1.0) -> RowUpdate:
+        """The update that copies the gradient."""
+        return RowUpdate(_PASS_THROUGH)
 
     def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: float) -> None:
         rows.copy_(gradients)

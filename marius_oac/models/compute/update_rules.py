@@ -16,16 +16,21 @@ from marius_oac.config.sections import OptimizerConfig
 from marius_oac.kernels.cpu import row_updates as kernels
 from marius_oac.models.compute.parts import part_class
 
+KEY = "training.optimizer.kind"
+
 
 class UpdateRule(ABC):
-    """An update of rows, of the configuration's section `training.optimizer`.
+    """An update of rows, made of the configuration's section `training.optimizer`, and the base of a user's own.
+
+    A user's needs only `update`, and `state_width` if rows have state. Some rows are updated at a time, by several
+    threads at once, so it must treat each row by itself and keep nothing outside of `state`.
 
     Attributes:
-        code: of its kernel, in `kernels.cpu.row_updates`.
+        code: of its kernel, in `kernels.cpu.row_updates`; None: `update` gets NumPy's arrays, too.
         initial_state: the value of every float of a row's state before the row's first update.
     """
 
-    code: int
+    code: int | None = None
     initial_state = 0.0
 
     def __init__(self, config: OptimizerConfig) -> None:
@@ -124,4 +129,4 @@ class Adam(UpdateRule):
 
 def make_update_rule(config: OptimizerConfig) -> UpdateRule:
     """The update rule of the configuration."""
-    return part_class(config.kind, ROW_OPTIMIZERS, UpdateRule, "training.optimizer.kind")(config)
+    return part_class(config.kind, ROW_OPTIMIZERS, UpdateRule, KEY)(config)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from marius_oac.config.parts import own_file
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.models.compute.trust import is_known
@@ -24,19 +25,34 @@ _TEXTS: dict[Path, bytes] = {}
 """The texts of the files that this process has admitted."""
 
 
-def own_file(name: str) -> tuple[Path, str] | None:
-    """The file and the name of FILE.py:NAME; None if it is something else."""
-    path, colon, attribute = name.rpartition(":")
-    return (Path(path), attribute) if colon and path.endswith(".py") else None
+KEYS = ("model.network", "model.decoder", "training.loss.kind", "training.optimizer.kind")
+"""The keys that may name custom code, beside the layers of an encoder."""
 
 
 def own_names(config: TaskConfig) -> list[str]:
     """All FILE.py:NAME in a configuration."""
-    if config.task == "ctr":
-        named = [config.model.network]
-    else:
-        named = [layer.module for layer in (config.encoder.layers if config.encoder else ()) if layer.kind == "module"]
-    return [name for name in named if own_file(name)]
+    return [name for _, name in named_code(config)]
+
+
+def named_code(config: TaskConfig) -> list[tuple[str, str]]:
+    """The keys that name custom code, each with its FILE.py:NAME."""
+    encoder = _value(config, "encoder")
+    layers = [("encoder.layers", each.module) for each in (encoder.layers if encoder else ()) if each.kind == "module"]
+    named = [(key, value) for key in KEYS if isinstance(value := _value(config, key), str)]
+    return [(key, name) for key, name in named + layers if own_file(name)]
+
+
+def _value(config: Any, key: str) -> Any:
+    """A key's value; None if there is no such key."""
+    for part in key.split("."):
+        config = getattr(config, part, None)
+    return config
+
+
+def _with(section: Any, path: Sequence[str], value: object) -> Any:
+    """A copy of a section with the value of one key."""
+    head, *rest = path
+    return section.model_copy(update={head: _with(getattr(section, head), rest, value) if rest else value})
 
 
 def with_own_files(config: TaskConfig, place: Callable[[Path], Path]) -> TaskConfig:
@@ -46,16 +62,18 @@ def with_own_files(config: TaskConfig, place: Callable[[Path], Path]) -> TaskCon
         found = own_file(name)
         return f"{place(found[0])}:{found[1]}" if found else name
 
-    if config.task == "ctr":
-        model = config.model.model_copy(update={"network": placed(config.model.network)})
-        return config.model_copy(update={"model": model})
-    if not config.encoder:
+    for key, name in named_code(config):
+        if key != "encoder.layers":
+            config = _with(config, key.split("."), placed(name))
+    encoder = _value(config, "encoder")
+    if not encoder:
         return config
     layers = tuple(
         layer.model_copy(update={"module": placed(layer.module)}) if layer.kind == "module" else layer
-        for layer in config.encoder.layers
+        for layer in encoder.layers
     )
-    return config.model_copy(update={"encoder": config.encoder.model_copy(update={"layers": layers})})
+    changed: TaskConfig = _with(config, ("encoder", "layers"), layers)
+    return changed
 
 
 def admit(config: TaskConfig, trust: bool | Collection[bytes] = False) -> list[bytes]:
@@ -166,15 +184,16 @@ def _same(filename: str | None, path: Path) -> bool:
     return filename is not None and Path(filename).resolve() == path.resolve()
 
 
-def own_files(names: Iterable[str], key: str) -> dict[str, str]:
-    """The texts of the custom files among these names, by file name, as `Task.run_files` returns them.
+def own_files(named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The texts of custom files, given as `named_code` does, by file name, as `Task.run_files` returns them.
 
     Raises:
         ConfigError: a file can't be read, or two files have the same name.
     """
     texts: dict[str, str] = {}
     paths: dict[str, Path] = {}
-    for path in (found[0] for found in map(own_file, names) if found):
+    for key, name in named:
+        path, _ = present(own_file(name))
         if paths.setdefault(path.name, path) != path:
             raise ConfigError(f"a run keeps {path} and {paths[path.name]} under one name; rename one of them", key)
         try:

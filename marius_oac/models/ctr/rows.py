@@ -21,6 +21,7 @@ import numpy as np
 from marius_oac.batches import Jagged, TableIndices
 from marius_oac.kernels.cpu import bags as kernels
 from marius_oac.kernels.cpu.row_updates import Rule
+from marius_oac.models.compute.row_optimizers import RowUpdate
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.thread_pool import Task, ThreadPool
 from marius_oac.models.compute.tiles import blocks
@@ -185,13 +186,13 @@ class ArrayRows:
         self._thread_pool.run(tasks)
         return Gathered(values, weights, tuple(padded), tuple(lengths))
 
-    def update(self, rows: Sequence[np.ndarray], gradients: Gathered, rule: Rule, weight: float) -> float:
+    def update(self, rows: Sequence[np.ndarray], gradients: Gathered, rule: RowUpdate, weight: float) -> float:
         """Updates the rows of the last `gather` in place.
 
         Args:
             rows: as gathered.
             gradients: in C order. Its arrays are overwritten; `lengths` are not read.
-            rule: of the row optimizer.
+            rule: the row optimizer's update.
             weight: of the L2 penalty, the factor of a row's value in its gradient.
 
         Returns:
@@ -293,7 +294,7 @@ class ArrayRows:
         dimension: int,
         sources: Sequence[kernels.Inputs],
         lists: Occurrences,
-        rule: Rule,
+        update: RowUpdate,
         weight: np.float32,
         rows: np.ndarray,
         penalties: np.ndarray,
@@ -304,7 +305,11 @@ class ArrayRows:
         sums = np.zeros((end - begin, dimension + self._weighted), np.float32)
         for i, source in enumerate(sources):
             kernels.add_gradients(first[i], places[i], source, dimension, begin, end, sums)
-        kernels.update(rule, weight, begin, end, sums, rows, penalties)
+
+        def kernel(rule: Rule) -> None:
+            kernels.update(rule, weight, begin, end, sums, rows, penalties)
+
+        update.run(kernel, rows, slice(begin, end), sums.shape[1])
 
 
 def _row_blocks(lists: Occurrences) -> list[tuple[int, int]]:

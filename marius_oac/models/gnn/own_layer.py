@@ -7,8 +7,9 @@ from typing import cast
 import torch
 from torch import nn
 
+from marius_oac.config.parts import own_file
 from marius_oac.errors import ConfigError
-from marius_oac.models.compute.user_code import blaming, load_own, own_file
+from marius_oac.models.compute.user_code import blaming, load_own
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.layers import Layer
 

@@ -8,6 +8,8 @@ B edges, S sides. See `losses` for the edge's loss, `regularizers` for the penal
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,7 +17,11 @@ from torch.nn.functional import embedding
 
 from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
+from marius_oac.errors import ConfigError
+from marius_oac.models.compute.parts import blaming_own
+from marius_oac.models.link_prediction import decoders, losses
 from marius_oac.models.link_prediction.decoders import make_decoder
+from marius_oac.models.link_prediction.distances import scored_by_tiles
 from marius_oac.models.link_prediction.losses import make_loss
 from marius_oac.models.link_prediction.regularizers import penalized, penalties
 from marius_oac.types import Side, present
@@ -25,7 +31,7 @@ class AutogradGradient:
     """Computes loss and gradient of a batch for any decoder and loss, in the float type of the values."""
 
     def __init__(self, config: Config) -> None:
-        self._training = config.training
+        self._training, self._names = config.training, (config.model.decoder, config.training.loss.kind)
         self._decoder, self._loss = make_decoder(config.model), make_loss(config.training.loss)
         # With reciprocal relations every edge is there twice, so only tails are replaced.
         self._sides = (Side.TAIL,) if config.model.reciprocal else (Side.HEAD, Side.TAIL)
@@ -35,9 +41,10 @@ class AutogradGradient:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The loss, 0-d, and its gradients with respect to `values` [n, D] and `relations` [m, Dr]; see `loss`."""
         inputs = [tensor.detach().requires_grad_() for tensor in (values, relations) if tensor is not None]
-        with torch.enable_grad():
-            loss = self.loss(inputs[0], inputs[1] if len(inputs) > 1 else None, data)
-        gradients = torch.autograd.grad(loss, inputs)
+        with blaming_own(self._names[0], decoders.KEY), blaming_own(self._names[1], losses.KEY):
+            with torch.enable_grad():
+                loss = self.loss(inputs[0], inputs[1] if len(inputs) > 1 else None, data)
+            gradients = torch.autograd.grad(loss, inputs)
         return loss.detach(), gradients[0], gradients[1] if len(inputs) > 1 else None
 
     def loss(self, values: Tensor, relations: Tensor | None, data: EdgeBatch[Tensor]) -> Tensor:
@@ -107,8 +114,13 @@ class AutogradGradient:
 
         `drawn`, int64 [..., 1, K], are the rows of the candidates; None: they are rows 0 to K - 1.
         """
+        score = self._decoder.score if self._decoder.compiled else partial(scored_by_tiles, self._decoder.score)
         # Scores get no name here, so that the loss can free them early.
-        return self._loss.losses(positive, _left_out(self._decoder.score(queries, candidates), own, drawn), count)
+        found = self._loss.losses(positive, _left_out(score(queries, candidates), own, drawn), count)
+        if found.shape != positive.shape:
+            what = f"losses returns {list(found.shape)}, not a loss for each positive score, {list(positive.shape)}"
+            raise ConfigError(f"{self._names[1]}: {what}", losses.KEY)
+        return found
 
 
 def _left_out(scores: Tensor, own: Tensor, drawn: Tensor | None) -> Tensor:

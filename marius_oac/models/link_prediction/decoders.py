@@ -29,6 +29,8 @@ from marius_oac.models.compute.parts import part_class
 from marius_oac.models.link_prediction.distances import Kind, distances
 from marius_oac.types import Side, present
 
+KEY = "model.decoder"
+
 
 class Compiled(NamedTuple):
     """A decoder in the kernels of `kernels.cpu.decoders`: codes of how a query is formed, and of the similarity.
@@ -56,19 +58,20 @@ class Held(NamedTuple):
 
 
 class Decoder(ABC):
-    """A decoder, of the configuration's section `model`.
+    """A decoder, made of the configuration's section `model`; the base class of a user's own, which needs only `query`
+    and `score`. Both must be differentiable, and treat each query and candidate by itself.
 
     Attributes:
         uses_relations: False if `relation` is None.
         complex_moduli: whether the penalty n3 uses moduli of complex numbers [re | im], not absolute values of floats.
-        compiled: for the handwritten gradient on the CPU.
+        compiled: for the handwritten gradient on the CPU; None: autograd computes it there, too.
         distance: the kind of distance whose negative is the score; None: another score.
         held: for the memory plan.
     """
 
     uses_relations = True
     complex_moduli = False
-    compiled: Compiled
+    compiled: Compiled | None = None
     distance: Kind | None = None
     held = Held()
 
@@ -83,9 +86,9 @@ class Decoder(ABC):
     def query(self, anchor: Tensor, relation: Tensor | None, side: Side) -> Tensor:
         """Queries [B, D] for candidates on `side`, of anchors [B, D] and relations [B, Dr]."""
 
-    @abstractmethod
     def pairwise(self, query: Tensor, candidate: Tensor) -> Tensor:
         """Scores [..., B] of queries [..., B, D] with one candidate each, [..., B, D]."""
+        return self.score(query.unsqueeze(-2), candidate.unsqueeze(-2))[..., 0, 0]
 
     @abstractmethod
     def score(self, queries: Tensor, candidates: Tensor) -> Tensor:
@@ -216,4 +219,4 @@ def _product(z: Tensor, by: Tensor, conjugate: bool) -> Tensor:
 
 def make_decoder(config: ModelConfig) -> Decoder:
     """The decoder of the configuration."""
-    return part_class(config.decoder, DECODERS, Decoder, "model.decoder")(config)
+    return part_class(config.decoder, DECODERS, Decoder, KEY)(config)

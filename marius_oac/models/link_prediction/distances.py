@@ -16,21 +16,25 @@ If a distance or modulus is 0, the derivative is taken as 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from marius_oac.errors import ConfigError
+
 Kind = Literal["l1", "l2", "moduli"]
+Score = Callable[[Tensor, Tensor], Tensor]
 
 TILE_BYTES = 64 << 20
 """The largest size of a tile's differences, unless a single one is larger."""
-TILES = {"l1": 1.0, "l2": 1.03, "moduli": 1.65}
-"""The peak memory in tiles: the differences, and what is computed from them."""
+TILES = {"l1": 1.0, "l2": 1.03, "moduli": 1.65, None: 4.0}
+"""The peak memory in tiles: the differences, and what is computed from them. None: an unknown function, as if it kept
+four floats for each."""
 
 
-def tile_bytes(kind: Kind, pairs: int, dimension: int) -> int:
+def tile_bytes(kind: Kind | None, pairs: int, dimension: int) -> int:
     """What the differences of so many queries and candidates, or of a tile of them, take with what is made of them."""
     return int(TILES[kind] * min(TILE_BYTES, 4 * pairs * dimension))
 
@@ -61,6 +65,41 @@ class _Distances(torch.autograd.Function):
             by_queries[..., rows, :].add_(by_difference.sum(-2))  # `+=` would also copy the view onto itself
             by_candidates[..., columns, :].sub_(by_difference.sum(-3))
             del by_difference  # before the next one is computed
+        return None, by_queries, by_candidates
+
+
+def scored_by_tiles(score: Score, queries: Tensor, candidates: Tensor) -> Tensor:
+    """Scores [..., B, K] by a differentiable function of queries [..., B, D] and candidates [..., K, D], tile by tile;
+    differentiable once. Raises ConfigError if the function returns another shape."""
+    return _Scores.apply(score, queries, candidates)
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, score: Score, queries: Tensor, candidates: Tensor) -> Tensor:
+        ctx.score = score
+        ctx.save_for_backward(queries, candidates)
+        found = queries.new_empty((*queries.shape[:-1], candidates.shape[-2]))
+        for rows, columns in _tiles(queries, candidates):
+            tile = score(queries[..., rows, :], candidates[..., columns, :])
+            into = found[..., rows, columns]
+            if tile.shape != into.shape:  # it could be broadcast
+                raise ConfigError(f"score returns {list(tile.shape)}, not {list(into.shape)}", "model.decoder")
+            into.copy_(tile)
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
+        queries, candidates = ctx.saved_tensors
+        by_queries, by_candidates = torch.zeros_like(queries), torch.zeros_like(candidates)
+        for rows, columns in _tiles(queries, candidates):
+            leaves = [each.detach().requires_grad_() for each in (queries[..., rows, :], candidates[..., columns, :])]
+            with torch.enable_grad():
+                scores = ctx.score(*leaves)
+            by_tile = torch.autograd.grad(scores, leaves, gradient[..., rows, columns])
+            by_queries[..., rows, :].add_(by_tile[0])
+            by_candidates[..., columns, :].add_(by_tile[1])
         return None, by_queries, by_candidates
 
 

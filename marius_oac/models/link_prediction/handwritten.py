@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from marius_oac.kernels.cpu import decoders as geometry
 from marius_oac.kernels.cpu import edges as kernels
 from marius_oac.kernels.cpu import losses as loss_kernels
 from marius_oac.kernels.cpu.row_updates import Rule
+from marius_oac.models.compute.row_optimizers import RowUpdate
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.thread_pool import Task, ThreadPool
 from marius_oac.models.compute.tiles import Tile, blocks, stretches
@@ -49,10 +50,10 @@ _COPY_ROWS = 4096
 
 
 class Relations(NamedTuple):
-    """The dense table, float32 [R, Dr + state], None for a decoder without relations, and the rule of its updates."""
+    """The dense table, float32 [R, Dr + state], None for a decoder without relations, and its update."""
 
     table: np.ndarray | None
-    rule: Rule
+    rule: RowUpdate
 
 
 @lru_cache(maxsize=32)
@@ -112,12 +113,17 @@ class _Batch:
 
 def needs_distances(decoder: Decoder) -> bool:
     """Whether the gradient needs the distances beside the gradients by scores, which take the scores' place."""
-    return decoder.compiled.similarity == geometry.L2
+    return decoder.compiled is not None and decoder.compiled.similarity == geometry.L2
+
+
+def is_handwritten(config: Config) -> bool:
+    """Whether decoder and loss are in the kernels."""
+    return make_decoder(config.model).compiled is not None and make_loss(config.training.loss).code is not None
 
 
 def _form_of(config: Config, decoder: Decoder) -> kernels.Form:
     regularization = config.training.regularization
-    form, similarity, phases = decoder.compiled
+    form, similarity, phases = present(decoder.compiled)
     penalty = kernels.NO_PENALTY
     if penalized(regularization):
         cubes = kernels.CUBED_MODULI if decoder.complex_moduli else kernels.CUBES
@@ -137,7 +143,7 @@ class HandwrittenGradient:
         self._form, self._loss = _form_of(config, decoder), make_loss(config.training.loss)
         self._keeps_distances = needs_distances(decoder)
 
-    def compute(self, rows: np.ndarray, data: EdgeBatch[np.ndarray], rule: Rule, relations: Relations) -> float:
+    def compute(self, rows: np.ndarray, data: EdgeBatch[np.ndarray], rule: RowUpdate, relations: Relations) -> float:
         """Updates `rows`, float32 [n, D + state], and the batch's relations in place. Returns the loss with penalty."""
         batch = self._open(rows, data, relations)
         edges, size, count = batch.edges, batch.edges.heads.size, len(rows)
@@ -150,7 +156,7 @@ class HandwrittenGradient:
         shared = (edges, batch.work, first, places, penalties)
         self._thread_pool.run(
             [
-                partial(kernels.update_entities, batch.form, rule, rows, begin, end, *shared, self._gradient())
+                partial(self._update_entities, batch.form, rule, rows, begin, end, shared)
                 for begin, end in blocks(0, count, _BLOCK_ROWS)
             ]
         )
@@ -159,6 +165,25 @@ class HandwrittenGradient:
             return loss
         weight = self._training.regularization.weight
         return loss + weight / size * float(penalties.sum() + relation_penalties.sum())
+
+    def _update_entities(
+        self, form: kernels.Form, update: RowUpdate, rows: np.ndarray, begin: int, end: int, shared: tuple[Any, ...]
+    ) -> None:
+        def kernel(rule: Rule) -> None:
+            kernels.update_entities(form, rule, rows, begin, end, *shared, self._gradient())
+
+        update.run(kernel, rows, slice(begin, end), self._model.dimension)
+
+    def _update_relations(
+        self, form: kernels.Form, relations: Relations, picks: np.ndarray, begin: int, end: int, shared: tuple[Any, ...]
+    ) -> None:
+        table = present(relations.table)
+
+        def kernel(rule: Rule) -> None:
+            kernels.update_relations(form, rule, table, begin, end, picks, *shared, self._gradient())
+
+        width = self._model.dimension // 2 if form.phases else self._model.dimension
+        relations.rule.run(kernel, table, picks[begin:end], width)
 
     def _gradient(self) -> np.ndarray:
         """An array, float32 [D], in which a task sums one gradient."""
@@ -218,7 +243,7 @@ class HandwrittenGradient:
     def _loss_rule(self, terms: int, negatives: int) -> loss_kernels.LossRule:
         loss = self._training.loss
         floats = (1 / terms, 1 / negatives, loss.margin, loss.temperature)
-        return loss_kernels.LossRule(self._loss.code, *(np.float32(value) for value in floats))
+        return loss_kernels.LossRule(present(self._loss.code), *(np.float32(value) for value in floats))
 
     def _relation_tasks(
         self, batch: _Batch, relations: Relations, beside_tiles: list[Task]
@@ -235,10 +260,10 @@ class HandwrittenGradient:
         nothing = edges.relations[:0]
         beside_tiles.append(partial(kernels.invert, edges.relations, nothing, nothing, first, places))
         penalties = self._scratch.take("relation_penalties", count, dtype=np.float64)
-        shared = (picks, batch.rows, edges, batch.work, (first, places), penalties)
-        update = partial(kernels.update_relations, batch.form, relations.rule, relations.table)
+        shared = (batch.rows, edges, batch.work, (first, places), penalties)
         return penalties, [
-            partial(update, begin, end, *shared, self._gradient()) for begin, end in blocks(0, count, _BLOCK_RELATIONS)
+            partial(self._update_relations, batch.form, relations, picks, begin, end, shared)
+            for begin, end in blocks(0, count, _BLOCK_RELATIONS)
         ]
 
     def _differentiate(self, batch: _Batch, beside_tiles: list[Task], beside_products: list[Task]) -> None:

@@ -29,18 +29,21 @@ from marius_oac.config.parts import LOSSES
 from marius_oac.kernels.cpu import losses as kernels
 from marius_oac.models.compute.parts import part_class
 
+KEY = "training.loss.kind"
+
 
 class Loss(ABC):
-    """A training loss, of the configuration's section `training.loss`.
+    """A training loss, made of the configuration's section `training.loss`; the base class of a user's own, which needs
+    only `losses`.
 
     Attributes:
-        code: of its kernel, in `kernels.cpu.losses`.
+        code: of its kernel, in `kernels.cpu.losses`; None: autograd computes its gradient on the CPU, too.
         held: how many times autograd holds the scores of a batch on a device.
         kept: and how many times from the forward pass to the backward pass.
         one_gradient: whether the gradients by positive and negative scores are parts of one array.
     """
 
-    code: int
+    code: int | None = None
     held = 2
     kept = 1
     one_gradient = False
@@ -106,7 +109,7 @@ class SelfAdversarial(Loss):
 
 def make_loss(config: LossConfig) -> Loss:
     """The loss of the configuration."""
-    return part_class(config.kind, LOSSES, Loss, "training.loss.kind")(config)
+    return part_class(config.kind, LOSSES, Loss, KEY)(config)
 
 
 class _CrossEntropy(torch.autograd.Function):

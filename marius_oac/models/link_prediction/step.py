@@ -25,12 +25,12 @@ from marius_oac.errors import ConfigError
 from marius_oac.models.compute.dense_moments import RELATIONS
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
-from marius_oac.models.compute.torch_state import compute_threads
+from marius_oac.models.compute.torch_state import compute_threads, torch_threads
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.decoders import make_decoder
-from marius_oac.models.link_prediction.handwritten import HandwrittenGradient, Relations
+from marius_oac.models.link_prediction.handwritten import HandwrittenGradient, Relations, is_handwritten
 from marius_oac.models.link_prediction.replicated_relations import ReplicatedRelations
-from marius_oac.types import DenseSync, present
+from marius_oac.types import DenseSync, map_arrays, present
 
 
 def entity_width(config: Config) -> tuple[int, int]:
@@ -47,7 +47,8 @@ def relation_width(config: Config) -> int:
 class LinkPredictionStep:
     """Loss, gradient and row optimizer of a batch of edges.
 
-    Rows in a NumPy array use the handwritten gradient for the CPU, rows in a tensor use autograd.
+    Rows in a NumPy array use the handwritten gradient for the CPU, rows in a tensor use autograd. A user's decoder or
+    loss uses autograd on the CPU, too.
 
     The loss is the mean over edges and sides plus the penalty; `autograd` gives the formula. Relations, the only dense
     parameters, are a table on the device; a batch updates its `relation_rows`.
@@ -98,7 +99,7 @@ class LinkPredictionStep:
         self._agreed = ReplicatedRelations(self._relations, width, self._relation_optimizer, dense) if dense else None
         self._autograd, self._stack = AutogradGradient(config), ExitStack()
         self.thread_pool = self._stack.enter_context(compute_threads(device, threads))
-        self._handwritten = HandwrittenGradient(config, self.thread_pool)
+        self._handwritten = HandwrittenGradient(config, self.thread_pool) if is_handwritten(config) else None
 
     @property
     def served(self) -> ReplicatedRelations | None:
@@ -128,6 +129,11 @@ class LinkPredictionStep:
             return self._compute_tensors(entities, data, timestamp)
         if entities.dtype != np.float32 or not entities.flags.c_contiguous:
             raise ValueError(f"rows must be float32 in C order, not {entities.dtype} with strides {entities.strides}")
+        if self._handwritten is None:  # products of several threads, or of other addresses, would have other bits
+            with torch_threads(1):
+                return self._compute_tensors(
+                    torch.from_numpy(entities), map_arrays(data, torch.from_numpy), timestamp
+                ).item()
         factor = self._decay**data.epoch
         rule = self._entity_optimizer.rule(timestamp, factor)
         table = None if self._relations is None else self._relations.numpy()
@@ -142,13 +148,15 @@ class LinkPredictionStep:
 
     def _compute_tensors(self, rows: torch.Tensor, data: EdgeBatch[torch.Tensor], timestamp: int) -> torch.Tensor:
         factor = self._decay**data.epoch
-        largest = LARGEST_VALUE
+        largest, values = LARGEST_VALUE, rows[:, : self._dimension]
+        if rows.device.type == "cpu":
+            values = values.clone()  # bits of products depend on the addresses of their arguments
         if self._relations is None:
-            loss, gradients, _ = self._autograd(rows[:, : self._dimension], None, data)
+            loss, gradients, _ = self._autograd(values, None, data)
         else:
             picks = present(data.relation_rows)
             picked = self._relations[picks]
-            loss, gradients, found = self._autograd(rows[:, : self._dimension], picked[:, : self._relation_width], data)
+            loss, gradients, found = self._autograd(values, picked[:, : self._relation_width], data)
             relation_gradients = present(found)
             if self._agreed:
                 self._agreed.update_tensor(relation_gradients, picks, data.share, timestamp, factor)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from marius_oac.kernels.cpu import bags as row_kernels
+from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.bags import Bags
 from marius_oac.nodes.transport.contract import Frames
@@ -76,11 +77,14 @@ class ShardTable(ABC):
 
     def apply(self, rows: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float) -> None:
         """Makes one step of the optimizer on ascending rows, int64 [n], with gradients float32 [n, D]."""
-        rule = self._optimizer.rule(timestamp, factor)
+        by = self._optimizer.rule(timestamp, factor)
 
         def update(values: np.ndarray, part: np.ndarray) -> None:
             # The same kernel as in a step, so that rows have the same bits as on one node.
-            row_kernels.update(rule, self._penalty, 0, len(values), part.copy(), values, np.empty(len(values)))
+            def kernel(rule: Rule) -> None:
+                row_kernels.update(rule, self._penalty, 0, len(values), part.copy(), values, np.empty(len(values)))
+
+            by.run(kernel, values, slice(None), self.dimension)
 
         self.store.apply(rows, gradients, update, timestamp)
 

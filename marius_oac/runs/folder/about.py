@@ -24,9 +24,10 @@ from typing import Any, Literal
 from marius_oac import __version__
 from marius_oac.config.ctr import of_an_older_run
 from marius_oac.config.errors import where
+from marius_oac.config.parts import own_file
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import CheckpointError, ConfigError, shown
-from marius_oac.models.compute.user_code import own_file
+from marius_oac.models.compute.user_code import KEYS
 from marius_oac.runs.folder.metrics import Prefix
 from marius_oac.runtime.files.atomic import sealed
 from marius_oac.runtime.files.untrusted import Described, Sha256, parse_json, parse_sealed, read_bounded
@@ -127,8 +128,12 @@ def decisive(config: TaskConfig) -> dict[str, Any]:
     where they lie does not matter, and what is in them has checksums of its own."""
     tree = _pruned(config.model_dump(mode="json"))
     tree["pipeline"]["order"] = Path(config.pipeline.order).name
-    if "network" in tree["model"]:
-        tree["model"]["network"] = _own_name(tree["model"]["network"])
+    for *sections, key in (each.split(".") for each in KEYS):
+        section = tree
+        for name in sections:
+            section = section.get(name, {})
+        if isinstance(section.get(key), str):
+            section[key] = _own_name(section[key])
     for layer in (tree.get("encoder") or {}).get("layers", ()):
         if "module" in layer:
             layer["module"] = _own_name(layer["module"])

@@ -41,7 +41,7 @@ def link_step_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int) -> i
         kept + penalties + scores * loss.one_gradient + decoder.held.backward * queries + negatives,
         2 * gathered + 12 * (2 * edges + negatives // dimension) + rows * dimension,  # an embedding's gradient sorts
     ]
-    if decoder.distance:
+    if decoder.distance or decoder.compiled is None:
         unneeded = relations * (not decoder.held.relations)
         differences = tile_bytes(decoder.distance, scores // parts, dimension) // 4
         most.append(kept - unneeded + 2 * scores + queries + negatives + differences)

@@ -21,7 +21,7 @@ from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.settle import settle
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
-from marius_oac.models.compute.user_code import own_files
+from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.memory.plan import MemoryPlan
@@ -80,8 +80,8 @@ class CtrTask(Task):
         return Schedule(self._schedule.ends)
 
     def run_files(self) -> Mapping[str, str]:
-        """The log with the known checksums of its files, and the user's own network."""
-        return {**self.learned_files(), **own_files([self.config.model.network], "model.network")}
+        """The log with the known checksums of its files, and the user's own code."""
+        return {**self.learned_files(), **own_files(named_code(self.config))}
 
     def learned_files(self) -> Mapping[str, str]:
         """The log with the checksums of what was read so far."""

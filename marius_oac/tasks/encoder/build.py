@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from marius_oac.config.encoder import EncoderConfig, ModuleConfig, SageConfig
+from marius_oac.config.parts import own_file
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.data.dgl.sampling import DglSampler
 from marius_oac.data.graphs.derived import DerivedArray, open_derived
@@ -32,7 +33,7 @@ from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
 from marius_oac.evaluation.scores import EntityReader
 from marius_oac.models.compute.dense_optimizer import NETWORK
 from marius_oac.models.compute.thread_pool import ThreadPool
-from marius_oac.models.compute.user_code import blaming_frames, own_file, own_files
+from marius_oac.models.compute.user_code import blaming_frames, own_files
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
 from marius_oac.models.gnn.step import EncodedStep, Head
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
@@ -53,7 +54,7 @@ Read = Callable[[np.ndarray], np.ndarray]
 
 def own_layers(config: EncoderConfig) -> dict[str, str]:
     """Returns the texts of the user's files that define layers; see `Task.run_files`."""
-    return own_files((layer.module for layer in config.layers if isinstance(layer, ModuleConfig)), "encoder.layers")
+    return own_files(("encoder.layers", layer.module) for layer in config.layers if isinstance(layer, ModuleConfig))
 
 
 class GraphEncoder:

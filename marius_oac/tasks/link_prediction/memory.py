@@ -19,7 +19,7 @@ from marius_oac.evaluation.scores import Blocks, EntityReader, LinkScorer, round
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.models.link_prediction.distances import tile_bytes
-from marius_oac.models.link_prediction.handwritten import _WAVE_SCORES, needs_distances
+from marius_oac.models.link_prediction.handwritten import _WAVE_SCORES, is_handwritten, needs_distances
 from marius_oac.models.link_prediction.step import relation_width
 from marius_oac.runs.memory.batches import BatchMemory
 from marius_oac.runs.memory.device import link_step_bytes
@@ -69,7 +69,10 @@ def plan_memory(
     edges += edges_in_memory(graph.edges("train")) + train_bytes * partitioned  # the same, sorted
     on_cpu = device.type == "cpu"
     links = edges_of(plan.data)
-    compute = _scratch_bytes(config, links, nodes, graph.num_nodes) if on_cpu else link_step_bytes(config, links, nodes)
+    in_kernels = on_cpu and is_handwritten(config)
+    compute = (
+        _scratch_bytes(config, links, nodes, graph.num_nodes) if in_kernels else link_step_bytes(config, links, nodes)
+    )
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, None),
         Need("host", "edges", edges, "data.path", mapped=True),
@@ -128,7 +131,7 @@ def _evaluation_bytes(config: Config, graph: Graph, device: torch.device) -> int
     tile = min(blocks.tile, rounded_up(edges if drawn == "all" else min(edges, DRAW_EDGES), scorer.piece[0]))
     queries = min(blocks.queries, 2 * edges) * (4 * config.model.dimension + 128)
     scores = 2 * 4 * tile * blocks.block
-    if device.type != "cpu" and scorer.decoder.distance:
+    if scorer.decoder.compiled is None or device.type != "cpu" and scorer.decoder.distance:
         scores += tile_bytes(scorer.decoder.distance, math.prod(scorer.piece), config.model.dimension)
     return (queries + scores + blocks.block * 4 * (2 * config.model.dimension + width)) * (edges > 0)
 

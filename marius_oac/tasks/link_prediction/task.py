@@ -22,11 +22,12 @@ from marius_oac.data.prepare.splits import Split
 from marius_oac.evaluation.evaluator import Evaluator, check_evaluation, is_sampled
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.models.compute.dense_moments import RELATIONS
+from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep, relation_width
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.task import Components, Schedule
-from marius_oac.tasks.encoder.build import GraphEncoder, own_layers
+from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.graph import TaskOnGraph, entity_layout, order_fingerprint
 from marius_oac.tasks.link_prediction import build
 from marius_oac.tasks.link_prediction.memory import plan_memory
@@ -82,8 +83,8 @@ class GraphTask(TaskOnGraph):
         self._check_order()
 
     def run_files(self) -> Mapping[str, str]:
-        """The user's own layers."""
-        return own_layers(self.config.encoder) if self.config.encoder else {}
+        """The user's own code."""
+        return own_files(named_code(self.config))
 
     def plan_memory(self, folder: Path) -> MemoryPlan:
         """See `Task.plan_memory`."""

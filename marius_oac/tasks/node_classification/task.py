@@ -16,11 +16,12 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import Labels, read_labels
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import InputError
+from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.heads.classes import ClassesHead, class_metrics
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.task import Components, Schedule
-from marius_oac.tasks.encoder.build import GraphEncoder, own_layers
+from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.graph import TaskOnGraph, edges_in_memory, order_fingerprint
 from marius_oac.tasks.node_classification.memory import plan_memory
 
@@ -53,8 +54,8 @@ class NodeClassificationTask(TaskOnGraph):
         return identity.joined(self.graph.fingerprint, others)
 
     def run_files(self) -> Mapping[str, str]:
-        """The names of the classes, and the user's own layers."""
-        return {CLASSES: json.dumps(self.labels.names, indent=1), **own_layers(self.config.encoder)}
+        """The names of the classes, and the user's own code."""
+        return {CLASSES: json.dumps(self.labels.names, indent=1), **own_files(named_code(self.config))}
 
     @cached_property
     def encoder(self) -> GraphEncoder:

@@ -1,0 +1,48 @@
+"""More parts as a user writes them, beside examples/my_parts.py: tests name both files in their configurations."""
+
+from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
+
+import torch
+
+from marius_oac import Decoder, Loss, UpdateRule
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "my_parts.py"
+example = SimpleNamespace(**run_path(str(EXAMPLE)))
+
+
+class Bilinear(Decoder):
+    """DistMult by its formula."""
+
+    def query(self, anchor, relation, side):
+        return anchor * relation
+
+    def score(self, queries, candidates):
+        return queries @ candidates.transpose(-1, -2)
+
+
+class Near(Decoder):
+    """Squared distances of entities, without relations."""
+
+    uses_relations = False
+
+    def query(self, anchor, relation, side):
+        return anchor
+
+    def score(self, queries, candidates):
+        return -(queries.unsqueeze(-2) - candidates.unsqueeze(-3)).square().sum(-1)
+
+
+class Softmax(Loss):
+    def losses(self, positive, negatives, count):
+        return torch.cat((positive.unsqueeze(-1), negatives), -1).logsumexp(-1) - positive
+
+
+class Adagrad(UpdateRule):
+    def state_width(self, dimension):
+        return dimension
+
+    def update(self, values, state, gradients, step, rate):
+        state += gradients * gradients
+        values -= rate * gradients / (state**0.5 + self.config.epsilon)
