@@ -131,10 +131,6 @@ class Step(Protocol):
     order; `dense_state` and `load_dense_state` carry them and their optimizer state through checkpoints.
     """
 
-    @property
-    def served(self) -> ServedDense | None:
-        """The dense parameters that nodes may serve; None: there are none, or nothing to agree with."""
-
     def compute(self, rows: Sequence[Any], data: Any, timestamp: int) -> Any:
         """Returns the batch's mean loss: a float, or on CUDA a 0-d tensor, which is read after the download."""
 
@@ -154,23 +150,22 @@ class DenseSlice(Protocol):
     def values(self) -> np.ndarray:
         """Returns the parameters, float32 [n]; the next `apply` may change this array."""
 
-    def apply(self, gradient: np.ndarray, timestamp: int, factor: float) -> None:
-        """Takes one step of the optimizer with `gradient`, float32 [n], and the learning rate times `factor`."""
+    def apply(self, gradient: np.ndarray, timestamp: int, epoch: int) -> None:
+        """Takes one step of the optimizer with `gradient`, float32 [n], and the learning rate of the epoch."""
 
     def state(self) -> np.ndarray:
         """Returns the values and the optimizer's state, float32 [m], as `ServedDense.take` takes them."""
 
 
 class ServedDense(Protocol):
-    """A step's dense parameters, for shards that serve them (see `DenseSync.dispatched`).
+    """A step's dense parameters, for shards that serve them (see `DenseSync.dispatched`)."""
 
-    Attributes:
-        size: number of floats of all parameters, concatenated in the order in which `DenseSync.attach` got them.
-        grain: a slice begins and ends at multiples of it.
-    """
+    @property
+    def size(self) -> int:
+        """The number of floats of all parameters, concatenated in the order in which `DenseSync.attach` got them."""
 
-    size: int
-    grain: int
+    def cut(self, position: int) -> int:
+        """The last place at or before `position`, 0 to `size`, where a slice may begin or end."""
 
     def slice(self, first: int, end: int) -> DenseSlice:
         """Returns a copy of the parameters [first, end) and of their optimizer's state."""
@@ -193,11 +188,15 @@ class DenseSync(Protocol):
 
     dispatched: bool
 
-    def hand_over(self, gradients: Sequence[Any], factor: float) -> None:
-        """Copies a batch's gradients, and the factor of their learning rate."""
+    def hand_over(self, gradients: Sequence[Any], epoch: int) -> None:
+        """Copies a batch's gradients, and notes its epoch, on which their learning rates depend."""
 
-    def optimizer(self, parameters: Sequence[Any]) -> Any | None:
-        """Returns the torch.optim.Optimizer that contains the algorithm; None: the configured optimizer is used."""
+    def optimizer(self, sections: Sequence[Mapping[str, Any]]) -> Any | None:
+        """Returns the torch.optim.Optimizer that contains the algorithm; None: the configured ones are used.
+
+        Args:
+            sections: as torch's optimizers take them: `params`, `lr` and `weight_decay` of each.
+        """
 
     def attach(self, parameters: Sequence[Any]) -> None:
         """Registers the tensors to synchronise, which training updates in place; all start from rank 0's.

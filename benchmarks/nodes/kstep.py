@@ -44,9 +44,10 @@ def steps_of(kind: str, k: int, floats: int, steps: int) -> None:
     torch.set_num_threads(1)
     with TorchGroup.from_environment(30.0, INTERFACE) as group:
         config = DenseConfig(kind="kstep", k=k, warm_up=0) if kind == "kstep" else DenseConfig()
-        sync = make_dense_sync(config, group, 1e-3, lockstep=True)
+        sync = make_dense_sync(config, group, lockstep=True)
         parameter = torch.nn.Parameter(torch.zeros(floats))
-        optimizer = sync.optimizer([parameter]) or torch.optim.SGD([parameter], lr=1e-3)
+        sections = [{"params": [parameter], "lr": 1e-3, "weight_decay": 0.0}]
+        optimizer = sync.optimizer(sections) or torch.optim.SGD(sections)
         sync.attach([parameter])
         parameter.grad = torch.full((floats,), 1e-3 * (group.rank + 1))
         for step in range(steps):

@@ -87,7 +87,7 @@ def agreement(setting: str, group: Group, parameters: Sequence[torch.Tensor]) ->
         if config is None:
             dense = DenseAgreement(group)
         else:
-            dense = make_dense_sync(config, group, 0.0, False, source.sync, lambda sizes: [0] * len(sizes))
+            dense = make_dense_sync(config, group, False, source.sync, lambda sizes: [0] * len(sizes))
         stack.callback(dense.stop)
         dense.attach(parameters)
         yield dense

@@ -108,11 +108,8 @@ class _Here:
         self._lockstep = config.pipeline.mode != "async"
 
     def agreement(self, servers: SyncServers) -> DenseAgreement:
-        dense, optimizer = self._config.nodes.dense, self._config.training.dense_optimizer
-        return make_dense_sync(
-            dense, self._group, optimizer.learning_rate, self._lockstep, servers, lambda sizes: [0] * len(sizes),
-            optimizer.weight_decay,
-        )  # fmt: skip
+        dense = self._config.nodes.dense
+        return make_dense_sync(dense, self._group, self._lockstep, servers, lambda sizes: [0] * len(sizes))
 
     def connect(
         self,

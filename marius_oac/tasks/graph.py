@@ -19,6 +19,7 @@ from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
 from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.compute.update import Update
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components, Task
 from marius_oac.runtime.files.untrusted_arrays import read_npy
@@ -48,8 +49,9 @@ class TaskOnGraph(Task):
         """Plans the batches of shuffled examples."""
 
     @abstractmethod
-    def make_step(self, device: torch.device, threads: int) -> Step:
-        """Makes the step, with the initial values of its dense parameters."""
+    def make_step(self, device: torch.device, threads: int, update: Update) -> Step:
+        """Makes the step, with the initial values of its dense parameters; `update` says what follows from its
+        gradients."""
 
     def _planner(self, stack: ExitStack) -> GraphPlanner | NodePlanner:
         """The planner to train with."""
@@ -71,7 +73,7 @@ class TaskOnGraph(Task):
         layouts = {name: entity_layout(self.config) for name in rows}
         place = Tables(self.config.storage, self.folder, layouts, rows, stack, binding)
         stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
-        step = self.make_step(device, threads)
+        step = self.make_step(device, threads, Update.here(self.config.training.optimizer))
         stack.callback(step.close)
         return Components(in_order(self.config, planner), stores, step, device, place.tier)
 

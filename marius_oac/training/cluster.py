@@ -37,7 +37,6 @@ from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
 from marius_oac.runs.loop import TrainingLoop
 from marius_oac.runs.sharded.checkpoint import NODES, Layout, ShardedCheckpoint, check_saved, drop_after
-from marius_oac.runs.sharded.dense import dense_rate, weight_decay
 from marius_oac.runs.sharded.place import check_gpus, config_of, name_of
 from marius_oac.runs.sharded.placement import agreed_packing
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
@@ -355,7 +354,7 @@ def node_task(
             together = group.part([rank for rank in range(group.size) if crowd.trains[rank]])
         if together is None:  # it has no gradients; shards of parameters are sent to it
             return Served(ThreadGroup.members(1)[0])
-        return make_dense_sync(dense, together, dense_rate(config), lockstep, servers, assign, weight_decay(config))
+        return make_dense_sync(dense, together, lockstep, servers, assign)
 
     kind = ShardedCtrTask if isinstance(task, CtrTask) else ShardedGraphTask
     alpha = dense.alpha if dense.kind == "easgd" else None

@@ -12,7 +12,8 @@ from threadpoolctl import ThreadpoolController, threadpool_info
 
 from marius_oac.errors import ConfigError
 from marius_oac.kernels.cpu import losses as loss_kernels
-from marius_oac.models.link_prediction.step import RELATIONS, LinkPredictionStep, entity_width, relation_width
+from marius_oac.models.compute.dense_moments import RELATIONS
+from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
 from marius_oac.types import map_arrays
 from tests.device import DEVICE
 from tests.models.batches import CPU, DECODERS, OPTIMIZERS, Shape, configure, draw

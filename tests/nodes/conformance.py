@@ -248,7 +248,7 @@ def leaving(group):
 def _train(group, sync, steps):
     """A parameter that training moves; returns it."""
     parameter = torch.zeros(1000)
-    optimizer = sync.optimizer([parameter])
+    optimizer = sync.optimizer([{"params": [parameter], "lr": 0.01, "weight_decay": 0.0}])
     sync.attach([parameter])
     for _ in range(2):
         sync.start()
@@ -267,10 +267,7 @@ def _train(group, sync, steps):
 
 def lockstep_agreement(group):
     """Twice each, so that one that has ended may be made again."""
-    return [
-        [_train(group, AllReduce(group), 10), _train(group, KStep(group, 0.01, 4, 3, epsilon=1.0), 10)]
-        for _ in range(2)
-    ]
+    return [[_train(group, AllReduce(group), 10), _train(group, KStep(group, 4, 3, epsilon=1.0), 10)] for _ in range(2)]
 
 
 def background_agreement(group):

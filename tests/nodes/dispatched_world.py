@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
-from marius_oac.models.compute.dense_optimizer import DenseOptimizer
+from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.dense.served import bounds_of
 from marius_oac.nodes.shards.dispatched_rows import Dispatching
@@ -34,7 +34,7 @@ class Vector(nn.Module):
 
 
 def make_dispatching(mode, parts, shards, dense=True):
-    served = DenseOptimizer(Vector(), DenseOptimizerConfig(kind="sgd", learning_rate=DENSE_RATE)) if dense else None
+    served = NetworkParameters(Vector(), DenseOptimizerConfig(kind="sgd", learning_rate=DENSE_RATE)) if dense else None
     return Dispatching(
         mode=mode, parts=parts, bounds=bounds_of(served, shards), carriers=range(shards), dense=None, served=served
     )

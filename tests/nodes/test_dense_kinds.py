@@ -16,7 +16,7 @@ from tests.nodes.replicas import LocalSyncServers
 def make(lockstep=True, **values):
     (group,) = ThreadGroup.members(1)
     servers = LocalSyncServers(1, 0.5)
-    return make_dense_sync(DenseConfig(**values), group, 0.25, lockstep, servers, lambda sizes: [0] * len(sizes))
+    return make_dense_sync(DenseConfig(**values), group, lockstep, servers, lambda sizes: [0] * len(sizes))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_k_step_has_its_numbers():
     """One trainer, k = 2, beta1 = 0: the first step divides by the root of epsilon, the second by that of v."""
     parameter = torch.zeros(1)
     sync = make(kind="kstep", k=2, warm_up=0, epsilon=4.0, beta2=0.5)
-    optimizer = sync.optimizer([parameter])
+    optimizer = sync.optimizer([{"params": [parameter], "lr": 0.25, "weight_decay": 0.0}])
     sync.attach([parameter])
     parameter.grad = torch.tensor([8.0])
     optimizer.step()
@@ -63,4 +63,4 @@ def test_kinds_that_need_lockstep_say_so(kind):
 def test_easgd_needs_servers():
     (group,) = ThreadGroup.members(1)
     with pytest.raises(ValueError, match="needs sync servers"):
-        make_dense_sync(DenseConfig(kind="easgd"), group, 0.1, False)
+        make_dense_sync(DenseConfig(kind="easgd"), group, False)

@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from benchmarks.nodes.trainers import train_together
-from marius_oac.config.cluster import ClusterConfig
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.batches.rank_slice import RankSlice
+from marius_oac.models.compute.update import Update
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep
 from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.nodes.launch.cluster import Place
-from marius_oac.tasks.ctr.task import start_ctr_task
-from marius_oac.training.cluster import node_task
 from marius_oac.training.local import start_task
 from tests.click_logs import generated_days
 from tests.graphs import tiny_config
@@ -59,6 +56,7 @@ class Own(torch.optim.SGD):
     def __init__(self, told, parameters):
         super().__init__(parameters, lr=0.5)
         self.told = told
+        told.sections = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
 
     def step(self, closure=None):
         self.told.calls.append(("own", self.param_groups[0]["lr"]))
@@ -73,12 +71,14 @@ class World:
         if task == "clicks":
             self.batch = click_batches.draw("equal")
             config = click_batches.configure(**others)
-            self.step = CtrStep(config, self.batch.layout, network or self.batch.network(), CPU, 1, dense)
+            self.step = CtrStep(
+                config, self.batch.layout, network or self.batch.network(), CPU, 1, Update.elsewhere(dense)
+            )
         else:
             config = graph_batches.configure("distmult", **others)
             self.batch = graph_batches.draw(config, graph_batches.Shape())
             count = len(self.batch.relations)
-            self.step = LinkPredictionStep(config, count, CPU, 1, self.batch.relations, dense)
+            self.step = LinkPredictionStep(config, count, CPU, 1, self.batch.relations, Update.elsewhere(dense))
 
     def compute(self, timestamp, share=1.0, epoch=0):
         data = replace(self.batch.data, share=share, epoch=epoch)
@@ -143,7 +143,7 @@ def test_an_example_of_another_trainers_moves_no_replica(task, kind):
     config = click_batches.configure(nodes__dense__kind=kind).nodes.dense
     servers = LocalSyncServers(1, 0.5)
     assign = [0] * 20
-    dense = make_dense_sync(config, group, 0.1, True, servers, lambda sizes: assign[: len(sizes)], 0.1)
+    dense = make_dense_sync(config, group, True, servers, lambda sizes: assign[: len(sizes)])
     decay = {"training__dense_optimizer__weight_decay": 0.1} if task == "clicks" else {}
     world = World(task, dense, **decay)
     world.compute(0)
@@ -164,7 +164,7 @@ def test_where_gradients_are_summed_it_takes_part(task):
     networks = [click_batches.draw("equal").network() for _ in range(3)]  # torch's random numbers have one source
 
     def work(group):
-        dense = make_dense_sync(click_batches.configure().nodes.dense, group, 0.1, True)
+        dense = make_dense_sync(click_batches.configure().nodes.dense, group, True)
         world = World(task, dense, networks.pop())
         for timestamp in range(3):
             world.compute(timestamp, share=1.0 - group.rank)
@@ -198,19 +198,10 @@ def test_an_edge_of_another_trainers_is_not_counted(graph):
         assert planner.plan(4).examples == examples
 
 
-def dense_of(tree):
-    """The agreement of a run over nodes with this configuration."""
-    task, _ = start_ctr_task(CtrConfig.build(tree))
-    (group,) = ThreadGroup.members(1)
-    cluster = ClusterConfig.local(1, 1)
-    task = node_task(task, Place(cluster, cluster.nodes[0], 0, 0, None), group)
-    return task._make_dense(LocalSyncServers(1, 0.5))
-
-
-def test_k_step_has_the_weight_decay_of_the_configuration(tmp_path):
-    tree = generated_days(tmp_path, 30) | {
-        "training": {"dense_optimizer": {"weight_decay": 0.25, "learning_rate": 0.125}},
-        "nodes": {"dense": {"kind": "kstep"}},
-    }
-    (group,) = dense_of(tree).optimizer([torch.zeros(2)]).param_groups
-    assert (group["weight_decay"], group["lr"]) == (0.25, 0.125)
+@pytest.mark.parametrize("task", TASKS)
+def test_an_optimizer_of_the_agreements_own_has_rate_and_weight_decay_of_the_configuration(task):
+    told = Told(own=Own)
+    section = "training__dense_optimizer__" if task == "clicks" else "training__optimizer__"
+    others = {f"{section}learning_rate": 0.125} | ({f"{section}weight_decay": 0.25} if task == "clicks" else {})
+    World(task, told, **others)
+    assert told.sections == [(0.125, 0.25 if task == "clicks" else 0.0)]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
-from marius_oac.models.compute.dense_optimizer import DenseOptimizer
-from marius_oac.models.compute.row_optimizers import RowOptimizer
-from marius_oac.models.link_prediction.replicated_relations import ReplicatedRelations
+from marius_oac.models.compute.network_parameters import NetworkParameters
+from marius_oac.models.compute.update import Update
+from marius_oac.models.link_prediction.relations import RelationTable
 from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.dense.served import bounds_of
 from marius_oac.nodes.groups.thread_group import ThreadGroup
@@ -42,58 +42,69 @@ class Toy(nn.Module):
 SIZE = sum(each.numel() for each in Toy().trained)
 
 
-class Dense:
-    """The network's optimizer, and gradients as one vector."""
+def network_parameters(kind, weight_decay, decay):
+    config = DenseOptimizerConfig(kind=kind, learning_rate=0.05, weight_decay=weight_decay, decay=decay)
+    return NetworkParameters(Toy(), config)
 
-    def __init__(self, kind, weight_decay, decay):
-        self.network = Toy()
-        config = DenseOptimizerConfig(kind=kind, learning_rate=0.05, weight_decay=weight_decay, decay=decay)
-        self.served, self.decay = DenseOptimizer(self.network, config), decay
+
+def relation_table(kind, weight_decay, decay):
+    config = OptimizerConfig(kind=kind, learning_rate=0.05, initial_accumulator=0.1, decay=decay)
+    values = np.random.default_rng(4).normal(size=(RELATIONS, WIDTH)).astype(np.float32)
+    return RelationTable(values, config, torch.device("cpu"), at_once=False)
+
+
+class Model:
+    """Groups of dense parameters, and their gradients as one vector; a relation's gradient is often zero."""
+
+    def __init__(self, *groups):
+        (group,) = ThreadGroup.members(1)
+        self.served, self.groups = Update.elsewhere(AllReduce(group)), groups
+        for each in groups:
+            self.served.own(each)
+        self.served.ready()
 
     def step(self, gradient, timestamp, epoch):
-        parts = torch.from_numpy(gradient.copy()).split([each.numel() for each in self.network.trained])
-        for parameter, part in zip(self.network.trained, parts, strict=True):
-            parameter.grad = part.view(parameter.shape)
-        self.served.step(BatchData(epoch=epoch), timestamp)
+        parameters = [each for group in self.groups for each in group.parameters]
+        parts = torch.from_numpy(gradient.copy()).split([each.numel() for each in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.copy_(part.view(parameter.shape))
+        self.served.dense(0.0, BatchData(epoch=epoch), timestamp)
 
     def state(self):
         return {name: each.detach().numpy().copy() for name, each in self.served.state().items()}
 
 
-class Relations:
-    """Of a graph; a relation's gradient is often zero, and then it is not touched."""
+def dense(*how):
+    return Model(network_parameters(*how))
 
-    def __init__(self, kind, weight_decay, decay):
-        draw, self.decay = np.random.default_rng(4), decay
-        optimizer = RowOptimizer(OptimizerConfig(kind=kind, learning_rate=0.05, initial_accumulator=0.1))
-        self.table = torch.full((RELATIONS, WIDTH + optimizer.state_width(WIDTH)), optimizer.initial_state)
-        self.table[:, :WIDTH] = torch.from_numpy(draw.normal(size=(RELATIONS, WIDTH)))
-        (group,) = ThreadGroup.members(1)
-        self.served = ReplicatedRelations(self.table, WIDTH, optimizer, AllReduce(group))
 
-    def step(self, gradient, timestamp, epoch):
-        whole = torch.from_numpy(gradient).view(RELATIONS, WIDTH)
-        self.served.update_tensor(
-            whole, torch.arange(RELATIONS), torch.ones(1), timestamp, self.decay**epoch if self.decay < 1 else 1.0
-        )
+def relations(*how):
+    return Model(relation_table(*how))
 
-    def state(self):
-        return {"table": self.table.numpy().copy()}
+
+def both(kind, weight_decay, decay):
+    """An encoder below a head with relations; the rates decay differently."""
+    return Model(relation_table(kind, 0.0, 0.9), network_parameters(kind, weight_decay, decay))
 
 
 def gradients(model, seed, count):
     """float32 [count, size]; of relations some are zero."""
-    draw, size = np.random.default_rng(seed), model.served.size
-    found = draw.normal(size=(count, size)).astype(np.float32)
-    if model.served.grain > 1:
-        absent = draw.random((count, size // model.served.grain)) < 0.4
-        found[np.repeat(absent, model.served.grain, axis=1)] = 0
-    return found
+    draw, first, columns = np.random.default_rng(seed), 0, []
+    for group in model.groups:
+        found = draw.normal(size=(count, group.size)).astype(np.float32)
+        if isinstance(group, RelationTable):
+            found[np.repeat(draw.random((count, RELATIONS)) < 0.4, WIDTH, axis=1)] = 0
+        columns.append(found)
+        first += group.size
+    return np.concatenate(columns, axis=1)
 
 
+decays = st.sampled_from([1.0, 0.7])
 makers = st.one_of(
-    st.tuples(st.just(Dense), st.sampled_from(DENSE), st.sampled_from([0.0, 0.1]), st.sampled_from([1.0, 0.7])),
-    st.tuples(st.just(Relations), st.sampled_from(ROWS), st.just(0.0), st.sampled_from([1.0, 0.7])),
+    st.tuples(st.sampled_from([dense, both]), st.sampled_from(DENSE), st.sampled_from([0.0, 0.1]), decays),
+    st.tuples(st.just(relations), st.sampled_from(ROWS), st.just(0.0), decays),
 )
 
 
@@ -102,9 +113,8 @@ def bounds(draw, served):
     """Of 1 to 5 slices, some of them empty; as shards have them, or anywhere."""
     if draw(st.booleans()):
         return bounds_of(served, draw(st.sampled_from([1, 2, 3, 5, 40])))
-    grains = served.size // served.grain
-    inner = draw(st.lists(st.integers(0, grains), max_size=4))
-    return [0, *(each * served.grain for each in sorted(inner)), served.size]
+    inner = draw(st.lists(st.integers(0, served.size), max_size=4))
+    return [0, *(served.cut(each) for each in sorted(inner)), served.size]
 
 
 def sliced(model, edges):
@@ -127,7 +137,7 @@ def test_slices_are_the_whole(maker, data):
         epoch = number // 4
         whole.step(every[number], number, epoch)
         for each, first, end in zip(slices, edges, edges[1:], strict=False):
-            each.apply(every[number, first:end].copy(), number, other.decay**epoch)
+            each.apply(every[number, first:end].copy(), number, epoch)
     values = np.concatenate([each.values() for each in slices])
     other.served.take([each.state() for each in slices], edges)
     mine, theirs = whole.state(), other.state()
@@ -135,9 +145,8 @@ def test_slices_are_the_whole(maker, data):
     for name, expected in mine.items():
         assert theirs[name].shape == expected.shape and theirs[name].dtype == expected.dtype, name
         np.testing.assert_allclose(theirs[name], expected, rtol=1e-6, atol=1e-6, err_msg=name)
-    flat = np.concatenate([each.state()[: each.values().size] for each in sliced(other, [0, other.served.size])])
-    if make is Dense:
-        assert np.array_equal(values, flat), "what slices have is what the step has now"
+    (flat,) = sliced(other, [0, other.served.size])
+    assert np.array_equal(values, flat.values()), "what slices have is what the step has now"
     for each in range(2):  # and both go on alike
         last = gradients(whole, seed + 1 + each, 1)[0]
         whole.step(last, before + steps + each, 2)
@@ -161,7 +170,7 @@ def test_to_slices_and_back_changes_no_bit(maker, data):
     assert all(np.array_equal(before[name], after[name]) for name in before) and before.keys() == after.keys()
 
 
-@pytest.mark.parametrize("make, kinds", [(Dense, DENSE), (Relations, ROWS)])
+@pytest.mark.parametrize("make, kinds", [(dense, DENSE), (relations, ROWS), (both, DENSE)])
 def test_every_kind_moves_what_it_is_given(make, kinds):
     """Else the tests above would show little."""
     for kind in kinds:
@@ -169,17 +178,21 @@ def test_every_kind_moves_what_it_is_given(make, kinds):
         before = model.state()
         slices = sliced(model, edges := bounds_of(model.served, 3))
         for each, first, end in zip(slices, edges, edges[1:], strict=False):
-            each.apply(np.ones(end - first, np.float32), 0, 1.0)
+            each.apply(np.ones(end - first, np.float32), 0, 0)
         model.served.take([each.state() for each in slices], edges)
         moved = {name for name, each in model.state().items() if not np.array_equal(each, before[name])}
-        expected = {"network.matrix", "network.scale", "network.bias", "network.last"} if make is Dense else {"table"}
+        network = {"network.matrix", "network.scale", "network.bias", "network.last"}
+        expected = {dense: network, relations: {"relations"}, both: network | {"relations"}}[make]
         assert expected <= moved and not moved & {"network.frozen", "network.mean"}
 
 
-def test_bounds_are_at_grains_and_cover_all():
-    for served in (Dense("adam", 0, 1).served, Relations("adam", 0, 1).served):
+def test_bounds_cover_all_and_no_relation_is_cut():
+    for make in (dense, relations, both):
+        served = make("adam", 0, 1).served
         for shards in (1, 2, 3, 5, 40):
             edges = bounds_of(served, shards)
             assert len(edges) == shards + 1 and (edges[0], edges[-1]) == (0, served.size)
-            assert edges == sorted(edges) and not any(each % served.grain for each in edges)
+            assert edges == sorted(edges)
+            whole = 0 if make is dense else RELATIONS * WIDTH
+            assert not any(each % WIDTH for each in edges if each < whole)
     assert bounds_of(None, 3) == [0, 0, 0, 0]

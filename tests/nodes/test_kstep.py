@@ -44,10 +44,10 @@ def quadratic(seed):
     return gradient
 
 
-def train(group, start, gradient, steps, sync, split=None):
+def train(group, start, gradient, steps, sync, rate=0.02, weight_decay=0.0):
     """Yields the parameters after each step."""
     parameters = cut(start)
-    optimizer = sync.optimizer(parameters)
+    optimizer = sync.optimizer([{"params": parameters, "lr": rate, "weight_decay": weight_decay}])
     sync.attach(parameters)
     for t in range(1, steps + 1):
         found = gradient(t, group.rank, flat_of(parameters))
@@ -67,8 +67,8 @@ def test_three_trainers_are_algorithm_2(k, beta1):
     settings_ = {"k": k, "warm_up": 0, "epsilon": 0.5}
 
     def work(group):
-        sync = KStep(group, 0.05, betas=(beta1, 0.99), **settings_)
-        return list(train(group, start, gradient, 150, sync))
+        sync = KStep(group, betas=(beta1, 0.99), **settings_)
+        return list(train(group, start, gradient, 150, sync, 0.05))
 
     found = np.array(together(ThreadGroup.members(3), work))
     oracle = naive.kstep_adam(np.tile(start, (3, 1)), gradient, rate=0.05, beta1=beta1, beta2=0.99, **settings_)
@@ -87,7 +87,7 @@ def test_any_schedule_is_algorithm_2(size, k, warm_up, beta1, steps, seed):
     start, gradient = np.random.default_rng(seed).standard_normal(TOTAL).astype(np.float32), quadratic(seed)
 
     def work(group):
-        sync = KStep(group, 0.02, k, warm_up, (beta1, 0.9), 0.1)
+        sync = KStep(group, k, warm_up, (beta1, 0.9), 0.1)
         found = list(train(group, start, gradient, steps, sync))
         sync.finish()
         return found, flat_of(sync._live), sync.metrics()
@@ -112,8 +112,8 @@ def test_weights_decay_as_in_adam_and_who_has_no_example_makes_no_step(k):
         return None if (i == 1 and t % 3 == 0) or t == 8 else own(t, i, x)
 
     def work(group):
-        sync = KStep(group, 0.02, k, 2, (0.5, 0.9), 0.1, 0.3)
-        return list(train(group, np.ones(TOTAL, np.float32), gradient, 20, sync))
+        sync = KStep(group, k, 2, (0.5, 0.9), 0.1)
+        return list(train(group, np.ones(TOTAL, np.float32), gradient, 20, sync, weight_decay=0.3))
 
     found = np.array(together(ThreadGroup.members(3), work)).swapaxes(0, 1)
     oracle = naive.kstep_adam(np.ones((3, TOTAL)), gradient, k, 0.02, 0.5, 0.9, 0.1, 2, 0.3)
@@ -122,7 +122,7 @@ def test_weights_decay_as_in_adam_and_who_has_no_example_makes_no_step(k):
 
 def test_merged_parameters_are_not_exchanged_again_when_training_ends():
     def work(group):
-        sync = KStep(group, 0.02, 5, 0, epsilon=1.0)
+        sync = KStep(group, 5, 0, epsilon=1.0)
         last = list(train(group, np.ones(TOTAL, np.float32), quadratic(3), 10, sync))[-1]
         before = sync._channel.bytes_sent
         sync.finish()
@@ -137,8 +137,8 @@ def test_without_warm_up_a_small_epsilon_blows_up_and_with_it_it_does_not():
 
     def largest(warm_up):
         def work(group):
-            sync = KStep(group, 0.01, 10, warm_up)
-            return np.abs(list(train(group, np.ones(TOTAL, np.float32), quadratic(2), 130, sync))).max()
+            sync = KStep(group, 10, warm_up)
+            return np.abs(list(train(group, np.ones(TOTAL, np.float32), quadratic(2), 130, sync, 0.01))).max()
 
         with np.errstate(over="ignore"):
             return max(together(ThreadGroup.members(2), work))
@@ -150,8 +150,8 @@ def test_without_warm_up_a_small_epsilon_blows_up_and_with_it_it_does_not():
 @pytest.mark.parametrize("k", [1, 10, 20, 50])
 def test_bytes_are_one_kth_of_merging_in_every_step(k):
     def work(group):
-        sync = KStep(group, 0.001, k, 0, epsilon=1.0)
-        list(train(group, np.ones(TOTAL, np.float32), quadratic(2), 100, sync))
+        sync = KStep(group, k, 0, epsilon=1.0)
+        list(train(group, np.ones(TOTAL, np.float32), quadratic(2), 100, sync, 0.001))
         return sync.metrics()
 
     for metrics in together(ThreadGroup.members(2), work):
@@ -165,9 +165,9 @@ def test_the_state_of_the_optimizer_goes_on_where_it_was():
     start, gradient = np.ones(TOTAL, np.float32), quadratic(9)
 
     def run(group, begin, steps, kept=None):
-        sync = KStep(group, 0.02, 4, 2)
+        sync = KStep(group, 4, 2)
         parameters = cut(start)
-        optimizer = sync.optimizer(parameters)
+        optimizer = sync.optimizer([{"params": parameters, "lr": 0.02, "weight_decay": 0.0}])
         sync.attach(parameters)
         mine = [{"x": parameter, **optimizer.state[parameter]} for parameter in parameters]
         for tensors, values in zip(mine, kept or mine, strict=True):

@@ -209,7 +209,7 @@ def test_a_model_without_dense_parameters_has_nothing_to_do():
         Averaging(group, 0.5, 1, True),
         Averaging(group, 0.5, 1, False),
         AllReduce(group),
-        KStep(group, 1, 1, 1),
+        KStep(group, 1, 1),
     ):
         sync.start()
         sync.finish()

@@ -26,6 +26,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.models.compute.soundness import is_sound
+from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.runs.memory.plan import MemoryPlan
@@ -34,7 +35,6 @@ from marius_oac.tasks.ctr import memory as ctr_memory
 from marius_oac.tasks.ctr.build import make_ctr_network, make_ctr_step, row_layout, tables_of
 from marius_oac.tasks.graph import entity_layout
 from marius_oac.tasks.link_prediction import memory as graph_memory
-from marius_oac.tasks.link_prediction.build import make_encoded_step, make_step
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.tasks.node_classification import memory as classes_memory
 from marius_oac.tasks.node_classification.task import NodeClassificationTask
@@ -168,7 +168,7 @@ def _links(data: Data, overrides: list[str]) -> Made:
     tree = {"data": {"path": str(folder)}, "model": {"decoder": "dot"} if encoded else {}}
     config, graph = Config.build(tree, overrides), Graph.open(folder)
     task = GraphTask(config, graph)
-    step = make_encoded_step(config, graph, task.encoder, META, 1) if encoded else make_step(config, graph, META, 1)
+    step = task.make_step(META, 1, Update.here(config.training.optimizer))
     planner = graph_memory.make_planner(config, graph, task.encoder)
     layouts = [entity_layout(config) for _ in planner.tables]
     return Made(step, planner.plan(0), planner.tables, layouts, task.plan_memory(data.folder))
@@ -180,7 +180,7 @@ def _classes(data: Data, overrides: list[str]) -> Made:
         "data": {"path": str(data.folder / "plain"), "labels": str(data.folder / "labels.tsv")},
     }
     task = NodeClassificationTask(Config.build(tree, overrides), Graph.open(data.folder / "plain"))
-    step = task.make_step(META, 1)
+    step = task.make_step(META, 1, Update.here(task.config.training.optimizer))
     layouts = [entity_layout(task.config) for _ in task.planner.tables]
     return Made(step, task.planner.plan(0), task.planner.tables, layouts, task.plan_memory(data.folder))
 

@@ -12,8 +12,10 @@ import torch
 from marius_oac import resume, train
 from marius_oac.cli.commands import main
 from marius_oac.errors import DivergedError
-from marius_oac.models.compute.dense_optimizer import DenseOptimizer
+from marius_oac.models.compute.network_parameters import NetworkParameters
+from marius_oac.models.compute.row_optimizers import GradientPassThrough
 from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
+from marius_oac.models.compute.update import Update
 from marius_oac.models.link_prediction.step import LinkPredictionStep
 from marius_oac.runs.checkpoints.retention import Checkpoints
 from marius_oac.runtime.files.atomic import json_text
@@ -119,22 +121,29 @@ def test_relations_too(graph, tmp_path, monkeypatch):
 
     def infinite(self, *args, **named):
         rate(self, *args, **named)
-        self._relation_optimizer._learning_rate = float("inf")
+        self._relations._optimizer._learning_rate = float("inf")
 
     monkeypatch.setattr(LinkPredictionStep, "__init__", infinite)
     with np.errstate(all="ignore"), pytest.raises(DivergedError, match="the loss is nan .* at batch 0: "):
         train(tiny_config(graph), tmp_path / "run")
 
 
+def made(network, config):
+    update = Update(GradientPassThrough())
+    update.own(NetworkParameters(network, config))
+    update.ready()
+    return update
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e25])
 def test_a_gradient_of_a_network_is_told_beside_the_loss(bad):
     config = ctr_config("log.parquet").training.dense_optimizer
     network = torch.nn.Linear(3, 2)
-    optimizer = DenseOptimizer(network, config)
+    update = made(network, config)
     for number, expected in ((1.0, 0.0), (bad, None)):
         network(torch.ones(1, 3)).sum().backward()
         network.weight.grad[1, 2] = number
-        fault = float(optimizer.step(BatchData(), 0))
+        fault = float(update.dense(0.0, BatchData(), 0))
         assert fault == 0.0 if expected == 0.0 else np.isnan(fault)
 
 
@@ -143,20 +152,20 @@ def test_a_network_that_an_update_makes_infinite_is_told(tmp_path):
         "log.parquet", "training.dense_optimizer.kind=sgd", "training.dense_optimizer.learning_rate=1e38"
     )
     network = torch.nn.Linear(3, 2)
-    optimizer = DenseOptimizer(network, config.training.dense_optimizer)
+    update = made(network, config.training.dense_optimizer)
     (network(torch.ones(1, 3)).sum() * 1e3).backward()
-    assert np.isnan(float(optimizer.step(BatchData(), 0)))
+    assert np.isnan(float(update.dense(0.0, BatchData(), 0)))
 
 
 def test_the_fault_of_a_network_reaches_the_batch(tmp_path, monkeypatch):
-    step = DenseOptimizer.step
+    dense = Update.dense
 
-    def spoiled(self, data, timestamp):
+    def spoiled(self, loss, data, timestamp):
         if timestamp == 5:
-            next(iter(self._parameters.values())).grad.fill_(np.nan)
-        return step(self, data, timestamp)
+            self._groups[0].parameters[0].grad.fill_(np.nan)
+        return dense(self, loss, data, timestamp)
 
-    monkeypatch.setattr(DenseOptimizer, "step", spoiled)
+    monkeypatch.setattr(Update, "dense", spoiled)
     with pytest.raises(DivergedError, match="the loss is nan .* at batch 5: "):
         train(ctr_config(small_log(tmp_path / "log.parquet", 400)), tmp_path / "run")
 

@@ -7,7 +7,7 @@ starts with Adam's corrected moments, v being at least epsilon. This is the hot 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -26,10 +26,12 @@ def is_kstep(state: Mapping[str, torch.Tensor]) -> bool:
     return any(name.endswith(f".{MERGED}") for name in state)
 
 
-def network_to_kstep(state: Mapping[str, torch.Tensor], betas: tuple[float, float], epsilon: float) -> State:
-    """Converts a network's dense state from Adam with these betas to k-step Adam."""
+def network_to_kstep(
+    state: Mapping[str, torch.Tensor], owners: Iterable[str], betas: tuple[float, float], epsilon: float
+) -> State:
+    """Converts a dense state from Adam with these betas to k-step Adam; `owners` are the prefixes of the moments."""
     found = dict(state)
-    for owner in _owners(state):
+    for owner in owners:
         step = int(state[f"{owner}.{STEP}"])
         first, second = (state[f"{owner}.{key}"] for key in (FIRST, SECOND))
         found[f"{owner}.{STEP}"] = torch.tensor(step)
@@ -39,14 +41,15 @@ def network_to_kstep(state: Mapping[str, torch.Tensor], betas: tuple[float, floa
     return found
 
 
-def network_from_kstep(state: Mapping[str, torch.Tensor], betas: tuple[float, float]) -> State:
-    """Converts a network's dense state from k-step Adam to Adam with these betas."""
-    found = {name: tensor for name, tensor in state.items() if not name.endswith(f".{MERGED}")}
-    for owner in _owners(state):
-        step = int(state[f"{owner}.{STEP}"])
+def network_from_kstep(state: Mapping[str, torch.Tensor], owners: Iterable[str], betas: tuple[float, float]) -> State:
+    """Converts a dense state from k-step Adam to Adam with these betas. Arguments are those of `network_to_kstep`."""
+    found = dict(state)
+    for owner in owners:
+        step = int(found[f"{owner}.{STEP}"])
         found[f"{owner}.{STEP}"] = torch.tensor(float(step))
         for key, beta in zip((FIRST, SECOND), betas, strict=True):
             found[f"{owner}.{key}"] = state[f"{owner}.{key}"] * (1 - beta**step)
+        del found[f"{owner}.{MERGED}"]
     return found
 
 
@@ -59,8 +62,6 @@ def relations_to_kstep(
         width: Dr, floats of a relation's value in the table [R, Dr + state].
         batches: the number of trained batches, which are Adam's steps.
     """
-    if RELATIONS not in state:
-        return dict(state)
     table = state[RELATIONS]
     second = _corrected(table[:, 2 * width :], betas[1], batches).clamp_(min=epsilon)
     own = {STEP: torch.tensor(batches), FIRST: _corrected(table[:, width : 2 * width], betas[0], batches),
@@ -72,15 +73,9 @@ def relations_from_kstep(
     state: Mapping[str, torch.Tensor], width: int, betas: tuple[float, float], batches: int
 ) -> State:
     """Converts the relations' dense state from k-step Adam to Adam. Arguments are those of `relations_to_kstep`."""
-    if RELATIONS not in state:
-        return dict(state)
     moments = [state[f"{OWN}{key}"] * (1 - beta**batches) for key, beta in zip((FIRST, SECOND), betas, strict=True)]
-    return {RELATIONS: torch.cat([state[RELATIONS][:, :width], *moments], 1)}
-
-
-def _owners(state: Mapping[str, torch.Tensor]) -> list[str]:
-    """The names of what has moments."""
-    return [name.removesuffix(f".{SECOND}") for name in state if name.endswith(f".{SECOND}")]
+    others = {name: tensor for name, tensor in state.items() if not name.startswith(OWN)}
+    return others | {RELATIONS: torch.cat([state[RELATIONS][:, :width], *moments], 1)}
 
 
 def _corrected(moment: torch.Tensor, beta: float, step: int) -> torch.Tensor:

@@ -24,16 +24,17 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from marius_oac.batches import ClickBatch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import InputError
-from marius_oac.models.compute.dense_optimizer import DenseOptimizer
+from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.products import PooledProducts
-from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
+from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.torch_state import compute_threads, seeded, torch_threads
+from marius_oac.models.compute.update import Update
 from marius_oac.models.ctr.network import KEY, Network
 from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.models.ctr.tensor_rows import TensorRows
-from marius_oac.types import BatchData, DenseSync, present
+from marius_oac.types import present
 
 
 class CtrStep:
@@ -51,9 +52,7 @@ class CtrStep:
         network: moved to the device and trained in place.
         device: a CPU or CUDA device.
         threads: on the CPU, at least 1.
-        dense: how the network agrees with those of other nodes. Rows then have no state, and `compute` replaces their
-            values by gradients, without the penalty's. None: there is one node.
-        rank: of this node, which determines its random numbers.
+        update: what follows from the gradients; None: that of one machine, as configured.
 
     Raises:
         ValueError: the tables don't have each field once.
@@ -66,29 +65,24 @@ class CtrStep:
         network: Network,
         device: torch.device,
         threads: int,
-        dense: DenseSync | None = None,
-        rank: int = 0,
+        update: Update | None = None,
     ) -> None:
-        self._rank, self._penalty = rank, 0.0 if dense else config.training.embedding_l2
-        self._seed, self._training, self._layout, self._device = config.seed, config.training, tuple(layout), device
+        training = config.training
+        self._update = update or Update.here(training.optimizer, training.embedding_l2)
+        self._seed, self._layout, self._device = config.seed, tuple(layout), device
         self._network = network.to(device)
         self._norms = [each for each in self._network.modules() if isinstance(each, nn.BatchNorm1d)]
         self._weighted = bool(network.first_order)
         self._sequences = [sequence.name for table in layout for sequence in table.sequences]
         self._dimensions = Fields.of(layout).dimensions
-        self._optimizer = GradientPassThrough() if dense else RowOptimizer(config.training.optimizer)
-        self._dense = DenseOptimizer(self._network, config.training.dense_optimizer, dense)
+        self._update.own(NetworkParameters(self._network, training.dense_optimizer))
+        self._update.ready()
         self._scratch = Scratch()
-        self._tensor_rows, self._stack = TensorRows(layout, self._weighted, self._optimizer), ExitStack()
+        self._tensor_rows, self._stack = TensorRows(layout, self._weighted, self._update.rows), ExitStack()
         thread_pool = self._stack.enter_context(compute_threads(device, threads))
         self._array_rows = ArrayRows(layout, self._weighted, thread_pool)
         self._products = PooledProducts(thread_pool, Scratch())
         self._products_kept = PooledProducts(thread_pool, None)
-
-    @property
-    def served(self) -> DenseOptimizer | None:
-        """See `Step.served`."""
-        return self._dense if self._dense.size else None
 
     def compute(self, rows: Sequence[Any], data: ClickBatch[Any], timestamp: int) -> Any:
         """See `Step.compute`.
@@ -101,7 +95,7 @@ class CtrStep:
             ValueError: the rows are not float32 [n, D + first-order weight + state] in C order, or not one array for
                 each table.
         """
-        tensors = self._check(rows, self._optimizer)
+        tensors = self._check(rows, self._update.rows)
         self._network.train()
         if len(data.numbers) == 1:
             for norm in self._norms:
@@ -112,25 +106,23 @@ class CtrStep:
             gathered = self._array_rows.gather(rows, data.tables)
             labels = torch.from_numpy(self._own("labels", present(data.labels)))
             numbers = torch.from_numpy(self._own("numbers", data.numbers))
-            with seeded(self._masks(data, timestamp), self._device):
+            with seeded(self._update.seed(self._seed, data, timestamp), self._device):
                 loss, gradients = self._differentiate(_as_tensors(gathered), numbers, labels)
-            fault = self._dense.step(data, timestamp)
-        rule = self._optimizer.rule(timestamp, self._training.optimizer.decay**data.epoch)
-        weight = self._penalty
+            loss = self._update.dense(loss, data, timestamp)
+        rule, weight = self._update.rows.rule(timestamp, self._update.factor(data)), self._update.penalty
         squares = self._array_rows.update(rows, _as_arrays(gradients), rule, weight)
-        return loss.item() + weight / 2 * squares + float(fault)
+        return loss.item() + weight / 2 * squares
 
     def _compute_tensors(
         self, rows: Sequence[torch.Tensor], data: ClickBatch[torch.Tensor], timestamp: int
     ) -> torch.Tensor:
         gathered = self._tensor_rows.gather(rows, data.tables)
-        with seeded(self._masks(data, timestamp), self._device):
+        with seeded(self._update.seed(self._seed, data, timestamp), self._device):
             loss, gradients = self._differentiate(gathered, data.numbers, present(data.labels))
-        fault = self._dense.step(data, timestamp)
-        weight = self._penalty
-        factor = self._training.optimizer.decay**data.epoch
+        loss = self._update.dense(loss, data, timestamp)
+        weight, factor = self._update.penalty, self._update.factor(data)
         squares = self._tensor_rows.update(rows, data.tables, gradients, timestamp, factor, weight)
-        return loss + weight / 2 * squares + fault
+        return loss + weight / 2 * squares
 
     def predict(self, rows: Sequence[Any], data: ClickBatch[Any]) -> Any:
         """The probabilities of a click, float32 [B], an array or a tensor as the rows. Nothing is changed.
@@ -171,10 +163,6 @@ class CtrStep:
         copy[:] = array
         return copy
 
-    def _masks(self, data: BatchData, timestamp: int) -> list[int]:
-        """The source of dropout's masks: the batch and the part of it, or the timestamp and this trainer's rank."""
-        return [self._seed, *((timestamp, self._rank) if data.part is None else data.part)]
-
     def _inputs(self, gathered: Gathered, numbers: torch.Tensor) -> Inputs:
         size, dimensions = numbers.shape[0], self._dimensions
         equal = len(set(dimensions)) == 1
@@ -214,7 +202,7 @@ class CtrStep:
 
     def dense_state(self) -> Mapping[str, torch.Tensor]:
         """A copy of the network's parameters and buffers and of their optimizer's state, by name."""
-        return {name: tensor.detach().clone() for name, tensor in self._dense.state().items()}
+        return self._update.copy()
 
     def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copies the tensors of a `dense_state` into this step's.
@@ -222,7 +210,7 @@ class CtrStep:
         Raises:
             ValueError: the state is that of another model.
         """
-        self._dense.load(state)
+        self._update.load(state)
 
     def close(self) -> None:
         """Ends the threads."""

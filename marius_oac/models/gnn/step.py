@@ -4,7 +4,7 @@ Guarantees:
 - `compute` is called by one thread; on the CPU it runs its work on the head's pool.
 - The result is a function of rows, data, timestamp and dense state alone: the same bits for any number of threads.
   On the CPU torch uses one thread while a batch is computed, and large operations run on the pool.
-- Dropout's masks are drawn from (seed, timestamp); torch's generators are restored afterwards.
+- Dropout's masks are drawn from `Update.seed`; torch's generators are restored afterwards.
 - If `compute` raises, the rows it was given and the dense parameters are corrupted; the run must stop.
 """
 
@@ -21,25 +21,25 @@ import torch
 from torch import Tensor
 
 from marius_oac.batches import EncodedBatch
-from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
-from marius_oac.models.compute.dense_optimizer import NETWORK, OPTIMIZER, DenseOptimizer
+from marius_oac.config.sections import DenseOptimizerConfig
+from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.products import PooledProducts
-from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.thread_pool import Shared, ThreadPool
 from marius_oac.models.compute.tiles import blocks
 from marius_oac.models.compute.torch_state import seeded, torch_threads
+from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import blaming_frames
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
 from marius_oac.models.gnn.layers import Means
-from marius_oac.types import Step, map_arrays, present
+from marius_oac.types import map_arrays, present
 
 _BLOCK_ROWS = 4096
 
 
-class Head(Step, Protocol):
-    """A step whose only rows are encoded nodes: `compute` replaces their values by the gradient of its loss.
+class Head(Protocol):
+    """A step over encoded nodes, whose own dense parameters the encoder's step updates with the encoder's.
 
     Attributes:
         thread_pool: which the encoder uses too, until the head is closed.
@@ -47,38 +47,43 @@ class Head(Step, Protocol):
 
     thread_pool: ThreadPool
 
+    def compute(self, rows: Sequence[Any], data: Any, timestamp: int) -> Any:
+        """Replaces the nodes' values, `rows[0]`, by the gradient of its loss, which it returns as `Step.compute`."""
+
+    def close(self) -> None:
+        """Ends its threads."""
+
 
 class EncodedStep:
     """A `types.Step` for batches of encoded nodes.
 
     Args:
         encoder: moved to the device and trained in place.
-        head: closed with this step.
+        head: made with `update.below()`; closed with this step.
         dimension: D, floats of value in a node's row; 0: nodes have no rows, and `compute` gets none.
-        rows: configures the rows' optimizer.
         dense: configures the encoder's optimizer.
+        update: what follows from the gradients of rows and parameters.
         seed: of the run.
         device: the head's.
         own: files of the user that layers come from. Their results are in memory that is not reused, and their errors
             name file and line.
     """
 
-    served = None
-
     def __init__(
         self,
         encoder: Encoder,
         head: Head,
         dimension: int,
-        rows: OptimizerConfig,
         dense: DenseOptimizerConfig,
+        update: Update,
         seed: int,
         device: torch.device,
         own: Sequence[Path] = (),
     ) -> None:
         self._own, self.encoder, self.head = tuple(own), encoder.to(device), head
-        self._dimension, self._seed, self._device, self._decay = dimension, seed, device, rows.decay
-        self._rows, self._dense = RowOptimizer(rows), DenseOptimizer(self.encoder, dense)
+        self._dimension, self._seed, self._device, self._update = dimension, seed, device, update
+        update.own(NetworkParameters(self.encoder, dense))
+        update.ready()
         self._products, self._scratch = PooledProducts(head.thread_pool, None if own else Scratch()), Scratch()
 
     def compute(self, rows: Sequence[Any], data: EncodedBatch[Any], timestamp: int) -> Any:
@@ -104,11 +109,10 @@ class EncodedStep:
             if encoded.requires_grad:  # not if a user's layer has no parameters and nodes no rows
                 encoded.backward(torch.from_numpy(handed))
         with torch_threads(1):  # outside of the mode, which would intercept its many small operations
-            fault = self._dense.step(data, timestamp)
+            loss = self._update.dense(loss, data, timestamp)
         if leaf is not None:
-            gradients = present(leaf.grad).numpy()
-            self._update(rows[0], present(data.inputs), gradients, timestamp, self._decay**data.epoch)
-        return loss + float(fault)
+            self._update_rows(rows[0], data, present(leaf.grad).numpy(), timestamp)
+        return loss
 
     def _compute_tensors(self, rows: Sequence[Tensor], data: EncodedBatch[Tensor], timestamp: int) -> Tensor:
         values = rows[0][:, : self._dimension] if rows else None
@@ -117,12 +121,12 @@ class EncodedStep:
         loss = self.head.compute([handed], data.head, timestamp)
         if encoded.requires_grad:
             encoded.backward(handed)
-        fault = self._dense.step(data, timestamp)
+        loss = self._update.dense(loss, data, timestamp)
         if leaf is not None and values is not None:
             gradients = torch.empty_like(values)
             gradients[present(data.inputs)] = present(leaf.grad)[:, : self._dimension]
-            self._rows.update(rows[0], gradients, timestamp, self._decay**data.epoch)
-        return loss + fault
+            self._update.rows.update(rows[0], gradients, timestamp, self._update.factor(data))
+        return loss
 
     def _encode(
         self, values: Tensor | None, data: EncodedBatch[Tensor], timestamp: int, thread_pool: Shared | None
@@ -134,25 +138,24 @@ class EncodedStep:
             leaf = (own if data.features is None else torch.cat((own, data.features), 1)).requires_grad_()
         means = None if data.means is None else Means(data.features, data.means)
         self.encoder.train()
-        with torch.enable_grad(), seeded([self._seed, timestamp], self._device):
+        with torch.enable_grad(), seeded(self._update.seed(self._seed, data, timestamp), self._device):
             given = leaf if leaf is not None else means or data.features
             return leaf, self.encoder(given, blocks_of(data), thread_pool)
 
-    def _update(
-        self, rows: np.ndarray, places: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float
+    def _update_rows(
+        self, rows: np.ndarray, data: EncodedBatch[np.ndarray], gradients: np.ndarray, timestamp: int
     ) -> None:
-        own = self._scratch.take("gradients", len(rows), self._dimension)
+        own, factor = self._scratch.take("gradients", len(rows), self._dimension), self._update.factor(data)
 
         def update(begin: int, end: int) -> None:
-            self._rows.update(rows[begin:end], own[begin:end], timestamp, factor)
+            self._update.rows.update(rows[begin:end], own[begin:end], timestamp, factor)
 
-        own[places] = gradients[:, : self._dimension]
+        own[present(data.inputs)] = gradients[:, : self._dimension]
         self.head.thread_pool.run([partial(update, *cut) for cut in blocks(0, len(rows), _BLOCK_ROWS)])
 
     def dense_state(self) -> Mapping[str, Tensor]:
         """A copy of the encoder's and the head's parameters with the state of their optimizers, by name."""
-        own = {name: tensor.detach().clone() for name, tensor in self._dense.state().items()}
-        return {**own, **self.head.dense_state()}
+        return self._update.copy()
 
     def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
         """Copies the tensors of a `dense_state` into this step's.
@@ -160,8 +163,7 @@ class EncodedStep:
         Raises:
             ValueError: the state is that of another model.
         """
-        self._dense.load({name: tensor for name, tensor in state.items() if _encoders_state(name)})
-        self.head.load_dense_state({name: tensor for name, tensor in state.items() if not _encoders_state(name)})
+        self._update.load(state)
 
     def close(self) -> None:
         """Closes the head."""
@@ -175,7 +177,3 @@ def blocks_of(data: EncodedBatch[Tensor]) -> list[Block]:
         found.append(Block(block.offsets, block.sources, num_inputs))
         num_inputs = found[-1].num_outputs
     return found
-
-
-def _encoders_state(name: str) -> bool:
-    return name.startswith((NETWORK, OPTIMIZER))

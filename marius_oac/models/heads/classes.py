@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,8 +21,6 @@ class ClassesHead:
     Until `close`, which the thread that made the head calls, `compute_threads` is in effect.
     """
 
-    served = None
-
     def __init__(self, device: torch.device, threads: int) -> None:
         self._stack = ExitStack()
         self.thread_pool = self._stack.enter_context(compute_threads(device, threads))
@@ -37,15 +35,6 @@ class ClassesHead:
         loss, gradient = _differentiate(torch.from_numpy(scores), torch.from_numpy(data.labels))
         scores[:] = gradient.numpy()
         return loss.item()
-
-    def dense_state(self) -> Mapping[str, Tensor]:
-        """It has no parameters."""
-        return {}
-
-    def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raises ValueError if the state is not empty."""
-        if state:
-            raise ValueError(f"dense state {sorted(state)}, but this model has none of these")
 
     def close(self) -> None:
         """Ends the threads."""

@@ -22,15 +22,16 @@ from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.parts import WITHOUT_RELATIONS
 from marius_oac.errors import ConfigError
-from marius_oac.models.compute.dense_moments import RELATIONS
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
-from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
 from marius_oac.models.compute.torch_state import compute_threads, torch_threads
+from marius_oac.models.compute.update import Update
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.models.link_prediction.handwritten import HandwrittenGradient, Relations, is_handwritten
-from marius_oac.models.link_prediction.replicated_relations import ReplicatedRelations
-from marius_oac.types import DenseSync, map_arrays, present
+from marius_oac.models.link_prediction.relations import RelationTable
+from marius_oac.types import map_arrays, present
+
+_NO_RELATIONS = Relations(None, GradientPassThrough().rule(0))
 
 
 def entity_width(config: Config) -> tuple[int, int]:
@@ -63,9 +64,7 @@ class LinkPredictionStep:
         threads: on the CPU, at least 1.
         relations: float32 [R, relation_width(config)], the relations' initial values; copied. None if R or the width
             is 0.
-        dense: how the relations agree with those of other nodes. Entities' rows then have no state, and `compute`
-            replaces their values by gradients. None: there is one node.
-        encoded: entities' rows are encoded nodes, whose values `compute` replaces by gradients; see `gnn.step.Head`.
+        update: what follows from the gradients; None: that of one machine, as configured.
 
     Raises:
         ConfigError: the decoder needs relations and the graph has none.
@@ -79,8 +78,7 @@ class LinkPredictionStep:
         device: torch.device,
         threads: int,
         relations: np.ndarray | None = None,
-        dense: DenseSync | None = None,
-        encoded: bool = False,
+        update: Update | None = None,
     ) -> None:
         width = relation_width(config)
         if width and not num_relations:
@@ -89,32 +87,21 @@ class LinkPredictionStep:
                 "model.decoder",
             )
         optimizer = config.training.optimizer
-        self._dimension, self._decay, self._device = config.model.dimension, optimizer.decay, device
-        self._entity_optimizer = GradientPassThrough() if dense or encoded else RowOptimizer(optimizer)
-        self._relation_optimizer = RowOptimizer(optimizer, optimizer.relation_learning_rate)
-        self._width = self._dimension + self._entity_optimizer.state_width(self._dimension)
-        self._relation_width, self._relations = width, None
+        self._update = update or Update.here(optimizer)
+        self._dimension = config.model.dimension
+        self._width = self._dimension + self._update.rows.state_width(self._dimension)
+        self._relations: RelationTable | None = None
         if width:
-            self._relations = self._make_relations(num_relations, relations)
-        self._agreed = ReplicatedRelations(self._relations, width, self._relation_optimizer, dense) if dense else None
+            values, shape = relations, (num_relations, width)
+            if values is None or values.shape != shape or values.dtype != np.float32:
+                given = None if values is None else f"{values.dtype} {values.shape}"
+                raise ValueError(f"relations must be float32 {shape}, not {given}")
+            self._relations = RelationTable(values, optimizer, device, at_once=self._update.sync is None)
+            self._update.own(self._relations)
         self._autograd, self._stack = AutogradGradient(config), ExitStack()
         self.thread_pool = self._stack.enter_context(compute_threads(device, threads))
         self._handwritten = HandwrittenGradient(config, self.thread_pool) if is_handwritten(config) else None
-
-    @property
-    def served(self) -> ReplicatedRelations | None:
-        """See `Step.served`."""
-        return self._agreed if self._agreed and self._agreed.size else None
-
-    def _make_relations(self, count: int, values: np.ndarray | None) -> torch.Tensor:
-        shape = (count, self._relation_width)
-        if values is None or values.shape != shape or values.dtype != np.float32:
-            given = None if values is None else f"{values.dtype} {values.shape}"
-            raise ValueError(f"relations must be float32 {shape}, not {given}")
-        table = torch.empty(count, self._relation_width + self._relation_optimizer.state_width(self._relation_width))
-        table[:, : self._relation_width] = torch.from_numpy(values)
-        table[:, self._relation_width :] = self._relation_optimizer.initial_state
-        return table.to(self._device)
+        self._update.ready()
 
     def compute(self, rows: Sequence[Any], data: EdgeBatch[Any], timestamp: int) -> Any:
         """See `Step.compute`; `rows[0]` are the entities' rows.
@@ -134,56 +121,32 @@ class LinkPredictionStep:
                 return self._compute_tensors(
                     torch.from_numpy(entities), map_arrays(data, torch.from_numpy), timestamp
                 ).item()
-        factor = self._decay**data.epoch
-        rule = self._entity_optimizer.rule(timestamp, factor)
-        table = None if self._relations is None else self._relations.numpy()
-        if self._agreed:
-            handed = Relations(self._agreed.values(data), rule)
-            loss = self._handwritten.compute(entities, data, rule, handed)
-            fault = self._fault(handed.table, data, math.inf)
-            self._agreed.update(handed.table, data, timestamp, factor)
-            return loss + fault
-        relations = Relations(table, self._relation_optimizer.rule(timestamp, factor))
-        return self._handwritten.compute(entities, data, rule, relations) + self._fault(table, data)
+        update, relations = self._update, self._relations
+        rule = update.rows.rule(timestamp, update.factor(data))
+        opened = _NO_RELATIONS if relations is None else relations.opened(data, timestamp)
+        loss = self._handwritten.compute(entities, data, rule, opened)
+        if relations is not None:
+            loss += relations.closed(opened, data)
+        return update.dense(loss, data, timestamp)
 
     def _compute_tensors(self, rows: torch.Tensor, data: EdgeBatch[torch.Tensor], timestamp: int) -> torch.Tensor:
-        factor = self._decay**data.epoch
-        largest, values = LARGEST_VALUE, rows[:, : self._dimension]
+        update, values = self._update, rows[:, : self._dimension]
         if rows.device.type == "cpu":
             values = values.clone()  # bits of products depend on the addresses of their arguments
         if self._relations is None:
             loss, gradients, _ = self._autograd(values, None, data)
         else:
-            picks = present(data.relation_rows)
-            picked = self._relations[picks]
-            loss, gradients, found = self._autograd(values, picked[:, : self._relation_width], data)
-            relation_gradients = present(found)
-            if self._agreed:
-                self._agreed.update_tensor(relation_gradients, picks, data.share, timestamp, factor)
-                largest, picked = math.inf, relation_gradients
-            else:
-                self._relation_optimizer.update(picked, relation_gradients, timestamp, factor)
-                self._relations[picks] = picked
-            loss = loss.masked_fill_(~is_sound(picked, self._relation_width, largest), math.nan)
-        self._entity_optimizer.update(rows, gradients, timestamp, factor)
+            picked = self._relations.picked(data)
+            loss, gradients, found = self._autograd(values, picked[:, : self._relations.width], data)
+            sound = self._relations.take_gradients(picked, present(found), data, timestamp)
+            loss = loss.masked_fill_(~sound, math.nan)
+        loss = update.dense(loss, data, timestamp)
+        update.rows.update(rows, gradients, timestamp, update.factor(data))
         return loss
 
-    def _fault(
-        self, relations: np.ndarray | None, data: EdgeBatch[np.ndarray], largest: float = LARGEST_VALUE
-    ) -> float:
-        """0, or NaN if the batch's relations are not sound, to be added to the batch's loss."""
-        if relations is None or is_sound(relations[data.relation_rows], self._relation_width, largest):
-            return 0.0
-        return math.nan
-
     def dense_state(self) -> Mapping[str, torch.Tensor]:
-        """A copy of the dense parameters with their optimizer state; empty without relations."""
-        return {name: tensor.clone() for name, tensor in self._dense().items()}
-
-    def _dense(self) -> dict[str, torch.Tensor]:
-        if self._relations is None:
-            return {}
-        return {RELATIONS: self._relations} | (self._agreed.state() if self._agreed else {})
+        """A copy of the dense parameters with their optimizer state; empty without relations, and in a head."""
+        return self._update.copy()
 
     def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copies the tensors of a `dense_state` into this step's.
@@ -191,12 +154,7 @@ class LinkPredictionStep:
         Raises:
             ValueError: the state is that of another model.
         """
-        mine = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self._dense().items()}
-        theirs = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
-        if mine != theirs:
-            raise ValueError(f"dense state {theirs}, but this model has {mine}")
-        for name, tensor in self._dense().items():
-            tensor.copy_(state[name])
+        self._update.load(state)
 
     def close(self) -> None:
         """Ends the threads."""

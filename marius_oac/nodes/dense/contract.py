@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -43,7 +44,7 @@ class DenseAgreement:
         self._total: dict[str, float] | None = None
         self._waiting = threading.local()
 
-    def optimizer(self, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer | None:
+    def optimizer(self, sections: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer | None:
         """See `DenseSync.optimizer`."""
         return None
 
@@ -83,7 +84,7 @@ class DenseAgreement:
         """See `DenseSync.reduce`."""
         return share > 0
 
-    def hand_over(self, gradients: Sequence[torch.Tensor], factor: float) -> None:
+    def hand_over(self, gradients: Sequence[torch.Tensor], epoch: int) -> None:
         """See `DenseSync.hand_over`.
 
         Raises:

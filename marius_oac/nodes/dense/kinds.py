@@ -15,18 +15,15 @@ from marius_oac.nodes.groups.contract import Group
 def make_dense_sync(
     config: DenseConfig,
     group: Group,
-    learning_rate: float,
     lockstep: bool,
     servers: SyncServers | None = None,
     assign: Assign | None = None,
-    weight_decay: float = 0.0,
 ) -> DenseAgreement:
     """Returns the configured algorithm; nothing is exchanged before its `attach`.
 
     Args:
         config: the section.
         group: of the trainers.
-        learning_rate, weight_decay: of kstep, which is an optimizer of its own.
         lockstep: whether the trainers make the same steps.
         servers: easgd's sync servers, whose alpha is `config.alpha`.
         assign: see `Easgd`.
@@ -41,7 +38,7 @@ def make_dense_sync(
         return Served(group)
     if config.kind == "kstep":
         moments = (config.beta1, config.beta2)
-        return KStep(group, learning_rate, config.k, config.warm_up, moments, config.epsilon, weight_decay)
+        return KStep(group, config.k, config.warm_up, moments, config.epsilon)
     shadow = (config.alpha, config.iterations_between, config.background)
     if config.kind == "ma":
         return Averaging(group, *shadow)

@@ -23,7 +23,7 @@ A merge is two all-reduces as long as the parameters, of v_i and of x_i - a m_i 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,14 +43,13 @@ class KStepAdam(torch.optim.Optimizer):
     `state[parameter]` holds `step` (t, int64), `exp_avg` (m_i), `exp_avg_sq` (v_i) and `merged_sq` (v) from the start.
 
     Args:
-        parameters: tensors of one type and device, in one order on all trainers.
+        sections: as torch's optimizers take them, `params` (tensors of one type and device, in one order on all
+            trainers), `lr` (a; may be changed in `param_groups`) and `weight_decay` (w) of each.
         merge: called for each merge with a function that does it, given how to take means.
-        lr: a; may be changed in `param_groups`.
         k: steps from merge to merge.
         warm_up: steps at the beginning that each end in a merge.
         betas: beta1 and beta2.
         epsilon: v before the first step.
-        weight_decay: w.
 
     Attributes:
         idle: whether this trainer has no example of the next step's batch.
@@ -58,20 +57,17 @@ class KStepAdam(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Sequence[torch.Tensor],
+        sections: Sequence[Mapping[str, Any]],
         merge: Callable[[Callable[[Mean], None]], None],
-        lr: float,
         k: int,
         warm_up: int,
         betas: tuple[float, float],
         epsilon: float,
-        weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        super().__init__([dict(each) for each in sections], {"betas": betas})
         self.idle = False
         self._merge, self._k, self._warm_up = merge, k, warm_up
-        (group,) = self.param_groups
-        self._parameters: list[torch.Tensor] = group["params"]
+        self._parameters: list[torch.Tensor] = [each for group in self.param_groups for each in group["params"]]
         for parameter in self._parameters:
             self.state[parameter] = {
                 "step": torch.tensor(0),
@@ -89,15 +85,15 @@ class KStepAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Makes one update, with a merge where it is due; takes no closure and returns None."""
-        (group,) = self.param_groups
-        for parameter in self._parameters:
-            self.state[parameter]["step"] += 1
-            if not self.idle:
-                self._accumulate(parameter, group["betas"], group["weight_decay"])
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["step"] += 1
+                if not self.idle:
+                    self._accumulate(parameter, group["betas"], group["weight_decay"])
         if self.merged:
-            self._merge(lambda mean: self._update_merged(mean, group["lr"]))
+            self._merge(self._update_merged)
         else:
-            self._update(group["lr"])
+            self._update()
 
     def _accumulate(self, parameter: torch.Tensor, betas: tuple[float, float], weight_decay: float) -> None:
         state, gradient, (beta1, beta2) = self.state[parameter], parameter.grad, betas
@@ -110,16 +106,17 @@ class KStepAdam(torch.optim.Optimizer):
             state["exp_avg"].add_(gradient, alpha=1 - beta1)
             state["exp_avg_sq"].addcmul_(gradient, gradient, value=1 - beta2)
 
-    def _update(self, rate: float) -> None:
-        for parameter in self._parameters if not self.idle else ():
-            state = self.state[parameter]
-            parameter.addcdiv_(state["exp_avg"], state["merged_sq"].sqrt(), value=-rate)
+    def _update(self) -> None:
+        for group in self.param_groups if not self.idle else ():
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                parameter.addcdiv_(state["exp_avg"], state["merged_sq"].sqrt(), value=-group["lr"])
 
-    def _update_merged(self, mean: Mean, rate: float) -> None:
+    def _update_merged(self, mean: Mean) -> None:
         for own, merged in zip(self._states("exp_avg_sq"), self._states("merged_sq"), strict=True):
             merged.copy_(own)
         mean(self._states("merged_sq"))
-        self._update(rate)
+        self._update()
         mean(self._parameters)
 
     def _states(self, name: str) -> list[torch.Tensor]:
@@ -131,7 +128,7 @@ class KStep(DenseAgreement):
 
     Args:
         group: of the trainers.
-        learning_rate, k, warm_up, betas, epsilon, weight_decay: see `KStepAdam`.
+        k, warm_up, betas, epsilon: see `KStepAdam`.
     """
 
     _optimizer: KStepAdam
@@ -140,23 +137,17 @@ class KStep(DenseAgreement):
     def __init__(
         self,
         group: Group,
-        learning_rate: float,
         k: int,
         warm_up: int,
         betas: tuple[float, float] = (0.0, 0.999),
         epsilon: float = 1e-8,
-        weight_decay: float = 0.0,
     ) -> None:
         super().__init__(group)
-        self._learning_rate, self._k, self._warm_up = learning_rate, k, warm_up
-        self._betas, self._epsilon, self._weight_decay = betas, epsilon, weight_decay
+        self._about = k, warm_up, betas, epsilon
 
-    def optimizer(self, parameters: Sequence[torch.Tensor]) -> KStepAdam:
+    def optimizer(self, sections: Sequence[Mapping[str, Any]]) -> KStepAdam:
         """See `DenseSync.optimizer`. Its state is what a checkpoint must keep."""
-        self._optimizer = KStepAdam(
-            parameters, self._merge, self._learning_rate, self._k, self._warm_up, self._betas, self._epsilon,
-            self._weight_decay,
-        )  # fmt: skip
+        self._optimizer = KStepAdam(sections, self._merge, *self._about)
         return self._optimizer
 
     def reduce(self, gradients: Sequence[torch.Tensor], share: float) -> bool:

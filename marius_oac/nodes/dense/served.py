@@ -17,11 +17,10 @@ from marius_oac.types import ServedDense
 
 
 def bounds_of(served: ServedDense | None, shards: int) -> list[int]:
-    """Returns where the slice of each shard begins, then where the last one ends: multiples of `served.grain`."""
+    """Returns where the slice of each shard begins, then where the last one ends."""
     if served is None:
         return [0] * (shards + 1)
-    grains = served.size // served.grain
-    return [grains * each // shards * served.grain for each in range(shards + 1)]
+    return [served.cut(served.size * each // shards) for each in range(shards + 1)]
 
 
 class Served(AllReduce):
@@ -32,14 +31,14 @@ class Served(AllReduce):
     def _prepare(self, together: Flat) -> None:
         self._together = together
 
-    def hand_over(self, gradients: Sequence[torch.Tensor], factor: float) -> None:
+    def hand_over(self, gradients: Sequence[torch.Tensor], epoch: int) -> None:
         """See `DenseSync.hand_over`."""
         parts = [each.detach().reshape(-1).cpu() for each in gradients]
-        self._handed = torch.cat([*parts, torch.tensor([factor])]).numpy()
+        self._handed = torch.cat([*parts, torch.tensor([epoch], dtype=torch.float32)]).numpy()
         self.updated(0)
 
     def handed(self) -> np.ndarray | None:
-        """Returns the last batch's gradients, concatenated, and their factor, float32 [size + 1]; the next call returns
+        """Returns the last batch's gradients, concatenated, and their epoch, float32 [size + 1]; the next call returns
         None, as without dense parameters."""
         found, self._handed = self._handed, None
         return found

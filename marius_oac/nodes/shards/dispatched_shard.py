@@ -105,7 +105,7 @@ class DispatchedShard(Shard):
         about = begin, begin * batch_range.parts
         self._dense = DenseAggregator(mode, size, *about)
         self._rows = [RowAggregator(mode, table.dimension, self._tags(table), *about) for table in tables]
-        self._factors = 1.0, 1.0
+        self._factor, self._epoch = 1.0, 0
 
     def handle(self, peer: int, frames: Frames) -> list[Out]:
         """See `Shard.handle`."""
@@ -169,20 +169,20 @@ class DispatchedShard(Shard):
         pull = self._pulls.get((peer, message.batch_index))
         if pull is None:
             raise Malformed(f"batch {message.batch_index} is pushed without a pull, or again")
-        dense, dense_factor = np.zeros(0, np.float32), 1.0
+        dense, epoch = np.zeros(0, np.float32), 0.0
         if self._slice is not None:
             *frames, last = frames or [b""]
             dense = array(last, np.float32, self._slice.values().size + 1)
-            dense, dense_factor = np.array(dense[:-1]), float(dense[-1])
-            if not 0 <= dense_factor <= 1:
-                raise Malformed("a factor outside of 0 to 1")
+            dense, epoch = np.array(dense[:-1]), float(dense[-1])
+            if not (epoch >= 0 and epoch.is_integer()):
+                raise Malformed("an epoch that is not a number from 0 on")
         gradients = self._gradients(pull, frames)
         del self._pulls[peer, message.batch_index]
         if peer >= self._trainers and self._dense.settled(message.batch_index):
             return []  # this elastic worker counts as lost and its batches are refused
         about = message.batch_index, message.step
         average, rows = self._dense.add(*about, dense), []
-        self._factors = message.factor, dense_factor
+        self._factor, self._epoch = message.factor, int(epoch)
         for aggregator, mine, picks, part in zip(self._rows, pull.rows, pull.picks, gradients, strict=True):
             found = np.ascontiguousarray(picks.by_row(part, mine.size))
             # With share 0 the example is another trainer's (see `RankSlice`): it fills a slot without gradients.
@@ -195,8 +195,8 @@ class DispatchedShard(Shard):
         """Applies the averages of a step; None: no step is finished."""
         if average is None:
             return
-        timestamp, (factor, dense_factor) = self._clock.timestamp(self._dense.step - 1), self._factors
+        timestamp = self._clock.timestamp(self._dense.step - 1)
         if self._slice is not None:
-            self._slice.apply(average, timestamp, dense_factor)
+            self._slice.apply(average, timestamp, self._epoch)
         for table, averages in zip(self.tables, rows, strict=True):
-            table.apply(*present(averages), timestamp, factor)
+            table.apply(*present(averages), timestamp, self._factor)

@@ -11,14 +11,8 @@ from typing import Any
 
 import torch
 
-from marius_oac.models.compute.dense_moments import (
-    is_kstep,
-    network_from_kstep,
-    network_to_kstep,
-    relations_from_kstep,
-    relations_to_kstep,
-)
-from marius_oac.models.link_prediction.step import relation_width
+from marius_oac.models.compute.dense_moments import is_kstep
+from marius_oac.models.compute.update import Update
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
@@ -30,7 +24,9 @@ from marius_oac.types import Step
 State = Mapping[str, torch.Tensor]
 
 
-def load_dense(config: Any, peers: Peers, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
+def load_dense(
+    config: Any, peers: Peers, dense: DenseAgreement, update: Update, step: Step, checkpoint: Checkpoint
+) -> None:
     """Restores the dense parameters of a checkpoint. Collective.
 
     Raises:
@@ -42,15 +38,17 @@ def load_dense(config: Any, peers: Peers, dense: DenseAgreement, step: Step, che
     if step.dense_state():
         same = same and is_kstep(state) == by_kstep(config)
     if peers.any(not same):
-        _begin_anew(config, peers, dense, step, checkpoint)
+        _begin_anew(config, peers, dense, update, step, checkpoint)
         return
     dense.load({key: torch.tensor(kept[key]).reshape(each.shape) for key, each in own.items()})
     step.load_dense_state(state)
 
 
-def _begin_anew(config: Any, peers: Peers, dense: DenseAgreement, step: Step, checkpoint: Checkpoint) -> None:
+def _begin_anew(
+    config: Any, peers: Peers, dense: DenseAgreement, update: Update, step: Step, checkpoint: Checkpoint
+) -> None:
     state = checkpoint.dense()
-    step.load_dense_state(adapted(config, state, checkpoint.batch_index))
+    step.load_dense_state(adapted(config, update, state, checkpoint.batch_index))
     replicas = is_kstep(state) or any(name.startswith(f"{DENSE}.") for name in checkpoint.arrays())
     if replicas:
         found = step.dense_state()
@@ -62,19 +60,9 @@ def _begin_anew(config: Any, peers: Peers, dense: DenseAgreement, step: Step, ch
         logger.warning(f"dense parameters go on with '{config.nodes.dense.kind}'{mean}")
 
 
-def adapted(config: Any, state: State, batches: int) -> State:
+def adapted(config: Any, update: Update, state: State, batches: int) -> State:
     """Returns dense state with the moments that the configured algorithm needs, after the given number of batches."""
-    to_kstep = by_kstep(config)
-    if not state or is_kstep(state) == to_kstep:
-        return state
-    training, epsilon = config.training, config.nodes.dense.epsilon
-    if config.task == "ctr":
-        betas = training.dense_optimizer.beta1, training.dense_optimizer.beta2
-        return network_to_kstep(state, betas, epsilon) if to_kstep else network_from_kstep(state, betas)
-    betas, width = (training.optimizer.beta1, training.optimizer.beta2), relation_width(config)
-    if to_kstep:
-        return relations_to_kstep(state, width, betas, epsilon, batches)
-    return relations_from_kstep(state, width, betas, batches)
+    return update.adapted(state, by_kstep(config), config.nodes.dense.epsilon, batches)
 
 
 def by_kstep(config: Any) -> bool:
@@ -94,16 +82,3 @@ def share_dense(peers: Peers, group: Group, step: Step) -> None:
         group.broadcast(found[name])
     if not peers.leads:
         step.load_dense_state(found)
-
-
-def weight_decay(config: Any) -> float:
-    """The factor of the L2 penalty on dense parameters; relations of a graph have none."""
-    return config.training.dense_optimizer.weight_decay if config.task == "ctr" else 0.0
-
-
-def dense_rate(config: Any) -> float:
-    """The learning rate of dense parameters."""
-    if config.task == "ctr":
-        return config.training.dense_optimizer.learning_rate
-    optimizer = config.training.optimizer
-    return optimizer.relation_learning_rate or optimizer.learning_rate

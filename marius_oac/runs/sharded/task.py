@@ -20,6 +20,7 @@ from marius_oac import __version__
 from marius_oac.config.modes import ModeName
 from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner, with_share
 from marius_oac.data.prepare.splits import Split
+from marius_oac.models.compute.update import Update
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.served import Served, bounds_of
 from marius_oac.nodes.dense.sync_server import SyncServers
@@ -157,11 +158,12 @@ class ShardedTask(WrappedTask):
         source.announce(self._told())
         self._dense = self._make_dense(source.sync)
         stack.callback(self.dense.stop)
+        self._update = Update.elsewhere(self.dense, self.group.rank)
         step = self._whole_step = self._step(device, threads)
         stack.callback(step.close)
         step = self.speed_monitor.watch(step, self.dense.waited, source.stopped, self.peers)
         routed = self._planned = RoutedPlanner(planner, self._routed)
-        self._served = step.served
+        self._served = self._update if self._update.size else None
         self._parts = [with_share(planner, each, self._num_parts) for each in range(self._num_parts)]
         stores = [table.store for table in tables]
         tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
@@ -207,7 +209,7 @@ class ShardedTask(WrappedTask):
         if not self.trains:
             self.peers.any(False)  # `load_dense` on the others asks whether all can restore their own state
             return
-        load_dense(self.config, self.peers, self.dense, parts.step, checkpoint)
+        load_dense(self.config, self.peers, self.dense, self._update, parts.step, checkpoint)
 
     @property
     def failure(self) -> BaseException | None:
@@ -305,7 +307,7 @@ class ShardedTask(WrappedTask):
             self._take_rows(whole, parts)
         if not self.trains:
             return
-        parts.step.load_dense_state(adapted(self.config, whole.dense(), whole.batch_index))
+        parts.step.load_dense_state(adapted(self.config, self._update, whole.dense(), whole.batch_index))
         self.dense.begin_anew()  # the algorithm's own copy, such as w_ps, was made from the initial values
 
     def _factor(self, plan: Plan) -> float:
@@ -360,7 +362,7 @@ class ShardedTask(WrappedTask):
 
     @abstractmethod
     def _step(self, device: torch.device, threads: int) -> Step:
-        """The step, whose dense parameters agree by `dense`."""
+        """The step, with `_update`."""
 
     @abstractmethod
     def _evaluate(self, parts: Components, split: Split, whole: bool) -> dict[str, float]:

@@ -10,6 +10,7 @@ import torch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.logs.tables import FeatureTable, feature_tables
 from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.compute.update import Update
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.rows import BagColumn, SequenceColumn, TableColumns
 from marius_oac.models.ctr.schema import Field, Schema, SequenceField
@@ -20,7 +21,7 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.disk.layout import BLOCK_BYTES, PAGE_TABLE_BYTES
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable
-from marius_oac.types import DenseSync, present
+from marius_oac.types import present
 
 _SHARE = 0.8  # of the free memory that rows and keys may take
 KEY_BYTES = 24
@@ -97,8 +98,7 @@ def make_ctr_step(
     network: Network,
     device: torch.device,
     threads: int,
-    dense: DenseSync | None = None,
-    rank: int = 0,
+    update: Update | None = None,
 ) -> CtrStep:
-    """Makes the step; over nodes with `dense`, their dense synchronisation, and this node's `rank`."""
-    return CtrStep(config, columns_of(config, tables), network, device, threads, dense, rank)
+    """Makes the step; `update` says what follows from its gradients."""
+    return CtrStep(config, columns_of(config, tables), network, device, threads, update)

@@ -182,9 +182,7 @@ class ShardedCtrTask(ShardedTask):
         return None
 
     def _step(self, device: torch.device, threads: int) -> CtrStep:
-        return build.make_ctr_step(
-            self.config, self._feature_tables, self._network, device, threads, self.dense, self.group.rank
-        )
+        return build.make_ctr_step(self.config, self._feature_tables, self._network, device, threads, self._update)
 
     def _evaluate(self, parts: Components, split: Split, whole: bool) -> dict[str, float]:
         return evaluate_files(self._predictor(parts), self.task.files_of(split))

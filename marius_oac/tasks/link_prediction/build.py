@@ -15,12 +15,13 @@ from marius_oac.data.graphs.buckets import count_buckets, open_buckets
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.evaluation.evaluator import is_sampled
 from marius_oac.models.compute.dense_moments import RELATIONS
+from marius_oac.models.compute.update import Update
 from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep, relation_width
 from marius_oac.storage.initial import RowInitial
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.graph import edges_in_memory
-from marius_oac.types import DenseSync, present
+from marius_oac.types import present
 
 
 def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
@@ -73,11 +74,10 @@ def make_bucket_planner(config: Config, graph: Graph, schedule: BucketSchedule, 
 
 
 def make_encoded_step(
-    config: Config, graph: Graph, encoder: GraphEncoder, device: torch.device, threads: int
+    config: Config, graph: Graph, encoder: GraphEncoder, device: torch.device, threads: int, update: Update
 ) -> EncodedStep:
     """Makes the step over encoded entities, with the initial values of encoder and relations."""
-    head = make_step(config, graph, device, threads, encoded=True)
-    return encoder.step(head, config.training.optimizer, device)
+    return encoder.step(make_step(config, graph, device, threads, update.below()), update, device)
 
 
 def make_step(
@@ -85,14 +85,13 @@ def make_step(
     graph: Graph,
     device: torch.device,
     threads: int,
-    dense: DenseSync | None = None,
-    encoded: bool = False,
+    update: Update | None = None,
 ) -> LinkPredictionStep:
-    """Makes the step with the initial values of the relations; over nodes with `dense`, their dense synchronisation."""
+    """Makes the step with the initial values of the relations; `update` says what follows from its gradients."""
     count, width = num_model_relations(config, graph), relation_width(config)
     relations = None
     if count and width:
         relations = np.empty((count, width), np.float32)
         initial = RowInitial(config.model.init, config.model.init_scale, config.seed, RELATIONS)
         initial.fill(np.arange(count), relations, width)
-    return LinkPredictionStep(config, count, device, threads, relations, dense, encoded)
+    return LinkPredictionStep(config, count, device, threads, relations, update)

@@ -16,6 +16,7 @@ from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
 from marius_oac.evaluation.scores import EntityReader
 from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep
 from marius_oac.nodes.shards.placement import IdPlaces
 from marius_oac.nodes.shards.routed import RoutedPlan
@@ -30,7 +31,6 @@ from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.tasks.graph import entity_initial, entity_layout
-from marius_oac.tasks.link_prediction.build import make_step
 from marius_oac.tasks.link_prediction.memory import plan_memory
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.types import Plan
@@ -99,8 +99,8 @@ class ShardedGraphTask(ShardedTask):
         """The entities of each virtual shard, and their layout."""
         return self.places.shard_sizes, entity_layout(self.config)
 
-    def _step(self, device: torch.device, threads: int) -> LinkPredictionStep:
-        return make_step(self.config, self.task.graph, device, threads, self.dense)
+    def _step(self, device: torch.device, threads: int) -> EncodedStep | LinkPredictionStep:
+        return self.task.make_step(device, threads, self._update)
 
     def _evaluate(self, parts: Components, split: Split, whole: bool) -> dict[str, float]:
         def read(rows: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from marius_oac.data.prepare.splits import Split
 from marius_oac.evaluation.evaluator import Evaluator, check_evaluation, is_sampled
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.models.compute.dense_moments import RELATIONS
+from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.link_prediction.step import LinkPredictionStep, relation_width
@@ -97,11 +98,11 @@ class GraphTask(TaskOnGraph):
         folder = self.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         return build.make_bucket_planner(self.config, self.graph, self._schedule, folder / BUCKETS)
 
-    def make_step(self, device: torch.device, threads: int) -> EncodedStep | LinkPredictionStep:
+    def make_step(self, device: torch.device, threads: int, update: Update) -> EncodedStep | LinkPredictionStep:
         """See `TaskOnGraph.make_step`."""
         if self.encoder:
-            return build.make_encoded_step(self.config, self.graph, self.encoder, device, threads)
-        return build.make_step(self.config, self.graph, device, threads)
+            return build.make_encoded_step(self.config, self.graph, self.encoder, device, threads, update)
+        return build.make_step(self.config, self.graph, device, threads, update)
 
     def has(self, split: Split) -> bool:
         """Whether the split has edges."""

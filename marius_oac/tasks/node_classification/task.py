@@ -16,6 +16,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import Labels, read_labels
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import InputError
+from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.heads.classes import ClassesHead, class_metrics
@@ -84,9 +85,9 @@ class NodeClassificationTask(TaskOnGraph):
         """See `Task.plan_memory`."""
         return plan_memory(self.config, self.graph, self.planner, self.encoder, folder)
 
-    def make_step(self, device: torch.device, threads: int) -> EncodedStep:
+    def make_step(self, device: torch.device, threads: int, update: Update) -> EncodedStep:
         """See `TaskOnGraph.make_step`."""
-        return self.encoder.step(ClassesHead(device, threads), self.config.training.optimizer, device)
+        return self.encoder.step(ClassesHead(device, threads), update, device)
 
     def has(self, split: Split) -> bool:
         """Whether nodes are labelled for the split."""
