@@ -138,7 +138,7 @@ class Puller(Contestant):
         task.use_folder(Path(race.folder) / way.replace(", ", "-"))
         self._session, self._next, self._turns = Session(task), 0, []
         self._session.report_to(self._limit.look)
-        self._tier = self._session.parts.tier
+        self._tier = self._session.stores[0].backing
         self._note = run_binding(binding, [race.folder]).note
 
     def run(self, batches: int) -> None:

@@ -96,9 +96,9 @@ class Training(Contestant):
         self._next, self._batches, self._first = checkpoint.extra["next"], 0, None
 
     def run(self, batches: int) -> None:
-        pipeline, tier = self._session.pipeline, self._session.parts.tier
-        self._next = pipeline.run(self._next, self._next + batches)
-        if self._first is None and tier:
+        tier = self._session.stores[0].backing
+        self._next = self._session.pipeline.run(self._next, self._next + batches)
+        if self._first is None and tier.look_ahead:
             self._first = dict(vars(tier.traffic))
         elif self._first is not None:
             self._batches += batches
@@ -106,8 +106,8 @@ class Training(Contestant):
     def report(self) -> str:
         stages, count = self._session.telemetry.total(), self._session.task.config.training.batch_size
         said = f"RSS {psutil.Process().memory_info().rss >> 20:,} MiB, batches of {count:,}"
-        tier = self._session.parts.tier
-        if tier and self._batches:
+        tier = self._session.stores[0].backing
+        if self._first and self._batches:
             moved = {name: (value - self._first[name]) / self._batches for name, value in vars(tier.traffic).items()}
             said += ", per batch: " + ", ".join(f"{name} {value:,.0f}" for name, value in moved.items())
         return said + "; busy s: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.items())

@@ -26,7 +26,7 @@ from marius_oac.models.compute.parts import blaming_own
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.link_prediction.decoders import KEY, Decoder, make_decoder
 from marius_oac.storage.contract import ParameterStore
-from marius_oac.storage.disk.saved_pages import RowArray
+from marius_oac.storage.snapshots import RowArray
 from marius_oac.types import Side, present
 
 GRAIN = 16  # queries and candidates are padded to multiples of it

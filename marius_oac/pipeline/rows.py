@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class RowSource(ABC):
     largest: float = math.inf
     look_ahead: int = 0
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Traffic of the rows that this process holds so far, by the names of a run's metrics."""
         return {}
 
@@ -127,7 +127,7 @@ class LocalSource(RowSource):
         self.backing = backing_of(stores)
         self.look_ahead = self.backing.look_ahead
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> dict[str, float]:
         """See `RowSource.metrics`."""
         return self.backing.metrics()
 

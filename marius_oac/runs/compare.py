@@ -12,7 +12,7 @@ from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.export import Names
 from marius_oac.storage.contract import ROWS_PER_BLOCK
-from marius_oac.storage.disk.saved_pages import RowArray
+from marius_oac.storage.snapshots import RowArray
 
 
 @dataclass(frozen=True)

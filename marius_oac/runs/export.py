@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from marius_oac.errors import InputError
 from marius_oac.runtime.files.atomic import appearing, sync, write_flushed
 from marius_oac.runtime.files.streaming import write_files, write_npy_files
-from marius_oac.storage.disk.saved_pages import RowArray
+from marius_oac.storage.snapshots import RowArray
 
 Names = Callable[[np.ndarray], list[str]]
 FORMATS = ("safetensors", "npy", "parquet")

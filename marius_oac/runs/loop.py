@@ -41,7 +41,6 @@ class TrainingLoop:
         self.position = Position(device=name_of_device(session.device))
         self._alone = len(self.peers.gather(None)) == 1
         self._stops = Requests()
-        self.folder.checkpoints.tier = session.parts.tier
         self.schedule = session.task.schedule
         self._evaluation_is_due = False
 
@@ -78,8 +77,7 @@ class TrainingLoop:
     def take_over(self, before: Checkpoint) -> None:
         """Continues from a checkpoint of other nodes, of which all parts are at hand."""
         position = self._position_of(before)
-        if self.session.parts.tier:
-            self.folder.checkpoints.keep_pages()
+        self.folder.checkpoints.keep_for(self.session.stores)
         self.session.task.take_over(before, self.session.parts)
         self.position = replace(position, best=-1.0, best_epoch=0, worse=0)
         self.folder.rewind(self.position.batch_index, wait=self.peers.wait)
@@ -99,9 +97,7 @@ class TrainingLoop:
         return replace(position, device=here)
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        if self.session.parts.tier:
-            self.session.parts.tier.forget()
-            self.folder.checkpoints.keep_pages()
+        self.folder.checkpoints.keep_for(self.session.stores)
         self.session.task.load_state_arrays(checkpoint.arrays())
         checkpoint.restore(self.session.stores)
         try:
@@ -296,18 +292,13 @@ class TrainingLoop:
         totals = self._of_all(self.position.epoch)
         line = {"kind": "epoch", "epoch": epoch, "batch": self.position.batch_index - 1}
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
-        self.folder.log(line | totals.metrics() | run | self._disk_metrics() | self.session.task.summary())
+        self.folder.log(line | totals.metrics() | run | self.session.source.metrics() | self.session.task.summary())
         loss, rate = totals.mean_loss(), totals.rate()
         progress.say(f"epoch {epoch + 1} of {len(self.schedule.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
 
     def _of_all(self, totals: Totals) -> Totals:
         """The totals of all processes."""
         return reduce(Totals.beside, [Totals(**each) for each in self.peers.gather(asdict(totals))])
-
-    def _disk_metrics(self) -> dict[str, float]:
-        """Metrics of the tier since the program started, if rows lie on disk."""
-        tier = self.session.parts.tier
-        return tier.metrics() if tier else {}
 
     def _evaluation_follows(self) -> bool:
         every, epochs = self.config.evaluation.every, self._epochs_done()
@@ -364,7 +355,7 @@ class TrainingLoop:
         if self.session.task.has("test"):
             progress.say("test")
             summary |= {f"test.{name}": value for name, value in self.session.evaluate("test").items()}
-        summary |= self.session.task.summary() | self._disk_metrics()
+        summary |= self.session.task.summary() | self.session.source.metrics()
         summary["memory.peak_rss_bytes"] = peak_rss()
         machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"
         summary["machine"] = f"{machine}, {self.session.device}, {blas.kernels()} kernels"

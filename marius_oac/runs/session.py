@@ -16,6 +16,7 @@ from marius_oac.config.task import TaskConfig
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError, shown
 from marius_oac.models.compute.torch_state import torch_threads
+from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
 from marius_oac.runs.task import Task
 from marius_oac.runtime.console import logger
@@ -105,8 +106,9 @@ class Session:
             self.telemetry = stack.enter_context(Telemetry(trace))
             self.parts = task.build(stack, self.device, self.threads, self.binding)
             self.planner, self.stores, self.step = self.parts.planner, self.parts.stores, self.parts.step
+            self.source = self.parts.source or LocalSource(self.stores, self.config.pipeline.mode)
             self.pipeline = Pipeline(
-                self.planner, self.parts.source or self.stores, self.step, self.config.pipeline, self.device,
+                self.planner, self.source, self.step, self.config.pipeline, self.device,
                 self.telemetry, lambda result: self._report(result), probe,
                 self.binding.bind_thread,
             )  # fmt: skip

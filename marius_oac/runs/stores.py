@@ -51,7 +51,7 @@ class Tables:
     ):
         self._config, self._layouts, self._capacities, self._stack = config, layouts, capacities, stack
         self._policy = binding.memory
-        self.tier: DiskTier | None = None
+        self._tier: DiskTier | None = None
         self.scratch: Path | None = None
         """A folder for what does not fit into memory; None if everything must, or nothing may be written."""
         if not config.on_disk:
@@ -64,13 +64,13 @@ class Tables:
         if config.paged:
             files = stack.enter_context(open_files(config, folder, list(layouts.values()), writable, binding))
             tier = DiskTier(files, layouts, capacities, present(config.memory), config.look_ahead, binding.memory)
-            self.tier = stack.enter_context(tier)
+            self._tier = stack.enter_context(tier)
 
     def make(self, name: str, num_rows: int, initial: RowInitial) -> ParameterStore:
         """A table at its initial values."""
         layout, capacity = self._layouts[name], self._capacities[name]
-        if self.tier:
-            store: ParameterStore = SsdStore(name, num_rows, layout, initial, self.tier, capacity)
+        if self._tier:
+            store: ParameterStore = SsdStore(name, num_rows, layout, initial, self._tier, capacity)
         elif self.scratch:
             store = MappedStore(self.scratch, name, num_rows, layout, initial, capacity)
         else:

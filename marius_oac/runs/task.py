@@ -20,7 +20,6 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
-from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.types import Planner, Step
 
 
@@ -89,8 +88,6 @@ class Components:
     stores: Sequence[ParameterStore]
     step: Step
     device: torch.device
-    tier: DiskTier | None = None
-    """What holds the stores' rows, where they lie on disk."""
     source: RowSource | None = None
     """Where the rows of batches come from, where that is not the stores of this process."""
 

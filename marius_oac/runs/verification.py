@@ -12,12 +12,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from marius_oac.data.graphs.derived import derived_files, read_derived
 from marius_oac.errors import CheckpointError, InputError
-from marius_oac.runs.checkpoints.checkpoint import MANIFEST, TABLES, Checkpoint, read_checkpoint
-from marius_oac.runs.checkpoints.manifest import PAGED_PARTS
+from marius_oac.runs.checkpoints.checkpoint import MANIFEST, TABLES, read_checkpoint
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import BEST, FOLDER, SAVED, Checkpoints, read_saved
 from marius_oac.runs.folder.about import ABOUT, About
@@ -28,9 +27,8 @@ from marius_oac.runs.folder.order import ORDER, OrderFile
 from marius_oac.runs.sharded.checkpoint import NODES, Layout
 from marius_oac.runtime.files.untrusted import DescribedFile, check_file, typed
 from marius_oac.runtime.progress import Progress
-from marius_oac.storage.disk.files import LISTING, Listing
-from marius_oac.storage.disk.owner import OWNER, verify_claim
-from marius_oac.storage.disk.saved_pages import PagedArray
+from marius_oac.storage.saved import verify_tables
+from marius_oac.storage.snapshots import SavedTable
 
 DERIVED = {"buckets": "buckets.json", "encoded": "encoded.json"}
 """Folders of derived arrays, and their manifests."""
@@ -146,17 +144,13 @@ class _Run:
         if (rows / FOLDER / BEST).exists():
             path = rows / FOLDER / BEST
             found.small(path, lambda: _check_named(checkpoints.best, checkpoints, path))
-        if (rows / TABLES / LISTING).exists():
-            listing = found.small(rows / TABLES / LISTING, lambda: Listing.load(rows / TABLES / LISTING))
-            found.files += len(listing.files) if listing else 0
-            if listing:
-                found.small(rows / TABLES / OWNER, lambda: verify_claim(rows / TABLES, listing))
-        before: dict[str, PagedArray] = {}
+        found.files += verify_tables(rows / TABLES, found.small)
+        before: dict[str, SavedTable] = {}
         for name in checkpoints.names():
             with suppress(Missing):  # the run is training, and has removed it
                 yield from self._checkpoint(rows / FOLDER / name, before)
 
-    def _checkpoint(self, path: Path, before: dict[str, PagedArray]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def _checkpoint(self, path: Path, before: dict[str, SavedTable]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         found = self.found
         try:
             checkpoint = read_checkpoint(path, pinned=True)
@@ -169,9 +163,9 @@ class _Run:
         with closing(checkpoint):
             found.small(path / MANIFEST, lambda: None)
             sound = {name for name, entry in checkpoint.files.items() if self._file(path / name, entry)}
-            for table in checkpoint.pages:
-                if {f"{table}.{part}.npy" for part in PAGED_PARTS} <= sound:
-                    self._pages(checkpoint, table, before)
+            for table in map(checkpoint.table, checkpoint.pages):
+                if {f"{table.name}.{part}.npy" for part in table.parts} <= sound:
+                    self._elsewhere(table, before)
             yield checkpoint.batch_index, checkpoint.extra
 
     def _file(self, path: Path, entry: Mapping[str, Any]) -> bool:
@@ -183,15 +177,14 @@ class _Run:
 
         return self.found.check(path, check) is not None
 
-    def _pages(self, checkpoint: Checkpoint, table: str, before: dict[str, PagedArray]) -> None:
-        """Checks the pages of a table, except those that were checked with the previous checkpoint."""
+    def _elsewhere(self, table: SavedTable, before: dict[str, SavedTable]) -> None:
+        """Checks a table's rows outside of its checkpoint, except those that were checked with the one before."""
         try:
-            rows = cast(PagedArray, checkpoint.array(table, "values"))
-            for error in rows.damage(before.get(table), self.found.read):
-                self.found.damaged.append(f"{error} (checkpoint {checkpoint.name})")
-            before[table] = rows
+            for error in table.damage(before.get(table.name), self.found.read):
+                self.found.damaged.append(f"{error} (checkpoint {table.path.name})")
+            before[table.name] = table
         except InputError as error:
-            self.found.damaged.append(f"{error} (checkpoint {checkpoint.name})")
+            self.found.damaged.append(f"{error} (checkpoint {table.path.name})")
 
     def _nodes(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Checks the parts of nodes. A part that is no run's folder of its own belongs to this one."""

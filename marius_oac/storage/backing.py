@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,23 @@ class Backing:
     def release(self, claim: Any) -> None:
         """Ends a claim."""
 
+    def keep(self, references: np.ndarray) -> None:
+        """Keeps what a checkpoint refers to, as it is: `SavedTable.references`, int64 [n].
+
+        Raises:
+            InputError: there is no such thing to refer to, or the checkpoint refers to it twice.
+        """
+
+    def let_go(self, references: np.ndarray) -> None:
+        """Ends a `keep`."""
+
+    def forget(self) -> None:
+        """Drops all rows and references, as if nothing had ever been written. Nothing else may use the stores."""
+
     def abort(self) -> None:
         """Makes every call that waits, now or later, raise `Closed`."""
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Traffic so far, by the names of a run's metrics."""
         return {}
 

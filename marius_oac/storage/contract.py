@@ -19,10 +19,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from marius_oac.errors import CheckpointError
 from marius_oac.kernels.cpu import rows as kernels
 from marius_oac.kernels.cpu.bfloat16 import bfloat16_bits
 from marius_oac.storage.backing import IN_MEMORY, Backing
+from marius_oac.storage.checks import check_array, check_rows, check_timestamp
 from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.snapshots import PARTS, SavedTable, Snapshot
 from marius_oac.types import NEVER
 
 MAX_TIMESTAMP = kernels.MAX_TIMESTAMP
@@ -117,8 +120,8 @@ class RowAccess(ABC):
     def read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
         """Copies rows to `into`, float32 [n, width], and their timestamps to `timestamps`, int64 [n]."""
         self._check_rows(rows)
-        self._check_array("into", into, np.float32, (rows.size, self.layout.width), written=True)
-        self._check_array("timestamps", timestamps, np.int64, (rows.size,), written=True)
+        check_array(self.name, "into", into, np.float32, (rows.size, self.layout.width), written=True)
+        check_array(self.name, "timestamps", timestamps, np.int64, (rows.size,), written=True)
         self._read(rows, into, timestamps)
 
     def commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
@@ -137,7 +140,7 @@ class RowAccess(ABC):
         rows had another timestamp, each of which is a lost update of another batch.
         """
         self._check_write(rows, "values", values, timestamp)
-        self._check_array("seen", seen, np.int64, (rows.size,))
+        check_array(self.name, "seen", seen, np.int64, (rows.size,))
         return self._overwrite(rows, values, timestamp, seen)
 
     def add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None:
@@ -154,8 +157,8 @@ class RowAccess(ABC):
         `gradients` is float32 [n, dimension].
         """
         self._check_rows(rows)
-        self._check_array("gradients", gradients, np.float32, (rows.size, self.layout.dimension))
-        self._check_timestamp(timestamp)
+        check_array(self.name, "gradients", gradients, np.float32, (rows.size, self.layout.dimension))
+        check_timestamp(self.name, timestamp)
         self._apply(rows, gradients, update, timestamp)
 
     @abstractmethod
@@ -178,39 +181,12 @@ class RowAccess(ABC):
 
     def _check_rows(self, rows: np.ndarray) -> None:
         self._check_open()
-        self._check_array("rows", rows, np.int64, (rows.size,))
-        index = kernels.first_misplaced(rows, self.num_rows)
-        if index < 0:
-            return
-        row = rows[index]
-        if 0 <= row < self.num_rows:
-            raise ValueError(
-                f"table {self.name!r}: row ids must ascend without repetition, but rows[{index}] = {row} follows "
-                f"{rows[index - 1]}"
-            )
-        raise ValueError(f"table {self.name!r}: rows[{index}] = {row} is not in 0 to {self.num_rows - 1}")
+        check_rows(self.name, rows, self.num_rows)
 
     def _check_write(self, rows: np.ndarray, name: str, values: np.ndarray, timestamp: int) -> None:
         self._check_rows(rows)
-        self._check_array(name, values, np.float32, (rows.size, self.layout.width))
-        self._check_timestamp(timestamp)
-
-    def _check_timestamp(self, timestamp: int) -> None:
-        if not 0 <= timestamp <= MAX_TIMESTAMP:
-            raise ValueError(f"table {self.name!r}: timestamp {timestamp} is not in 0 to {MAX_TIMESTAMP}")
-
-    def _check_array(
-        self, name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...], written: bool = False
-    ) -> None:
-        if array.dtype != dtype or array.shape != shape:
-            raise ValueError(
-                f"table {self.name!r}: {name} must be {np.dtype(dtype)} {list(shape)}, not {array.dtype} "
-                f"{list(array.shape)}"
-            )
-        if not array.flags.c_contiguous or not array.flags.aligned or (written and not array.flags.writeable):
-            raise ValueError(
-                f"table {self.name!r}: {name} must be C-contiguous and aligned" + (" and writable" * written)
-            )
+        check_array(self.name, name, values, np.float32, (rows.size, self.layout.width))
+        check_timestamp(self.name, timestamp)
 
 
 class ParameterStore(RowAccess):
@@ -249,7 +225,7 @@ class ParameterStore(RowAccess):
             ValueError: there would be more rows than `capacity`.
         """
         self._check_open()
-        self._check_array("keys", keys, np.int64, (keys.size,))
+        check_array(self.name, "keys", keys, np.int64, (keys.size,))
         if self.num_rows + keys.size > self.capacity:
             raise ValueError(
                 f"table {self.name!r}: {keys.size} more rows than {self.num_rows} do not fit, there is room for "
@@ -268,12 +244,33 @@ class ParameterStore(RowAccess):
     def reset(self, rows: np.ndarray, keys: np.ndarray) -> None:
         """Resets `rows` to the initial values of `keys`, int64 [n], as if they had never been written."""
         self._check_rows(rows)
-        self._check_array("keys", keys, np.int64, (rows.size,))
+        check_array(self.name, "keys", keys, np.int64, (rows.size,))
         self._reset(rows, keys)
 
     def held(self) -> RowAccess:
         """The same rows for a caller that has claimed all that it uses (see `Backing`)."""
         return self
+
+    def snapshot(self) -> Snapshot:
+        """The table as it is now, for a checkpoint.
+
+        Raises:
+            FloatingPointError: rows that it does not hand out hold NaN or infinite numbers.
+        """
+        arrays = {part: (shape, np.int64 if part == "timestamps" else np.float32) for part, shape in self._shapes()}
+        return Snapshot(arrays, map(self._parts_of, self.blocks()))
+
+    def restore(self, saved: SavedTable) -> None:
+        """Sets the table to a snapshot of a store of any kind. Nothing else may use the store.
+
+        Raises:
+            CheckpointError: it is that of another table, or damaged.
+        """
+        self._check_open()
+        shapes = {part: saved.rows(part).shape for part in PARTS}
+        if shapes != dict(self._shapes()):
+            raise CheckpointError(f"table {self.name!r} has another shape, {list(shapes['values'])}", saved.path)
+        self._take(saved)
 
     def flush(self) -> None:
         """Waits until everything written so far is in the store's permanent storage."""
@@ -305,8 +302,8 @@ class ParameterStore(RowAccess):
                 f"table {self.name!r}: rows {first_row} to {first_row + count - 1} are not all in 0 to "
                 f"{self.num_rows - 1}"
             )
-        self._check_array("timestamps", timestamps, np.int64, (count,))
-        self._check_array("rows", rows, np.float32, (count, self.layout.width))
+        check_array(self.name, "timestamps", timestamps, np.int64, (count,))
+        check_array(self.name, "rows", rows, np.float32, (count, self.layout.width))
         if count and not NEVER <= timestamps.min() <= timestamps.max() <= MAX_TIMESTAMP:
             raise ValueError(f"table {self.name!r}: timestamps must be {NEVER} to {MAX_TIMESTAMP}")
         self._restore(np.arange(first_row, first_row + count), rows, timestamps)
@@ -328,6 +325,24 @@ class ParameterStore(RowAccess):
             stored[:, 2 * dimension :] = np.ascontiguousarray(block.rows[:, dimension:], "<f4").view(np.uint8)
             digest.update(stored)
         return digest.hexdigest()
+
+    def _shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        layout = self.layout
+        shapes = (self.num_rows, layout.dimension), (self.num_rows, layout.state_width), (self.num_rows,)
+        return zip(PARTS, shapes, strict=True)
+
+    def _parts_of(self, block: Block) -> dict[str, np.ndarray]:
+        dimension = self.layout.dimension
+        return dict(zip(PARTS, (block.rows[:, :dimension], block.rows[:, dimension:], block.timestamps), strict=True))
+
+    def _take(self, saved: SavedTable) -> None:
+        """Loads a table of this shape, block by block."""
+        for first in range(0, self.num_rows, ROWS_PER_BLOCK):
+            # Mapped anew for each block: a page that was read counts as our memory until its mapping goes.
+            values, state, timestamps = (saved.rows(part)[first : first + ROWS_PER_BLOCK] for part in PARTS)
+            if not NEVER <= timestamps.min() <= timestamps.max() <= MAX_TIMESTAMP:
+                raise CheckpointError(f"table {self.name!r} has a timestamp that is none", saved.path)
+            self.load(first, np.array(timestamps), np.concatenate((values, state), axis=1))
 
     def __enter__(self) -> ParameterStore:
         return self

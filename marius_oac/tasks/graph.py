@@ -75,7 +75,7 @@ class TaskOnGraph(Task):
         stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
         step = self.make_step(device, threads, Update.here(self.config.training.optimizer))
         stack.callback(step.close)
-        return Components(in_order(self.config, planner), stores, step, device, place.tier)
+        return Components(in_order(self.config, planner), stores, step, device)
 
 
 def entity_layout(config: GraphConfig) -> RowLayout:

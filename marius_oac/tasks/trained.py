@@ -22,7 +22,7 @@ from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import kept_code
 from marius_oac.runs.session import num_threads, reading_device
-from marius_oac.storage.disk.saved_pages import RowArray
+from marius_oac.storage.snapshots import RowArray
 from marius_oac.tasks.encoder.build import GraphEncoder
 
 _HOW_TO_ASK = {

@@ -61,11 +61,9 @@ def live(path: Path, config: Config) -> None:
     with folder, ExitStack() as stack:
         tables = Tables(config.storage, path, {"entities": LAYOUT}, {"entities": ROWS}, stack)
         store = tables.make("entities", ROWS, RowInitial("normal", 1.0, 0, "entities"))
-        folder.checkpoints.tier = tables.tier
         dense, first, records = torch.zeros(2), 0, {}
         if folder.checkpoints.names():
-            if tables.tier:
-                folder.checkpoints.keep_pages()
+            folder.checkpoints.keep_for([store])
             checkpoint = folder.checkpoints.open()
             checkpoint.restore([store])
             folder.note_saved(checkpoint.batch_index)

@@ -154,7 +154,7 @@ def test_every_page_that_a_checkpoint_refers_to_is_read(runs, pages, command):
     checkpoints = Checkpoints(runs / "disk" / "checkpoints")
     listing = json.loads((runs / "disk" / "tables" / "pages.json").read_text())
     assert [str(path) for path in pages] == listing["files"] and len(pages) == 2
-    used = np.unique(np.concatenate([next(checkpoints.open(name).slots()) for name in checkpoints.names()]))
+    used = np.unique(np.concatenate([next(checkpoints.open(name).references()) for name in checkpoints.names()]))
     used = used[used >= 0]
     assert len(checkpoints.names()) == 3
     for slot in used[[0, len(used) // 2, -1]].tolist():
@@ -196,7 +196,7 @@ def test_pages_of_several_files_are_named_each(runs, pages, command):
 
 def _first_slots(run):
     checkpoints = Checkpoints(run / "checkpoints")
-    slots = next(checkpoints.open(checkpoints.names()[0]).slots())
+    slots = next(checkpoints.open(checkpoints.names()[0]).references())
     return slots[slots >= 0]
 
 

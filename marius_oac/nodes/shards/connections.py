@@ -29,6 +29,7 @@ from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
+from marius_oac.storage.contract import backing_of
 from marius_oac.types import Plan, present
 
 _LIMITS = Limits()
@@ -109,8 +110,9 @@ class Connections:
             self._connect(stack)
             about = (self._connections, dimensions, self._lockstep, self._ahead)
             source = self._source = RemoteSource(
-                *about, self._begin, self._abort, factor, self._finish, binding.bind_thread
-            )
+                *about, self._begin, self._abort, factor, self._finish, binding.bind_thread,
+                backing_of([table.store for table in tables]),
+            )  # fmt: skip
             if served:
                 source.refused, source.counts = lambda: served.endpoint.refused.total(), lambda: served.server.counts
                 source.reconcile = self._reconcile

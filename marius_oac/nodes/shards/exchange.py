@@ -31,6 +31,7 @@ from marius_oac.nodes.transport.contract import Client, Frames
 from marius_oac.nodes.transport.messages import Kind, Message, array, parse
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.rows import RowExchange, RowSource
+from marius_oac.storage.backing import IN_MEMORY, Backing
 from marius_oac.storage.contract import RowLayout
 from marius_oac.types import Plan
 
@@ -48,6 +49,7 @@ class RemoteSource(RowSource):
         factor: returns what the learning rate is multiplied by for a plan.
         finish: called where batches are dispatched, when none is left or outstanding; returns when all are in the rows.
         bind: called by each thread that receives, with "receive", before its first message.
+        served: what brings the rows that this process serves.
     """
 
     def __init__(
@@ -61,9 +63,10 @@ class RemoteSource(RowSource):
         factor: Callable[[Plan[Any]], float] = lambda plan: 1.0,
         finish: Callable[[], None] = lambda: None,
         bind: Callable[[str], object] = lambda role: None,
+        served: Backing = IN_MEMORY,
     ):
         self.connections, self.lockstep, self.ahead, self.factor = connections, lockstep, ahead, factor
-        self._prepare, self._abort, self.finish, self._bind = prepare, abort, finish, bind
+        self._prepare, self._abort, self.finish, self._bind, self._served = prepare, abort, finish, bind, served
         self.layouts = [RowLayout(dimension, 0) for dimension in dimensions]
         self.caching, self.validates = False, lockstep
         self.trains = True
@@ -103,6 +106,10 @@ class RemoteSource(RowSource):
         if self.error is not None:
             self.exchange.fail(self.error)
         return self.exchange
+
+    def metrics(self) -> dict[str, float]:
+        """See `RowSource.metrics`."""
+        return self._served.metrics()
 
     def abort(self) -> None:
         """Ends everything that this trainer's threads wait for."""

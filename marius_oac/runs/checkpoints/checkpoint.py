@@ -23,6 +23,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from safetensors.torch import load, save
 
 from marius_oac.errors import CheckpointError, DivergedError, shown
 from marius_oac.models.compute.soundness import LARGEST_VALUE
-from marius_oac.runs.checkpoints.manifest import PAGED_PARTS, PARTS, check_manifest, kind_of
+from marius_oac.runs.checkpoints.manifest import check_manifest, kind_of
 from marius_oac.runs.checkpoints.pins import Pin
 from marius_oac.runtime.files.atomic import NpyWriter, json_digest, sealed, sync, write_flushed
 from marius_oac.runtime.files.untrusted import (
@@ -44,25 +45,24 @@ from marius_oac.runtime.files.untrusted import (
     read_bounded,
 )
 from marius_oac.runtime.files.untrusted_arrays import map_npy
-from marius_oac.storage.contract import MAX_TIMESTAMP, ROWS_PER_BLOCK, ParameterStore
-from marius_oac.storage.disk.files import LISTING, Listing
-from marius_oac.storage.disk.saved_pages import PagedArray, PagedRows, RowArray
-from marius_oac.storage.disk.store import SsdStore
-from marius_oac.types import NEVER
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
+from marius_oac.storage.saved import REFERRING_PARTS, referring_table
+from marius_oac.storage.snapshots import PARTS, RowArray, SavedTable
+from marius_oac.types import present
 
 FORMAT, VERSION = "marius-oac checkpoint", 1
 MANIFEST = "manifest.json"
 DENSE = "dense.safetensors"
 TABLES = "tables"
-"""The folder of a run that holds `pages.json`, and the page files where nothing else is asked for."""
+"""The folder of a run that holds what its tables need besides checkpoints, and where nothing else is asked for rows."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint. `batch_index` is the next batch, `extra` data of the training loop.
 
-    `pages` says, for each table that lies on disk, how many rows it has and how they are laid out. With a `pin` it
-    is not removed until `close`, or until this object and all arrays of rows on disk that it returned are garbage.
+    `pages` has `Snapshot.about` of each table whose rows were not copied. With a `pin` it is not removed until `close`,
+    or until this object and all arrays of such rows that it returned are garbage.
     """
 
     path: Path
@@ -93,13 +93,17 @@ class Checkpoint:
         return sorted(whole | set(self.pages))
 
     def array(self, table: str, part: str) -> RowArray:
-        """Part `values`, `state` or `timestamps` of a table, mapped read-only, or read from page files when indexed."""
+        """Part `values`, `state` or `timestamps` of a table, mapped read-only, or read when indexed."""
         if table in self.pages and part in PARTS:
-            listing = Listing.load(self.path.parents[1] / TABLES / LISTING)
-            slots, checksums = self._pages_of(table)
-            about = PagedRows.load(self.pages[table]["rows"])
-            return PagedArray(self.path.parents[1] / TABLES, listing, table, about, slots, checksums, part, self.pin)
+            return self.table(table).rows(part)
         return self._mapped(table, part)
+
+    def table(self, name: str) -> SavedTable:
+        """A table, to restore a store from."""
+        if name not in self.pages:
+            return SavedTable(name, self.path, partial(self.array, name))
+        folder, mapped = self.path.parents[1] / TABLES, partial(self._mapped, name)
+        return referring_table(name, self.path, mapped, self.pages[name], folder, self.pin)
 
     def _mapped(self, table: str, part: str) -> np.ndarray:
         """The array of a file of its own, mapped read-only."""
@@ -107,10 +111,6 @@ class Checkpoint:
         if name not in self.files:
             raise CheckpointError(f"lists no {name}", self.path / MANIFEST)
         return map_npy(self.path / name, *kind_of(part), CheckpointError)
-
-    def _pages_of(self, table: str) -> list[np.ndarray]:
-        """Slots and checksums of the pages of a table on disk."""
-        return [self._mapped(table, part) for part in PAGED_PARTS]
 
     def values(self, table: str, rows: int, width: int) -> RowArray:
         """Part `values` of a table that must have this shape. Raises CheckpointError if it has another."""
@@ -122,7 +122,7 @@ class Checkpoint:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that `save` got as `arrays`, mapped read-only."""
-        parts = {f"{table}.{part}" for table in self.tables() for part in (*PARTS, *PAGED_PARTS)}
+        parts = {f"{table}.{part}" for table in self.tables() for part in (*PARTS, *REFERRING_PARTS)}
         names = [name.removesuffix(".npy") for name in self.files if name.endswith(".npy")]
         return {name: self._mapped(*name.split(".", 1)) for name in names if name not in parts}
 
@@ -134,29 +134,15 @@ class Checkpoint:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"can't be read: {error}", self.path / DENSE) from None
 
-    def slots(self) -> Iterator[np.ndarray]:
-        """The slots of the pages of each table that lies on disk."""
-        for table in self.pages:
-            yield self._mapped(table, "slots")
+    def references(self) -> Iterator[np.ndarray]:
+        """What the tables refer to outside of the checkpoint: `SavedTable.references` of each."""
+        for name in self.pages:
+            yield present(self.table(name).references)
 
     def restore(self, stores: Sequence[ParameterStore]) -> None:
-        """Loads every table, block by block; a table on disk into a table on disk without reading it."""
+        """Loads every table."""
         for store in stores:
-            shapes = {part: self.array(store.name, part).shape for part in PARTS}
-            if shapes != _shapes(store):
-                raise CheckpointError(f"table {store.name!r} has another shape, {list(shapes['values'])}", self.path)
-            if store.name in self.pages and isinstance(store, SsdStore):
-                if PagedRows.load(self.pages[store.name]["rows"]).layout != store.layout:
-                    raise CheckpointError(f"table {store.name!r} has another layout", self.path)
-                store.tier.restore(store.name, *self._pages_of(store.name))
-                continue
-            for first in range(0, store.num_rows, ROWS_PER_BLOCK):
-                # Mapped anew for each block: a page that was read counts as our memory until its mapping goes.
-                block = slice(first, first + ROWS_PER_BLOCK)
-                values, state, timestamps = (self.array(store.name, part)[block] for part in PARTS)
-                if not NEVER <= timestamps.min() <= timestamps.max() <= MAX_TIMESTAMP:
-                    raise CheckpointError(f"table {store.name!r} has a timestamp that is none", self.path)
-                store.load(first, np.array(timestamps), np.concatenate((values, state), axis=1))
+            store.restore(self.table(store.name))
 
     def verify(self, ending: str = "") -> None:
         """Reads and checks every file, or those whose names end with `ending`.
@@ -220,11 +206,10 @@ def write_checkpoint(
     """Writes the files of a checkpoint into a new, empty folder, and flushes them; see `Checkpoints.save`."""
     files, pages = _write_arrays(folder, arrays), {}
     for store in stores:
-        if isinstance(store, SsdStore):
-            files |= _write_pages(folder, store, batch_index)
-            pages[store.name] = {"rows": store.about.dump()}
-        else:
-            files |= _write_table(folder, store, batch_index)
+        written, about = _write_table(folder, store, batch_index)
+        files |= written
+        if about is not None:
+            pages[store.name] = about
     for name, tensor in dense.items():
         _check_finite(name, tensor.detach().cpu().numpy(), batch_index)
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in dense.items()})
@@ -241,43 +226,34 @@ def _check_finite(name: str, numbers: np.ndarray, batch_index: int) -> None:
         raise DivergedError(batch_index - 1, f"{name} hold NaN or infinite numbers")
 
 
-def _check_values(name: str, values: np.ndarray, batch_index: int) -> None:
-    """Of rows on other nodes no batch sees more than gradients."""
+def _check_rows(name: str, parts: Mapping[str, np.ndarray], batch_index: int) -> None:
+    for part in parts.values():
+        if part.dtype.kind == "f":
+            _check_finite(name, part, batch_index)
+    values = parts.get("values", np.zeros(0))
+    # Of rows on other nodes no batch sees more than gradients.
     if values.size and max(values.max(), -values.min()) > LARGEST_VALUE:
         raise DivergedError(batch_index - 1, f"{name} hold numbers that are too large (beyond {LARGEST_VALUE:,.0f})")
 
 
-def _shapes(store: ParameterStore) -> dict[str, tuple[int, ...]]:
-    count, layout = store.num_rows, store.layout
-    return {"values": (count, layout.dimension), "state": (count, layout.state_width), "timestamps": (count,)}
-
-
-def _write_pages(folder: Path, store: SsdStore, batch_index: int) -> dict[str, dict[str, Any]]:
-    """Writes changed pages to the page files, and the place of each page to the checkpoint."""
-    store.flush()
-    if store.tier.not_finite:
-        raise DivergedError(batch_index - 1, f"{store.tier.not_finite} hold NaN or infinite numbers")
-    saved = store.tier.saved(store.name, store.num_rows)
-    return _write_arrays(folder, {f"{store.name}.{part}": saved[part] for part in PAGED_PARTS})
-
-
-def _write_table(folder: Path, store: ParameterStore, batch_index: int) -> dict[str, dict[str, Any]]:
-    """Streams a table to its three files; returns their sizes and checksums.
+def _write_table(
+    folder: Path, store: ParameterStore, batch_index: int
+) -> tuple[dict[str, dict[str, Any]], Mapping[str, Any] | None]:
+    """Streams a snapshot of a table to its files; returns their sizes and checksums, and `Snapshot.about`.
 
     Block after block: coroutines measured worse (`benchmarks/disk`).
     """
-    dimension = store.layout.dimension
     with ExitStack() as stack:
+        try:
+            snapshot = store.snapshot()
+        except FloatingPointError as error:
+            raise DivergedError(batch_index - 1, str(error)) from None
         writers = {
-            part: stack.enter_context(
-                NpyWriter(folder / f"{store.name}.{part}.npy", shape, np.int64 if part == "timestamps" else np.float32)
-            )
-            for part, shape in _shapes(store).items()
+            part: stack.enter_context(NpyWriter(folder / f"{store.name}.{part}.npy", *about))
+            for part, about in snapshot.arrays.items()
         }
-        for block in store.blocks():
-            _check_finite(store.name, block.rows, batch_index)
-            _check_values(store.name, block.rows[:, :dimension], batch_index)
-            writers["values"].write(block.rows[:, :dimension])
-            writers["state"].write(block.rows[:, dimension:])
-            writers["timestamps"].write(block.timestamps)
-        return {writer.path.name: writer.finish() for writer in writers.values()}
+        for parts in snapshot.blocks:
+            _check_rows(store.name, parts, batch_index)
+            for part, writer in writers.items():
+                writer.write(parts[part])
+        return {writer.path.name: writer.finish() for writer in writers.values()}, snapshot.about

@@ -10,10 +10,9 @@ from pydantic import Field
 
 from marius_oac.errors import CheckpointError
 from marius_oac.runtime.files.untrusted import Described, DescribedFile, FileName, typed
-from marius_oac.storage.disk.saved_pages import PagedRows
+from marius_oac.storage.saved import REFERRING_PARTS, AboutTable
+from marius_oac.storage.snapshots import PARTS
 
-PARTS = ("values", "state", "timestamps")
-PAGED_PARTS = ("slots", "checksums")
 _ARRAYS = {
     "values": ((np.float32,), (None, None)),
     "state": ((np.float32,), (None, None)),
@@ -43,17 +42,13 @@ class Saved(Described):
     checkpoint: Annotated[str, Field(pattern=r"^[0-9]{10}$")] | None
 
 
-class _Table(Described):
-    rows: PagedRows
-
-
 class _Manifest(Described):
     """The parts of a manifest that a checkpoint is read by."""
 
     sequence: Annotated[int, Field(ge=0, lt=10**10)]
     extra: dict[str, Any]
     files: dict[FileName, DescribedFile]
-    pages: dict[FileName, _Table] = {}
+    pages: dict[FileName, AboutTable] = {}
 
 
 def check_manifest(manifest: dict[str, Any], path: Path) -> None:
@@ -61,7 +56,7 @@ def check_manifest(manifest: dict[str, Any], path: Path) -> None:
     found = typed(manifest, path, _Manifest, CheckpointError)
     whole = {name.removesuffix(".values.npy") for name in found.files if name.endswith(".values.npy")}
     needed = {"dense.safetensors", *(f"{table}.{part}.npy" for table in whole for part in PARTS)}
-    needed |= {f"{table}.{part}.npy" for table in found.pages for part in PAGED_PARTS}
+    needed |= {f"{table}.{part}.npy" for table in found.pages for part in REFERRING_PARTS}
     for name in sorted(needed - set(found.files)):
         raise CheckpointError(f"is damaged: files.{name} is missing", path)
 

@@ -46,9 +46,9 @@ from marius_oac.runtime.files.atomic import (
     write_atomically,
 )
 from marius_oac.runtime.files.untrusted import parse_json, parse_sealed, read_bounded
-from marius_oac.storage.contract import ParameterStore
-from marius_oac.storage.disk.tier import DiskTier
-from marius_oac.types import present
+from marius_oac.storage.backing import Backing
+from marius_oac.storage.contract import ParameterStore, backing_of
+from marius_oac.storage.saved import REFERENCES
 
 FOLDER = "checkpoints"
 BEST = "best.json"
@@ -81,12 +81,11 @@ def saved_bytes(name: str) -> bytes:
 
 
 class Checkpoints:
-    """The checkpoints of one run, oldest first. `tier` holds the rows of tables on disk, while the run is trained."""
+    """The checkpoints of one run, oldest first."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.tier: DiskTier | None = None
-        self._kept: set[str] = set()  # checkpoints whose pages the tier knows
+        self._kept: dict[str, Backing] = {}  # of checkpoints that refer to rows elsewhere: what keeps those
 
     def names(self) -> list[str]:
         """Names of the complete checkpoints, oldest first."""
@@ -186,15 +185,15 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
             sync(self.folder)
-        if self.tier:
-            self._keep(read_checkpoint(path))
+        saved = read_checkpoint(path)
+        self._keep(saved, backing_of(stores))
         written()
         names = self.names()
         for name in sorted({*names} - {*names[-keep:], self.best()}):
             with alone_with(self.folder / name / MANIFEST) as free:
                 if free:
                     self._remove(name)
-        return read_checkpoint(path)
+        return saved
 
     @contextmanager
     def alone_after(self, batch_index: int) -> Iterator[None]:
@@ -212,36 +211,38 @@ class Checkpoints:
             if name > name_of(batch_index):
                 self._remove(name)
 
-    def keep_pages(self) -> None:
-        """Tells the tier, which knows none yet, which pages the checkpoints refer to.
+    def keep_for(self, stores: Sequence[ParameterStore]) -> None:
+        """Empties the run's stores, which keep what its checkpoints refer to from now on.
 
-        Those of a damaged checkpoint are unknown; no run can continue from it.
+        What a damaged checkpoint refers to is unknown; no run can continue from it.
         """
+        backing = backing_of(stores)
+        backing.forget()
         self._kept.clear()
         for name in self.names():
             try:
                 checkpoint = read_checkpoint(self.folder / name)
-                checkpoint.verify(".slots.npy")
+                checkpoint.verify(f".{REFERENCES}.npy")
             except CheckpointError:
                 continue
-            self._keep(checkpoint)
+            self._keep(checkpoint, backing)
 
-    def _keep(self, checkpoint: Checkpoint) -> None:
-        for slots in checkpoint.slots():
-            present(self.tier).keep(slots)
-        self._kept.add(checkpoint.name)
+    def _keep(self, checkpoint: Checkpoint, backing: Backing) -> None:
+        for references in checkpoint.references():
+            backing.keep(references)
+            self._kept[checkpoint.name] = backing
 
     def _remove(self, name: str) -> None:
         path = self.folder / name
-        slots = [np.array(each) for each in read_checkpoint(path).slots()] if name in self._kept else []
+        kept = [np.array(each) for each in read_checkpoint(path).references()] if name in self._kept else []
         with disk_errors(path):
             self._discard(unfinished(path))
             os.rename(path, unfinished(path))
             sync(self.folder)  # else a power cut could bring its name back, and not all of its files
             self._discard(unfinished(path))
-        for each in slots:  # not before: what a checkpoint with a name refers to is never overwritten
-            present(self.tier).let_go(each)
-        self._kept.discard(name)
+        for each in kept:  # not before: what a checkpoint with a name refers to is never overwritten
+            self._kept[name].let_go(each)
+        self._kept.pop(name, None)
 
     @staticmethod
     def _discard(temporary: Path) -> None:

@@ -20,7 +20,7 @@ from marius_oac.errors import InputError
 from marius_oac.runs.checkpoints.checkpoint import TABLES
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine import cgroups
-from marius_oac.storage.disk.files import LISTING, Listing
+from marius_oac.storage.saved import table_files
 from marius_oac.types import present
 
 _MIB = 1 << 20
@@ -115,7 +115,8 @@ def available(device: torch.device, folder: Path, program: int, paths: Sequence[
         "disk": _free(_existing(folder)) + _taken(_below(folder)),
     }
     if paths:
-        free["pages"] = _free_for_pages([_existing(Path(path)) for path in paths]) + _taken(_page_files(folder))
+        of_run = _taken(table_files(folder / TABLES))
+        free["pages"] = _free_for_pages([_existing(Path(path)) for path in paths]) + of_run
     if device.type == "cuda":
         free["device"] = torch.cuda.mem_get_info(device)[0]
     return free
@@ -152,11 +153,6 @@ def _taken(paths: Iterable[Path]) -> int:
 def _below(folder: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(folder):
         yield from (Path(parent, name) for name in names)
-
-
-def _page_files(folder: Path) -> list[Path]:
-    listing = folder / TABLES / LISTING
-    return [listing.parent / name for name in Listing.load(listing).files] if listing.exists() else []
 
 
 def _free_for_pages(folders: Sequence[Path]) -> int:

@@ -45,7 +45,6 @@ from marius_oac.runs.wrapped import WrappedTask
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.progress import Progress
 from marius_oac.storage.contract import ParameterStore, RowLayout
-from marius_oac.storage.disk.store import SsdStore
 from marius_oac.types import Plan, Step, present
 
 Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float], Binding], RemoteSource]
@@ -165,9 +164,7 @@ class ShardedTask(WrappedTask):
         routed = self._planned = RoutedPlanner(planner, self._routed)
         self._served = self._update if self._update.size else None
         self._parts = [with_share(planner, each, self._num_parts) for each in range(self._num_parts)]
-        stores = [table.store for table in tables]
-        tier = next((store.tier for store in stores if isinstance(store, SsdStore)), None)
-        return Components(routed, stores, step, device, tier, source)
+        return Components(routed, [table.store for table in tables], step, device, source)
 
     def _told(self) -> dict[str, Any]:
         """What an elastic worker must know of the run, as plain values."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,9 +17,10 @@ from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import pages as page_kernels
 from marius_oac.kernels.cpu import rows as kernels
 from marius_oac.storage.contract import RowLayout
-from marius_oac.storage.disk.files import Listing, PageFiles
+from marius_oac.storage.disk.files import LISTING, Listing, PageFiles
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.reserved import reserve
+from marius_oac.storage.snapshots import SavedTable
 from marius_oac.types import NEVER
 
 MOST_ROWS = 1 << 40
@@ -154,7 +156,7 @@ class PagedArray:
                 own[: same.size] &= ~same
             yield first + np.flatnonzero(own)
 
-    def damage(self, besides: PagedArray | None, read: Callable[[int], None]) -> Iterator[InputError]:
+    def damage(self, besides: PagedArray | None, read: Callable[[int], object]) -> Iterator[InputError]:
         """Checks the pages that are not the same in `besides`. Yields one error for each damaged file. `read` is called
         with the number of bytes read."""
         found: set[int] = set()
@@ -209,8 +211,43 @@ class PagedArray:
             raise damaged(files, int(slots[order[wrong]]), self._name, int(pages[order[wrong]]), self._rows_per_page)
 
 
-RowArray = np.ndarray | PagedArray
-"""One part of a table's rows, in memory or on disk. Both are indexed by a slice or by ascending rows."""
+class SavedPages(SavedTable):
+    """A table of which a checkpoint holds where its pages lie.
+
+    Args:
+        name, path, array: see `SavedTable`.
+        about: the table.
+        tables: the folder with the listing of the page files.
+        kept_by: an object whose existence keeps the pages unchanged.
+    """
+
+    parts = ("slots", "checksums")
+
+    def __init__(
+        self, name: str, path: Path, array: Callable[[str], np.ndarray], about: PagedRows, tables: Path, kept_by: object
+    ):
+        super().__init__(name, path, array)
+        self.about, self._tables, self._kept_by = about, tables, kept_by
+
+    @property
+    def references(self) -> np.ndarray:
+        """The slots of the pages, int64 [n]."""
+        slots: np.ndarray = self.array("slots")
+        return slots
+
+    def rows(self, part: str) -> PagedArray:
+        """See `SavedTable.rows`. Raises InputError as `Listing.load` and `PagedArray`."""
+        listing = Listing.load(self._tables / LISTING)
+        slots, checksums = map(self.array, self.parts)
+        return PagedArray(self._tables, listing, self.name, self.about, slots, checksums, part, self._kept_by)
+
+    @cached_property
+    def _values(self) -> PagedArray:
+        return self.rows("values")
+
+    def damage(self, besides: SavedTable | None, read: Callable[[int], object]) -> Iterator[InputError]:
+        """See `SavedTable.damage`."""
+        return self._values.damage(besides._values if isinstance(besides, SavedPages) else None, read)
 
 
 def damaged(files: PageFiles, slot: int, table: str, page: int, rows_per_page: int) -> InputError:

@@ -11,13 +11,15 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
+from marius_oac.errors import CheckpointError
 from marius_oac.kernels.cpu import pages as page_kernels
 from marius_oac.kernels.cpu import rows as kernels
 from marius_oac.storage.contract import ParameterStore, RowAccess, RowLayout, Update
-from marius_oac.storage.disk.saved_pages import PagedRows, fill_pages
+from marius_oac.storage.disk.saved_pages import PagedRows, SavedPages, fill_pages
 from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import apply_locked
+from marius_oac.storage.snapshots import SavedTable, Snapshot
 
 _SHARE = 8  # a call uses at most this fraction of the frames at a time, so that other calls find frames too
 
@@ -38,7 +40,7 @@ class SsdStore(ParameterStore):
         capacity: int | None = None,
     ) -> None:
         super().__init__(name, num_rows, layout, initial, capacity)
-        self.backing = self.tier = tier
+        self.backing = self._tier = tier
         self._first_rows, self._place = num_rows, tier.tables[name]
         self._held = HeldRows(self, tier)
         tier.fill_with(name, self._fill)
@@ -46,8 +48,24 @@ class SsdStore(ParameterStore):
     @property
     def nbytes(self) -> int:
         """See `ParameterStore.nbytes`."""
-        rows = min(self.num_rows, self.tier.frames * self._place.rows_per_page)
+        rows = min(self.num_rows, self._tier.frames * self._place.rows_per_page)
         return 0 if self._closed else rows * self.layout.row_bytes
+
+    def snapshot(self) -> Snapshot:
+        """See `ParameterStore.snapshot`: writes the pages that have changed, and hands out where all of them lie."""
+        self.flush()
+        if self._tier.not_finite:
+            raise FloatingPointError(f"{self._tier.not_finite} hold NaN or infinite numbers")
+        saved = self._tier.saved(self.name, self.num_rows)
+        arrays = {part: (array.shape, array.dtype) for part, array in saved.items()}
+        return Snapshot(arrays, iter([saved]), {"rows": self.about.dump()})
+
+    def _take(self, saved: SavedTable) -> None:
+        if not isinstance(saved, SavedPages):
+            return super()._take(saved)
+        if saved.about.layout != self.layout:
+            raise CheckpointError(f"table {self.name!r} has another layout", saved.path)
+        self._tier.restore(self.name, *map(saved.array, saved.parts))
 
     def held(self) -> HeldRows:
         """See `ParameterStore.held`."""
@@ -61,13 +79,13 @@ class SsdStore(ParameterStore):
     def _fill(self, pages: np.ndarray, frames: np.ndarray) -> None:
         place, within = self._place, np.arange(self._place.rows_per_page)
         rows = (pages - place.first_page)[:, None] * place.rows_per_page + within
-        offsets = frames[:, None] * self.tier.page_bytes + within * self.layout.row_bytes
-        table = self.layout.table_at(self.tier.address, stride=1)
+        offsets = frames[:, None] * self._tier.page_bytes + within * self.layout.row_bytes
+        table = self.layout.table_at(self._tier.address, stride=1)
         fill_pages(self.about, table, rows.reshape(-1), offsets.reshape(-1))
 
     def _parts(self, rows: np.ndarray) -> Iterator[slice]:
         """Yields parts of the rows whose pages need at most a fraction of the memory."""
-        most = max(1, self.tier.frames // _SHARE)
+        most = max(1, self._tier.frames // _SHARE)
         pages = rows // self._place.rows_per_page
         new = np.flatnonzero(np.diff(pages, prepend=-1))
         starts = [*new[::most].tolist(), rows.size]
@@ -75,7 +93,7 @@ class SsdStore(ParameterStore):
             yield slice(first, last)
 
     def _holding(self, rows: np.ndarray, oldest: bool = False) -> AbstractContextManager[None]:
-        return self.tier.holding(self._place.pages_of(rows), oldest)
+        return self._tier.holding(self._place.pages_of(rows), oldest)
 
     def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
         for part in self._parts(rows):
@@ -109,10 +127,10 @@ class SsdStore(ParameterStore):
     def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
         for part in self._parts(rows):
             with self._holding(rows[part]):
-                self._held.restore(rows[part], values[part], timestamps[part])
+                self._held._restore(rows[part], values[part], timestamps[part])
 
     def _flush(self) -> None:
-        self.tier.flush(sync=True)
+        self._tier.flush(sync=True)
 
     def _release(self) -> None:
         pass
@@ -130,11 +148,6 @@ class HeldRows(RowAccess):
     def num_rows(self) -> int:
         """See `RowAccess.num_rows`."""
         return self._store.num_rows
-
-    def restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
-        """Sets rows, int64 [n], to values, float32 [n, width], and timestamps, int64 [n]."""
-        kernels.restore(self._table, self._offsets(rows), values, timestamps)
-        self._mark(rows)
 
     def _offsets(self, rows: np.ndarray) -> np.ndarray:
         place, tier = self._place, self._tier
@@ -171,6 +184,10 @@ class HeldRows(RowAccess):
             apply_locked(self._table, self._offsets(rows), gradients, update, timestamp, self.layout.width)
         finally:  # an update that fails may have written other rows before
             self._mark(rows)
+
+    def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
+        kernels.restore(self._table, self._offsets(rows), values, timestamps)
+        self._mark(rows)
 
     def _check_open(self) -> None:
         self._store._check_open()

@@ -190,23 +190,19 @@ class DiskTier(Backing):
         pages = self.tables[table].first_pages(num_rows)
         return {"slots": self.slot_of[pages] - 1, "checksums": self.checksum_of[pages].copy()}
 
-    def keep(self, slots: np.ndarray) -> None:
-        """Adds a checkpoint's references to these slots, int64 [n], so that they stay unchanged; -1 is skipped.
-
-        Raises:
-            InputError: a slot doesn't exist or is repeated.
-        """
-        self.files.check_slots(slots)
+    def keep(self, references: np.ndarray) -> None:
+        """See `Backing.keep`; -1 is no slot, and is skipped."""
+        self.files.check_slots(references)
         with self._lock, self._failing():
-            self._slots.refer(slots[slots >= 0])
+            self._slots.refer(references[references >= 0])
 
-    def let_go(self, slots: np.ndarray) -> None:
-        """Removes a checkpoint's references to these slots, int64 [n]; -1 is skipped."""
+    def let_go(self, references: np.ndarray) -> None:
+        """See `Backing.let_go`."""
         with self._lock:
-            self._slots.let_go(slots[slots >= 0])
+            self._slots.let_go(references[references >= 0])
 
     def forget(self) -> None:
-        """Drops all pages, as if none had ever been written. Nothing else may use the tier."""
+        """See `Backing.forget`."""
         self.directory.forget()
         if self._slots.used:
             written = np.flatnonzero(self.slot_of)

@@ -128,7 +128,7 @@ class CtrTask(Task):
         stack.callback(planner.close)
         step = build.make_ctr_step(self.config, tables, network, device, threads)
         stack.callback(step.close)
-        return Components(planner, [table.store for table in self._tables], step, device, place.tier)
+        return Components(planner, [table.store for table in self._tables], step, device)
 
     def has(self, split: Split) -> bool:
         """Whether the split has files."""

@@ -40,7 +40,7 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.task import Components
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link, made_of
-from marius_oac.storage.disk.saved_pages import RowArray
+from marius_oac.storage.snapshots import RowArray
 from marius_oac.types import present
 
 FEATURES = "encoder.features"

@@ -22,7 +22,7 @@ from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.link_prediction.step import relation_width
 from marius_oac.runs.export import Names
 from marius_oac.runs.session import num_threads
-from marius_oac.storage.disk.saved_pages import RowArray
+from marius_oac.storage.snapshots import RowArray
 from marius_oac.tasks.link_prediction.build import make_graph_encoder, num_model_relations
 from marius_oac.tasks.trained import EMBEDDINGS, TrainedOnGraph
 

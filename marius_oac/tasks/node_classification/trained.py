@@ -20,7 +20,7 @@ from marius_oac.models.heads.classes import class_metrics
 from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runtime.files.untrusted import parse_json
-from marius_oac.storage.disk.saved_pages import RowArray
+from marius_oac.storage.snapshots import RowArray
 from marius_oac.tasks.node_classification.task import CLASSES, LABELS, make_classes_encoder
 from marius_oac.tasks.trained import EMBEDDINGS, TrainedOnGraph
 
