@@ -11,7 +11,6 @@ from pathlib import Path
 from marius_oac.config.sections import StorageConfig
 from marius_oac.runs.checkpoints.checkpoint import TABLES
 from marius_oac.runs.checkpoints.retention import Checkpoints, read_saved
-from marius_oac.runs.memory.tables import page_bytes
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import disk_errors, make_folder, remove_file, sync, write_atomically
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
@@ -23,6 +22,7 @@ from marius_oac.storage.disk.tier import DiskTier
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.mapped import MappedStore
 from marius_oac.storage.memory import MemoryStore
+from marius_oac.storage.sizes import page_bytes
 from marius_oac.types import present
 
 

@@ -10,8 +10,9 @@ import torch
 from marius_oac.config.task import TaskConfig
 from marius_oac.pipeline.device import buffer_bytes
 from marius_oac.runs.memory.plan import BATCH_KEYS, Need, batches_held, key_to_lower, room_for
-from marius_oac.runs.memory.tables import ahead_bytes, check_batch, rows_place
+from marius_oac.runs.memory.tables import ahead_bytes, rows_place
 from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
+from marius_oac.storage.sizes import check_batch
 from marius_oac.types import Plan, TableSpec, arrays_of
 
 

@@ -23,11 +23,11 @@ from marius_oac.nodes.launch.cluster import names, size_text
 from marius_oac.nodes.shards.packing import Packed, even, heaviest, pack
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
 from marius_oac.runs.checkpoints.retention import START
-from marius_oac.runs.memory.tables import page_bytes
 from marius_oac.runs.sharded.checkpoint import Layout, saved_packings
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime.console import logger
 from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.sizes import page_bytes
 
 MOST_BATCHES, MOST_EXAMPLES = 200, 1 << 20
 """Of the pass that measures. By benchmarks/nodes/packing.py ten batches come within 0.2 % of what a hundred find."""

@@ -18,9 +18,9 @@ from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine import cgroups
 from marius_oac.storage.contract import RowLayout
-from marius_oac.storage.disk.layout import BLOCK_BYTES, PAGE_TABLE_BYTES
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable
+from marius_oac.storage.sizes import MEMORY_OF_ROWS
 from marius_oac.types import present
 
 _SHARE = 0.8  # of the free memory that rows and keys may take
@@ -81,7 +81,7 @@ def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
     memory, row_bytes = _SHARE * min(one for one in free if one is not None), float(layout.row_bytes)
     if config.storage.paged:
         memory = max(memory - present(config.storage.memory), 0)
-        row_bytes *= PAGE_TABLE_BYTES / BLOCK_BYTES
+        row_bytes *= MEMORY_OF_ROWS
     return min(int(memory / (row_bytes + KEY_BYTES)), _MOST_ROWS)
 
 
