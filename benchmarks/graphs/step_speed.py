@@ -48,6 +48,7 @@ class Race:
     setting: str
     cores: int
     in_flight: int
+    overrides: tuple[str, ...] = ()
 
     def config(self, mode: str = "oac") -> Config:
         size, chunks, count = SETTINGS[self.setting]
@@ -57,7 +58,8 @@ class Race:
                 "model": {"decoder": self.decoder, "dimension": DIMENSION},
                 "training": {"batch_size": size, "negatives": {"count": count, "chunks": chunks}},
                 "pipeline": {"mode": mode, "in_flight": self.in_flight},
-            }
+            },
+            self.overrides,
         )
 
     def draw(self) -> list["Edges"]:

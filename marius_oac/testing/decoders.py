@@ -24,6 +24,8 @@ _EDGES, _CANDIDATES = 5, 7
 def check_decoder(make: type[Decoder], dimension: int = 6, both_sides: bool = True, **model: Any) -> None:
     """Checks shapes, gradients, that inputs stay as they are, and that queries and candidates are independent.
 
+    Scores are checked for one chunk, and for chunks of a batch in two dimensions more, as training has them.
+
     Args:
         make: the decoder's class.
         dimension: floats of an entity.
@@ -68,10 +70,14 @@ def _check_scores(decoder: Decoder, queries: Tensor, candidates: Tensor) -> None
     for i, j in ((0, 0), (len(queries) - 1, len(candidates) - 1)):
         one = decoder.score(queries[i : i + 1], candidates[j : j + 1])
         _same("a score depends on other queries or candidates", one[0, 0], found[i, j])
-    chunks = decoder.score(torch.stack((queries, queries)), torch.stack((candidates, candidates)))
-    assert chunks.shape == (2, *shape), f"score returns {list(chunks.shape)} for two chunks, not {[2, *shape]}"
-    _same("chunks of a batch have other scores", chunks, found.expand(2, -1, -1))
+    chunks = decoder.score(queries.expand(2, 3, -1, -1), candidates.expand(2, 3, -1, -1))
+    assert chunks.shape == (2, 3, *shape), f"score returns {list(chunks.shape)} for 2 x 3 chunks, not {[2, 3, *shape]}"
+    _same("chunks of a batch have other scores", chunks, found.expand(2, 3, -1, -1))
     check_gradient("score", decoder.score, queries, candidates)
+    leaf = queries.detach().clone().requires_grad_()
+    for weights in (torch.ones(len(queries)), torch.zeros(len(queries))):  # 0: a candidate that is left out
+        (gradient,) = torch.autograd.grad((decoder.score(leaf, queries).diagonal() * weights).sum(), leaf)
+        assert gradient.isfinite().all(), "no finite gradient where a candidate equals the query"
 
 
 def _unchanged(name: str, function: Any, *given: Any) -> Tensor:

@@ -59,6 +59,11 @@ def _check_left_out(loss: Loss, positive: Tensor, negatives: Tensor, found: Tens
     assert torch.allclose(more, found), "a score of -inf, which is no negative, changes the loss"
     (gradient,) = torch.autograd.grad(more.sum(), leaf)
     assert gradient[:, -1].eq(0).all(), "the gradient by a score of -inf is not 0"
+    own, alone = positive.clone().requires_grad_(), nothing.clone().requires_grad_()
+    losses = loss.losses(own, alone, _NEGATIVES)
+    gradients = torch.autograd.grad(losses.sum(), (own, alone))
+    finite = all(each.isfinite().all() for each in (losses, *gradients))
+    assert finite, "loss or gradient is not finite where all negatives are left out"
 
 
 def _check_far(loss: Loss, positive: Tensor, negatives: Tensor) -> None:

@@ -31,7 +31,8 @@ class _Rows:
 
     def update(self, rule: UpdateRule, gradients: np.ndarray, step: int, chosen: slice, rate: float) -> None:
         rows, given, before = self._view(self.rows)[chosen], self._view(gradients)[chosen], gradients.copy()
-        rule.update(rows[:, :_DIMENSION], rows[:, _DIMENSION:], given, step, rate)
+        with np.errstate(all="ignore"):  # what isn't finite is found below
+            rule.update(rows[:, :_DIMENSION], rows[:, _DIMENSION:], given, step, rate)
         assert np.array_equal(before, gradients), "update changes the gradients"
 
 
@@ -72,6 +73,10 @@ def _check(make: type[UpdateRule], config: OptimizerConfig, library: str) -> np.
     assert change.any(), "values stay as they are: update must change them in place"
     assert (change * gradients[0]).sum() < 0, "values go with the gradient, not against it"
     first.update(make(config), gradients[0], 1, slice(None), 0.0)
+    nothing = _Rows(make(config), library)
+    for step in (1, 2):  # a loss may be flat
+        nothing.update(make(config), np.zeros_like(gradients[0]), step, slice(None), 0.1)
+    assert np.isfinite(nothing.rows).all(), "values or state are not finite after gradients of 0"
     still = np.array_equal(first.rows[:, :_DIMENSION], start[:, :_DIMENSION])
     assert still, "values change at a rate of 0: `rate` is the step size, which may decay"
     return found

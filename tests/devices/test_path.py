@@ -26,6 +26,7 @@ from tests.click_logs import ctr_config, small_log
 from tests.copying import copying
 from tests.device import DEVICE
 from tests.graphs import jitter, tiny_config, workers
+from tests.models.own_parts import EXAMPLE
 from tests.pipeline.stream_order import Order, OrderedDevice, watch
 from tests.tasks.test_encoders import ENCODERS
 from tests.tasks.test_node_classification import configure, labelled  # noqa: F401 (a fixture)
@@ -34,6 +35,8 @@ from tests.training.test_same_bits import MODELS, OPTIMIZERS, VARIANTS
 BATCHES = 20
 ON_DEVICE = f"device={DEVICE}"
 TOLERANCE = 1e-5 if DEVICE.type == "cpu" else 1e-4  # a GPU adds up in other orders
+OWN = [f"model.decoder={EXAMPLE}:SimplE", f"training.loss.kind={EXAMPLE}:SquaredHinge",
+       f"training.optimizer.kind={EXAMPLE}:Momentum", "training.optimizer.learning_rate=0.03"]  # fmt: skip
 NETWORKS = ["lr", "fm", "deepfm", "dlrm", "dcnv2", "dien", "youtubednn"]
 
 
@@ -112,7 +115,8 @@ GRAPHS = {**{f"{name} {kind}": MODELS[name] + OPTIMIZERS[kind] for name, kind in
     ("distmult", "sgd"), ("complex", "adagrad"), ("transe-l1", "rowwise_adagrad"), ("transe-l2", "adagrad"),
     ("rotate", "adam"), ("dot", "adagrad"), ("complex", "adam"),
 ]}, **VARIANTS,
- "ragged chunks, decay": ["training.negatives.chunks=3", "training.optimizer.decay=0.5"]}  # fmt: skip
+ "ragged chunks, decay": ["training.negatives.chunks=3", "training.optimizer.decay=0.5"],
+ "parts of your own": OWN}  # fmt: skip
 
 
 def few(names, quick):
@@ -121,7 +125,10 @@ def few(names, quick):
 
 
 @pytest.mark.device
-@pytest.mark.parametrize("name", few(GRAPHS, ("complex adagrad", "rotate adam", "all nodes", "ragged chunks, decay")))
+@pytest.mark.usefixtures("all_code_is_known")
+@pytest.mark.parametrize(
+    "name", few(GRAPHS, ("complex adagrad", "rotate adam", "all nodes", "ragged chunks, decay", "parts of your own"))
+)
 def test_links(monkeypatch, graph, name):
     check(monkeypatch, lambda *more: GraphTask(tiny_config(graph, *GRAPHS[name], *more), graph))
 

@@ -23,6 +23,7 @@ from marius_oac.storage.memory import MemoryStore
 from marius_oac.types import Side
 from tests.device import DEVICE
 from tests.evaluation import naive_ranking
+from tests.models import own_parts
 
 DEVICES = [pytest.param(str(each), marks=pytest.mark.device) for each in dict.fromkeys((torch.device("cpu"), DEVICE))]
 DECODERS = [("dot", 2), ("distmult", 2), ("complex", 2), ("transe", 1), ("transe", 2), ("rotate", 2)]
@@ -98,6 +99,19 @@ def test_real_numbers_rank_as_in_double_precision(decoder, norm):
     edges = make_edges(np.random.default_rng(5), 20, 60)
     expected = naive_ranking.metrics(scorer, edges, edges, lambda number, side: range(60), False)
     assert_same(evaluate(scorer, edges).as_dict(), expected)
+
+
+@pytest.mark.usefixtures("all_code_is_known")
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_decoder_of_a_users_ranks_as_that_of_the_package(exact):
+    edges, found = make_edges(np.random.default_rng(5), 20, 60), []
+    for decoder in ("distmult", f"{own_parts.__file__}:Bilinear"):
+        scorer = make_scorer(decoder, 2, 60, 5, dimension=10, exact=exact)
+        for blocks in ((64, 64, 1000), (16, 16, 16), (16, 32, 1000)):
+            with in_blocks(*blocks):
+                found.append(evaluate(scorer, edges, KnownAnswers.build([edges], edges, 3)).as_dict())
+    for each in found:
+        assert each | {"seconds": 0} == pytest.approx(found[0] | {"seconds": 0}, rel=1e-12)
 
 
 @SLOW

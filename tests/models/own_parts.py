@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from marius_oac import Decoder, Loss, UpdateRule
+from marius_oac.types import Side
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_parts.py"
 example = SimpleNamespace(**run_path(str(EXAMPLE)))
@@ -17,6 +18,20 @@ class Bilinear(Decoder):
 
     def query(self, anchor, relation, side):
         return anchor * relation
+
+    def score(self, queries, candidates):
+        return queries @ candidates.transpose(-1, -2)
+
+
+class Rescal(Decoder):
+    """Nickel et al., ICML 2011: a relation is a matrix."""
+
+    def relation_width(self, dimension):
+        return dimension * dimension
+
+    def query(self, anchor, relation, side):
+        matrix = relation.unflatten(-1, (anchor.shape[-1], -1))
+        return ((matrix.mT if side == Side.TAIL else matrix) @ anchor.unsqueeze(-1)).squeeze(-1)
 
     def score(self, queries, candidates):
         return queries @ candidates.transpose(-1, -2)

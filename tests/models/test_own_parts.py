@@ -68,7 +68,7 @@ def test_tiles_of_scores_have_the_gradient_of_the_whole(monkeypatch):
     near = own.Near(None)
     expected = results(near.score)
     for tile in (1, 400, 1 << 20):
-        monkeypatch.setattr(distances, "TILE_BYTES", tile)
+        monkeypatch.setattr(distances, "CPU_TILE_BYTES", tile)
         for found, exact in zip(
             results(lambda q, c: distances.scored_by_tiles(near.score, q, c)), expected, strict=True
         ):
@@ -91,7 +91,7 @@ def test_rules_of_the_package_pass(name):
 
 
 def test_parts_of_a_users_pass():
-    for decoder in (own.example.SimplE, own.Bilinear, own.Near):
+    for decoder in (own.example.SimplE, own.Bilinear, own.Rescal, own.Near):
         check_decoder(decoder)
     for loss in (own.Softmax, own.example.SquaredHinge):
         check_loss(loss)
@@ -119,10 +119,21 @@ class InPlace(own.Bilinear):
         return anchor.mul_(relation) if not anchor.requires_grad else anchor * relation
 
 
+class Euclidean(own.Near):
+    def score(self, queries, candidates):
+        return -((-super().score(queries, candidates)) ** 0.5)
+
+
+class OneChunk(own.Bilinear):
+    def score(self, queries, candidates):
+        return queries @ candidates.flatten(0, -2).T
+
+
 @pytest.mark.parametrize(
     "decoder, said",
     [(OneSided, "differs between the sides"), (Normalised, "depends on other"), (Detached, "autograd's gradient"),
-     (InPlace, "query changes its arguments")],
+     (InPlace, "query changes its arguments"), (Euclidean, "a candidate equals the query"),
+     (OneChunk, "for 2 x 3 chunks")],
 )  # fmt: skip
 def test_mistakes_in_a_decoder_are_found(decoder, said):
     with pytest.raises(AssertionError, match=said):
@@ -149,10 +160,15 @@ class Overflowing(Loss):
         return (positive.exp() + negatives.exp().sum(-1)).log() - positive
 
 
+class Weighted(Loss):
+    def losses(self, positive, negatives, count):
+        return (negatives.softmax(-1) * torch.nn.functional.softplus(negatives)).sum(-1) - positive
+
+
 @pytest.mark.parametrize(
     "loss, said",
     [(Mean, "not one for each"), (Rising, "does not fall"), (CountsThoseLeftOut, "of -inf"),
-     (Overflowing, "not finite")],
+     (Weighted, "all negatives are left out"), (Overflowing, "not finite")],
 )  # fmt: skip
 def test_mistakes_in_a_loss_are_found(loss, said):
     with pytest.raises(AssertionError, match=said):
@@ -187,10 +203,16 @@ class Remembers(UpdateRule):
         values -= rate / self.calls * gradients
 
 
+class Divides(own.Adagrad):
+    def update(self, values, state, gradients, step, rate):
+        state += gradients * gradients
+        values -= rate * gradients / state**0.5
+
+
 @pytest.mark.parametrize(
     "rule, said",
     [(NotInPlace, "values stay"), (Clipped, "depends on other rows"), (Ascending, "go with the gradient"),
-     (OwnRate, "a rate of 0"), (Remembers, "depends on other rows")],
+     (OwnRate, "a rate of 0"), (Remembers, "depends on other rows"), (Divides, "after gradients of 0")],
 )  # fmt: skip
 def test_mistakes_in_a_rule_are_found(rule, said):
     with pytest.raises(AssertionError, match=said):

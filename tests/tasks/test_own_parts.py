@@ -1,6 +1,8 @@
 """Runs with a decoder, a loss and a row optimizer of a user's file: the same bits in every mode, and the rest."""
 
+import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +23,13 @@ PARTS = {
     "without relations": [f"model.decoder={OWN}:Near", "training.negatives.all=true"],
     "loss": [f"training.loss.kind={EXAMPLE}:SquaredHinge"],
     "row optimizer": [f"training.optimizer.kind={EXAMPLE}:Momentum", "training.optimizer.learning_rate=0.03"],
+    "relations of another width": [f"model.decoder={OWN}:Rescal", "training.regularization={kind: n3, weight: 0.01}"],
     "row optimizer, all nodes": [f"training.optimizer.kind={OWN}:Adagrad", "training.negatives.all=true"],
 }
 ALL = [*PARTS["decoder"], *PARTS["loss"], *PARTS["row optimizer"]]
 DISK = ["storage.memory=1MiB", "storage.page=4KiB"]
 BATCHES = 20
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("all_code_is_known")
@@ -90,6 +94,49 @@ def test_clicks_have_the_bits_of_sync(tmp_path):
         train(config, tmp_path / str(number))
         ends.append(digests(tmp_path / str(number)))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.slow
+def test_a_run_on_disk_that_is_killed_ends_in_the_same_bits(graph, mine, tmp_path):
+    config = tiny_config(graph, *mine, *DISK, "checkpoint.every_batches=7", "pipeline.in_flight=4")
+    train(config, tmp_path / "whole")
+    source, folder = write_config(tmp_path / "c.yaml", config), tmp_path / "run"
+    moments = [("compute", 9), ("write", 25), ("fsync", 8)]
+    starts = [{"argv": ["resume", str(folder)], "signal": int(signal.SIGKILL), "at": at} for at in moments]
+    starts[0]["argv"] = ["train", str(source), "--out", str(folder)]
+    script = {"folder": str(folder), "starts": [*starts, {"argv": ["resume", str(folder)]}]}
+    warm = ["train", str(source), "--out", str(tmp_path / "warm")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runs.fault_driver"],
+        input=json.dumps({"warm_up": warm, "scripts": [script]}), capture_output=True, text=True, cwd=ROOT, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (outcome,) = json.loads(done.stdout)
+    assert [end["code"] for end in outcome["ended"]] == [-signal.SIGKILL] * 3 + [0], outcome["ended"]
+    assert digests(folder) == digests(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("all_code_is_known")
+@pytest.mark.parametrize("parts", [ALL, PARTS["without relations"]], ids=["all", "without relations"])
+def test_under_an_encoder_oac_has_the_bits_of_sync(graph, parts):
+    overrides = ["encoder.layers=[{kind: sage, neighbors: 4}]", *parts]
+    expected = run_batches(tiny_config(graph, *overrides, "pipeline.mode=sync"), graph, BATCHES)
+    more = ["pipeline.in_flight=8", "threads=2", *workers(3)]
+    found = run_batches(tiny_config(graph, *overrides, *more), graph, BATCHES, jitter(8))
+    assert found.bits == expected.bits and found.replaced > 0
+
+
+@pytest.mark.usefixtures("all_code_is_known")
+@pytest.mark.parametrize("network", ["fm", "dien"])
+def test_clicks_follow_the_rule_of_the_package(tmp_path, network):
+    log, losses = small_log(tmp_path / "log.parquet"), []
+    for kind in ("adagrad", f"{OWN}:Adagrad"):
+        config = ctr_config(
+            log, f"training.optimizer.kind={kind}", "training.embedding_l2=0.01", network=network, test=log
+        )
+        train(config, tmp_path / kind.rpartition(":")[2])
+        losses.append(RunFolder.open(tmp_path / kind.rpartition(":")[2]).summary()["test.log_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The loss of a batch of edges in torch, and its gradient by autograd: for CUDA, and as the oracle of `handwritten`.
+"""The loss of a batch of edges in torch, and its gradient by autograd: for CUDA, and for a decoder or loss of a user.
 
     loss = 1 / (B S) * sum over edges i and sides s of edge_loss(positive score, scores of chunk(i)'s K negatives on s)
          + weight / B * sum over edges of the penalties of head, tail and relation

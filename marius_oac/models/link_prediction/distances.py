@@ -29,6 +29,8 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 TILE_BYTES = 64 << 20
 """The largest size of a tile's differences, unless a single one is larger."""
+CPU_TILE_BYTES = 16 << 20
+"""The same for an unknown function on the CPU, where memory of larger tiles would be mapped anew each time."""
 TILES = {"l1": 1.0, "l2": 1.03, "moduli": 1.65, None: 4.0}
 """The peak memory in tiles: the differences, and what is computed from them. None: an unknown function, as if it kept
 four floats for each."""
@@ -80,7 +82,7 @@ class _Scores(torch.autograd.Function):
         ctx.score = score
         ctx.save_for_backward(queries, candidates)
         found = queries.new_empty((*queries.shape[:-1], candidates.shape[-2]))
-        for rows, columns in _tiles(queries, candidates):
+        for rows, columns in _tiles(queries, candidates, _largest_tile(queries)):
             tile = score(queries[..., rows, :], candidates[..., columns, :])
             into = found[..., rows, columns]
             if tile.shape != into.shape:  # it could be broadcast
@@ -93,7 +95,7 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
         queries, candidates = ctx.saved_tensors
         by_queries, by_candidates = torch.zeros_like(queries), torch.zeros_like(candidates)
-        for rows, columns in _tiles(queries, candidates):
+        for rows, columns in _tiles(queries, candidates, _largest_tile(queries)):
             leaves = [each.detach().requires_grad_() for each in (queries[..., rows, :], candidates[..., columns, :])]
             with torch.enable_grad():
                 scores = ctx.score(*leaves)
@@ -103,10 +105,16 @@ class _Scores(torch.autograd.Function):
         return None, by_queries, by_candidates
 
 
-def _tiles(queries: Tensor, candidates: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields the ranges of queries and candidates whose differences are one tile."""
+def _largest_tile(queries: Tensor) -> int:
+    return CPU_TILE_BYTES if queries.device.type == "cpu" else TILE_BYTES
+
+
+def _tiles(queries: Tensor, candidates: Tensor, largest: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """Yields the ranges of queries and candidates whose differences are one tile of `largest` bytes, by default
+    `TILE_BYTES`."""
     (*chunks, count, width), others = queries.shape, candidates.shape[-2]
-    pairs = max(1, TILE_BYTES // (queries.element_size() * max(1, width) * max(1, torch.Size(chunks).numel())))
+    largest = TILE_BYTES if largest is None else largest
+    pairs = max(1, largest // (queries.element_size() * max(1, width) * max(1, torch.Size(chunks).numel())))
     columns = min(others, pairs)
     rows = max(1, pairs // max(1, columns))
     for first in range(0, count, rows):
