@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from marius_oac import __version__
-from marius_oac.cli.data_arguments import add_init, add_prepare
+from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
 from marius_oac.runtime.command import check_present_folder, check_system, run_command
@@ -73,11 +73,11 @@ def _init(args: argparse.Namespace) -> None:
     from marius_oac.cli.init.log import LogRequest
 
     log = LogRequest(args.label, tuple(args.positive), args.delimiter, args.split)
-    init(InitRequest(sources=args.source, out=args.out, task=args.task, log=log))
+    init(InitRequest(sources=args.source, out=args.out, is_graph=KINDS.get(args.task), log=log))
 
 
 def _train(args: argparse.Namespace) -> int | None:
-    from marius_oac.config.link_prediction import Config
+    from marius_oac.config.task import load_config
 
     overrides = list(args.set)
     if args.data:
@@ -85,7 +85,7 @@ def _train(args: argparse.Namespace) -> int | None:
     if args.progressive:
         overrides.append("training.progressive=true")
     try:
-        config = Config.load(args.config, overrides)
+        config = load_config(args.config, overrides)
     except ConfigError as error:
         given = {
             "--set data.train": ("--data", args.data),
@@ -163,21 +163,16 @@ def _eval(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from marius_oac.tasks.ctr.trained import predict_run
-    from marius_oac.tasks.link_prediction.trained import TrainedModel
-    from marius_oac.tasks.node_classification.trained import TrainedClassifier
+    from marius_oac.tasks.trained import Question
+    from marius_oac.training.trained import predict_run
 
-    if args.data:
-        report(predict_run(args.run, args.data, args.out, args.checkpoint, **_opened(args)))
-        return
-    if args.out:
+    if args.out and not args.data:
         raise InputError("goes with --data; without, answers go to standard output", "--out")
-    if args.node:
-        classifier = TrainedClassifier.open(args.run, args.checkpoint, **_opened(args))
-        found = classifier.predict(args.node, top=args.top)
-    else:
-        model = TrainedModel.open(args.run, args.checkpoint, **_opened(args))
-        found = model.predict(args.head, args.relation, args.tail, top=args.top, filtered=args.filtered)
+    asked = {key: getattr(args, key) for key in ("out", "node", "head", "relation", "tail", "top", "filtered")}
+    found = predict_run(args.run, Question(data=args.data or (), **asked), args.checkpoint, **_opened(args))
+    if isinstance(found, Path):
+        report(found)
+        return
     for name, score in found:
         answer(f"{score:.6g}\t{name}")
 

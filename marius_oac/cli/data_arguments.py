@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+KINDS = {"ctr": False, "graph": True}
+"""Values of `init --task`: is it a graph, and not a click log?"""
+
 
 def add_prepare(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `marius-oac prepare`."""
@@ -51,7 +54,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
         "graph folder",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the config to write (default: standard output)")
-    parser.add_argument("--task", choices=("ctr", "graph"), help="click log or graph (default: guessed, and said)")
+    parser.add_argument("--task", choices=sorted(KINDS), help="click log or graph (default: guessed, and said)")
     parser.add_argument("--label", metavar="COLUMN", help="a click log: the column of labels (default: a guess)")
     parser.add_argument(
         "--positive", action="append", default=[], metavar="VALUE", help="a label that means 1 (default: a guess)"

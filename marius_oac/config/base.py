@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
@@ -32,7 +32,15 @@ def _off(value: Any) -> Any:
 
 
 class BaseConfig(Section):
-    """A whole run. `load` reads it from YAML; `dump` writes it back with every default filled in."""
+    """A whole run. `load` reads it from YAML; `dump` writes it back with every default filled in.
+
+    Attributes:
+        data_grows: whether a run may continue with more files; `log.json` in its folder lists them all.
+        how_to_ask: what such a run was trained for, and what to predict with it.
+    """
+
+    data_grows: ClassVar[bool] = False
+    how_to_ask: ClassVar[str]
 
     seed: NonNegativeInt = Field(0, description="Seed of initial values, shuffles, negatives and splits.")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
@@ -56,6 +64,16 @@ class BaseConfig(Section):
     def of_task(cls, task: object) -> type[Any]:
         """The class that a configuration with this `task` has."""
         return cls
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """`data.train`, of data that can grow."""
+        return ()
+
+    @classmethod
+    def of_an_older_run(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Converts the plain values of an older run's configuration of this class."""
+        return tree
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:

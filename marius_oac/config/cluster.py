@@ -21,7 +21,7 @@ from marius_oac.config.renamed import CLUSTER_KEYS, lines_by_new_names, with_new
 from marius_oac.config.sections import (
     Bool,
     Bytes,
-    Folders,
+    Files,
     Name,
     NonNegativeInt,
     PositiveFloat,
@@ -77,7 +77,7 @@ class NodeConfig(Section):
     disk: Bytes | None = Field(
         None, description="Space for rows on disk, with their copies in checkpoints; default: what is free."
     )
-    path: Folders = Field((), description="Folders for rows on disk, in place of the config's storage.path.")
+    path: Files = Field((), description="Folders for rows on disk, in place of the config's storage.path.")
     gpus: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers)] | None = Field(
         None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device."
     )

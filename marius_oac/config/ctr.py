@@ -10,10 +10,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticKnownError
 
 from marius_oac.config.base import BaseConfig
+from marius_oac.config.named_files import MODULE
 from marius_oac.config.sections import (
     Bool,
     DenseOptimizerConfig,
     EarlyStoppingConfig,
+    Files,
     Fraction,
     Name,
     NonNegativeFloat,
@@ -25,7 +27,6 @@ from marius_oac.config.sections import (
     Section,
     Width,
     Workers,
-    listed,
 )
 
 
@@ -164,7 +165,6 @@ def _column(value: Any) -> Any:
 
 
 _FEATURES = ("numeric", "categorical", "multi_valued", "sequences")
-Files = Annotated[tuple[Name, ...], BeforeValidator(listed)]
 Label = Annotated[LabelConfig, BeforeValidator(_column)]
 Numeric = Annotated[NumericConfig, BeforeValidator(_named)]
 Categorical = Annotated[CategoricalConfig, BeforeValidator(_named)]
@@ -271,28 +271,10 @@ class LogConfig(Section):
         return self
 
 
-def of_an_older_run(tree: Any) -> Any:
-    """Converts the plain values of an older run's configuration. In versions without transforms, the label and numeric
-    columns are mere names, whose values were taken as they are, or by `log_numbers`."""
-    data = tree.get("data") if isinstance(tree, Mapping) else None
-    if not isinstance(data, Mapping) or tree.get("task") != "ctr" or not isinstance(data.get("numeric"), list | tuple):
-        return tree
-    transform = "log_squared" if data.get("log_numbers") is True else "none"
-
-    def section(column: Any) -> Any:
-        known = {"name": column, "transform": transform}
-        return NumericConfig(**known).model_dump(mode="json") if isinstance(column, str) and column else column
-
-    changed: dict[str, Any] = {"numeric": [section(each) for each in data["numeric"]]}
-    if isinstance(data.get("label"), str):
-        changed["label"] = {"column": data["label"], "positive": None}
-    return {**tree, "data": {**data, **changed}}
-
-
 class NetworkConfig(Section):
     """`model`: the network and its sizes."""
 
-    network: Name = Field(
+    network: Annotated[Name, MODULE] = Field(
         "deepfm", description="lr, fm, deepfm, dlrm, dcnv2, dien, youtubednn, or FILE.py:CLASS, a module of your own."
     )
     dimension: Width = Field(16, description="Floats of a feature's row, where the feature does not say.")
@@ -335,6 +317,9 @@ class CtrEvaluationConfig(Section):
 class CtrConfig(BaseConfig):
     """Training a CTR model on a click log."""
 
+    data_grows = True
+    how_to_ask = "was trained on a click log: name the files to predict with --data"
+
     task: Literal["ctr"] = "ctr"
     data: LogConfig
     model: NetworkConfig = NetworkConfig()
@@ -357,3 +342,26 @@ class CtrConfig(BaseConfig):
                     f"data: feature '{each.name}' shares the rows of '{each.vocabulary}', which is no feature"
                 )
         return self
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """See `BaseConfig.train_files`."""
+        return self.data.train
+
+    @classmethod
+    def of_an_older_run(cls, tree: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `BaseConfig.of_an_older_run`. In versions without transforms, the label and numeric columns are mere
+        names, whose values were taken as they are, or by `log_numbers`."""
+        data = tree.get("data")
+        if not isinstance(data, Mapping) or not isinstance(data.get("numeric"), list | tuple):
+            return tree
+        transform = "log_squared" if data.get("log_numbers") is True else "none"
+
+        def section(column: Any) -> Any:
+            known = {"name": column, "transform": transform}
+            return NumericConfig(**known).model_dump(mode="json") if isinstance(column, str) and column else column
+
+        changed: dict[str, Any] = {"numeric": [section(each) for each in data["numeric"]]}
+        if isinstance(data.get("label"), str):
+            changed["label"] = {"column": data["label"], "positive": None}
+        return {**tree, "data": {**data, **changed}}

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from marius_oac.config.named_files import FILE, MODULE
 from marius_oac.config.sections import Beta, Bool, DenseOptimizerConfig, Name, NonNegativeInt, Section, Width
 from marius_oac.types import present
 
@@ -59,7 +60,7 @@ class ModuleConfig(Section):
 
     kind: Literal["module"] = Field(description="A layer of your own.")
     neighbors: Neighbors = _NEIGHBORS
-    module: Name = Field(
+    module: Annotated[Name, MODULE] = Field(
         description="FILE.py:NAME, a function or class that makes the layer from the width of its input."
     )
 
@@ -81,7 +82,7 @@ class EncoderConfig(Section):
         description="Floats of each node's trained row; 0: no rows. Default: model.dimension, and 0 "
         "where there are features.",
     )
-    features: Name | None = Field(
+    features: Annotated[Name | None, FILE] = Field(
         None, description="Parquet file with the columns `name` and `features`, a list of floats for each node."
     )
     dropout: Beta = Field(0.0, description="Dropout probability of each layer's inputs in training.")

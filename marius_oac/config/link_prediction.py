@@ -179,6 +179,8 @@ class Config(BaseConfig):
     """Training a graph's embeddings. `Config.load` and `Config.build` make a configuration of another task's class
     where `task` says so."""
 
+    how_to_ask = "was trained for link prediction: name an entity with --head or --tail"
+
     task: Literal["graph"] = Field(
         "graph", description="graph: link prediction; node_classification: classes of nodes; ctr: click-through rates."
     )

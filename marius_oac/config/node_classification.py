@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.encoder import EncoderConfig
+from marius_oac.config.named_files import FILE
 from marius_oac.config.sections import (
     EarlyStoppingConfig,
     GraphDataConfig,
@@ -25,7 +26,7 @@ from marius_oac.types import present
 class LabelledDataConfig(GraphDataConfig):
     """`data` of node classification: a graph with labels."""
 
-    labels: Name = Field(
+    labels: Annotated[Name, FILE] = Field(
         description="Classes of nodes: .csv, .tsv (also .gz) or .parquet with the columns `name`, `label` and `split`."
     )
 
@@ -56,6 +57,8 @@ class ClassesEvaluationConfig(Section):
 
 class NodeClassificationConfig(BaseConfig):
     """Training an encoder for node classification."""
+
+    how_to_ask = "was trained for node classification: name the node to predict with --node"
 
     task: Literal["node_classification"]
     data: LabelledDataConfig

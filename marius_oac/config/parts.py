@@ -13,6 +13,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
+from marius_oac.config.named_files import MODULE
+
 
 class Part(NamedTuple):
     """A part that a configuration names.
@@ -76,9 +78,9 @@ def _one_of(parts: Mapping[str, Part]) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-DecoderName = Annotated[str, _one_of(DECODERS)]
-LossName = Annotated[str, _one_of(LOSSES)]
-RowOptimizerName = Annotated[str, _one_of(ROW_OPTIMIZERS)]
+DecoderName = Annotated[str, _one_of(DECODERS), MODULE]
+LossName = Annotated[str, _one_of(LOSSES), MODULE]
+RowOptimizerName = Annotated[str, _one_of(ROW_OPTIMIZERS), MODULE]
 
 
 def values_of(parts: Mapping[str, Part]) -> str:

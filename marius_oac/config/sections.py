@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 from pydantic_core import PydanticKnownError
 
+from marius_oac.config.named_files import FILE, GRAPH, Named
 from marius_oac.config.parts import ROW_OPTIMIZERS, RowOptimizerName, values_of
 
 
@@ -44,7 +45,7 @@ def listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Folders = Annotated[tuple[Name, ...], BeforeValidator(listed)]
+Files = Annotated[tuple[Name, ...], BeforeValidator(listed), FILE]
 
 
 class Section(BaseModel):
@@ -103,7 +104,7 @@ class PipelineConfig(Section):
         description="sync: one batch at a time. oac: many in flight, with the bits of sync. async, async-delta: many "
         "in flight, stale rows.",
     )
-    order: Name = Field(
+    order: Annotated[Name, Named("file", words=("plan", "arrival"))] = Field(
         "plan",
         description="Order in which batches compute: plan, arrival, or the path of an order.npy that a run has "
         "recorded.",
@@ -130,7 +131,7 @@ class StorageConfig(Section):
     memory: Bytes | None = Field(
         None, description="Memory for rows, such as 4GiB; the other rows stay on disk. Default: all rows are in memory."
     )
-    path: Folders = Field((), description="Folders for rows on disk, one per device; default: a folder of the run.")
+    path: Files = Field((), description="Folders for rows on disk, one per device; default: a folder of the run.")
     io: Literal["direct", "buffered", "mmap"] = Field(
         "direct",
         description="direct: past the system's page cache; buffered: through it; mmap: the system alone decides what "
@@ -187,6 +188,6 @@ class EarlyStoppingConfig(Section):
 class GraphDataConfig(Section):
     """`data` of a graph."""
 
-    path: Name = Field(
+    path: Annotated[Name, GRAPH] = Field(
         description="Folder made by `marius-oac prepare`, or the name of an embedded data set (codex-s)."
     )

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from marius_oac.config.base import BaseConfig
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.node_classification import NodeClassificationConfig
 
 TaskConfig = Config | NodeClassificationConfig | CtrConfig
-"""What `Config.load` and `Config.build` make; its `task` says which."""
+"""What `load_config` and `build_config` make; its `task` says which."""
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> TaskConfig:
+    """Reads a YAML file; see `BaseConfig.load`."""
+    return cast(TaskConfig, Config.load(path, overrides))
+
+
+def build_config(
+    tree: Mapping[str, Any], source: str | None = None, lines: Mapping[tuple[Any, ...], int] | None = None
+) -> TaskConfig:
+    """Validates a tree of plain values; see `BaseConfig.build`."""
+    return cast(TaskConfig, Config.build(tree, source=source, lines=lines))
+
+
+def of_an_older_run(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Converts the plain values of an older run's configuration."""
+    kind: type[BaseConfig] = Config.of_task(tree.get("task"))
+    return kind.of_an_older_run(tree)

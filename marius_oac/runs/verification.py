@@ -124,7 +124,7 @@ class _Run:
         if folder and about.checked:
             for name in about.files:
                 found.small(path / name, partial(folder.read_file, name))
-        if (path / LOG).exists() or (folder and folder.config.task == "ctr"):
+        if (path / LOG).exists() or (folder and folder.config.data_grows):
             found.small(path / LOG, lambda: RunLog.read(path, not about or about.checked))
         if (path / SUMMARY).exists() and folder:
             found.small(path / SUMMARY, folder.summary)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,9 +17,13 @@ from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs import identity
-from marius_oac.data.graphs.graph import open_or_prepare
+from marius_oac.data.graphs.graph import Graph, open_or_prepare
+from marius_oac.data.prepare.splits import Split, check_split
 from marius_oac.errors import InputError
+from marius_oac.evaluation.metrics import Metrics
+from marius_oac.evaluation.predict import Prediction
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import kept_code
@@ -25,15 +31,31 @@ from marius_oac.runs.session import num_threads, reading_device
 from marius_oac.storage.snapshots import RowArray
 from marius_oac.tasks.encoder.build import GraphEncoder
 
-_HOW_TO_ASK = {
-    "ctr": "was trained on a click log: name the files to predict with --data",
-    "graph": "was trained for link prediction: name an entity with --head or --tail",
-    "node_classification": "was trained for node classification: name the node to predict with --node",
-}
-
-
 EMBEDDINGS = "embeddings"
 """The nodes' own rows in an export, if an encoder computes what is predicted with from them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What to predict: files of a click log, the classes of a node, or what completes an edge. See `predict_files` and
+    `predict` of the trained models."""
+
+    data: Sequence[str] = ()
+    out: str | Path | None = None
+    node: str | None = None
+    head: str | None = None
+    relation: str | None = None
+    tail: str | None = None
+    top: int = 10
+    filtered: bool = False
+
+
+class Exported(NamedTuple):
+    """The tables of an export, float32 [rows, width], the names of their rows, and further files, text by name."""
+
+    tables: Mapping[str, RowArray]
+    names: Mapping[str, Names]
+    texts: Mapping[str, str]
 
 
 class TrainedRun(ABC):
@@ -76,14 +98,52 @@ class TrainedRun(ABC):
         """
         folder = RunFolder.open(path)
         if folder.config.task != cls.task:
-            raise InputError(_HOW_TO_ASK[folder.config.task], path)
+            raise InputError(folder.config.how_to_ask, path)
         folder.config = RunPlaces(folder, data_path).config()
         folder.config = kept_code(folder, trust)
         return cls(folder, checkpoint)
 
+    @staticmethod
+    @abstractmethod
+    def understands(question: Question) -> bool:
+        """Returns whether such a model can answer it."""
+
+    @abstractmethod
+    def answer(self, question: Question) -> Path | list[Prediction]:
+        """Returns predictions, best first, or the file that they were written to."""
+
+    @abstractmethod
+    def evaluate(self, data: str | Sequence[str] = "test", /, overrides: Iterable[str] = ()) -> Metrics:
+        """Evaluates on a split, or on files where the run was trained on files.
+
+        Raises:
+            InputError: there is no such split or file, or an override of `key=value` is not possible.
+        """
+
+    @classmethod
+    @abstractmethod
+    def exported_from(cls, path: str | Path, checkpoint: str | None, **opened: Any) -> Exported:
+        """Returns what is exported of a run's result; see `open`."""
+
+    @classmethod
+    @abstractmethod
+    def names_in(cls, folder: RunFolder, checkpoint: Checkpoint, data_path: str | Path | None) -> Mapping[str, Names]:
+        """Returns the names of a checkpoint's rows by table; empty if they are in data that are not at `data_path`, or
+        where they are looked for if it is None."""
+
     def title(self, data: str) -> str:
         """Returns the title of an evaluation on `data`."""
         return f"{self.path}, checkpoint {self.checkpoint.name}, {data}"
+
+    def close(self) -> None:
+        """Frees what `open` has made."""
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class TrainedOnGraph(TrainedRun):
@@ -96,6 +156,39 @@ class TrainedOnGraph(TrainedRun):
         self.graph = open_or_prepare(self.config.data.path)
         folder.check_data(self.graph.fingerprint, self.config)
         self.checkpoint = folder.checkpoint(checkpoint)
+
+    @abstractmethod
+    def exported(self) -> Exported:
+        """Returns what is exported."""
+
+    @classmethod
+    def exported_from(cls, path: str | Path, checkpoint: str | None, **opened: Any) -> Exported:
+        """See `TrainedRun.exported_from`."""
+        return cls.open(path, checkpoint, **opened).exported()
+
+    @staticmethod
+    @abstractmethod
+    def row_names(config: Any, graph: Graph) -> Mapping[str, Names]:
+        """Returns the names of the tables' rows."""
+
+    @classmethod
+    def names_in(cls, folder: RunFolder, checkpoint: Checkpoint, data_path: str | Path | None) -> Mapping[str, Names]:
+        """See `TrainedRun.names_in`."""
+        config: Any = RunPlaces(folder, data_path).config()
+        try:
+            graph = open_or_prepare(config.data.path)
+            folder.check_data(graph.fingerprint, config)
+        except InputError:  # bits can be compared without the graph
+            if data_path is not None:
+                raise
+            return {}
+        return cls.row_names(config, graph)
+
+    @staticmethod
+    def _split(data: str | Sequence[str]) -> Split:
+        if not isinstance(data, str):
+            raise InputError("the run was trained on a graph; it is evaluated on its splits", "--data")
+        return check_split(data)
 
     @cached_property
     def _device(self) -> torch.device:

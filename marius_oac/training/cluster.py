@@ -15,8 +15,7 @@ import numpy as np
 from marius_oac.config.cluster import read_secret
 from marius_oac.config.dense import ignored_by_kstep
 from marius_oac.config.errors import parse
-from marius_oac.config.link_prediction import Config
-from marius_oac.config.task import TaskConfig
+from marius_oac.config.task import TaskConfig, build_config
 from marius_oac.errors import ConfigError, InputError, NodeLost
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.kinds import make_dense_sync
@@ -48,7 +47,7 @@ from marius_oac.runtime.files.atomic import check_no_link
 from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
-from marius_oac.tasks.node_classification.task import NodeClassificationTask
+from marius_oac.tasks.registry import entry_of
 from marius_oac.training import local
 from marius_oac.training.rowless import Rowless, alone, staying
 from marius_oac.types import present
@@ -66,7 +65,7 @@ def train_on_nodes(
         InputError: this or another node can't train; nothing was written.
         NodeLost: another node has ended or is silent.
     """
-    path = Path(out) if out else Path("runs") / local.default_name(config)
+    path = Path(out) if out else Path("runs") / entry_of(config).default_name(config)
     with open_group(place) as group:
         # torchrun has started the nodes again because one was lost: they continue.
         if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
@@ -155,7 +154,7 @@ def _resumed(
     check_gpus(config, group)
 
     def make() -> Task:
-        return local.resume_task(code_to_resume(config, path, trust), log, data)
+        return entry_of(config).resume(code_to_resume(config, path, trust), log, data)
 
     task = agreed_task(shared, place, group, make, path, checkpoint)
     if isinstance(task, Rowless):
@@ -202,12 +201,12 @@ def _told(path: Path, place: Place, group: Group, data_path: str | Path | None) 
     if "problem" in said:
         raise InputError(said["problem"], f"node {names(place.cluster)[0]}")
     tree, _ = parse(said["config"], path)
-    return Config.build(tree), RunLog.parse(said["log"].encode(), path / LOG) if "log" in said else None
+    return build_config(tree), RunLog.parse(said["log"].encode(), path / LOG) if "log" in said else None
 
 
 def _not_taken_in(data: Sequence[str], saved: TaskConfig) -> Sequence[str]:
     """Those of a command's files that are not in the run's log yet, if torchrun has started it again."""
-    known = saved.data.train if data and saved.task == "ctr" else ()
+    known = saved.train_files if data else ()
     return () if data and known[-len(data) :] == tuple(data) else data
 
 
@@ -331,8 +330,7 @@ def node_task(
         ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`training.rowless`).
     """
     config, cluster = task.config, place.cluster
-    if isinstance(task, NodeClassificationTask):
-        raise ConfigError("a node classification is trained on one machine; train without nodes", "task")
+    entry_of(config).check_nodes()
     lockstep = config.pipeline.mode != "async"
     workers = config.pipeline.workers
     ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4

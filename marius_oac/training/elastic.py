@@ -18,11 +18,9 @@ from typing import Any
 from marius_oac import __version__
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.cluster import ClusterConfig, read_secret
-from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.errors import parse as parse_yaml
-from marius_oac.config.link_prediction import Config
 from marius_oac.config.modes import NodesConfig
-from marius_oac.config.task import TaskConfig
+from marius_oac.config.task import build_config
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.models.compute.user_code import admit
 from marius_oac.nodes.launch.cluster import listening_at, names
@@ -35,9 +33,8 @@ from marius_oac.runs.reporting import LINE_SECONDS
 from marius_oac.runs.task import Task
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import stop_on_interrupt
-from marius_oac.tasks.ctr.task import CtrTask
+from marius_oac.tasks.registry import entry_of
 from marius_oac.training.detached import outside, security_of
-from marius_oac.training.local import start_task
 
 PATIENCE = 600.0  # seconds that a run may take to be started, or started again
 _PAUSE = 1.0  # seconds between attempts to reach it
@@ -171,14 +168,10 @@ class _ElasticWorker:
         for key in ("device", "threads"):  # those of the process that described the run, on another machine
             tree.pop(key, None)
         tree["binding"] = "off"  # the run's other processes on this machine are unknown
-        config: TaskConfig = Config.build(tree).replace(*self._overrides)
+        config = build_config(tree).replace(*self._overrides)
         admit(config, self._trust)
         log = run["files"].get(LOG)
-        task: Task = (
-            start_task(config)
-            if not isinstance(config, CtrConfig)
-            else CtrTask(config, RunLog.parse(log.encode(), Path(LOG)))
-        )
+        task = entry_of(config).resume(config, RunLog.parse(log.encode(), Path(LOG)) if log else None, ())
         if task.fingerprint != run["fingerprint"]:
             raise InputError("the data here are not those of the run")
         for name, text in task.run_files().items():

@@ -4,19 +4,14 @@ interface."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marius_oac.config.base import BaseConfig
-from marius_oac.config.ctr import CtrConfig
 from marius_oac.config.idle import idle_settings
-from marius_oac.config.link_prediction import Config
-from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.config.task import TaskConfig
-from marius_oac.data.graphs.graph import open_or_prepare
 from marius_oac.errors import ConfigError, InputError, Interrupted
 from marius_oac.pipeline.runner import Probe
 from marius_oac.runs.folder.folder import RunFolder
@@ -30,11 +25,7 @@ from marius_oac.runs.stores import check_places
 from marius_oac.runs.task import Task
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import signal_behind
-from marius_oac.tasks.ctr.task import CtrTask, start_ctr_task
-from marius_oac.tasks.link_prediction.build import settled_on
-from marius_oac.tasks.link_prediction.task import GraphTask
-from marius_oac.tasks.node_classification.task import NodeClassificationTask
-from marius_oac.types import present
+from marius_oac.tasks.registry import entry_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class Run:
         return "\n".join(lines)
 
 
-def train(config: Config, out: str | Path | None = None, *, trace: bool = False, probe: Probe | None = None) -> Run:
+def train(config: TaskConfig, out: str | Path | None = None, *, trace: bool = False, probe: Probe | None = None) -> Run:
     """Trains from scratch into a new run folder.
 
     Args:
@@ -78,7 +69,7 @@ def train(config: Config, out: str | Path | None = None, *, trace: bool = False,
     if not isinstance(config, BaseConfig):
         kind = type(config).__name__
         raise InputError(f"a Config is needed, such as Config.load('config.yaml') makes, not {kind}", "config")
-    path = Path(out) if out else Path("runs") / default_name(config)
+    path = Path(out) if out else Path("runs") / entry_of(config).default_name(config)
     RunFolder.check_new(path)
     code_to_train(config)
     task = start_task(config)
@@ -124,7 +115,7 @@ def resume(
         config = places.changed(with_data(folder.config.replace(*overrides), data))
         config = code_to_resume(config, folder.path, trust)
         log = log_of(folder, places)
-        task = resume_task(config, log, data)
+        task = entry_of(config).resume(config, log, data)
         folder.check_resumable(config, task.fingerprint)
         if checkpoint is None and not data and has_ended(folder, task):
             epochs = folder.summary()["training.epochs"]
@@ -150,42 +141,17 @@ def has_ended(folder: RunFolder, task: Task) -> bool:
     return summary["training.stopped_early"] and same_rule and config.evaluation == before.evaluation
 
 
-def default_name(config: TaskConfig) -> str:
-    """Returns the default name of a run's folder: that of its graph or network."""
-    if isinstance(config, CtrConfig):
-        return Path(config.model.network.partition(":")[0]).stem
-    return Path(os.path.realpath(config.data.path)).name
-
-
 def start_task(config: TaskConfig, quiet: bool = False) -> Task:
     """Makes the task of a new run, with its data. Defaults that depend on the data are filled in; unless `quiet`, the
     task's notes say which."""
-    task, notes = _task_of(config)
+    task, notes = entry_of(config).start(config)
     task.notes = () if quiet else tuple(notes)
     return task
 
 
-def _task_of(config: TaskConfig) -> tuple[Task, Sequence[str]]:
-    if isinstance(config, CtrConfig):
-        return start_ctr_task(config)
-    graph = open_or_prepare(config.data.path)
-    if isinstance(config, NodeClassificationConfig):
-        return NodeClassificationTask(config, graph), ()
-    config, notes = settled_on(config, graph)
-    return GraphTask(config, graph), notes
-
-
-def resume_task(config: TaskConfig, log: RunLog | None, data: Sequence[str] = ()) -> Task:
-    """Makes the task of a run that continues, on a click log `log`, with more `data` if there is any."""
-    if not isinstance(config, CtrConfig):
-        return start_task(config, quiet=True)
-    log = present(log)
-    return CtrTask(config, log.extended(config, data) if data else log.with_epochs(config.training.epochs))
-
-
 def log_of(folder: RunFolder, places: RunPlaces) -> RunLog | None:
-    """Reads the log of a run, with the present paths of its files; None for a run on a graph."""
-    if not isinstance(folder.config, CtrConfig):
+    """Reads the log of a run, with the present paths of its files; None if its data can't grow."""
+    if not folder.config.data_grows:
         return None
     return places.log(RunLog.read(folder.path, folder.about.checked))
 
@@ -194,9 +160,9 @@ def with_data(config: TaskConfig, data: Sequence[str]) -> TaskConfig:
     """Adds files to train on to the configuration of a run."""
     if not data:
         return config
-    if not isinstance(config, CtrConfig):
+    if not config.data_grows:
         raise InputError("a run on a graph takes no more data; only one on a click log does", "--data")
-    return config.replace(f"data.train={json.dumps([*config.data.train, *data])}")
+    return config.replace(f"data.train={json.dumps([*config.train_files, *data])}")
 
 
 def check_task(task: Task, path: Path) -> None:

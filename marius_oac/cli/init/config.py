@@ -15,7 +15,7 @@ from pathlib import Path
 from marius_oac.cli.init.graph import begins_with_comment, known_graph, raw_graph
 from marius_oac.cli.init.log import LogRequest, first_log, sample_of
 from marius_oac.config.errors import parse
-from marius_oac.config.link_prediction import Config
+from marius_oac.config.task import build_config
 from marius_oac.data.dgl.csv_folders import META
 from marius_oac.data.logs.files import paths_of
 from marius_oac.data.logs.guess import looks_like_edges
@@ -33,13 +33,13 @@ class InitRequest:
         sources: files or patterns of a click log, one file of edges, a prepared graph's folder or an embedded one's
             name.
         out: the file to write; None: standard output.
-        task: "ctr" or "graph"; None: guessed, with a message.
+        is_graph: whether they are a graph, and not a click log; None: guessed, with a message.
         log: what is known of a click log.
     """
 
     sources: Sequence[str]
     out: Path | None = None
-    task: str | None = None
+    is_graph: bool | None = None
     log: LogRequest = LogRequest()
 
     @property
@@ -72,16 +72,16 @@ def _described(request: InitRequest) -> tuple[str, list[str]]:
     name = str(request.out or "CONFIG.yaml")
     single = len(request.sources) == 1
     source = request.sources[0]
-    if single and request.task != "ctr" and not request.about_a_log and _is_known_graph(source):
+    if single and request.is_graph is not False and not request.about_a_log and _is_known_graph(source):
         if os.path.exists(Path(source) / META) or Path(source).suffix == ".bin":
             raise InputError("a graph of dgl's: prepare it first (marius-oac prepare), then init its folder", source)
         return _read_back(known_graph(source), [])
     files = [path for pattern in request.sources for path in paths_of(pattern)]
     for path in files:
         check_readable(path)
-    graph = request.task == "graph"
+    graph = request.is_graph
     notes: list[str] = []
-    if request.task is None and not request.about_a_log and len(files) == 1:
+    if graph is None and not request.about_a_log and len(files) == 1:
         graph, notes = _looks_like_a_graph(files[0], request.log.delimiter)
     if graph:
         if len(files) > 1:
@@ -110,7 +110,7 @@ def _looks_like_a_graph(path: Path, delimiter: str | None) -> tuple[bool, list[s
 
 def _read_back(text: str, notes: list[str]) -> tuple[str, list[str]]:
     tree, lines = parse(text, "the configuration")
-    Config.build(tree, source="the configuration", lines=lines)
+    build_config(tree, source="the configuration", lines=lines)
     return text, notes
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from marius_oac.config.named_files import MODULE, named, with_named
 from marius_oac.config.parts import own_file
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import ConfigError, InputError
@@ -25,10 +26,6 @@ _TEXTS: dict[Path, bytes] = {}
 """The texts of the files that this process has admitted."""
 
 
-KEYS = ("model.network", "model.decoder", "training.loss.kind", "training.optimizer.kind")
-"""The keys that may name custom code, beside the layers of an encoder."""
-
-
 def own_names(config: TaskConfig) -> list[str]:
     """All FILE.py:NAME in a configuration."""
     return [name for _, name in named_code(config)]
@@ -36,23 +33,7 @@ def own_names(config: TaskConfig) -> list[str]:
 
 def named_code(config: TaskConfig) -> list[tuple[str, str]]:
     """The keys that name custom code, each with its FILE.py:NAME."""
-    encoder = _value(config, "encoder")
-    layers = [("encoder.layers", each.module) for each in (encoder.layers if encoder else ()) if each.kind == "module"]
-    named = [(key, value) for key in KEYS if isinstance(value := _value(config, key), str)]
-    return [(key, name) for key, name in named + layers if own_file(name)]
-
-
-def _value(config: Any, key: str) -> Any:
-    """A key's value; None if there is no such key."""
-    for part in key.split("."):
-        config = getattr(config, part, None)
-    return config
-
-
-def _with(section: Any, path: Sequence[str], value: object) -> Any:
-    """A copy of a section with the value of one key."""
-    head, *rest = path
-    return section.model_copy(update={head: _with(getattr(section, head), rest, value) if rest else value})
+    return [(key, name) for key, name in named(config, MODULE) if own_file(name)]
 
 
 def with_own_files(config: TaskConfig, place: Callable[[Path], Path]) -> TaskConfig:
@@ -62,18 +43,7 @@ def with_own_files(config: TaskConfig, place: Callable[[Path], Path]) -> TaskCon
         found = own_file(name)
         return f"{place(found[0])}:{found[1]}" if found else name
 
-    for key, name in named_code(config):
-        if key != "encoder.layers":
-            config = _with(config, key.split("."), placed(name))
-    encoder = _value(config, "encoder")
-    if not encoder:
-        return config
-    layers = tuple(
-        layer.model_copy(update={"module": placed(layer.module)}) if layer.kind == "module" else layer
-        for layer in encoder.layers
-    )
-    changed: TaskConfig = _with(config, ("encoder", "layers"), layers)
-    return changed
+    return with_named(config, {MODULE: placed})
 
 
 def admit(config: TaskConfig, trust: bool | Collection[bytes] = False) -> list[bytes]:

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marius_oac import __version__
-from marius_oac.config.ctr import of_an_older_run
 from marius_oac.config.errors import where
+from marius_oac.config.named_files import FILE, GRAPH, MODULE, with_named
 from marius_oac.config.parts import own_file
-from marius_oac.config.task import TaskConfig
+from marius_oac.config.task import TaskConfig, of_an_older_run
 from marius_oac.errors import CheckpointError, ConfigError, shown
-from marius_oac.models.compute.user_code import KEYS
 from marius_oac.runs.folder.metrics import Prefix
 from marius_oac.runtime.files.atomic import sealed
 from marius_oac.runtime.files.untrusted import Described, Sha256, parse_json, parse_sealed, read_bounded
+from marius_oac.types import present
 
 FORMAT: Literal["marius-oac run"] = "marius-oac run"
 VERSION = 2
@@ -114,7 +114,7 @@ class About(Described):
 
     def check_config(self, config: TaskConfig, source: str, lines: Mapping[tuple[Any, ...], int]) -> None:
         """Raises ConfigError, naming the line, if a key that decides bits is not as the run was trained with."""
-        trained = _pruned(of_an_older_run(self.config))  # earlier versions allowed fewer keys to change
+        trained = _pruned(of_an_older_run(present(self.config)))  # earlier versions allowed fewer keys to change
         for key, old, new in differences(trained, decisive(config)):
             if _is_in(key, trained):  # a key that is newer than the run has a value that changes nothing
                 raise ConfigError(
@@ -126,18 +126,8 @@ class About(Described):
 def decisive(config: TaskConfig) -> dict[str, Any]:
     """The part of a configuration that decides a run's bits, as plain values. Of files that it names only their names:
     where they lie does not matter, and what is in them has checksums of its own."""
-    tree = _pruned(config.model_dump(mode="json"))
-    tree["pipeline"]["order"] = Path(config.pipeline.order).name
-    for *sections, key in (each.split(".") for each in KEYS):
-        section = tree
-        for name in sections:
-            section = section.get(name, {})
-        if isinstance(section.get(key), str):
-            section[key] = _own_name(section[key])
-    for layer in (tree.get("encoder") or {}).get("layers", ()):
-        if "module" in layer:
-            layer["module"] = _own_name(layer["module"])
-    return tree
+    changes = dict.fromkeys((FILE, GRAPH), lambda path: Path(path).name) | {MODULE: _own_name}
+    return _pruned(with_named(config, changes).model_dump(mode="json"))
 
 
 def _own_name(name: str) -> str:

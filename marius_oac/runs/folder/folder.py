@@ -27,12 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from marius_oac.config.ctr import of_an_older_run
 from marius_oac.config.dense import check_change
 from marius_oac.config.errors import read_mapping
-from marius_oac.config.link_prediction import Config
 from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
-from marius_oac.config.task import TaskConfig
+from marius_oac.config.task import TaskConfig, build_config, of_an_older_run
 from marius_oac.data.graphs import identity
 from marius_oac.errors import CheckpointError, ConfigError, InputError, shown
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
@@ -128,7 +126,7 @@ class RunFolder:
         path = Path(path)
         about, source = About.read(path), path / CONFIG
         tree, lines = read_mapping(source, "data: {path: ...}")
-        config = Config.build(
+        config = build_config(
             with_new_names(of_an_older_run(tree), CONFIG_KEYS),
             source=str(source),
             lines=lines_by_new_names(lines, CONFIG_KEYS),
@@ -144,7 +142,7 @@ class RunFolder:
         check_change(self.config, config)
         if self.config.storage.path != config.storage.path:
             raise ConfigError(f"the run's rows lie in {list(self.config.storage.path)}", "storage.path")
-        if config.task != "ctr":  # a click log gets new files; `folder.log` checks them
+        if not config.data_grows:  # else `folder.log` checks the files
             self.check_data(fingerprint, config)
         if self.about.kernels != blas.kernels():
             began = self.about.kernels

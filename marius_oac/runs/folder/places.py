@@ -13,9 +13,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.named_files import FILE, GRAPH, named, with_named
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.prepare.registry import is_known
 from marius_oac.errors import InputError
@@ -23,8 +22,6 @@ from marius_oac.models.compute.user_code import with_own_files
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.log import RunLog
 from marius_oac.runtime.console import logger
-
-_ORDERS = ("plan", "arrival")  # anything else is a file
 
 
 class RunPlaces:
@@ -42,7 +39,7 @@ class RunPlaces:
         self._config, self._here = folder.config, os.path.abspath(folder.path)
         self._before, self._base = folder.about.path, folder.about.base
         self._below = None if data is None else self.absolute(str(data))
-        graph = not isinstance(folder.config, CtrConfig)
+        graph = any(named(folder.config, GRAPH))
         if self._below and not os.path.isdir(self._below) and not (graph and is_known(str(data))):
             raise InputError("is no folder", f"--data-path {data}")
 
@@ -111,22 +108,7 @@ def with_paths(config: TaskConfig, place: Callable[[str], str], graph: Callable[
     """A configuration whose files lie elsewhere: at `place(path)`, and its graph at `graph(path)`. Folders of rows on
     disk are not looked for: page files know whose they are."""
     config = with_own_files(config, lambda path: Path(place(str(path))))
-    data: dict[str, Any] = {}
-    if isinstance(config, CtrConfig):
-        data = {split: tuple(map(place, getattr(config.data, split))) for split in ("train", "valid", "test")}
-    else:
-        data["path"] = graph(config.data.path)
-        if config.task == "node_classification":
-            data["labels"] = place(config.data.labels)
-    changed: dict[str, Any] = {"data": config.data.model_copy(update=data)}
-    if config.pipeline.order not in _ORDERS:
-        changed["pipeline"] = config.pipeline.model_copy(update={"order": place(config.pipeline.order)})
-    encoder = None if isinstance(config, CtrConfig) else config.encoder
-    if encoder and encoder.features:
-        changed["encoder"] = encoder.model_copy(update={"features": place(encoder.features)})
-    if config.storage.path:
-        changed["storage"] = config.storage.model_copy(update={"path": tuple(map(place, config.storage.path))})
-    return config.model_copy(update=changed)
+    return with_named(config, {FILE: place, GRAPH: graph})
 
 
 def _is_there(path: str) -> bool:

@@ -33,6 +33,7 @@ from marius_oac.storage.keys.table import KeyTable
 from marius_oac.tasks.ctr import build
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
 from marius_oac.tasks.ctr.predict import ClickPredictor, evaluate_files
+from marius_oac.types import present
 
 
 def start_ctr_task(config: CtrConfig) -> tuple[CtrTask, list[str]]:
@@ -48,6 +49,12 @@ def start_ctr_task(config: CtrConfig) -> tuple[CtrTask, list[str]]:
     if not any(data.features()):
         raise ConfigError("the schema names no feature that has rows: all its numbers are constant", "data.numeric")
     return CtrTask(config.model_copy(update={"data": data}), log), notes
+
+
+def resume_ctr_task(config: CtrConfig, log: RunLog | None, data: Sequence[str]) -> CtrTask:
+    """Returns the task of a run that continues, on its log and then on the files of `data`."""
+    log = present(log)
+    return CtrTask(config, log.extended(config, data) if data else log.with_epochs(config.training.epochs))
 
 
 class CtrTask(Task):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from marius_oac.runs.session import num_threads, reading_device
 from marius_oac.runtime.files.atomic import appearing
 from marius_oac.tasks.ctr.predict import evaluate_files
 from marius_oac.tasks.ctr.task import CtrTask
-from marius_oac.tasks.trained import TrainedRun
+from marius_oac.tasks.trained import Exported, Question, TrainedRun
 
 
 class ClickMetrics(Metrics):
@@ -73,6 +73,15 @@ class TrainedClickModel(TrainedRun):
             except ValueError as error:  # the user's own network may have changed
                 raise CheckpointError(str(error), saved.path) from None
             self._stack = stack.pop_all()
+
+    @staticmethod
+    def understands(question: Question) -> bool:
+        """See `TrainedRun.understands`."""
+        return bool(question.data)
+
+    def answer(self, question: Question) -> Path:
+        """See `predict_files`."""
+        return self.predict_files(question.data, question.out)
 
     def evaluate(self, data: str | Sequence[str] = "test", overrides: Iterable[str] = ()) -> ClickMetrics:
         """Evaluates on a split, `valid` or `test`, or on files with labels: AUC, log loss, normalised entropy,
@@ -119,25 +128,18 @@ class TrainedClickModel(TrainedRun):
         """Closes the tables and ends the step's threads."""
         self._stack.close()
 
-    def __enter__(self) -> TrainedClickModel:
-        return self
+    @classmethod
+    def exported_from(cls, path: str | Path, checkpoint: str | None, **opened: Any) -> Exported:
+        """See `TrainedRun.exported_from`. Takes the rows from the checkpoint, without opening the model."""
+        run = RunFolder.open(path)
+        chosen, config = run.checkpoint(checkpoint), cast(CtrConfig, run.config)
+        rows = {name: chosen.array(name, "values") for name in chosen.tables()}
+        return Exported(rows, key_names(config, chosen), numbers_file(config))
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def predict_run(
-    path: str | Path,
-    data: Sequence[str],
-    out: str | Path | None,
-    checkpoint: str | None = None,
-    *,
-    data_path: str | Path | None = None,
-    trust: bool = False,
-) -> Path:
-    """Predicts files with a run's result; see `TrainedClickModel.predict_files`."""
-    with TrainedClickModel.open(path, checkpoint, data_path=data_path, trust=trust) as model:
-        return model.predict_files(data, out)
+    @classmethod
+    def names_in(cls, folder: RunFolder, checkpoint: Checkpoint, data_path: str | Path | None) -> Mapping[str, Names]:
+        """See `TrainedRun.names_in`."""
+        return key_names(cast(CtrConfig, folder.config), checkpoint)
 
 
 def numbers_file(config: CtrConfig) -> dict[str, str]:

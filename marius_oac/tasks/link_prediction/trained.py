@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.evaluator import Evaluator
 from marius_oac.evaluation.metrics import Metrics
@@ -24,7 +23,7 @@ from marius_oac.runs.export import Names
 from marius_oac.runs.session import num_threads
 from marius_oac.storage.snapshots import RowArray
 from marius_oac.tasks.link_prediction.build import make_graph_encoder, num_model_relations
-from marius_oac.tasks.trained import EMBEDDINGS, TrainedOnGraph
+from marius_oac.tasks.trained import EMBEDDINGS, Exported, Question, TrainedOnGraph
 
 
 class TrainedModel(TrainedOnGraph):
@@ -63,10 +62,20 @@ class TrainedModel(TrainedOnGraph):
             raise CheckpointError(f"has relations of {found.shape[1]} floats, not {width}", self.checkpoint.path)
         return found[:, :width]
 
-    def evaluate(self, split: str = "test", overrides: Iterable[str] = ()) -> Metrics:
+    @staticmethod
+    def understands(question: Question) -> bool:
+        """See `TrainedRun.understands`."""
+        return not question.data and not question.node
+
+    def answer(self, question: Question) -> list[Prediction]:
+        """See `predict`."""
+        asked = question.head, question.relation, question.tail
+        return self.predict(*asked, top=question.top, filtered=question.filtered)
+
+    def evaluate(self, split: str | Sequence[str] = "test", overrides: Iterable[str] = ()) -> Metrics:
         """Evaluates by ranking the edges of a split; `overrides` are `key=value` changes of the `evaluation` section,
         where `max_edges` asks for a sample of `valid`."""
-        split = check_split(split)
+        split = self._split(split)
         overrides = list(overrides)
         for item in overrides:
             if not item.startswith(("evaluation.", "threads=", "seed=")):
@@ -88,33 +97,29 @@ class TrainedModel(TrainedOnGraph):
         """Returns the entities that best complete an edge, best first; see `evaluation.predict.predict`."""
         return predict(self.scorer, self.graph, head, relation, tail, top, filtered, self.config.evaluation.memory)
 
-    def exported(self) -> tuple[dict[str, RowArray], dict[str, Names]]:
-        """Returns the tables of an export, float32 [rows, width], and the names of their rows."""
+    def exported(self) -> Exported:
+        """See `TrainedOnGraph.exported`."""
         tables, own, relations = {ENTITIES: self.entities}, self.embeddings(), self.relation_values()
         if self.config.encoder and own is not None:
             tables[EMBEDDINGS] = own
         if relations is not None:
             tables[RELATIONS] = relations.numpy()
-        return tables, row_names(self.config, self.graph)
+        return Exported(tables, self.row_names(self.config, self.graph), {})
 
     def relation_values(self) -> torch.Tensor | None:
         """Returns the relations, float32 [R, Dr] on the CPU; 2 R rows if they are reciprocal, None if there are
         none."""
         return None if self.scorer.relations is None else self.scorer.relations.cpu()
 
+    @staticmethod
+    def row_names(config: Config, graph: Graph) -> dict[str, Names]:
+        """See `TrainedOnGraph.row_names`; a reciprocal relation is called like the relation that it reverses, with
+        `^-1`."""
+        count = graph.num_relations
 
-def row_names(config: Config, graph: Graph) -> dict[str, Names]:
-    """Returns the names of the tables' rows; a reciprocal relation is called like the relation that it reverses, with
-    `^-1`."""
-    count = graph.num_relations
+        def reciprocal(ids: np.ndarray) -> list[str]:
+            plain = graph.relation_names(ids % count)
+            return [f"{name}^-1" if row >= count else name for row, name in zip(ids, plain, strict=True)]
 
-    def reciprocal(ids: np.ndarray) -> list[str]:
-        plain = graph.relation_names(ids % count)
-        return [f"{name}^-1" if row >= count else name for row, name in zip(ids, plain, strict=True)]
-
-    nodes = graph.node_names
-    return {
-        ENTITIES: nodes,
-        EMBEDDINGS: nodes,
-        RELATIONS: reciprocal if config.model.reciprocal else graph.relation_names,
-    }
+        relations = reciprocal if config.model.reciprocal else graph.relation_names
+        return {ENTITIES: graph.node_names, EMBEDDINGS: graph.node_names, RELATIONS: relations}

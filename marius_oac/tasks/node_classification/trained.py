@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -10,9 +10,10 @@ from typing import cast
 import numpy as np
 
 from marius_oac.config.node_classification import NodeClassificationConfig
+from marius_oac.data.batches.edges import ENTITIES
 from marius_oac.data.graphs import identity
+from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import read_labels
-from marius_oac.data.prepare.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.evaluation.predict import Prediction
@@ -22,7 +23,8 @@ from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runtime.files.untrusted import parse_json
 from marius_oac.storage.snapshots import RowArray
 from marius_oac.tasks.node_classification.task import CLASSES, LABELS, make_classes_encoder
-from marius_oac.tasks.trained import EMBEDDINGS, TrainedOnGraph
+from marius_oac.tasks.trained import EMBEDDINGS, Exported, Question, TrainedOnGraph
+from marius_oac.types import present
 
 SCORES = "scores"
 """The table of the nodes' scores in an export."""
@@ -48,17 +50,31 @@ class TrainedClassifier(TrainedOnGraph):
         """Scores before the softmax, float32 [N, classes], mapped; computed when first asked for."""
         return self._encoded(make_classes_encoder(self.config, self.graph, len(self.classes)))
 
-    def exported(self) -> tuple[dict[str, RowArray], dict[str, Names]]:
-        """Returns the tables of an export, float32 [N, width], and the names of their rows."""
+    @staticmethod
+    def understands(question: Question) -> bool:
+        """See `TrainedRun.understands`."""
+        return not question.data and bool(question.node)
+
+    def answer(self, question: Question) -> list[Prediction]:
+        """See `predict`."""
+        return self.predict(present(question.node), top=question.top)
+
+    @staticmethod
+    def row_names(config: NodeClassificationConfig, graph: Graph) -> dict[str, Names]:
+        """See `TrainedOnGraph.row_names`."""
+        return {ENTITIES: graph.node_names}
+
+    def exported(self) -> Exported:
+        """See `TrainedOnGraph.exported`."""
         tables, own = {SCORES: cast(RowArray, self.scores)}, self.embeddings()
         if own is not None:
             tables[EMBEDDINGS] = own
-        return tables, dict.fromkeys(tables, self.graph.node_names)
+        return Exported(tables, dict.fromkeys(tables, self.graph.node_names), {})
 
-    def evaluate(self, split: str = "test", overrides: Iterable[str] = ()) -> Metrics:
+    def evaluate(self, split: str | Sequence[str] = "test", overrides: Iterable[str] = ()) -> Metrics:
         """Evaluates accuracy, log loss and macro F1 over a split's nodes; `overrides` are `key=value` changes of
         `threads`."""
-        split = check_split(split)
+        split = self._split(split)
         for item in overrides:
             if not item.startswith("threads="):
                 raise InputError("only `threads` may change here", f"--set {item}")
