@@ -186,7 +186,7 @@ class TrainedOnGraph(TrainedRun):
 
     @staticmethod
     def _split(data: str | Sequence[str]) -> Split:
-        if not isinstance(data, str):
+        if isinstance(data, Sequence) and not isinstance(data, str):
             raise InputError("the run was trained on a graph; it is evaluated on its splits", "--data")
         return check_split(data)
 
