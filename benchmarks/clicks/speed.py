@@ -36,6 +36,7 @@ from marius_oac.data.logs.batches import LogPlanner, LogSchedule, LogSegment
 from marius_oac.data.logs.files import LogFiles
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.schema import Inputs
+from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime import blas
@@ -171,9 +172,9 @@ class OurPipeline(Contestant):
             stack.callback(step.close)
             self._stack = stack.pop_all()
         self._telemetry, self._next, self._keys = Telemetry(), 0, key_tables
-        stores = [table.store for table in key_tables]
+        source = LocalSource([table.store for table in key_tables], config.pipeline.mode)
         self._pipeline = Pipeline(
-            planner, stores, step, config.pipeline, torch.device("cpu"), self._telemetry, lambda _: None
+            planner, source, step, config.pipeline, torch.device("cpu"), self._telemetry, lambda _: None
         )
 
     def run(self, batches: int) -> None:

@@ -14,6 +14,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.config.sections import PipelineConfig
 from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
+from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import BatchResult, Pipeline
 from marius_oac.runs.session import Session
 from marius_oac.runs.task import Task
@@ -82,8 +83,8 @@ class Trained:
     def measured(self, seconds: float, *overrides: str) -> dict[str, Any]:
         measured, telemetry = Measured(self._place), Telemetry()
         config = self._config.replace(*overrides).pipeline
-        report = measured.results.append
-        pipeline = Pipeline(self._planner, [self._store], self._step, config, self._place.device, telemetry, report)
+        report, source = measured.results.append, LocalSource([self._store], config.mode)
+        pipeline = Pipeline(self._planner, source, self._step, config, self._place.device, telemetry, report)
         found, self._next = measured.of(pipeline, telemetry, self._next, seconds)
         return found
 

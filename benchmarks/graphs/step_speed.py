@@ -27,6 +27,7 @@ from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.models.link_prediction.step import LinkPredictionStep, entity_width, relation_width
+from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runtime import blas
 from marius_oac.runtime.telemetry import Telemetry
@@ -238,8 +239,9 @@ class OurPipeline(Contestant):
         initial = RowInitial("normal", INITIAL_SCALE, 0, "entities")
         self._store = MemoryStore("entities", ENTITIES, RowLayout(*entity_width(config)), initial)
         self._telemetry, self._next = Telemetry(), 0
+        source = LocalSource([self._store], mode)
         self._pipeline = Pipeline(
-            planner, [self._store], self._step, config.pipeline, torch.device("cpu"), self._telemetry, lambda _: None
+            planner, source, self._step, config.pipeline, torch.device("cpu"), self._telemetry, lambda _: None
         )
 
     def run(self, batches: int) -> None:

@@ -34,11 +34,10 @@ from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.device import Device, HostDevice, TorchDevice
 from marius_oac.pipeline.ledger import Ledger
 from marius_oac.pipeline.link import Link
-from marius_oac.pipeline.rows import LocalSource, RowSource
+from marius_oac.pipeline.rows import RowSource
 from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
 from marius_oac.runtime.telemetry import Stage, Telemetry
 from marius_oac.runtime.workers import Workers
-from marius_oac.storage.contract import ParameterStore
 from marius_oac.types import Planner, Step
 
 _FETCHED = 2
@@ -61,7 +60,7 @@ class BatchResult:
 
 
 class Pipeline:
-    """Moves batches of `planner` through `stores` (one per table of the planner, or where else rows are) and `step`.
+    """Moves batches of `planner` through `source`, where their rows are, and `step`.
 
     Args:
         on_result: called by a write worker for each batch, one call at a time.
@@ -73,7 +72,7 @@ class Pipeline:
     def __init__(
         self,
         planner: Planner,
-        stores: Sequence[ParameterStore] | RowSource,
+        source: RowSource,
         step: Step,
         config: PipelineConfig,
         device: torch.device,
@@ -82,8 +81,7 @@ class Pipeline:
         probe: Probe | None = None,
         bind: Callable[[str], object] | None = None,
     ):
-        self.planner, self.step, self.config = planner, step, config
-        self.source = stores if isinstance(stores, RowSource) else LocalSource(stores, config.mode)
+        self.planner, self.source, self.step, self.config = planner, source, step, config
         self.telemetry, self.on_result, self.probe, self.bind = telemetry, on_result, probe, bind
         self.in_flight = 1 if config.mode == "sync" else config.in_flight
         self._stopped, self._stop_requested = threading.Event(), threading.Event()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marius_oac.config.sections import OptimizerConfig
+from marius_oac.config.sections import OptimizerConfig, WorkersConfig
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.placement import IdPlaces, Placement
@@ -18,8 +18,8 @@ from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.rows import LocalRows, LocalSource
 from marius_oac.runtime.channel import Closed
-from marius_oac.storage.backing import IN_MEMORY
-from marius_oac.storage.contract import RowLayout
+from marius_oac.storage.backing import IN_MEMORY, Backing
+from marius_oac.storage.contract import RowLayout, backing_of
 from marius_oac.storage.disk.files import Listing, PageFiles
 from marius_oac.storage.disk.layout import FRAME_BYTES
 from marius_oac.storage.disk.store import SsdStore
@@ -29,6 +29,7 @@ from marius_oac.storage.memory import MemoryStore
 from marius_oac.testing import row_sources
 from marius_oac.testing.row_sources import World, check_row_source
 from marius_oac.types import TableSpec
+from tests.pipeline.toy import ToyPlanner, run_toy, toy_stores
 
 TABLES = TableSpec("a", 60, 8), TableSpec("b", 30, 4)
 PAGE, WIDE = 4096, RowLayout(256, 256)  # one row in a page
@@ -176,3 +177,71 @@ def test_mistakes_are_found(tmp_path_factory, monkeypatch, made, method, mistake
     wrong = type("Wrong", (RemoteRows if made is on_nodes else LocalRows,), {method: mistake})
     with pytest.raises(AssertionError, match=said):
         check_row_source(lambda: made(tmp_path_factory.mktemp("world"), exchange=wrong))
+
+
+class Recording(Backing):
+    """Claims are batch numbers; what is called is told, and whether pages of the batch would be held."""
+
+    look_ahead = 3
+
+    def __init__(self):
+        self.told, self.held, self.aborted = [], set(), False
+
+    def announce(self, batch_index, rows):
+        assert [each.size for each in rows] == [12, 6]
+        self.told.append(("announce", batch_index))
+        return batch_index
+
+    def fetch(self, claim):
+        self.told.append(("fetch", claim))
+        self.held.add(claim)
+
+    def wait(self, claim):
+        assert claim in self.held
+
+    def release(self, claim):
+        self.held.remove(claim)
+
+    def abort(self):
+        self.aborted = True
+
+
+@pytest.mark.parametrize("mode", ["sync", "oac", "async-delta"])
+def test_rows_are_announced_and_fetched_in_plan_order_and_held_until_they_are_written(monkeypatch, mode):
+    backing, planner, waited = Recording(), ToyPlanner(batches=20), []
+    stores = toy_stores(planner)
+
+    def probe(stage, number):
+        assert stage not in ("read", "upload", "compute", "write") or number in backing.held
+        if stage == "wait":
+            waited.append(number)
+
+    monkeypatch.setattr(MemoryStore, "backing", backing)
+    settings = {"mode": mode, "workers": WorkersConfig(plan=2, read=2, write=2)}
+    *tables, _, _ = run_toy(planner, probe=probe, stores=stores, **settings)
+    for stage in ("announce", "fetch"):
+        assert [number for name, number in backing.told if name == stage] == list(range(20))
+    assert sorted(waited) == list(range(20)) and backing.held == set() and not backing.aborted
+    if mode != "async-delta":
+        assert tuple(tables) == run_toy(ToyPlanner(batches=20), mode="sync", stores=toy_stores(planner))[:2]
+
+
+def test_what_brings_rows_hears_of_an_error(monkeypatch):
+    backing = Recording()
+    monkeypatch.setattr(MemoryStore, "backing", backing)
+
+    def probe(stage, number):
+        if (stage, number) == ("compute", 4):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_toy(ToyPlanner(batches=20), probe=probe)
+    assert backing.aborted
+
+
+def test_stores_share_what_brings_their_rows(monkeypatch):
+    stores = toy_stores(ToyPlanner())
+    assert backing_of(stores) is backing_of([]) is IN_MEMORY
+    stores[1].backing = Recording()
+    with pytest.raises(ValueError, match="tables a, b do not share their backing"):
+        LocalSource(stores, "oac")

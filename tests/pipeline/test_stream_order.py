@@ -8,6 +8,7 @@ import torch
 
 from marius_oac.config.sections import PipelineConfig
 from marius_oac.pipeline.device import TorchDevice
+from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runtime.telemetry import Telemetry
 from tests.pipeline.stream_order import Order, OrderedDevice, OrderedStreams, watch
@@ -42,9 +43,8 @@ def trained(monkeypatch, mode, in_flight=4, device=OrderedDevice, dtype="float32
     watch(monkeypatch, order)
     stores, step = toy_stores(planner, dtype), TensorStep(order)
     settings = PipelineConfig(mode=mode, in_flight=in_flight, workers=workers(3), **config)
-    pipeline = Pipeline(
-        planner, stores, step, settings, torch.device("cpu"), Telemetry(), lambda _: None, probe or jitter(in_flight)
-    )
+    source, probe = LocalSource(stores, mode), probe or jitter(in_flight)
+    pipeline = Pipeline(planner, source, step, settings, torch.device("cpu"), Telemetry(), lambda _: None, probe)
     pipeline.device = device(order, pipeline)
     pipeline.bind = lambda stage: pipeline.device._streams.enter_thread()
     with suppress(OSError):

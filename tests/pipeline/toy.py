@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from marius_oac.config.sections import PipelineConfig
+from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runtime.telemetry import Telemetry
 from marius_oac.storage.contract import RowLayout
@@ -71,9 +72,9 @@ def run_toy(
     step = step or ToyStep()
     stores = stores or toy_stores(planner, dtype)
     results = []
-    pipeline = Pipeline(
-        planner, stores, step, PipelineConfig(**config), torch.device("cpu"), Telemetry(), results.append, probe
-    )
+    settings = PipelineConfig(**config)
+    source = LocalSource(stores, settings.mode)
+    pipeline = Pipeline(planner, source, step, settings, torch.device("cpu"), Telemetry(), results.append, probe)
     if device is not None:
         pipeline.device = device(pipeline)
     end = pipeline.run(first, planner.batches_per_epoch if last is None else last)
