@@ -94,8 +94,11 @@ def failure_of_machine(error: BaseException) -> str | None:
         return f"{where}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return " ".join(f"there is not enough memory: {error}".split()).removesuffix(":")
-    if isinstance(error, ImportError) and any(what in str(error) for what in _NO_ROOM):
-        return f"there is not enough memory, or address space (ulimit -v), for a library: {error}"
+    if isinstance(error, (ImportError, OSError)):
+        # Where ctypes loads a library, the linker's words may be those of the error behind this one.
+        for each in (error, error.__context__):
+            if each is not None and any(what in str(each) for what in _NO_ROOM):
+                return f"there is not enough memory, or address space (ulimit -v), for a library: {each}"
     if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
         return "the system starts no more threads: its limit is reached (ulimit -u, or the container's)"
     return None

@@ -24,7 +24,7 @@ from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
 from tests.nodes.naive_gba import NaiveBuffer
 
-DIMENSION, ROWS, SIZE, RATE, DENSE_RATE, AHEAD = 3, 7, 8, 0.1, 0.2, 6
+DIMENSION, ROWS, SIZE, RATE, DENSE_RATE, AHEAD, EPOCH = 3, 7, 8, 0.1, 0.2, 6, 4
 
 
 class Vector(nn.Module):
@@ -33,8 +33,9 @@ class Vector(nn.Module):
         self.values = nn.Parameter(torch.linspace(-1, 1, SIZE))
 
 
-def make_dispatching(mode, parts, shards, dense=True):
-    served = NetworkParameters(Vector(), DenseOptimizerConfig(kind="sgd", learning_rate=DENSE_RATE)) if dense else None
+def make_dispatching(mode, parts, shards, dense=True, decay=1.0):
+    config = DenseOptimizerConfig(kind="sgd", learning_rate=DENSE_RATE, decay=decay)
+    served = NetworkParameters(Vector(), config) if dense else None
     return Dispatching(
         mode=mode, parts=parts, bounds=bounds_of(served, shards), carriers=range(shards), dense=None, served=served
     )
@@ -61,9 +62,11 @@ class Oracle:
         self.rows = [values.astype(np.float64) for values, _ in everything(tables)]
         self.timestamps = [np.full(ROWS, -1) for _ in tables]
         self.dense = dense.astype(np.float64)
+        self.rate = 1.0
 
     def push(self, batch, token, share, gradients, dense):
-        rows = {}
+        """A step's learning rates are those of the epoch of the last batch pushed before it is taken."""
+        self.rate, rows = self.world.rate_of(batch), {}
         for table, part in enumerate(gradients):
             rows |= {(table, row): part[place] for place, row in enumerate(self.world.rows_of(batch, self.node, table))}
         self.take(self.buffer.push(batch, token, dense, rows if share else {}))
@@ -74,9 +77,9 @@ class Oracle:
         dense, rows = averages
         step, world = self.buffer.step - 1, self.world
         when = world.first + (step - world.first) * world.mode.aggregate // world.parts
-        self.dense -= DENSE_RATE * world.factor * dense
+        self.dense -= DENSE_RATE * self.rate * dense
         for (table, row), gradient in rows.items():
-            self.rows[table][row] -= RATE * world.factor * gradient
+            self.rows[table][row] -= RATE * self.rate * gradient
             self.timestamps[table][row] = when
 
 
@@ -122,8 +125,8 @@ class Trainer:
             gradients = [each * np.float32(0.5) + np.float32(0.01 * (number % 7 + 1)) for each in rows]
             if last is not None:
                 dense = last * np.float32(0.3) + np.float32(0.02 * (number % 5) - 0.03) * np.float32(share > 0)
-                gradients.append(np.append(dense, np.float32(world.factor)))
-            about = {"step": inside.token, "share": share, "factor": world.factor}
+                gradients.append(np.append(dense, np.float32(world.epoch_of(number))))
+            about = {"step": inside.token, "share": share, "factor": world.rate_of(number)}
             world.send(self.rank, node, Message(Kind.PUSH, number, gradients, **about))
 
     def take(self, node, frames):
@@ -174,16 +177,16 @@ class World:
     shards, tables, trainers: how many.
     seed: of the interleaving, the rows and the shares.
     dense: whether there are dense parameters.
-    factor: what learning rates are multiplied with.
+    decay: what learning rates are multiplied with, once more in every epoch.
     stops_after: so many deliveries, then a trainer wants to stop.
     """
 
     def __init__(
         self, mode, parts, first, batches, shards, tables, trainers, seed,
-        dense=True, factor=1.0, stops_after=None, window=1, slow=0,
+        dense=True, decay=1.0, stops_after=None, window=1, slow=0,
     ):  # fmt: skip
         self.mode, self.parts, self.first, self.batches = mode, parts, first, batches
-        self.shards, self.tables, self.seed, self.dense, self.factor = shards, tables, seed, dense, factor
+        self.shards, self.tables, self.seed, self.dense, self.decay = shards, tables, seed, dense, decay
         self.stops_after, self.slow, self.draw = stops_after, slow, random.Random(seed)
         self.stores = [make_tables(node, tables) for node in range(shards)]
         self.nodes = self.make_nodes(trainers, self.stores)
@@ -198,7 +201,7 @@ class World:
         self.delivered, self.replies = [], []
 
     def make_nodes(self, trainers, stores):
-        self.dispatching = make_dispatching(self.mode, self.parts, self.shards, self.dense)
+        self.dispatching = make_dispatching(self.mode, self.parts, self.shards, self.dense, self.decay)
         stretch = self.first, self.first + self.batches
         about = (trainers, AHEAD, self.dispatching, stretch)
         nodes = [make_dispatched_shard(tables, *about, node) for node, tables in enumerate(stores)]
@@ -212,6 +215,13 @@ class World:
 
     def share_of(self, batch):
         return 0.0 if np.random.default_rng([self.seed, batch]).random() < 0.1 else 1 / self.parts
+
+    def epoch_of(self, batch):
+        """Epochs end within a stretch, and within a step of asynchronous modes."""
+        return batch // self.parts // EPOCH
+
+    def rate_of(self, batch):
+        return self.decay ** self.epoch_of(batch)
 
     def pull(self, batch, node):
         return Message(Kind.PULL, batch, [self.rows_of(batch, node, table) for table in range(self.tables)])

@@ -33,7 +33,7 @@ def worlds(draw, **fixed):
         "trainers": trainers,
         "seed": draw(st.integers(0, 2**32)),
         "dense": draw(st.booleans()),
-        "factor": draw(st.sampled_from([1.0, 0.5])),
+        "decay": draw(st.sampled_from([1.0, 0.5])),
         "window": draw(st.integers(1, 2)),
         "slow": draw(st.sampled_from([0, 0.97])),
     } | fixed
@@ -87,7 +87,7 @@ def test_the_world_has_late_gradients_that_are_dropped():
     assert not any(dropped for dropped, *_ in (late(seed, decay="polynomial") for seed in range(5)))
 
 
-@pytest.mark.parametrize("wrong", ["tags", "clock", "weights", "rate"])
+@pytest.mark.parametrize("wrong", ["tags", "clock", "weights", "rate", "epoch"])
 def test_the_world_would_find_another_algorithm(wrong, monkeypatch):
     if wrong == "tags":
         monkeypatch.setattr(DispatchedShard, "_tags", lambda self, table: lambda rows: np.full(rows.size, -1))
@@ -95,18 +95,21 @@ def test_the_world_would_find_another_algorithm(wrong, monkeypatch):
         monkeypatch.setattr(Mode, "weights", lambda self, staleness: np.ones(staleness.size, np.float32))
     if wrong == "clock":
         monkeypatch.setattr("marius_oac.nodes.gba.modes.Clock.timestamp", lambda self, step: step + 1)
-    if wrong == "rate":
+    if wrong in ("rate", "epoch"):
         real = DispatchedShard._finish
 
         def forgetful(self, *averages):
-            self._factors = 1.0, 1.0
+            if wrong == "rate":  # of rows; the epoch gives that of the dense parameters
+                self._factor = 1.0
+            else:
+                self._epoch = 0
             real(self, *averages)
 
         monkeypatch.setattr(DispatchedShard, "_finish", forgetful)
     with pytest.raises(AssertionError):
         for seed in range(10):
             mode = make_mode("gba", 3, 2, 1, threshold=0)
-            World(mode, 2, 0, 20, 2, 1, 3, seed, slow=0.99, factor=0.5).run()
+            World(mode, 2, 0, 20, 2, 1, 3, seed, slow=0.99, decay=0.5).run()
 
 
 class Said:
@@ -179,6 +182,7 @@ class Said:
             bad = [[], [*good, *good, *dense], [*good, *dense, dense[0]], dense]
             bad += [[good[0][:-1], *good[1:], *dense]] * bool(good[0].size)
             bad += [[*good, dense[0][:-1]], [*good, np.append(dense[0], 1)], [*good, np.full_like(dense[0], np.nan)]]
+            bad += [[*good, np.append(dense[0][:-1], epoch)] for epoch in (-1, 0.5, np.inf)]
             for arrays in bad:
                 yield rank, node, [header, *(each.astype(np.float32).tobytes() for each in arrays)]
             yield rank, node, [header, *(each.tobytes() for each in good), b"123"]

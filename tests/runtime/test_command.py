@@ -39,6 +39,19 @@ def test_so_is_memory_that_there_is_not(capsys):
     )
 
 
+def test_so_is_a_library_for_which_there_is_no_room(capsys):
+    said = "libx.so: failed to map segment from shared object"
+    expected = 2, f"prog: there is not enough memory, or address space (ulimit -v), for a library: {said}\n"
+    assert ended(ImportError(said), capsys) == expected
+    try:  # as llvmlite does, with ctypes
+        try:
+            raise OSError(said)
+        except OSError:
+            raise OSError("could not load libx.so")  # noqa: B904
+    except OSError as error:
+        assert ended(error, capsys) == expected
+
+
 def test_so_are_threads_that_the_system_does_not_start(capsys):
     code, said = ended(RuntimeError("can't start new thread"), capsys)
     assert code == 2 and "no more threads" in said and said.count("\n") == 1
