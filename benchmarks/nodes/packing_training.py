@@ -26,9 +26,7 @@ from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.packing import even, heaviest, pack
 from marius_oac.nodes.shards.placement import NUM_SHARDS
 from marius_oac.runs.sharded.task import ShardedTask
-from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.tasks.ctr.task import start_ctr_task
-from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.link_prediction.task import GraphTask
 
 NODES = (2, 4, 8)
@@ -45,9 +43,7 @@ def graphs() -> Iterator[tuple[str, Make]]:
         )
         yield (
             f"codex-s, batches of 1,000, {count} negatives a side",
-            lambda group, weights, config=config: ShardedGraphTask(
-                GraphTask(config, graph), group, weights, None, None
-            ),
+            lambda group, weights, config=config: ShardedTask(GraphTask(config, graph), group, weights, None, None),
         )
 
 
@@ -64,7 +60,7 @@ def logs(folder: Path) -> Iterator[tuple[str, Make]]:
             config = Config.build(tree)
             yield (
                 f"generated log, batches of {size:,}, bags pooled by the {place}",
-                lambda group, weights, config=config: ShardedCtrTask(
+                lambda group, weights, config=config: ShardedTask(
                     start_ctr_task(config)[0], group, weights, None, None
                 ),
             )

@@ -1,4 +1,4 @@
-"""What the benchmarks of quality over nodes share: a click model that several trainers of this process train for real.
+"""What benchmarks and tests of quality over nodes share: a model that several trainers of this process train for real.
 
 Each trainer has all that a process of `marius-oac train --nodes` has: its share of every batch, its pipeline, its own
 replica of the network, its part in the agreement. The first one serves the rows. They are threads, which saves starting
@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.task import TaskConfig
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.kinds import make_dense_sync
@@ -33,10 +33,10 @@ from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.transport.in_process import Network
 from marius_oac.pipeline.runner import BatchResult
 from marius_oac.runs.session import Session
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import blas
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.machine.binding import Binding
-from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.training.local import start_task
 from marius_oac.types import Plan
 
@@ -50,26 +50,30 @@ class Trained:
     test: metrics of the test files.
     train_loss: mean over all examples, each before its batch was trained on.
     dense: metrics of the agreement, of all trainers.
+    digests: SHA-256 of the tables and of the dense parameters, by name.
+    summary: what the task says of itself in the end.
+    replaced: rows that were patched after they had been pulled, of all batches.
     """
 
     test: dict[str, float]
     train_loss: float
     dense: dict[str, float]
+    digests: dict[str, str] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    replaced: int = 0
 
 
-def train_together(config: CtrConfig, trainers: int) -> Trained:
+def train_together(config: TaskConfig, trainers: int) -> Trained:
     """Trains to the end of the road and tests, by so many trainers. The first error of any of them is raised."""
     torch.set_num_threads(1)
     task, network, weights = start_task(config), Network(), [1.0] + [0.0] * (trainers - 1)
     nodes = []
     for group in ThreadGroup.members(trainers, PATIENCE):
         here = _Here(config, group, network)
-        node = ShardedCtrTask(task, group, weights, here.agreement, here.connect)
-        node.table_names()  # makes its network, from torch's random numbers, of which the threads have but one source
-        nodes.append(node)
+        nodes.append(ShardedTask(task, group, weights, here.agreement, here.connect))
     errors: list[BaseException] = []
 
-    def work(node: ShardedCtrTask) -> Any:
+    def work(node: ShardedTask) -> _Outcome:
         try:
             return _trained(node)
         except BaseException as error:
@@ -81,21 +85,38 @@ def train_together(config: CtrConfig, trainers: int) -> Trained:
         outcomes = [threads.submit(work, node) for node in nodes]
     if errors:  # the first that is not another's echo
         raise next((each for each in errors if not isinstance(each, (Closed, NodeLost))), errors[0])
-    test, dense, _ = outcomes[0].result()
-    results = [result for outcome in outcomes for result in outcome.result()[2]]
+    first, results = outcomes[0].result(), [each for outcome in outcomes for each in outcome.result().results]
     examples = sum(result.examples for result in results)
-    return Trained(test, sum(result.loss * result.examples for result in results) / examples, dense)
+    loss = sum(result.loss * result.examples for result in results) / examples
+    replaced = sum(result.replaced for result in results)
+    return Trained(first.test, loss, first.dense, first.digests, first.summary, replaced)
 
 
-def _trained(node: ShardedCtrTask) -> tuple[dict[str, float], dict[str, float], list[BatchResult]]:
+@dataclass(frozen=True)
+class _Outcome:
+    """What one of the trainers found; see `Trained`."""
+
+    results: list[BatchResult]
+    test: dict[str, float]
+    dense: dict[str, float]
+    digests: dict[str, str]
+    summary: dict[str, Any]
+
+
+def _trained(node: ShardedTask) -> _Outcome:
     results: list[BatchResult] = []
     with Session(node) as session:
         session.report_to(results.append)
-        node.before_batches(0)
-        session.pipeline.run(0, node.schedule.last)
-        node.after_batches(ended=True)
-        node.peers.wait()  # until everyone's batches are in the rows
-        found = session.evaluate("test"), node.dense.metrics(), results
+        first = 0
+        for epoch, last in enumerate(node.schedule.ends):
+            session.before_epoch(epoch)
+            node.before_batches(first)
+            session.pipeline.run(first, last)
+            node.after_batches(ended=last == node.schedule.last)
+            node.peers.wait()  # until everyone's batches are in the rows
+            first = last
+        digests = node.fingerprints(session.stores) | {"dense": session.dense_fingerprint()}
+        found = _Outcome(results, session.evaluate("test"), node.dense.metrics(), digests, node.summary())
         node.peers.wait()
     return found
 
@@ -103,7 +124,7 @@ def _trained(node: ShardedCtrTask) -> tuple[dict[str, float], dict[str, float], 
 class _Here:
     """What a trainer is connected by."""
 
-    def __init__(self, config: CtrConfig, group: Group, network: Network):
+    def __init__(self, config: TaskConfig, group: Group, network: Network):
         self._config, self._group, self._network = config, group, network
         self._lockstep = config.pipeline.mode != "async"
 
@@ -114,14 +135,14 @@ class _Here:
     def connect(
         self,
         stack: ExitStack,
-        tables: Sequence[ShardTable],
+        tables: Sequence[ShardTable] | None,
         dimensions: Sequence[int],
         factor: Callable[[Plan], float],
         binding: Binding,
     ) -> RemoteSource:
         group, pipeline, server = self._group, self._config.pipeline, None
         ahead = 2 * (pipeline.in_flight + pipeline.workers.plan + pipeline.workers.read) + 4
-        if tables:
+        if tables is not None:
             ranks = dict(enumerate(group.names))
             door = self._network.server(SERVER, ranks)
             shard = Shard(tables, group.size, self._lockstep, SyncServer(self._config.nodes.dense.alpha), ahead)
@@ -164,7 +185,7 @@ class Runs:
         lines = path.read_text().splitlines() if path and path.exists() else []
         self._known = {each["run"]: Trained(**each["found"]) for each in map(json.loads, lines)}
 
-    def train(self, run: str, config: CtrConfig, trainers: int) -> Trained:
+    def train(self, run: str, config: TaskConfig, trainers: int) -> Trained:
         """`run` says which one it is, as nobody else's does."""
         if run not in self._known:
             found = self._known[run] = train_together(config, trainers)

@@ -14,10 +14,13 @@ import numpy as np
 import torch
 
 from marius_oac.config.task import TaskConfig
+from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
 from marius_oac.data.prepare.splits import Split
+from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.rows import RowSource
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.spread.contract import Part, SpreadRows
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.types import Planner, Step
@@ -88,6 +91,9 @@ class Components:
     stores: Sequence[ParameterStore]
     step: Step
     device: torch.device
+    readers: Sequence[Any]
+    """Read the rows of each table for an evaluation, wherever they lie: an `EntityReader` of numbered rows, a
+    `KeyTable` or the like of keys."""
     source: RowSource | None = None
     """Where the rows of batches come from, where that is not the stores of this process."""
 
@@ -145,8 +151,9 @@ class Task(ABC):
         yet."""
 
     @abstractmethod
-    def plan_memory(self, folder: Path) -> MemoryPlan:
-        """The memory and disk that a run needs which starts now and writes to `folder`."""
+    def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:
+        """The memory and disk that a run needs which starts now and writes to `folder`; `held`: how many numbered rows
+        of each table this process carries; None: all."""
 
     def table_bytes(self) -> int:
         """Bytes that this process's tables take in memory; 0: unknown before training."""
@@ -163,6 +170,15 @@ class Task(ABC):
     @abstractmethod
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """Builds planner, stores and step; whatever must be closed is entered into `stack`."""
+
+    @abstractmethod
+    def make_step(self, device: torch.device, threads: int, update: Update) -> Step:
+        """Makes the step, with the initial values of its dense parameters; `update` says what follows from its
+        gradients."""
+
+    @abstractmethod
+    def spread(self, part: Part) -> SpreadRows:
+        """Describes the task's rows where they are spread over nodes."""
 
     @abstractmethod
     def has(self, split: Split) -> bool:
@@ -208,9 +224,9 @@ class Task(ABC):
         """Raises CheckpointError if data that batches from `batch_index` on need are missing, or have changed."""
         return
 
-    def check_new_data(self, first: int) -> None:
+    def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
         """Raises InputError if the run can't train on all of its files from number `first` on, which it was given to
-        continue with. Collective."""
+        continue with; `share`: the part of them that is read here. Collective."""
         return
 
     def run_files(self) -> Mapping[str, str]:

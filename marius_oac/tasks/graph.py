@@ -18,8 +18,11 @@ from marius_oac.data.batches.nodes import NodePlanner
 from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
+from marius_oac.evaluation.scores import EntityReader
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.update import Update
+from marius_oac.runs.spread.contract import Part
+from marius_oac.runs.spread.numbered import NumberedRows
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components, Task
 from marius_oac.runtime.files.untrusted_arrays import read_npy
@@ -27,7 +30,7 @@ from marius_oac.runtime.machine import cgroups
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.types import Planner, Step
+from marius_oac.types import Planner
 
 GraphConfig = Config | NodeClassificationConfig
 _LEAST_EDGE_BYTES = 64 << 20
@@ -47,11 +50,6 @@ class TaskOnGraph(Task):
     @abstractmethod
     def planner(self) -> EdgePlanner | NodePlanner:
         """Plans the batches of shuffled examples."""
-
-    @abstractmethod
-    def make_step(self, device: torch.device, threads: int, update: Update) -> Step:
-        """Makes the step, with the initial values of its dense parameters; `update` says what follows from its
-        gradients."""
 
     def _planner(self, stack: ExitStack) -> GraphPlanner | NodePlanner:
         """The planner to train with."""
@@ -75,7 +73,16 @@ class TaskOnGraph(Task):
         stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
         step = self.make_step(device, threads, Update.here(self.config.training.optimizer))
         stack.callback(step.close)
-        return Components(in_order(self.config, planner), stores, step, device)
+        readers = [EntityReader.of_store(store) for store in stores]
+        return Components(in_order(self.config, planner), stores, step, device, readers)
+
+    def spread(self, part: Part) -> NumberedRows:
+        """See `Task.spread`; the nodes' rows are numbered."""
+        config = self.config
+        layouts = {table.name: entity_layout(config) for table in self.planner.tables}
+        initials = {name: entity_initial(config, name) for name in layouts}
+        about = (config.storage, config.training.optimizer, self._planner)
+        return NumberedRows(part, self.graph.num_nodes, layouts, initials, *about)
 
 
 def entity_layout(config: GraphConfig) -> RowLayout:

@@ -15,7 +15,6 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.graphs.graph import open_or_prepare
-from marius_oac.errors import ConfigError
 from marius_oac.runs.folder.log import RunLog
 from marius_oac.runs.task import Task
 from marius_oac.tasks.ctr.task import resume_ctr_task, start_ctr_task
@@ -45,7 +44,6 @@ class TaskEntry:
         resume: makes that of a run that continues.
         trained: the class of a run's result.
         default_name: of a run's folder.
-        one_machine: what can't be trained over nodes, in words; None: it can.
     """
 
     config: type[BaseConfig]
@@ -53,12 +51,6 @@ class TaskEntry:
     resume: Resume
     trained: type[TrainedRun]
     default_name: Callable[[Any], str]
-    one_machine: str | None = None
-
-    def check_nodes(self) -> None:
-        """Raises ConfigError if the task can't be trained over nodes."""
-        if self.one_machine:
-            raise ConfigError(f"{self.one_machine} is trained on one machine; train without nodes", "task")
 
 
 def _start_links(config: Config) -> tuple[Task, Sequence[str]]:
@@ -87,7 +79,6 @@ TASKS = {
     "graph": TaskEntry(Config, _start_links, _again(_start_links), TrainedModel, _of_graph),
     "node_classification": TaskEntry(
         NodeClassificationConfig, _start_classes, _again(_start_classes), TrainedClassifier, _of_graph,
-        one_machine="a node classification",
     ),
     "ctr": TaskEntry(CtrConfig, start_ctr_task, resume_ctr_task, TrainedClickModel, _of_network),
 }  # fmt: skip

@@ -44,9 +44,6 @@ from marius_oac.runs.task import Task
 from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link
-from marius_oac.tasks.ctr.sharded import ShardedCtrTask
-from marius_oac.tasks.ctr.task import CtrTask
-from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.registry import entry_of
 from marius_oac.training import local
 from marius_oac.training.rowless import Rowless, alone, staying
@@ -311,7 +308,7 @@ def agreed_task(
             one.config = alone(one.config, place)
             return Rowless(one, place, group, len(ranks) + others.index(group.rank))
         task = node_task(task.task, place, part, ranks, group)
-    task.packed = agreed_packing(task, config, place.cluster, run, checkpoint)
+    task = task.placed(agreed_packing(task, config, place.cluster, run, checkpoint))
     task.peers.agreed(lambda: local.check_task(task, Path()))
     return task
 
@@ -324,13 +321,12 @@ def data_digest(task: Task) -> str:
 def node_task(
     task: Task, place: Place, group: Group, ranks: Sequence[int] | None = None, whole: Group | None = None
 ) -> ShardedTask:
-    """Wraps a task for training over nodes. Raises ConfigError if that is not possible.
+    """Returns a task for training over nodes.
 
     Args:
         ranks: of the processes in `group`; `whole`: of all processes, where these are not all (`training.rowless`).
     """
     config, cluster = task.config, place.cluster
-    entry_of(config).check_nodes()
     lockstep = config.pipeline.mode != "async"
     workers = config.pipeline.workers
     ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4
@@ -354,11 +350,9 @@ def node_task(
             return Served(ThreadGroup.members(1)[0])
         return make_dense_sync(dense, together, lockstep, servers, assign)
 
-    kind = ShardedCtrTask if isinstance(task, CtrTask) else ShardedGraphTask
     alpha = dense.alpha if dense.kind == "easgd" else None
     tell = whole.gather if whole else lambda run: None
     connections = Connections(place, group, lockstep, ahead, alpha, rowless, tell, crowd)
-    made = kind(task, group, weights, make_dense, connections, crowd)
     number = sum(trains[: place.rank])
-    made.speed_monitor = SpeedMonitor(config.nodes, number, crowd.trainers, config.training.batch_size)
-    return made
+    speed_monitor = SpeedMonitor(config.nodes, number, crowd.trainers, config.training.batch_size)
+    return ShardedTask(task, group, weights, make_dense, connections, crowd, speed_monitor=speed_monitor)

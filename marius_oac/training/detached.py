@@ -26,10 +26,8 @@ from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.session import Session
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
-from marius_oac.tasks.ctr.sharded import ShardedCtrTask
-from marius_oac.tasks.ctr.task import CtrTask
-from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 
 
 def security_of(cluster: ClusterConfig) -> Security:
@@ -53,7 +51,6 @@ def outside(
     """
     weights, (group,) = run["weights"], ThreadGroup.members(1)
     crowd = Crowd(run["trains"], run["trainers"] - sum(run["trains"]))
-    kind = ShardedCtrTask if isinstance(task, CtrTask) else ShardedGraphTask
     sources: list[RemoteSource] = []
 
     def connect(stack: ExitStack, tables: Any, dimensions: Sequence[int], factor: Any, _: Any) -> RemoteSource:
@@ -65,10 +62,12 @@ def outside(
         sources.append(RemoteSource(lines, dimensions, False, 2**31, lambda *_: None, abort, factor))
         return stack.enter_context(sources[0])
 
-    trainer = kind(task, group, weights, lambda servers: Served(group), connect, crowd)
-    trainer.place = None
-    trainer.speed_monitor = SpeedMonitor(nodes, rank, run["trainers"], task.config.training.batch_size)
-    trainer.packed = Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights)))
+    trainer = ShardedTask(
+        task, group, weights, lambda servers: Served(group), connect, crowd,
+        Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights))),
+        detached=True,
+        speed_monitor=SpeedMonitor(nodes, rank, run["trainers"], task.config.training.batch_size),
+    )  # fmt: skip
     with Session(trainer) as session:
-        trainer.deal_outside(elastic_worker)
+        trainer.dispatch("gba", elastic_worker)
         yield session, sources[0]

@@ -25,7 +25,6 @@ from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import Session
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runtime import blas
-from marius_oac.tasks.ctr.sharded import ShardedCtrTask
 from marius_oac.training.local import start_task
 from tests.click_logs import generated_days
 from tests.nodes.worlds import together
@@ -146,8 +145,7 @@ class World:
         nodes = []
         for group in ThreadGroup.members(2):
             here = _Here(self.config, group, self.network)
-            node = ShardedCtrTask(self.task, group, [1.0, 0.0], here.agreement, here.connect)
-            node.table_names()
+            node = ShardedTask(self.task, group, [1.0, 0.0], here.agreement, here.connect)
             node.abort = group.abort
             nodes.append(node)
 

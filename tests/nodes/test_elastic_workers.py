@@ -22,7 +22,7 @@ from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.training.detached import outside
 from marius_oac.training.elastic import _ElasticWorker, attach
@@ -161,7 +161,7 @@ def test_a_guest_changes_nothing_that_is_the_runs(joining, override, said):
 def told(graph):
     """What a lead on another machine tells its guests."""
     config = Config.build({"data": {"path": "nowhere"}, "threads": 99, "device": "cuda:7", "seed": 5})
-    return ShardedGraphTask(GraphTask(config, graph), *ThreadGroup.members(1), [1.0], None, None)._told()
+    return ShardedTask(GraphTask(config, graph), *ThreadGroup.members(1), [1.0], None, None)._told()
 
 
 def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, told, one_node):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from marius_oac.config.cluster import ClusterConfig
-from marius_oac.data.batches.rank_slice import RankSlice
+from marius_oac.data.batches.rank_slice import RankSlice, with_share
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.logs.tables import vocabulary_names
 from marius_oac.data.prepare.edge_file import ReadOptions
@@ -24,9 +24,8 @@ from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded import placement as node_packing
 from marius_oac.runs.sharded.checkpoint import PACKING, PLACEMENT, layout_name, part_name, saved_packings
 from marius_oac.runs.sharded.placement import agreed_packing
-from marius_oac.tasks.ctr.sharded import ShardedCtrTask
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.tasks.ctr.task import start_ctr_task
-from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
 from marius_oac.tasks.link_prediction.task import GraphTask
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
@@ -57,12 +56,12 @@ def log(tmp_path_factory):
 
 def graph_nodes(graph, *overrides):
     config = tiny_config(graph, "training.negatives.count=2", *overrides)
-    return config, lambda *place: ShardedGraphTask(GraphTask(config, graph), *place, None, None)
+    return config, lambda *place: ShardedTask(GraphTask(config, graph), *place, None, None)
 
 
 def click_nodes(log, *overrides):
     config = ctr_config(log, *overrides)
-    return config, lambda *place: ShardedCtrTask(start_ctr_task(config)[0], *place, None, None)
+    return config, lambda *place: ShardedTask(start_ctr_task(config)[0], *place, None, None)
 
 
 def cluster(*nodes):
@@ -82,18 +81,17 @@ def packed(made, *nodes, run=None, checkpoint=None):
     every = together(ThreadGroup.members(len(nodes), names=[node.name for node in entries.nodes]), pack)
     for one in every:
         assert one.figures() == every[0].figures() and np.array_equal(one.placement.nodes, every[0].placement.nodes)
-    tasks[0].packed = every[0]
-    return every[0], tasks[0]
+    return every[0], tasks[0].placed(every[0])
 
 
 def ids_looked_up(task, size):
     """How often each id of a graph, or (vocabulary, key) of a log, is asked for in an epoch by so many trainers."""
-    planner, times = task._planner(SimpleNamespace(callback=lambda close: None)), Counter()
+    whole, times = task.rows.planner(SimpleNamespace(callback=lambda close: None)), Counter()
     for rank in range(size):
-        planner.share = RankSlice(rank, size)
+        planner = with_share(whole, RankSlice(rank, size))
         for number in range(task.schedule.ends[0]):
             plan = planner.plan(number)
-            if isinstance(task, ShardedGraphTask):
+            if isinstance(task.task, GraphTask):
                 times.update(plan.rows[0].tolist())
             else:
                 times.update(set(zip(*(part.tolist() for part in plan.keys[0].asked[:2]), strict=True)))
@@ -103,11 +101,11 @@ def ids_looked_up(task, size):
 def heaviest_in_training(task, nodes, size):
     """What the node that is asked for most rows is asked for, of the mean."""
     load = [0] * size
-    if isinstance(task, ShardedGraphTask):
+    if isinstance(task.task, GraphTask):
         of_node = naive.rows_by_node(task.task.graph.num_nodes, nodes.tolist(), size)
         node_of = {each: node for node, ids in enumerate(of_node) for each in ids}
     for each, times in ids_looked_up(task, size).items():
-        node = node_of[each] if isinstance(task, ShardedGraphTask) else nodes[naive.shard_of_key(*each, NUM_SHARDS)]
+        node = node_of[each] if isinstance(task.task, GraphTask) else nodes[naive.shard_of_key(*each, NUM_SHARDS)]
         load[node] += times
     return max(load) * size / sum(load)
 
@@ -128,7 +126,7 @@ def test_what_is_measured_is_what_all_trainers_ask_for(hubs):
     made = graph_nodes(hubs)
     tasks = [made[1](group, [1.0, 1.0]) for group in ThreadGroup.members(2)]
     costs = sum(task.measure(range(task.schedule.ends[0])) for task in tasks)
-    places, wanted = tasks[0].places, np.zeros(NUM_SHARDS, np.int64)
+    places, wanted = tasks[0].rows.places, np.zeros(NUM_SHARDS, np.int64)
     for each, times in ids_looked_up(tasks[0], 2).items():
         wanted[places.shard_of(np.array([each]))] += times * 4 * 8
     assert np.array_equal(costs, wanted)
@@ -141,7 +139,7 @@ def test_rows_that_a_node_adds_up_count_each_time(log):
         task = click_nodes(log, *overrides)[1](ThreadGroup.members(1)[0], [1.0])
         costs.append(task.measure(range(task.schedule.ends[0])))
     tags = pq.read_table(log)["tags"].combine_chunks().flatten()
-    dimension = task._dimensions()[0]
+    dimension = task.rows.dimensions[0]
     more = np.zeros(NUM_SHARDS, np.int64)
     vocabulary = vocabulary_names(task.config).index("tags")
     for tag in tags.to_pylist():
@@ -151,7 +149,7 @@ def test_rows_that_a_node_adds_up_count_each_time(log):
 
 def test_a_pass_that_measures_is_bounded(log, hubs, monkeypatch):
     asked = []
-    monkeypatch.setattr(ShardedGraphTask, "measure", lambda self, batches: asked.append(batches) or np.ones(NUM_SHARDS))
+    monkeypatch.setattr(ShardedTask, "measure", lambda self, batches: asked.append(batches) or np.ones(NUM_SHARDS))
     packed(graph_nodes(hubs, "training.epochs=100"), {}, {})
     assert asked == 2 * [range(200)]
     asked.clear()
@@ -171,13 +169,13 @@ def test_shards_that_nobody_asked_for_are_spread_too(hubs, monkeypatch):
     """Else all would go to the node that has a little less to do."""
     costs = np.zeros(NUM_SHARDS)
     costs[[3, 50]] = 100, 99.9
-    monkeypatch.setattr(ShardedGraphTask, "measure", lambda self, batches: costs)
+    monkeypatch.setattr(ShardedTask, "measure", lambda self, batches: costs)
     _, task = packed(graph_nodes(hubs), {}, {})
-    assert abs(task.places.num_rows(0) - hubs.num_nodes / 2) < 0.1 * hubs.num_nodes
+    assert abs(task.rows.places.num_rows(0) - hubs.num_nodes / 2) < 0.1 * hubs.num_nodes
 
 
 def test_by_the_hash_alone_nothing_is_measured(hubs, monkeypatch):
-    monkeypatch.setattr(ShardedGraphTask, "measure", None)
+    monkeypatch.setattr(ShardedTask, "measure", None)
     found, _ = packed(graph_nodes(hubs, "nodes.packing=even"), {}, {"shards": 2})
     assert np.array_equal(found.placement.nodes, even([1, 2]).nodes) and found.summary() == {}
     found, _ = packed(graph_nodes(hubs), {})
@@ -190,9 +188,9 @@ def test_a_node_takes_no_more_rows_than_its_budgets(hubs):
     disk = {"disk": 8 * page}
     for budget in ({"memory": 2 * page}, {"memory": 1 << 20} | disk, {"memory": 3 * page} | disk):
         found, task = packed(graph_nodes(hubs), budget, {}, {})
-        assert 50 < task.places.num_rows(0) <= 2 * 56
+        assert 50 < task.rows.places.num_rows(0) <= 2 * 56
         unmeasured, task = packed(graph_nodes(hubs, "nodes.packing=even"), budget, {}, {})
-        assert task.places.num_rows(0) <= 2 * 56
+        assert task.rows.places.num_rows(0) <= 2 * 56
     # Where the memory of all is too small for all rows, they wait on disk, and look-ups alone decide.
     found, task = packed(graph_nodes(hubs), {"memory": 2 * page}, {"memory": 2 * page})
     assert found.heaviest < 1.05
@@ -209,14 +207,14 @@ def test_budgets_that_are_too_small_are_refused_with_the_node_and_what_it_lacks(
 
 
 def test_a_node_that_can_not_read_its_batches_is_named(hubs, monkeypatch):
-    real = ShardedGraphTask.measure
+    real = ShardedTask.measure
 
     def measure(self, batches):
         if self.group.rank:
             raise InputError("is gone", "day.parquet")
         return real(self, batches)
 
-    monkeypatch.setattr(ShardedGraphTask, "measure", measure)
+    monkeypatch.setattr(ShardedTask, "measure", measure)
     with pytest.raises(InputError, match=r"^node n1: day.parquet: is gone$"):
         packed(graph_nodes(hubs), {}, {})
 
@@ -237,8 +235,8 @@ def test_a_run_goes_on_with_the_placement_it_had(hubs, tmp_path, monkeypatch):
     save(tmp_path, ["n0", "n1"], [1.0, 1.0], nodes, [10, 20])
     save(tmp_path, ["n0", "n1"], [1.0, 2.0], 1 - nodes, [30])
     save(tmp_path, ["n1", "n0"], [1.0, 1.0], 1 - nodes, [30])
-    real, asked = ShardedGraphTask.measure, []
-    monkeypatch.setattr(ShardedGraphTask, "measure", lambda self, batches: asked.append(batches) or real(self, batches))
+    real, asked = ShardedTask.measure, []
+    monkeypatch.setattr(ShardedTask, "measure", lambda self, batches: asked.append(batches) or real(self, batches))
     found, _ = packed(graph_nodes(hubs), {}, {}, run=tmp_path)
     assert np.array_equal(found.placement.nodes, nodes) and found.figures() == [10, 1.5, 1.01] and not asked
     # With other weights, another number or other names the batches that come next are measured.

@@ -17,13 +17,8 @@ import yaml
 
 from marius_oac.cli import commands as cli
 from marius_oac.data.generate.log import LogSpec, write_day
-from marius_oac.errors import ConfigError
-from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.verification import verify
-from marius_oac.tasks.link_prediction.sharded import ShardedGraphTask
-from marius_oac.tasks.link_prediction.task import GraphTask
-from tests.graphs import tiny_config
 from tests.run_folders import contents, flip_a_byte, says, slow
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -301,33 +296,6 @@ def test_kill_at_random_moments(configs, tmp_path, uninterrupted, number):
     kill_one(configs, path, chance.randrange(10, 380), chance.randrange(2))
     run("resume", path, "--local-nodes", 2)
     assert digests(path) == uninterrupted
-
-
-BAD = {
-    "async-delta": ("pipeline.mode=async-delta", "pipeline.mode"),
-    "negatives.all": ("training.negatives.all=true", "training.negatives.all"),
-    "encoder": ("encoder.layers=[{kind: sage}]", "encoder"),
-    "ordering": ("training.ordering={kind: beta, partitions: 8, buffer: 4}", "training.ordering.kind"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_nodes_can_not_do_is_refused(graph, name):
-    override, key = BAD[name]
-    (group,) = ThreadGroup.members(1)
-    nodes = ShardedGraphTask(GraphTask(tiny_config(graph, override), graph), group, [1.0], None, None)
-    with pytest.raises(ConfigError, match=f"^{key}: "):
-        nodes.check()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ordering", *list(BAD)[:2]])
-def test_what_is_refused_is_said_before_anything_is_written(configs, tmp_path, name):
-    override, key = BAD[name]
-    out = ["--out", tmp_path / "run"]
-    text = run("train", configs / "graph.yaml", "--local-nodes", 2, *out, "--set", override, code=2)
-    assert key in text and "Traceback" not in text
-    assert not (tmp_path / "run").exists()
 
 
 def test_parts_that_are_not_at_hand_are_asked_for(command, tmp_path, trained):

@@ -10,7 +10,7 @@ from benchmarks.nodes import trainers
 from benchmarks.nodes.trainers import Trained, train_together
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.tasks.ctr.sharded import ShardedCtrTask
+from marius_oac.runs.spread.keyed import KeyedRows
 from tests.click_logs import generated_days
 
 
@@ -41,14 +41,14 @@ def test_trainers_in_threads_end_where_launched_ones_do(tmp_path, tree):
 
 
 def test_the_first_error_is_raised_and_nobody_waits_for_who_had_it(tree, monkeypatch):
-    routed = ShardedCtrTask._routed
+    routed = KeyedRows.routed
 
     def failing(self, plan):
-        if self.group.rank and plan.batch_index == 5:
+        if self.part.place is None and plan.batch_index == 5:
             raise ZeroDivisionError("a defect")
         return routed(self, plan)
 
-    monkeypatch.setattr(ShardedCtrTask, "_routed", failing)
+    monkeypatch.setattr(KeyedRows, "routed", failing)
     with pytest.raises(ZeroDivisionError, match="a defect"):
         train_together(CtrConfig.build(tree), 2)
 

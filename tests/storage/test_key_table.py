@@ -74,7 +74,8 @@ def test_rows_are_those_of_the_naive_table(batches, admit_after, drop_after):
             naive.drop_unseen(file)
             rows = table.find(*asked(keys))
             assert [row if row >= 0 else None for row in rows.tolist()] == [naive.rows.get(key) for key in keys]
-            table.admit(*asked(keys), rows, file)
+            table.admit(*asked(keys), rows)
+            table.seen_in(rows, file)
             assert rows.tolist() == naive.admit(keys, file)
             assert table.store.num_rows == naive.count
         copy = make_table(admit_after=admit_after, drop_after=drop_after)
@@ -85,7 +86,8 @@ def test_rows_are_those_of_the_naive_table(batches, admit_after, drop_after):
         for file, keys in enumerate(batches, len(batches)):
             found = table.find(*asked(keys)), copy.find(*asked(keys))
             for one, rows in zip((table, copy), found, strict=True):
-                one.admit(*asked(keys), rows, file)
+                one.admit(*asked(keys), rows)
+                one.seen_in(rows, file)
             assert found[0].tolist() == found[1].tolist()
         copy.store.close()
     finally:
@@ -97,7 +99,7 @@ def test_a_new_row_has_the_first_value_of_its_key_whatever_its_number():
     for order in ([5, 9, 7], [7, 5, 9]):
         table = make_table()
         rows = table.find(*asked([(0, key) for key in order]))
-        table.admit(*asked([(0, key) for key in order]), rows, 0)
+        table.admit(*asked([(0, key) for key in order]), rows)
         for key, row in zip(order, rows, strict=True):
             into = np.empty((1, LAYOUT.width), np.float32)
             table.store.read(np.array([row]), into, np.empty(1, np.int64))
@@ -111,7 +113,7 @@ def test_the_fingerprint_is_that_of_the_keys_not_of_their_order():
     for order in ([(0, 5), (1, 9), (0, 7)], [(0, 7), (1, 9), (0, 5)]):
         table = make_table()
         rows = table.find(*asked(order))
-        table.admit(*asked(order), rows, 0)
+        table.admit(*asked(order), rows)
         found.add(table.fingerprint())
         table.store.commit(np.array([1]), np.full((1, LAYOUT.width), 2, np.float32), 3)
         assert table.fingerprint() not in found
@@ -122,11 +124,12 @@ def test_the_fingerprint_is_that_of_the_keys_not_of_their_order():
 def test_dropped_rows_begin_anew():
     table = make_table(drop_after=1)
     rows = table.find(*asked([(0, 1), (0, 2)]))
-    table.admit(*asked([(0, 1), (0, 2)]), rows, 0)
+    table.admit(*asked([(0, 1), (0, 2)]), rows)
+    table.seen_in(rows, 0)
     table.store.commit(np.array([0, 1]), np.full((2, LAYOUT.width), 9, np.float32), 4)
     assert table.drop_unseen(2) == 2 and len(table) == 0
     again = table.find(*asked([(0, 2)]))
-    table.admit(*asked([(0, 2)]), again, 2)
+    table.admit(*asked([(0, 2)]), again)
     into, stamps = np.empty((1, LAYOUT.width), np.float32), np.empty(1, np.int64)
     table.store.read(again, into, stamps)
     assert again.tolist() == [0] and stamps.tolist() == [-1] and (into != 9).all()
@@ -137,12 +140,12 @@ def test_dropped_rows_begin_anew():
 def test_unknown_keys_are_looked_up_without_leaving_a_trace(admit_after):
     table = make_table(admit_after=admit_after)
     known = [(0, 1)] * admit_after
-    table.admit(*asked(known), table.find(*asked(known)), 0)
+    table.admit(*asked(known), table.find(*asked(known)))
     values, local, unknown = table.look_up(*asked([(0, 1), (1, 1), (0, 1), (1, 1), (1, 2)]))
     assert unknown == 3 and local[0] == local[2] and local[1] == local[3] != local[4] and table.store.num_rows == 1
     assert len({values[place].tobytes() for place in local}) == 3
     fresh = make_table()
-    fresh.admit(*asked([(1, 2)]), rows := fresh.find(*asked([(1, 2)])), 0)
+    fresh.admit(*asked([(1, 2)]), rows := fresh.find(*asked([(1, 2)])))
     into = np.empty((1, LAYOUT.width), np.float32)
     fresh.store.read(rows, into, np.empty(1, np.int64))
     assert into[0].tobytes() == values[local[4]].tobytes()

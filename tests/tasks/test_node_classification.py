@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,14 +14,13 @@ from marius_oac.data.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
-from marius_oac.errors import CheckpointError, ConfigError, InputError
+from marius_oac.errors import CheckpointError, InputError
 from marius_oac.models.heads.classes import class_metrics
 from marius_oac.runs.session import Session
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.encoder.memory import encoder_bytes, num_encoded
 from marius_oac.tasks.node_classification.task import NodeClassificationTask
 from marius_oac.tasks.node_classification.trained import TrainedClassifier
-from marius_oac.training.cluster import node_task
 from marius_oac.training.trained import compare_runs, evaluate_run, export_run
 from tests.graphs import jitter, workers
 from tests.run_folders import contents, outcome, stop_at, story
@@ -194,9 +192,3 @@ def test_a_run_without_the_names_of_its_classes_is_one_line(labelled, tmp_path, 
     (tmp_path / "run" / "classes.json").write_text("[")
     code, _, error = command("predict", tmp_path / "run", "--node", "1")
     assert code == 2 and len(error) == 1 and "classes.json: is damaged" in error[0], error
-
-
-def test_several_nodes_refuse_it(labelled):
-    task = NodeClassificationTask(configure(labelled), Graph.open(labelled / "graph"))
-    with pytest.raises(ConfigError, match="^task: a node classification is trained on one machine"):
-        node_task(task, SimpleNamespace(cluster=None), None)

@@ -15,7 +15,7 @@ from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.log import RunLog
 from marius_oac.runs.sharded.peers import ClusterPeers
-from marius_oac.tasks.ctr.sharded import ShardedCtrTask
+from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.training.cluster import _not_taken_in
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.worlds import together
@@ -67,8 +67,12 @@ def test_nodes_check_a_part_each_and_refuse_alike(days, monkeypatch):
     monkeypatch.setattr(log_check, "BLOCK_EXAMPLES", 64)
     config, checked = ctr_config(days[0]), []
     log = RunLog.start(config).extended(config, [str(days[2])])
-    task = SimpleNamespace(check_rows=lambda first, *part: log_check.check_rows(
-        log.files[first:], config.data, [Pieces(file.path) for file in log.files[first:]], *part))  # fmt: skip
+    pieces = [Pieces(file.path) for file in log.files[1:]]
+    task = SimpleNamespace(
+        check_new_data=lambda first, share: log_check.check_rows(
+            log.files[first:], config.data, pieces, share.rank, share.count
+        )
+    )
     real = LazyBlock.check
     monkeypatch.setattr(LazyBlock, "check", lambda self: (checked.append(self.size), real(self)))
 
@@ -76,7 +80,7 @@ def test_nodes_check_a_part_each_and_refuse_alike(days, monkeypatch):
         share = SimpleNamespace(rank=group.rank, count=group.size)
         node = SimpleNamespace(task=task, group=group, peers=ClusterPeers(group), share=share, trains=True)
         with pytest.raises(InputError) as found:
-            ShardedCtrTask.check_new_data(node, 1)
+            ShardedTask.check_new_data(node, 1)
         return str(found.value)
 
     said = together(ThreadGroup.members(2), check)

@@ -81,7 +81,7 @@ class GraphPlanner(ABC):
 
     Attributes:
         tables: the one table, with the most rows that a batch can have; none where nodes have no rows.
-        share: the part of each batch that is planned; may be set before the first `plan`.
+        share: the part of each batch that is planned; see `with_share`.
 
     Raises:
         InputError: no edges, or a configuration that doesn't fit the graph, named by its key.
@@ -165,7 +165,7 @@ class GraphPlanner(ABC):
         )
         rows = relabel(ids, self._num_nodes) if all_rows is None else all_rows
         if self._around:
-            return self._around.plan(batch_index, at.batch, rows, data, size, numbers)
+            return self._around.plan(batch_index, at.batch, rows, data, size if part else 0, numbers)
         return Plan(batch_index, (rows,), data, size if part else 0)
 
     def _gather(

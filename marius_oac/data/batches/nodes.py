@@ -8,6 +8,7 @@ import numpy as np
 
 from marius_oac.batches import EncodedBatch, NodeBatch
 from marius_oac.data.batches.edges import ENTITIES
+from marius_oac.data.batches.rank_slice import WHOLE
 from marius_oac.data.neighbors.neighborhoods import Neighborhoods
 from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.kernels.cpu.permutation import bit_length, permuted, round_keys
@@ -31,6 +32,7 @@ class NodePlanner:
 
     Attributes:
         tables: the table of nodes; empty if nodes have no rows.
+        share: the part of each batch that is planned; see `with_share`.
         batches_per_epoch: the number of batches of one pass over the nodes.
     """
 
@@ -39,7 +41,7 @@ class NodePlanner:
     ) -> None:
         self._nodes, self._classes, self._around = nodes, classes, around
         self._batch_size = min(batch_size, len(nodes))
-        self._key = stream_key(seed, "shuffle")
+        self._key, self.share = stream_key(seed, "shuffle"), WHOLE
         self.batches_per_epoch = -(-len(nodes) // self._batch_size)
         self.tables: Sequence[TableSpec] = around.tables(TableSpec(ENTITIES, num_nodes, self._batch_size))
 
@@ -54,10 +56,12 @@ class NodePlanner:
             raise ValueError(f"batch_index must be at least 0, not {batch_index}")
         epoch, batch = divmod(batch_index, self.batches_per_epoch)
         start = batch * self._batch_size
-        places = np.empty(min(self._batch_size, len(self._nodes) - start), dtype=np.int64)
-        _shuffled(np.uint64(fold(self._key, epoch)), len(self._nodes), start, places)
-        data = NodeBatch(epoch=epoch, labels=self._classes[places])
-        return self._around.plan(batch_index, batch, self._nodes[places], data, len(places), _NO_EDGES)
+        first, end, part = self.share.of_batch(min(self._batch_size, len(self._nodes) - start))
+        places = np.empty(end - first, dtype=np.int64)
+        _shuffled(np.uint64(fold(self._key, epoch)), len(self._nodes), start + first, places)
+        data = NodeBatch(epoch=epoch, share=float(part), labels=self._classes[places])
+        examples = len(places) if part else 0
+        return self._around.plan(batch_index, batch, self._nodes[places], data, examples, _NO_EDGES)
 
     def assign_rows(self, plan: Plan) -> Plan:
         """The plan unchanged, since a graph's rows are known in advance."""

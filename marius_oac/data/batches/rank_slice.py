@@ -51,14 +51,14 @@ class SlicedPlanner(Planner, Protocol):
     """A planner of one process's part of every batch.
 
     Attributes:
-        share: the part; may be set before the first `plan`.
+        share: the part; see `with_share`.
     """
 
     share: RankSlice
 
 
-def with_share(planner: SlicedPlanner, rank: int, count: int) -> SlicedPlanner:
-    """A copy of the planner that plans trainer `rank`'s part of the batches that are dispatched to it."""
+def with_share(planner: SlicedPlanner, share: RankSlice) -> SlicedPlanner:
+    """A copy of the planner that plans this part of every batch."""
     other = copy.copy(planner)
-    other.share = RankSlice(rank, count, dispatched=True)
+    other.share = share
     return other

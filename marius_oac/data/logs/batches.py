@@ -88,6 +88,14 @@ class LogSchedule:
         """The index in `visits` of a batch."""
         return int(np.searchsorted(self._array, batch_index, side="right")) - 1
 
+    def file_of(self, batch_index: int) -> int:
+        """The number of the file with a batch's examples."""
+        return self.visits[self.visit(batch_index)][1]
+
+    def first_file(self, epoch: int) -> int:
+        """The number of the file that an epoch begins with."""
+        return self.file_of(self.ends[epoch - 1] if epoch else 0)
+
     def place(self, batch_index: int) -> tuple[int, int, int, int]:
         """(pass, file, first example, end) of a batch."""
         visit = self.visit(batch_index)
@@ -104,12 +112,12 @@ class LogPlanner:
         files: of the whole schedule, in order.
         schedule: which examples each batch has.
         tables: of `feature_tables`.
-        key_tables: the rows of each table's keys: objects with `find`, `admit` and `capacity` of
+        key_tables: the rows of each table's keys: objects with `find`, `admit`, `seen_in` and `capacity` of
             `storage.keys.table.KeyTable`.
         pieces: of each file, to check that its contents haven't changed; None: not checked.
 
     Attributes:
-        share: the part of each batch that is planned; may be set before the first `plan`.
+        share: the part of each batch that is planned; see `with_share`.
     """
 
     def __init__(
@@ -147,7 +155,8 @@ class LogPlanner:
     def assign_rows(self, plan: LogPlan) -> Plan:
         """Assigns rows to new keys, in the order of the log, and returns the plan with all rows."""
         for table, keys, ids in zip(self._key_tables, plan.keys, plan.ids, strict=True):
-            table.admit(*keys.asked, ids, plan.file)
+            table.admit(*keys.asked, ids)
+            table.seen_in(ids, plan.file)
         settled = plan if plan.rows else self._relabelled(plan)
         # Without the keys, since many plans wait if rows come from disk.
         return Plan(settled.batch_index, settled.rows, settled.data, settled.examples)

@@ -140,5 +140,8 @@ class GradientPassThrough(RowOptimizer):
         """The update that copies the gradient."""
         return RowUpdate(_PASS_THROUGH)
 
-    def _update_tensor(self, rows: torch.Tensor, gradients: torch.Tensor, timestamp: int, factor: float) -> None:
-        rows.copy_(gradients)
+    def update(self, rows: Any, gradients: Any, timestamp: int, factor: float = 1.0) -> None:
+        """Copies the gradients, [n, D], into the rows, [n, D]. Raises ValueError if the shapes don't match."""
+        if tuple(rows.shape) != tuple(gradients.shape):
+            raise ValueError(f"rows {tuple(rows.shape)} and gradients {tuple(gradients.shape)} don't belong together")
+        rows[:] = gradients

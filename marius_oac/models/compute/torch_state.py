@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 
@@ -10,6 +11,9 @@ import torch
 
 from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.runtime import blas
+
+CPU = torch.device("cpu")
+_GENERATORS = threading.RLock()
 
 
 @contextmanager
@@ -39,11 +43,20 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def seeded(source: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Seeds torch's generators of the CPU and the device within the block. Trailing zeros of `source` don't matter."""
-    seed = int(np.random.SeedSequence(source).generate_state(1, np.uint64)[0])
+    """As `seeded_by`, with a seed drawn from `source`, whose trailing zeros don't matter."""
+    with seeded_by(int(np.random.SeedSequence(source).generate_state(1, np.uint64)[0]), device):
+        yield
+
+
+@contextmanager
+def seeded_by(seed: int, device: torch.device = CPU) -> Iterator[None]:
+    """Seeds torch's generators of the CPU and the device within the block, and restores them afterwards.
+
+    The process has but one of each, so one thread at a time is in such a block.
+    """
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
+    with _GENERATORS, torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed all devices' generators too
         if devices:
             with torch.cuda.device(device):  # else the current device's generator would be seeded for good
                 torch.cuda.manual_seed(seed)

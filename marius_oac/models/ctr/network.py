@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib
 
-import torch
 from torch import Tensor, nn
 
 from marius_oac.config.ctr import NetworkConfig
 from marius_oac.config.parts import own_file
 from marius_oac.errors import ConfigError
+from marius_oac.models.compute.torch_state import seeded_by
 from marius_oac.models.compute.user_code import load_own
 from marius_oac.models.ctr.schema import Inputs, Schema
 
@@ -77,8 +77,7 @@ def make_network(schema: Schema, config: NetworkConfig, seed: int) -> Network:
         ConfigError: there is no such network, or it doesn't support these features.
     """
     cls = network_class(config.network)
-    with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed CUDA's generators too
+    with seeded_by(seed):
         return cls(schema, config)
 
 

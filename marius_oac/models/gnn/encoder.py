@@ -16,6 +16,7 @@ from marius_oac.config.encoder import EncoderConfig, GatConfig, SageConfig
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.products import relu
 from marius_oac.models.compute.thread_pool import Shared
+from marius_oac.models.compute.torch_state import seeded_by
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.layers import GatLayer, Layer, Means, SageLayer
 from marius_oac.models.gnn.own_layer import load_layer
@@ -105,9 +106,7 @@ def make_encoder(config: EncoderConfig, inputs: int, seed: int) -> Encoder:
 
 def _own_layer(name: str, inputs: int, number: int, seed: int) -> Layer:
     """Makes a layer of a user's file. torch's generator is seeded for that, and restored afterwards."""
-    with torch.random.fork_rng(devices=()):
-        own_seed = int.from_bytes(_digest(seed, number, "module")[:8], "little")
-        torch.default_generator.manual_seed(own_seed)  # torch.manual_seed would reseed CUDA's generators too
+    with seeded_by(int.from_bytes(_digest(seed, number, "module")[:8], "little")):
         return load_layer(name, inputs, f"encoder.layers.{number}.module")
 
 

@@ -73,7 +73,7 @@ class Connections:
         self._crowd = crowd or Crowd([True] * group.size if group else [])
         self._alpha, self._rowless, self._tell = alpha, rowless, tell
         self._place, self._group, self._lockstep, self._ahead = place, group, lockstep, ahead
-        self._tables: Sequence[ShardTable] = ()
+        self._tables: Sequence[ShardTable] = ()  # of this process
         self._called: list[str] = []
         self._addresses: dict[int, str] = {}
         self._connections: list[Client] = []
@@ -86,7 +86,7 @@ class Connections:
     def __call__(
         self,
         stack: ExitStack,
-        tables: Sequence[ShardTable],
+        tables: Sequence[ShardTable] | None,
         dimensions: Sequence[int],
         factor: Callable[[Plan[Any]], float],
         binding: Binding = UNBOUND,
@@ -95,7 +95,7 @@ class Connections:
 
         Args:
             stack: closes what is opened here.
-            tables: of this process; empty: it serves none.
+            tables: of this process; None: it carries no rows, and serves nothing.
             dimensions: floats of a value, of each table.
             factor: see `RemoteSource`.
             binding: of the threads that are started: roles `network`, `serve` and `receive`.
@@ -104,14 +104,17 @@ class Connections:
             InputError: the server can't listen at its address.
             NodeLost, NodeRefused: see `ZmqClient`.
         """
-        self._tables, self._called = tables, [name for name in names(self._place.cluster) if name not in self._rowless]
+        self._tables, self._called = (
+            tables or (),
+            [name for name in names(self._place.cluster) if name not in self._rowless],
+        )
         with binding.bound("network"):  # of the threads that the transport starts by itself
-            served = self._served = self._serve(stack, binding) if tables else None
+            served = self._served = self._serve(stack, binding) if tables is not None else None
             self._connect(stack)
             about = (self._connections, dimensions, self._lockstep, self._ahead)
             source = self._source = RemoteSource(
                 *about, self._begin, self._abort, factor, self._finish, binding.bind_thread,
-                backing_of([table.store for table in tables]),
+                backing_of([table.store for table in self._tables]),
             )  # fmt: skip
             if served:
                 source.refused, source.counts = lambda: served.endpoint.refused.total(), lambda: served.server.counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,12 +113,31 @@ class NumberedTable(ShardTable):
 
 
 class KeyedTable(ShardTable):
-    """Rows are asked for by their keys, and made for new keys. With `pools` a pull asks for sums as well."""
+    """Rows are asked for by their keys, and made for new keys.
 
-    def __init__(self, keys: KeyTable, optimizer: RowOptimizer, penalty: float = 0.0, pools: bool = False):
+    Args:
+        keys: the index and its store.
+        optimizer, penalty: see `ShardTable`.
+        pools: whether a pull asks for sums as well.
+        file_of: returns the number of the file with a batch's examples, by which keys are dropped.
+    """
+
+    def __init__(
+        self,
+        keys: KeyTable,
+        optimizer: RowOptimizer,
+        penalty: float = 0.0,
+        pools: bool = False,
+        file_of: Callable[[int], int] = lambda timestamp: 0,
+    ):
         super().__init__(keys.store, optimizer, penalty)
-        self.keys, self.file, self._pools = keys, 0, pools
+        self.keys, self._pools, self._file_of = keys, pools, file_of
         self.num_frames = 6 if pools else 3
+
+    def apply(self, rows: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float) -> None:
+        """See `ShardTable.apply`; notes the file that the batch is from, in the order of the batches."""
+        super().apply(rows, gradients, timestamp, factor)
+        self.keys.seen_in(rows, self._file_of(timestamp))
 
     def pulled(self, frames: Frames) -> tuple[Keys, Bags | None]:
         """See `ShardTable.pulled`."""
@@ -137,7 +156,7 @@ class KeyedTable(ShardTable):
     def rows_of(self, asked: Keys) -> np.ndarray:
         """See `ShardTable.rows_of`."""
         rows = self.keys.find(*asked)
-        self.keys.admit(*asked, rows, self.file)
+        self.keys.admit(*asked, rows)
         return rows
 
     def look_up(self, asked: Keys) -> tuple[np.ndarray, np.ndarray]:

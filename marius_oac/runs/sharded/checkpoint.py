@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +28,6 @@ from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import START, Checkpoints, read_saved
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runtime.files.atomic import check_no_link, disk_errors, sync, unfinished
-from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
 
 NODES = "nodes"
 DENSE = "dense_sync"
@@ -289,31 +288,10 @@ class ShardedCheckpoint(Checkpoint):
                 offsets = np.cumsum([0, *(len(each[name.replace(".free", ".keys")]) for each in every[:-1])])
                 shift = offsets if name.endswith(".free") else np.zeros(len(every), np.int64)
                 moved = [each[name] + by if by else each[name] for each, by in zip(every, shift, strict=True)]
-                joined[name] = np.concatenate(moved)
+                joined[name] = np.sum(moved, axis=0) if name.endswith(".dropped") else np.concatenate(moved)
         return joined
 
     def verify(self, ending: str = "") -> None:
         """Checks the files of all parts."""
         for part in self.parts:
             part.verify(ending)
-
-
-def load_rows(store: ParameterStore, whole: Checkpoint, source: np.ndarray) -> None:
-    """Row i of the store becomes row `source[i]`, int64 [n], of a checkpoint's table."""
-    values, state, timestamps = (whole.array(store.name, part) for part in ("values", "state", "timestamps"))
-    for first in range(0, source.size, ROWS_PER_BLOCK):
-        rows = source[first : first + ROWS_PER_BLOCK]
-        store.load(first, timestamps[rows], np.concatenate((values[rows], state[rows]), axis=1))
-
-
-def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.ndarray], bytes]) -> str:
-    """SHA-256 of the names, values and states (float32) of some rows, in the given order."""
-    digest = hashlib.sha256()
-    for first in range(0, rows.size, ROWS_PER_BLOCK):
-        part = rows[first : first + ROWS_PER_BLOCK]
-        unique, back = np.unique(part, return_inverse=True)
-        values = np.empty((unique.size, store.layout.width), np.float32)
-        store.read(unique, values, np.empty(unique.size, np.int64))
-        digest.update(names(part))
-        digest.update(values[back].astype("<f4").tobytes())
-    return digest.hexdigest()

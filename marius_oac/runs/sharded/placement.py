@@ -135,7 +135,7 @@ class _Budgets:
         nodes = [node for node in cluster.nodes for _ in range(node.processes)]
         carriers = [rank for rank, node in enumerate(nodes) if node.shards]
         called = [names(cluster)[rank] for rank in carriers]
-        known = task.known_rows()
+        known = task.rows.known()
         if known is None:
             rows = np.ones(NUM_SHARDS, np.int64)
             return cls(task.carried, called, rows, 0.0, np.full(len(carriers), NUM_SHARDS), None)

@@ -7,10 +7,11 @@ before anything depends on it, so all take the same decisions.
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -18,41 +19,52 @@ import torch
 
 from marius_oac import __version__
 from marius_oac.config.modes import ModeName
-from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner, with_share
+from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, with_share
 from marius_oac.data.prepare.splits import Split
 from marius_oac.models.compute.update import Update
 from marius_oac.nodes.dense.contract import DenseAgreement
-from marius_oac.nodes.dense.served import Served, bounds_of
 from marius_oac.nodes.dense.sync_server import SyncServers
 from marius_oac.nodes.gba.counts import dispatch_metrics
-from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.trainers import Crowd
-from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import LookupCost, Packed, even
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
-from marius_oac.nodes.shards.routed import RoutedPlan, RoutedPlanner
+from marius_oac.nodes.shards.routed import RoutedPlanner
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, layout_name
 from marius_oac.runs.sharded.dense import adapted, load_dense, share_dense
+from marius_oac.runs.sharded.dispatch import BatchDispatch
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.place import check_config
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
-from marius_oac.runs.task import Components, Task
-from marius_oac.runs.wrapped import WrappedTask
+from marius_oac.runs.spread.contract import Part, SpreadRows
+from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.runtime.progress import Progress
-from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.contract import ParameterStore
 from marius_oac.types import Plan, Step, present
 
-Connect = Callable[[ExitStack, Sequence[ShardTable], Sequence[int], Callable[[Plan], float], Binding], RemoteSource]
-"""Serves the tables of this process, if it has any, and connects to those of all processes."""
+Connect = Callable[[ExitStack, Sequence[ShardTable] | None, Sequence[int], Callable[[Plan], float], Binding],
+                   RemoteSource]  # fmt: skip
+"""Serves the tables of this process, unless it carries no rows (None), and connects to those of all processes."""
 
 
-class ShardedTask(WrappedTask):
-    """A task whose rows are spread over nodes.
+@dataclass(frozen=True)
+class _Built:
+    """What `ShardedTask.build` has made, beside the components."""
+
+    dense: DenseAgreement
+    source: RemoteSource
+    update: Update
+    step: Step
+    dispatch: BatchDispatch
+
+
+class ShardedTask(Task):
+    """Trains a task with its rows spread over nodes (`Task.spread`).
 
     Args:
         task: what is trained.
@@ -61,11 +73,16 @@ class ShardedTask(WrappedTask):
         make_dense: makes what synchronises dense parameters, given the connections to the sync servers.
         connect: serves the tables of this process and connects to all.
         crowd: which processes train; None: all of the group, and no others.
+        packed: the placement of rows; None: by the hash alone.
+        detached: whether this process is outside the group of the processes that carry rows.
+        speed_monitor: of this trainer; None: that of the group's member.
 
     Attributes:
         place: this process's number among those that carry rows; None: it carries none.
-        packed: the placement of rows, by the hash alone until it is set; to be set before `plan_memory` and `build`.
+        rows: the task's, with this process's part of them.
     """
+
+    over_nodes = True
 
     def __init__(
         self,
@@ -75,36 +92,58 @@ class ShardedTask(WrappedTask):
         make_dense: Callable[[SyncServers], DenseAgreement],
         connect: Connect,
         crowd: Crowd | None = None,
+        packed: Packed | None = None,
+        detached: bool = False,
+        speed_monitor: SpeedMonitor | None = None,
     ):
-        super().__init__(task)
+        self.task, self.config, self.notes = task, task.config, task.notes
         self.group = group
+        self.peers: ClusterPeers = ClusterPeers(group)
         self.crowd = crowd or Crowd([True] * len(weights))
         self.trainers = self.crowd.trainers
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
-        self.place = sum(each > 0 for each in weights[: group.rank]) if weights[group.rank] else None
-        self.packed = Packed(even(self.carried))
-        self.speed_monitor = SpeedMonitor(task.config.nodes, group.rank, self.trainers, task.config.training.batch_size)
-        self._dense: DenseAgreement | None = None
-        self._remote: RemoteSource | None = None
-        self._outside = 0, 0.0
-        self.peers: ClusterPeers = ClusterPeers(group)
+        carries = weights[group.rank] and not detached
+        self.place = sum(each > 0 for each in weights[: group.rank]) if carries else None
+        self.packed, self._detached = packed or Packed(even(self.carried)), detached
+        self.speed_monitor = speed_monitor or SpeedMonitor(
+            task.config.nodes, group.rank, self.trainers, task.config.training.batch_size
+        )
+        self._built: _Built | None = None
 
-    over_nodes = True
+    def placed(self, packed: Packed) -> ShardedTask:
+        """Returns this task with another placement of rows; nothing has been built yet."""
+        about = (self.task, self.group, self.weights, self._make_dense, self._connect, self.crowd)
+        return ShardedTask(*about, packed, self._detached, self.speed_monitor)
+
+    @cached_property
+    def rows(self) -> SpreadRows:
+        """See the class."""
+        return self.task.spread(Part(self.placement, self.place))
 
     @property
     def dense(self) -> DenseAgreement:
-        """The synchronisation of dense parameters; set by `build`."""
-        return present(self._dense)
+        """The synchronisation of dense parameters; made by `build`."""
+        return present(self._built).dense
 
     @property
-    def _source(self) -> RemoteSource:
-        """The rows on all nodes; set by `build`."""
-        return present(self._remote)
+    def decisive_metric(self) -> str:
+        """See `Task.decisive_metric`."""
+        return self.task.decisive_metric
 
     @property
-    def own_place(self) -> int:
-        """`place`, of a process that carries rows."""
-        return present(self.place)
+    def validates_on_a_sample(self) -> bool:
+        """See `Task.validates_on_a_sample`."""
+        return self.task.validates_on_a_sample
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Task.fingerprint`."""
+        return self.task.fingerprint
+
+    @property
+    def schedule(self) -> Schedule:
+        """See `Task.schedule`."""
+        return self.task.schedule
 
     @property
     def trains(self) -> bool:
@@ -112,14 +151,14 @@ class ShardedTask(WrappedTask):
         return self.crowd.trains[self.group.rank]
 
     @property
-    def share(self) -> RankSlice:
-        """This process's part of each batch in lockstep."""
-        return RankSlice(self.crowd.peer(self.group.rank) if self.trains else 0, self.crowd.within)
-
-    @property
     def serves(self) -> bool:
         """Whether this process carries rows."""
         return self.place is not None
+
+    @property
+    def share(self) -> RankSlice:
+        """This process's part of each batch in lockstep."""
+        return RankSlice(self.crowd.peer(self.group.rank) if self.trains else 0, self.crowd.within)
 
     @property
     def carried(self) -> list[float]:
@@ -136,35 +175,76 @@ class ShardedTask(WrappedTask):
         """The name of the folder of these processes' parts."""
         return layout_name(self.group.names, self.weights, self.placement.nodes)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended the connections to rows; None: there was none."""
+        return self._built.source.error if self._built else None
+
+    def use_folder(self, folder: Path) -> None:
+        """See `Task.use_folder`."""
+        self.folder = folder
+        self.task.use_folder(folder)
+
     def check(self) -> None:
         """Raises InputError if the task, or this cluster, can't be trained so."""
         self.task.check()
         check_config(self.config, self.trainers)
         self.speed_monitor.check()
-        self._check()
+        self.rows.check()
 
-    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
-        """Evaluates on the leading process; all get the metrics. Collective."""
-        return self.peers.from_lead(lambda: self._evaluate(parts, split, whole))
+    def check_data_from(self, batch_index: int) -> None:
+        """See `Task.check_data_from`."""
+        self.task.check_data_from(batch_index)
+
+    def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
+        """See `Task.check_new_data`; every trainer checks its own part of the files."""
+        self.peers.agreed(lambda: self.task.check_new_data(first, self.share) if self.trains else None)
+
+    def run_files(self) -> Mapping[str, str]:
+        """See `Task.run_files`."""
+        return self.task.run_files()
+
+    def learned_files(self) -> Mapping[str, str]:
+        """See `Task.learned_files`."""
+        return self.task.learned_files()
+
+    def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:
+        """See `Task.plan_memory`; of this process."""
+        return self.task.plan_memory(folder, self.rows.held)
+
+    def _all_row_bytes(self) -> int:
+        return self.rows.held * sum(layout.row_bytes for layout in self.rows.layouts.values())
+
+    def spread(self, part: Part) -> SpreadRows:
+        """See `Task.spread`."""
+        return self.task.spread(part)
+
+    def make_step(self, device: torch.device, threads: int, update: Update) -> Step:
+        """See `Task.make_step`."""
+        return self.task.make_step(device, threads, update)
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """See `Task.build`; connects to the nodes that carry rows. Collective."""
-        tables = self._tables(stack, binding) if self.place is not None else []
-        planner = self._planner(stack)
-        planner.share = self.share
-        source = self._remote = self._connect(stack, tables, self._dimensions(), self._factor, binding)
+        rows = self.rows
+        tables = rows.make_tables(stack, self.folder, binding) if self.serves else None
+        source = self._connect(stack, tables, rows.dimensions, self._factor, binding)
         source.trains = self.trains
         source.announce(self._told())
-        self._dense = self._make_dense(source.sync)
-        stack.callback(self.dense.stop)
-        self._update = Update.elsewhere(self.dense, self.group.rank)
-        step = self._whole_step = self._step(device, threads)
-        stack.callback(step.close)
-        step = self.speed_monitor.watch(step, self.dense.waited, source.stopped, self.peers)
-        routed = self._planned = RoutedPlanner(planner, self._routed)
-        self._served = self._update if self._update.size else None
-        self._parts = [with_share(planner, each, self._num_parts) for each in range(self._num_parts)]
-        return Components(routed, [table.store for table in tables], step, device, source)
+        dense = self._make_dense(source.sync)
+        stack.callback(dense.stop)
+        update = Update.elsewhere(dense, self.group.rank)
+        whole = self.make_step(device, threads, update)
+        stack.callback(whole.close)
+        step = self.speed_monitor.watch(whole, dense.waited, source.stopped, self.peers)
+        planner = with_share(rows.planner(stack), self.share)
+        routed = RoutedPlanner(planner, rows.routed)
+        served = update if update.size else None
+        dispatch = BatchDispatch(
+            self.config.nodes, self.crowd, self.weights, planner, routed, source, dense, served
+        )  # fmt: skip
+        self._built = _Built(dense, source, update, whole, dispatch)
+        stores = [table.store for table in tables or ()]
+        return Components(routed, stores, step, device, rows.readers(source), source)
 
     def _told(self) -> dict[str, Any]:
         """What an elastic worker must know of the run, as plain values."""
@@ -172,46 +252,43 @@ class ShardedTask(WrappedTask):
         about |= {"fingerprint": self.fingerprint, "trains": list(self.crowd.trains), "trainers": self.trainers}
         return about | {"weights": list(self.weights), "placement": self.placement.nodes.tolist()}
 
+    def _factor(self, plan: Plan) -> float:
+        return self.config.training.optimizer.decay**plan.data.epoch
+
     def measure(self, batches: Sequence[int]) -> np.ndarray:
         """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""
+        found = np.zeros(NUM_SHARDS, np.int64)
         if not self.trains:
-            return np.zeros(NUM_SHARDS, np.int64)
-        dimensions = self._dimensions()
+            return found
+        dimensions = self.rows.dimensions
         costs = [LookupCost() for _ in dimensions]
         with ExitStack() as stack:
             progress = Progress("measuring look-ups", "batches", len(batches)) if self.peers.leads else None
             if progress:
                 stack.enter_context(progress)
-            planner = self._planner(stack)
-            planner.share = self.share
+            planner = with_share(self.rows.planner(stack), self.share)
             for number in batches:
-                for cost, shards in zip(costs, self._shards(planner.plan(number)), strict=True):
+                for cost, shards in zip(costs, self.rows.shards(planner.plan(number)), strict=True):
                     cost.add(shards)
                 if progress:
                     progress.add(1)
-        bytes_of = [4 * dimension * cost.lookups for dimension, cost in zip(dimensions, costs, strict=True)]
-        return np.sum(bytes_of, axis=0)
+        for dimension, cost in zip(dimensions, costs, strict=True):
+            found += 4 * dimension * cost.lookups
+        return found
 
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """The placement, and the state of the dense synchronisation; subclasses add theirs."""
-        kept = {f"{DENSE}.{name}": tensor.cpu().numpy().reshape(-1) for name, tensor in self.dense.state().items()}
-        place = np.array([-1 if self.place is None else self.place])
-        figures = np.array(self.packed.figures())
-        if not self.trains:
-            kept[SERVES] = place
-        return kept | {PLACEMENT: self.placement.nodes, PLACE: place, PACKING: figures}
+    def has(self, split: Split) -> bool:
+        """See `Task.has`."""
+        return self.task.has(split)
 
-    def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
-        """See `Task.load_dense`; collective."""
-        if not self.trains:
-            self.peers.any(False)  # `load_dense` on the others asks whether all can restore their own state
-            return
-        load_dense(self.config, self.peers, self.dense, self._update, parts.step, checkpoint)
+    def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
+        """Evaluates on the leading process; all get the metrics. Collective."""
+        return self.peers.from_lead(lambda: self.task.evaluate(parts, split, whole))
 
-    @property
-    def failure(self) -> BaseException | None:
-        """The error that ended the connections to rows; None: there was none."""
-        return self._remote.error if self._remote else None
+    def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
+        """See `Task.before_epoch`; measured by the leading process. Collective."""
+        self.rows.before_epoch(epoch)
+        self.peers.wait()  # the metrics are those without the rows that all have dropped
+        return self.peers.from_lead(lambda: self.task.before_epoch(parts, epoch))
 
     def next_pause(self, batch: int) -> int | None:
         """The next switch of modes, or the next decision on one."""
@@ -220,57 +297,15 @@ class ShardedTask(WrappedTask):
 
     def before_batches(self, first: int) -> None:
         """Starts the mode in which batches from `first` on are trained."""
+        built = present(self._built)
         self.speed_monitor.begin(first)
         self.dispatch(cast(ModeName, self.speed_monitor.mode or self.config.nodes.mode_at(first)))
-        if self._source.dispatching and self.crowd.serving and self._whole_step.dense_state():
-            share_dense(self.peers, self.group, self._whole_step)
+        if built.dispatch.active and self.crowd.serving and built.step.dense_state():
+            share_dense(self.peers, self.group, built.step)
 
-    def mode_changes(self, reached: int) -> list[dict[str, Any]]:
-        """What the speed monitor decides."""
-        return self.speed_monitor.end(reached, self.peers)
-
-    def deal_outside(self, elastic_worker: bool) -> None:
-        """For a process outside the group: batches are dispatched to it while there are any. An elastic worker may
-        leave at any time."""
-        self.dispatch("gba")
-        self._source.dispatching = replace(present(self._source.dispatching), elastic_worker=elastic_worker)
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether a trainer outside the group was asked to stop."""
-        return self._source.counts().get("stopped_max", 0) > 0
-
-    def trained_outside(self) -> tuple[int, float]:
-        """See `Task.trained_outside`; known where batches are dispatched."""
-        counts = self._source.counts()
-        now = int(counts.get("outside_examples", 0)), counts.get("outside_loss", 0.0)
-        (examples, loss), self._outside = self._outside, now
-        return now[0] - examples, now[1] - loss
-
-    def dispatch(self, mode: ModeName) -> None:
-        """Trains the batches that follow in this mode."""
-        source = self._source
-        source.dispatching = self._dispatching(mode) if mode != "sync" else None
-        parts = self._parts if source.dispatching else []
-        self._planned.dispatch(parts, lambda: cast(DispatchedRows, source.exchange).reserve())
-        if isinstance(self.dense, Served):
-            self.dense.dispatched = source.dispatching is not None
-        self.dense.start()
-
-    @property
-    def _num_parts(self) -> int:
-        """M: the parts that a global batch is cut into where batches are dispatched."""
-        return self.config.nodes.mode_options.parts or self.trainers
-
-    def _dispatching(self, kind: ModeName) -> Dispatching:
-        mode_options, parts = self.config.nodes.mode_options, self._num_parts
-        mode = make_mode(kind, self.trainers, parts, 1, **mode_options.rules())
-        bounds = bounds_of(self._served, len(self.carried))
-        carriers = [self.crowd.peer(rank) for rank, weight in enumerate(self.weights) if weight]
-        own = self.crowd.own
-        return Dispatching(
-            mode, parts, bounds, carriers, cast(Served, self.dense), self._served, mode_options.window, own
-        )
+    def dispatch(self, mode: ModeName, elastic_worker: bool = False) -> None:
+        """Trains the batches that follow in this mode; see `BatchDispatch.start`."""
+        present(self._built).dispatch.start(mode, elastic_worker)
 
     def reached(self, planned: int) -> int:
         """See `Task.reached`; collective where some processes only serve."""
@@ -280,43 +315,80 @@ class ShardedTask(WrappedTask):
 
     def after_batches(self, ended: bool) -> None:
         """Brings dense parameters back from the shards; replicas agree once training has ended."""
-        dispatching = self._source.dispatching
-        if dispatching and self._served:
-            self._served.take(self._source.dense_states(), dispatching.bounds)
+        present(self._built).dispatch.end()
         if ended:
             self.dense.finish()
         else:
             self.dense.pause()
 
+    def mode_changes(self, reached: int) -> list[dict[str, Any]]:
+        """What the speed monitor decides."""
+        return self.speed_monitor.end(reached, self.peers)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a trainer outside the group was asked to stop."""
+        return present(self._built).dispatch.stop_requested
+
+    def trained_outside(self) -> tuple[int, float]:
+        """See `Task.trained_outside`; known where batches are dispatched."""
+        return present(self._built).dispatch.trained_outside()
+
     def summary(self) -> dict[str, Any]:
-        """Traffic, refused connections, the placement, and the metrics of dense parameters. Collective."""
-        source = self._source
-        counts = self.peers.gather([source.bytes_sent, source.bytes_received, source.refused()])
-        names = ("rows.bytes_pushed_and_asked", "rows.bytes_pulled", "nodes.refused")
+        """Those of the task and of all nodes' rows; traffic, refused connections, the placement, and the metrics of
+        dense parameters. Collective."""
+        source = present(self._built).source
+        figures = {
+            "rows.bytes_pushed_and_asked": source.bytes_sent,
+            "rows.bytes_pulled": source.bytes_received,
+            "nodes.refused": source.refused(),
+        }
+        own = figures | (self.rows.counts() if self.serves else {})
+        sums: dict[str, int] = {}
+        for each in self.peers.gather(own):
+            sums |= {name: sums.get(name, 0) + count for name, count in each.items()}
         dense = self.packed.summary() | {f"dense.{name}": value for name, value in self.dense.metrics().items()}
-        sums = {name: sum(each) for name, each in zip(names, zip(*counts, strict=True), strict=True)}
         dispatched = dispatch_metrics(self.peers.gather(dict(source.counts())))
-        return dense | sums | dispatched | self.speed_monitor.summary(self.peers)
+        return {**self.task.summary(), **dense, **sums, **dispatched, **self.speed_monitor.summary(self.peers)}
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """The placement, the state of the dense synchronisation, and that of the rows."""
+        kept = {f"{DENSE}.{name}": tensor.cpu().numpy().reshape(-1) for name, tensor in self.dense.state().items()}
+        place = np.array([-1 if self.place is None else self.place])
+        figures = np.array(self.packed.figures())
+        if not self.trains:
+            kept[SERVES] = place
+        kept |= {PLACEMENT: self.placement.nodes, PLACE: place, PACKING: figures}
+        return kept | dict(self.rows.state_arrays())
+
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """See `Task.load_state_arrays`."""
+        self.rows.load_state_arrays(arrays)
+
+    def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
+        """See `Task.load_dense`; collective."""
+        if not self.trains:
+            self.peers.any(False)  # `load_dense` on the others asks whether all can restore their own state
+            return
+        load_dense(self.config, self.peers, self.dense, present(self._built).update, parts.step, checkpoint)
 
     def take_over(self, whole: Checkpoint, parts: Components) -> None:
         """Loads this process's rows from a checkpoint of other processes."""
         if self.serves:
-            self._take_rows(whole, parts)
+            self.rows.take(whole, parts.stores)
         if not self.trains:
             return
-        parts.step.load_dense_state(adapted(self.config, self._update, whole.dense(), whole.batch_index))
+        update = present(self._built).update
+        parts.step.load_dense_state(adapted(self.config, update, whole.dense(), whole.batch_index))
         self.dense.begin_anew()  # the algorithm's own copy, such as w_ps, was made from the initial values
-
-    def _factor(self, plan: Plan) -> float:
-        return self.config.training.optimizer.decay**plan.data.epoch
 
     def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
         """SHA-256 of each table over all nodes, shard by shard: the same on any number of nodes; collective."""
         own = {store.name: store for store in stores}
-        return {name: self._fingerprint(name, own.get(name)) for name in self.table_names()}
+        return {name: self._fingerprint(name, own.get(name)) for name in self.rows.layouts}
 
     def _fingerprint(self, name: str, store: ParameterStore | None) -> str:
-        mine = self._shard_digests(store) if store is not None else {}
+        mine = self.rows.digests(store) if store is not None else {}
         every: dict[int, str] = {}
         for digests in self.peers.gather({str(shard): digest for shard, digest in mine.items()}):
             every |= {int(shard): digest for shard, digest in digests.items()}
@@ -324,51 +396,3 @@ class ShardedTask(WrappedTask):
         for shard in sorted(every):
             whole.update(f"{shard}:{every[shard]}".encode())
         return whole.hexdigest()
-
-    @abstractmethod
-    def table_names(self) -> list[str]:
-        """Names of the tables, in the order of a plan's rows."""
-
-    @abstractmethod
-    def _check(self) -> None:
-        """Raises ConfigError if the task can't be trained over nodes."""
-
-    @abstractmethod
-    def _tables(self, stack: ExitStack, binding: Binding) -> Sequence[ShardTable]:
-        """Makes the tables of the rows that this process carries."""
-
-    @abstractmethod
-    def _dimensions(self) -> list[int]:
-        """The number of floats of a row's value, for each table."""
-
-    @abstractmethod
-    def _planner(self, stack: ExitStack) -> SlicedPlanner:
-        """Makes a planner of the batches; its `share` is set afterwards."""
-
-    @abstractmethod
-    def _routed(self, plan: Any) -> RoutedPlan:
-        """The plan with the route to its rows."""
-
-    @abstractmethod
-    def _shards(self, plan: Any) -> list[np.ndarray]:
-        """The virtual shard of each row that a plan reads, int64 [n], for each table."""
-
-    @abstractmethod
-    def known_rows(self) -> tuple[np.ndarray, RowLayout] | None:
-        """The number of rows of each virtual shard, int64 [V], and their layout; None if training finds the rows."""
-
-    @abstractmethod
-    def _step(self, device: torch.device, threads: int) -> Step:
-        """The step, with `_update`."""
-
-    @abstractmethod
-    def _evaluate(self, parts: Components, split: Split, whole: bool) -> dict[str, float]:
-        """See `evaluate`; on the process that leads alone."""
-
-    @abstractmethod
-    def _shard_digests(self, store: ParameterStore) -> dict[int, str]:
-        """SHA-256 of each virtual shard on this process."""
-
-    @abstractmethod
-    def _take_rows(self, whole: Checkpoint, parts: Components) -> None:
-        """Loads the rows that this process carries."""

@@ -1,8 +1,9 @@
 """A store whose rows belong to keys: the index of keys, admission of new keys, removal of old ones.
 
 Guarantees:
-- Any number of threads may call `find` while one thread calls `admit`.
-- `admit` is called by one thread at a time; a row is in the store, with its initial value, before `admit` returns it.
+- Any number of threads may call `find` while one thread calls `admit` or `seen_in`.
+- `admit` and `seen_in` are called by one thread at a time; a row is in the store, with its initial value, before
+  `admit` returns it.
 - `drop_unseen`, `arrays` and `load` are called while nothing else uses the table.
 - Which key gets which row is a function only of the calls of `admit` and `drop_unseen`.
 """
@@ -58,15 +59,12 @@ class KeyTable:
         self.index.find(vocabularies, keys, rows, checks=checks)
         return rows
 
-    def admit(
-        self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray, file: int
-    ) -> None:
+    def admit(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray) -> None:
         """Replaces the rows, int64 [n], of a batch's keys that `find` did not find, in place.
 
         Args:
             vocabularies, keys, checks: as for `find`.
             rows: the result of `find`.
-            file: the number of the file with the keys.
 
         Raises:
             InputError: the table is full, or two texts have the same fingerprint.
@@ -78,6 +76,9 @@ class KeyTable:
             if self._waiting is not None:
                 asked = self._shared(self._waiting, *asked, found)
             rows[places] = self._insert(*asked)
+
+    def seen_in(self, rows: np.ndarray, file: int) -> None:
+        """Notes that a file has the keys of these rows, int64 [n]; called in the order of the batches."""
         if self._drop_after:
             self._last_file[rows] = file
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,22 +14,28 @@ import numpy as np
 import torch
 
 from marius_oac.config.ctr import CtrConfig
+from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
 from marius_oac.data.logs.batches import LogPlanner
 from marius_oac.data.logs.check import check_rows
 from marius_oac.data.logs.files import LogFile, LogFiles, check_kinds
 from marius_oac.data.logs.guess import offered
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.settle import settle
+from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError
+from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
+from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.spread.contract import Part
+from marius_oac.runs.spread.keyed import KeyedRows, key_arrays, key_counts, load_key_arrays
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
-from marius_oac.storage.contract import ParameterStore
+from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.keys.table import KeyTable
 from marius_oac.tasks.ctr import build
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
@@ -75,6 +82,19 @@ class CtrTask(Task):
         self._splits: dict[str, tuple[LogFile, ...]] = {}
         self._tables: list[KeyTable] = []
 
+    @cached_property
+    def _network(self) -> Network:
+        """The network, to ask what it needs; each step trains one of its own."""
+        return build.make_ctr_network(self.config)
+
+    @cached_property
+    def _features(self) -> list[FeatureTable]:
+        return build.tables_of(self.config, self._network)
+
+    @cached_property
+    def _layouts(self) -> dict[str, RowLayout]:
+        return {table.name: build.row_layout(self.config, table, self._network) for table in self._features}
+
     @property
     def fingerprint(self) -> str:
         """Digest of the schema; `RunLog` checks the files."""
@@ -96,21 +116,16 @@ class CtrTask(Task):
 
     def check(self) -> None:
         """Raises InputError if the network can't take the features, or files have other columns."""
-        build.make_ctr_network(self.config)
+        _ = self._network
         check_kinds([*self.log.files, *self.files_of("valid"), *self.files_of("test")])
 
     def check_data_from(self, batch_index: int) -> None:
         """Raises CheckpointError if files that are still needed are gone or changed."""
         self.log.check_files(self.config, batch_index)
 
-    def check_new_data(self, first: int) -> None:
-        """See `Task.check_new_data`."""
-        self.check_rows(first, 0, 1)
-
-    def check_rows(self, first: int, part: int, parts: int) -> None:
-        """Raises InputError if an example of the files from number `first` on can't be trained on; see
-        `data.logs.check`."""
-        check_rows(self.log.files[first:], self.config.data, self.pieces[first:], part, parts)
+    def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
+        """See `Task.check_new_data` and `data.logs.check`."""
+        check_rows(self.log.files[first:], self.config.data, self.pieces[first:], share.rank, share.count)
 
     def files_of(self, split: Split) -> tuple[LogFile, ...]:
         """The files that a split is evaluated on."""
@@ -119,23 +134,44 @@ class CtrTask(Task):
             self._splits[split] = LogFiles.scan(patterns, self.config.data).files if patterns else ()
         return self._splits[split]
 
-    def plan_memory(self, folder: Path) -> MemoryPlan:
-        """See `Task.plan_memory`."""
+    def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:
+        """See `Task.plan_memory`; the rows are unknown before training."""
         return plan_ctr_memory(self.config, folder)
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """See `Task.build`; a table for each width of rows."""
-        network = build.make_ctr_network(self.config)
-        tables = build.tables_of(self.config, network)
-        layouts = {table.name: build.row_layout(self.config, table, network) for table in tables}
-        capacities = {name: build.capacity_of(self.config, layout) for name, layout in layouts.items()}
-        place = Tables(self.config.storage, self.folder, layouts, capacities, stack, binding, self._writable)
-        self._tables = [build.make_key_table(self.config, place, table.name) for table in tables]
-        planner = LogPlanner(self.config, self.log.files, self._schedule, tables, self._tables, self.pieces)
-        stack.callback(planner.close)
-        step = build.make_ctr_step(self.config, tables, network, device, threads)
+        self._tables = self._make_tables(stack, self.folder, binding)
+        planner = self._make_planner(stack, self._tables)
+        training = self.config.training
+        step = self.make_step(device, threads, Update.here(training.optimizer, training.embedding_l2))
         stack.callback(step.close)
-        return Components(planner, [table.store for table in self._tables], step, device)
+        return Components(planner, [table.store for table in self._tables], step, device, self._tables)
+
+    def make_step(self, device: torch.device, threads: int, update: Update) -> CtrStep:
+        """See `Task.make_step`."""
+        network = build.make_ctr_network(self.config)
+        return build.make_ctr_step(self.config, self._features, network, device, threads, update)
+
+    def spread(self, part: Part) -> KeyedRows:
+        """See `Task.spread`; rows belong to keys."""
+        config, schedule = self.config, self._schedule
+        return KeyedRows(
+            part, self._features, self._layouts, config.keys, config.training.optimizer, config.training.embedding_l2,
+            [each.name for each in config.data.multi_valued if each.pool_at == "shard"],
+            [config.training.batch_size * table.max_ids for table in self._features],
+            self._make_tables, self._make_planner, schedule.first_file, schedule.file_of,
+        )  # fmt: skip
+
+    def _make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> list[KeyTable]:
+        config = self.config
+        capacities = {name: build.capacity_of(config, layout) for name, layout in self._layouts.items()}
+        place = Tables(config.storage, folder, self._layouts, capacities, stack, binding, self._writable)
+        return [build.make_key_table(config, place, name) for name in self._layouts]
+
+    def _make_planner(self, stack: ExitStack, key_tables: Sequence[Any]) -> LogPlanner:
+        planner = LogPlanner(self.config, self.log.files, self._schedule, self._features, key_tables, self.pieces)
+        stack.callback(planner.close)
+        return planner
 
     def has(self, split: Split) -> bool:
         """Whether the split has files."""
@@ -147,39 +183,26 @@ class CtrTask(Task):
 
     def predictor(self, parts: Components) -> ClickPredictor:
         """Returns a predictor with the present parameters."""
-        network = build.make_ctr_network(self.config)
-        tables, step = build.tables_of(self.config, network), cast(CtrStep, parts.step)
-        return ClickPredictor(self.config, tables, self._tables, step, parts.device)
+        return ClickPredictor(self.config, self._features, parts.readers, cast(CtrStep, parts.step), parts.device)
 
     def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
         """Drops keys that have not been seen for long; in a progressive run predicts the next file and returns the
         metrics."""
-        file = self.first_file(epoch)
+        file = self._schedule.first_file(epoch)
         for table in self._tables:
             table.drop_unseen(file)
         if not self.config.training.progressive:
             return None
-        return self.metrics_of(file, self.predictor(parts))
-
-    def first_file(self, epoch: int) -> int:
-        """The number of the file that an epoch begins with."""
-        return self._schedule.visits[self._schedule.visit(self.schedule.begin(epoch))][1]
-
-    def metrics_of(self, file: int, predictor: ClickPredictor) -> dict[str, Any]:
-        """Predicts a file before it is trained on, and returns the metrics."""
-        metrics = evaluate_files(predictor, self.log.files[file : file + 1], by_million=True)
+        metrics = evaluate_files(self.predictor(parts), self.log.files[file : file + 1], by_million=True)
         return {"file": str(self.log.files[file].path), **metrics}
 
     def state_arrays(self) -> Mapping[str, np.ndarray]:
         """The keys of each table, as `TABLE.NAME`."""
-        return {f"{table.store.name}.{name}": array for table in self._tables for name, array in table.arrays().items()}
+        return key_arrays(self._tables)
 
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """See `Task.load_state_arrays`."""
-        for table in self._tables:
-            prefix = f"{table.store.name}."
-            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-            table.load(own)
+        load_key_arrays(self._tables, arrays)
 
     def fingerprints(self, stores: Sequence[ParameterStore]) -> dict[str, str]:
         """SHA-256 of each table by key, independent of the order of its rows."""
@@ -187,8 +210,4 @@ class CtrTask(Task):
 
     def summary(self) -> dict[str, Any]:
         """The number of keys of each table, and of those that wait or were dropped."""
-        found: dict[str, int] = {}
-        for table in self._tables:
-            name = f"tables.{table.store.name}"
-            found |= {f"{name}.keys": len(table), f"{name}.waiting": table.waiting, f"{name}.dropped": table.dropped}
-        return found
+        return dict(key_counts(self._tables))

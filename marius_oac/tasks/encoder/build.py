@@ -29,7 +29,6 @@ from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
-from marius_oac.evaluation.scores import EntityReader
 from marius_oac.models.compute.network_parameters import NETWORK
 from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.compute.update import Update
@@ -155,7 +154,7 @@ class GraphEncoder:
     def encoded(self, parts: Components, folder: Path | None, memory: int) -> Iterator[np.ndarray]:
         """Encodes all nodes with the present parameters, as `encode`, into a file in `folder` that lasts as long as the
         block."""
-        rows = EntityReader.of_store(parts.stores[0]).read if parts.stores else None
+        rows = parts.readers[0].read if parts.readers else None
         step = cast(EncodedStep, parts.step)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".encoded-", suffix=".unfinished") as place:
             yield self.encode(step.encoder, rows, Path(place) / ENCODED, step.head.thread_pool, parts.device, memory)

@@ -87,9 +87,9 @@ class GraphTask(TaskOnGraph):
         """The user's own code."""
         return own_files(named_code(self.config))
 
-    def plan_memory(self, folder: Path) -> MemoryPlan:
+    def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:
         """See `Task.plan_memory`."""
-        return plan_memory(self.config, self.graph, folder, encoder=self.encoder)
+        return plan_memory(self.config, self.graph, folder, held, self.encoder)
 
     def _planner(self, stack: ExitStack) -> GraphPlanner:
         if not isinstance(self._schedule, BucketSchedule):
@@ -99,7 +99,7 @@ class GraphTask(TaskOnGraph):
         return build.make_bucket_planner(self.config, self.graph, self._schedule, folder / BUCKETS)
 
     def make_step(self, device: torch.device, threads: int, update: Update) -> EncodedStep | LinkPredictionStep:
-        """See `TaskOnGraph.make_step`."""
+        """See `Task.make_step`."""
         if self.encoder:
             return build.make_encoded_step(self.config, self.graph, self.encoder, device, threads, update)
         return build.make_step(self.config, self.graph, device, threads, update)
@@ -116,13 +116,11 @@ class GraphTask(TaskOnGraph):
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
         """Ranks the edges of a split, or, unless `whole`, at most `evaluation.max_edges` of `valid`."""
         if self.encoder is None:
-            return self.evaluate_rows(EntityReader.of_store(parts.stores[0]), parts, split, whole)
+            return self._evaluate(parts.readers[0], parts, split, whole)
         with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as entities:
-            return self.evaluate_rows(EntityReader.of_array(entities), parts, split, whole)
+            return self._evaluate(EntityReader.of_array(entities), parts, split, whole)
 
-    def evaluate_rows(
-        self, entities: EntityReader, parts: Components, split: Split, whole: bool = True
-    ) -> dict[str, float]:
+    def _evaluate(self, entities: EntityReader, parts: Components, split: Split, whole: bool) -> dict[str, float]:
         """Ranks the edges of a split with the entities' embeddings from `entities`."""
         if self._evaluator is None:
             self._evaluator = Evaluator(self.config, self.graph)

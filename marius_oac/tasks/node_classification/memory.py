@@ -19,10 +19,18 @@ from marius_oac.tasks.graph import entity_layout
 
 
 def plan_memory(
-    config: NodeClassificationConfig, graph: Graph, planner: NodePlanner, encoder: GraphEncoder, folder: Path
+    config: NodeClassificationConfig,
+    graph: Graph,
+    planner: NodePlanner,
+    encoder: GraphEncoder,
+    folder: Path,
+    held: int | None = None,
 ) -> MemoryPlan:
-    """Returns the memory plan of a run that starts now and writes to `folder`; plans the first batch to see its
-    size."""
+    """Returns the memory plan of a run that starts now and writes to `folder`; plans the first batch to see its size.
+
+    `held`: how many of the nodes' rows this process holds; None: all.
+    """
+    here = graph.num_nodes if held is None else held
     program = psutil.Process().memory_info().rss
     device, plan = pick_device(config.device), planner.plan(0)
     layouts = {table.name: entity_layout(config) for table in planner.tables}
@@ -30,9 +38,9 @@ def plan_memory(
     encoding, on_disk = encoder.encoding_needs(config.evaluation.memory << 20)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, None),
-        *table_needs(config.storage, layouts, dict.fromkeys(layouts, graph.num_nodes), "encoder.embeddings"),
+        *table_needs(config.storage, layouts, dict.fromkeys(layouts, here), "encoder.embeddings"),
         *encoder_needs(encoder, plan.data, on_disk, device),
         *batches.needs(device),
-        *batches.saved(graph.num_nodes, 0, encoding, device),
+        *batches.saved(here, 0, encoding, device),
     ]
     return MemoryPlan(tuple(needs), available(device, folder, program, config.storage.path))

@@ -81,12 +81,12 @@ class NodeClassificationTask(TaskOnGraph):
             raise InputError("needs nodes to validate on, and there are none", "training.early_stopping")
         self._check_order()
 
-    def plan_memory(self, folder: Path) -> MemoryPlan:
+    def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:
         """See `Task.plan_memory`."""
-        return plan_memory(self.config, self.graph, self.planner, self.encoder, folder)
+        return plan_memory(self.config, self.graph, self.planner, self.encoder, folder, held)
 
     def make_step(self, device: torch.device, threads: int, update: Update) -> EncodedStep:
-        """See `TaskOnGraph.make_step`."""
+        """See `Task.make_step`."""
         return self.encoder.step(ClassesHead(device, threads), update, device)
 
     def has(self, split: Split) -> bool:

@@ -1,0 +1,1 @@
+"""Rows that are spread over nodes, by number or by key."""

@@ -1,0 +1,118 @@
+"""What training over nodes asks of a task's rows: the tables of a process, the nodes of a batch's rows, their state.
+
+A task describes its rows once (`Task.spread`); `runs.sharded.task` trains it over nodes with this description.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marius_oac.data.batches.rank_slice import SlicedPlanner
+from marius_oac.nodes.shards.exchange import RemoteSource
+from marius_oac.nodes.shards.placement import Placement
+from marius_oac.nodes.shards.routed import RoutedPlan
+from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runtime.machine.binding import Binding
+from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.types import present
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of all rows that one process carries.
+
+    Attributes:
+        placement: of the virtual shards, on the processes that carry rows.
+        place: this process's number among them; None: it carries none.
+    """
+
+    placement: Placement
+    place: int | None
+
+    @property
+    def own(self) -> int:
+        """`place`, of a process that carries rows."""
+        return present(self.place)
+
+
+class SpreadRows(ABC):
+    """A task's rows over nodes. One thread at a time calls it, but for `routed` and `shards`, which any number may.
+
+    Attributes:
+        part: what this process carries.
+        layouts: of each table's rows, by name, in the order of a plan's rows.
+    """
+
+    part: Part
+    layouts: Mapping[str, RowLayout]
+
+    @property
+    def dimensions(self) -> list[int]:
+        """Floats of a row's value, for each table."""
+        return [layout.dimension for layout in self.layouts.values()]
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises ConfigError if the rows can't be spread in this way."""
+
+    @abstractmethod
+    def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[ShardTable]:
+        """Makes the tables of the rows that this process carries; `stack` closes them. `folder`: of the run."""
+
+    @abstractmethod
+    def planner(self, stack: ExitStack) -> SlicedPlanner:
+        """Makes a planner of the batches, whose `share` is set afterwards; its `assign_rows` is not called."""
+
+    @abstractmethod
+    def routed(self, plan: Any) -> RoutedPlan:
+        """Returns the plan with the route to its rows."""
+
+    @abstractmethod
+    def shards(self, plan: Any) -> list[np.ndarray]:
+        """Returns the virtual shard of each row that a plan reads, int64 [n], for each table."""
+
+    @abstractmethod
+    def known(self) -> tuple[np.ndarray, RowLayout] | None:
+        """Returns the number of rows of each virtual shard, int64 [V], and their layout; None if there are no rows, or
+        training finds them."""
+
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """Rows of each table that this process carries; 0: none, or unknown before training."""
+
+    @abstractmethod
+    def readers(self, source: RemoteSource) -> Sequence[Any]:
+        """Returns what an evaluation reads each table with, over all nodes (`Components.readers`)."""
+
+    @abstractmethod
+    def digests(self, store: ParameterStore) -> dict[int, str]:
+        """Returns the SHA-256 of each virtual shard in a store of this process."""
+
+    @abstractmethod
+    def take(self, whole: Checkpoint, stores: Sequence[ParameterStore]) -> None:
+        """Loads the rows that this process carries from a checkpoint of all rows."""
+
+    @abstractmethod
+    def state_arrays(self) -> Mapping[str, np.ndarray]:
+        """Returns the arrays that a checkpoint of this process needs to find its rows again, by name."""
+
+    @abstractmethod
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Restores what `state_arrays` returned; called before the rows are loaded."""
+
+    @abstractmethod
+    def before_epoch(self, epoch: int) -> None:
+        """Drops the rows of this process that the epoch begins without; nothing else uses the tables meanwhile."""
+
+    @abstractmethod
+    def counts(self) -> dict[str, int]:
+        """Returns figures of this process's tables, by name; the summary has their sums."""

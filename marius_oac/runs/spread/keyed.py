@@ -1,0 +1,247 @@
+"""Rows that belong to keys, such as the features of a click log, spread over nodes: a key's hash says where its row
+lies, and the node that carries it numbers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from marius_oac.config.ctr import KeysConfig
+from marius_oac.config.sections import OptimizerConfig
+from marius_oac.data.batches.rank_slice import SlicedPlanner
+from marius_oac.data.logs.batches import LogPlan
+from marius_oac.data.logs.tables import FeatureTable, TableKeys
+from marius_oac.errors import ConfigError
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.nodes.shards.exchange import RemoteSource
+from marius_oac.nodes.shards.placement import Placement, Route, route_keys, shard_of_keys, unique_keys
+from marius_oac.nodes.shards.pooling import pool_table, spans_of
+from marius_oac.nodes.shards.routed import RoutedPlan
+from marius_oac.nodes.shards.table import KeyedTable
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.spread.contract import Part, SpreadRows
+from marius_oac.runs.spread.shards import digest_rows, load_rows
+from marius_oac.runtime.machine.binding import Binding
+from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.keys.table import KeyTable
+
+
+class BatchKeys:
+    """Numbers the different keys of each batch; a planner uses it instead of a `KeyTable`."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        """No batch has more of them."""
+
+    def find(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
+        """Numbers the keys in the order in which they first occur: int64 [n]."""
+        return unique_keys(vocabularies, keys, checks)[0]
+
+
+class RemoteKeys:
+    """Looks up rows by key on other nodes, without changing them."""
+
+    def __init__(self, source: RemoteSource, table: int, placement: Placement):
+        self._source, self._table, self._placement = source, table, placement
+
+    def look_up(
+        self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """See `KeyTable.look_up`."""
+        local, firsts = unique_keys(vocabularies, keys, checks)
+        route = route_keys(self._placement, vocabularies[firsts], keys[firsts], checks[firsts])
+        values, known = self._source.look_up(self._table, route)
+        return values, local, int((~known[local]).sum())
+
+
+@dataclass(eq=False)
+class KeyedRows(SpreadRows):
+    """Tables of keys, which get rows when training first meets them.
+
+    Attributes:
+        part: see `SpreadRows`.
+        tables: the features of each table. layouts: of their rows.
+        keys: the section of the configuration.
+        optimizer: of the rows; `penalty`: see `ShardTable`.
+        pooled: names of the bags that the nodes pool.
+        make_key_tables: makes the empty tables of this process.
+        make_planner: makes a planner, whose keys the given objects number.
+        first_file: returns the number of the file that an epoch begins with; `file_of`: that of a batch.
+    """
+
+    part: Part
+    tables: Sequence[FeatureTable]
+    layouts: Mapping[str, RowLayout]
+    keys: KeysConfig
+    optimizer: OptimizerConfig
+    penalty: float
+    pooled: Sequence[str]
+    most_keys: Sequence[int]
+    make_key_tables: Callable[[ExitStack, Path | None, Binding], Sequence[KeyTable]]
+    make_planner: Callable[[ExitStack, Sequence[BatchKeys]], SlicedPlanner]
+    first_file: Callable[[int], int]
+    file_of: Callable[[int], int]
+    _key_tables: Sequence[KeyTable] = field(default=(), init=False)
+
+    def check(self) -> None:
+        """See `SpreadRows.check`."""
+        if self.keys.admit_after > 1 and self.part.placement.num_nodes > 1:
+            # Each node would have a shared row of its own, and the checkpoint the same key more than once.
+            raise ConfigError("the row that rare keys share can't lie on several nodes", "keys.admit_after")
+
+    def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[KeyedTable]:
+        """See `SpreadRows.make_tables`."""
+        self._key_tables, optimizer = self.make_key_tables(stack, folder, binding), RowOptimizer(self.optimizer)
+        return [
+            KeyedTable(keys, optimizer, self.penalty, bool(self._bags(table)), self.file_of)
+            for keys, table in zip(self._key_tables, self.tables, strict=True)
+        ]
+
+    def planner(self, stack: ExitStack) -> SlicedPlanner:
+        """See `SpreadRows.planner`."""
+        return self.make_planner(stack, [BatchKeys(most) for most in self.most_keys])
+
+    def _bags(self, table: FeatureTable) -> list[str]:
+        """The bags of a table that the nodes pool."""
+        return [name for name in table.bags if name in self.pooled]
+
+    def routed(self, plan: LogPlan) -> RoutedPlan:
+        """See `SpreadRows.routed`."""
+        routes, rows, tables = [], [], []
+        of_table = zip(self.tables, plan.keys, plan.ids, plan.rows, plan.data.tables, strict=True)
+        for table, keys, ids, own, indices in of_table:
+            asked, pooled = _different(keys, ids, own.size), self._bags(table)
+            if pooled:
+                route: Route
+                route, indices = pool_table(table, pooled, keys, ids, asked, self.part.placement)
+                own = np.arange(route.order.size)
+            else:
+                route = route_keys(self.part.placement, *asked)
+            routes.append(route)
+            rows.append(own)
+            tables.append(indices)
+        return RoutedPlan.of(plan, routes, rows=rows, data=replace(plan.data, tables=tuple(tables)))
+
+    def shards(self, plan: LogPlan) -> list[np.ndarray]:
+        """See `SpreadRows.shards`."""
+        found = []
+        for table, keys, ids, own in zip(self.tables, plan.keys, plan.ids, plan.rows, strict=True):
+            vocabularies, numbers, _ = _different(keys, ids, own.size)
+            shards, spans = shard_of_keys(vocabularies, numbers), spans_of(table, keys)
+            # A node that pools reads a row for every bag that contains it.
+            found.append(np.concatenate([shards, *(shards[ids[spans[name]]] for name in self._bags(table))]))
+        return found
+
+    def known(self) -> None:
+        """None: training finds the keys."""
+        return None
+
+    @property
+    def held(self) -> int:
+        """0: unknown before training."""
+        return 0
+
+    def readers(self, source: RemoteSource) -> list[RemoteKeys]:
+        """See `SpreadRows.readers`."""
+        return [RemoteKeys(source, number, self.part.placement) for number in range(len(self.tables))]
+
+    def digests(self, store: ParameterStore) -> dict[int, str]:
+        """See `SpreadRows.digests`; the rows of a shard in the order of vocabularies and keys."""
+        index = next(each for each in self._key_tables if each.store is store).index
+        rows = np.arange(len(index))
+        rows = rows[~index.is_free(rows)]
+        vocabularies, numbers = index.vocabularies_of(rows), index.keys_of(rows)
+        order = np.lexsort((numbers, vocabularies))
+        shards = shard_of_keys(vocabularies[order], numbers[order])
+
+        def names(part: np.ndarray) -> bytes:
+            return index.vocabularies_of(part).astype("<u2").tobytes() + index.keys_of(part).astype("<i8").tobytes()
+
+        return {int(shard): digest_rows(store, rows[order][shards == shard], names) for shard in np.unique(shards)}
+
+    def take(self, whole: Checkpoint, stores: Sequence[ParameterStore]) -> None:
+        """See `SpreadRows.take`."""
+        arrays = whole.arrays()
+        for keys in self._key_tables:
+            own, rows = keys_on(_of_table(arrays, keys.store.name), self.part.placement, self.part.own)
+            keys.load(own)
+            load_rows(keys.store, whole, rows)
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """See `SpreadRows.state_arrays`: the keys of each table, as `TABLE.NAME`."""
+        return key_arrays(self._key_tables)
+
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """See `SpreadRows.load_state_arrays`."""
+        load_key_arrays(self._key_tables, arrays)
+
+    def before_epoch(self, epoch: int) -> None:
+        """See `SpreadRows.before_epoch`."""
+        for keys in self._key_tables:
+            keys.drop_unseen(self.first_file(epoch))
+
+    def counts(self) -> dict[str, int]:
+        """See `SpreadRows.counts`."""
+        return key_counts(self._key_tables)
+
+
+def key_arrays(tables: Sequence[KeyTable]) -> dict[str, np.ndarray]:
+    """Returns the keys of each table, as `TABLE.NAME`."""
+    return {f"{keys.store.name}.{name}": array for keys in tables for name, array in keys.arrays().items()}
+
+
+def load_key_arrays(tables: Sequence[KeyTable], arrays: Mapping[str, np.ndarray]) -> None:
+    """Restores what `key_arrays` returned."""
+    for keys in tables:
+        keys.load(_of_table(arrays, keys.store.name))
+
+
+def key_counts(tables: Sequence[KeyTable]) -> dict[str, int]:
+    """Returns the number of keys of each table, and of those that wait or were dropped."""
+    found: dict[str, int] = {}
+    for keys in tables:
+        name = f"tables.{keys.store.name}"
+        found |= {f"{name}.keys": len(keys), f"{name}.waiting": keys.waiting, f"{name}.dropped": keys.dropped}
+    return found
+
+
+def keys_on(
+    arrays: Mapping[str, np.ndarray], placement: Placement, place: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns the part of one node of `KeyTable.arrays` over all nodes, in the same order and without free rows, and
+    the rows of its keys there, int64 [n]."""
+    kept: dict[str, np.ndarray] = {}
+    rows = np.zeros(0, np.int64)
+    for index in ("waiting", "index"):
+        if f"{index}.keys" not in arrays:
+            continue
+        shards = shard_of_keys(arrays[f"{index}.vocabularies"], arrays[f"{index}.keys"])
+        here = placement.nodes[shards] == place
+        here[arrays[f"{index}.free"]] = False
+        rows = np.flatnonzero(here)
+        for name in ("keys", "vocabularies", "checks"):
+            kept[f"{index}.{name}"] = arrays[f"{index}.{name}"][rows]
+        kept[f"{index}.free"] = np.zeros(0, np.int64)
+        if index == "waiting":
+            kept["seen"] = arrays["seen"][rows]
+    if "last_file" in arrays:
+        kept["last_file"] = arrays["last_file"][rows]
+        kept["dropped"] = arrays["dropped"] * (place == 0)  # one node counts those of before
+    return kept, rows
+
+
+def _of_table(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """Those of `TABLE.NAME` that belong to a table, by `NAME`."""
+    return {each.removeprefix(f"{name}."): array for each, array in arrays.items() if each.startswith(f"{name}.")}
+
+
+def _different(keys: TableKeys, ids: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Vocabularies, keys and checks of a batch's `count` different keys; `ids` are the numbers of all keys, int64
+    [n]."""
+    firsts = np.empty(count, np.int64)
+    firsts[ids[::-1]] = np.arange(ids.size)[::-1]
+    return keys.vocabularies[firsts], keys.keys[firsts], keys.checks[firsts]

@@ -1,0 +1,135 @@
+"""Rows that are numbered, such as the nodes of a graph, spread over nodes: a row's number says where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from marius_oac.config.sections import OptimizerConfig, StorageConfig
+from marius_oac.data.batches.rank_slice import SlicedPlanner
+from marius_oac.evaluation.scores import EntityReader
+from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.nodes.shards.exchange import RemoteSource
+from marius_oac.nodes.shards.placement import IdPlaces
+from marius_oac.nodes.shards.routed import RoutedPlan
+from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.runs.checkpoints.checkpoint import Checkpoint
+from marius_oac.runs.spread.contract import Part, SpreadRows
+from marius_oac.runs.spread.shards import digest_rows, load_rows
+from marius_oac.runs.stores import Tables
+from marius_oac.runtime.machine.binding import Binding
+from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.initial import RowInitial
+from marius_oac.types import Plan
+
+
+@dataclass(frozen=True)
+class PlacedInitial(RowInitial):
+    """The initial values of the rows on one node: those of the ids that lie there."""
+
+    places: IdPlaces = field(kw_only=True)
+    place: int = field(kw_only=True)
+
+    def fill(self, keys: np.ndarray, rows: np.ndarray, dimension: int) -> None:
+        """See `RowInitial.fill`; `keys` are rows of the node."""
+        super().fill(self.places.ids_on(self.place, keys), rows, dimension)
+
+
+@dataclass(frozen=True, eq=False)
+class NumberedRows(SpreadRows):
+    """Tables that all have the ids 0 to `count` - 1; there may be none.
+
+    Attributes:
+        part: see `SpreadRows`.
+        count: rows of each table over all nodes.
+        layouts: of each table's rows, by name, in the order of a plan's rows.
+        initials: initial values of each table, by name; keys are ids.
+        storage, optimizer: sections of the configuration.
+        make_planner: see `SpreadRows.planner`.
+    """
+
+    part: Part
+    count: int
+    layouts: Mapping[str, RowLayout]
+    initials: Mapping[str, RowInitial]
+    storage: StorageConfig
+    optimizer: OptimizerConfig
+    make_planner: Callable[[ExitStack], SlicedPlanner]
+
+    @cached_property
+    def places(self) -> IdPlaces:
+        """The placement of the ids."""
+        return IdPlaces(self.count, self.part.placement)
+
+    def check(self) -> None:
+        """Any numbered rows can be spread."""
+
+    def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[NumberedTable]:
+        """See `SpreadRows.make_tables`."""
+        rows = dict.fromkeys(self.layouts, self.places.num_rows(self.part.own))
+        tables = Tables(self.storage, folder, self.layouts, rows, stack, binding)
+        found = []
+        for name, plain in self.initials.items():
+            initial = PlacedInitial(**vars(plain), places=self.places, place=self.part.own)
+            found.append(NumberedTable(tables.make(name, rows[name], initial), RowOptimizer(self.optimizer)))
+        return found
+
+    def planner(self, stack: ExitStack) -> SlicedPlanner:
+        """See `SpreadRows.planner`."""
+        return self.make_planner(stack)
+
+    def routed(self, plan: Plan) -> RoutedPlan:
+        """See `SpreadRows.routed`."""
+        return RoutedPlan.of(plan, [self.places.route(rows) for rows in plan.rows])
+
+    def shards(self, plan: Plan) -> list[np.ndarray]:
+        """See `SpreadRows.shards`."""
+        return [self.places.shard_of(rows) for rows in plan.rows]
+
+    def known(self) -> tuple[np.ndarray, RowLayout] | None:
+        """See `SpreadRows.known`."""
+        return next(((self.places.shard_sizes, layout) for layout in self.layouts.values()), None)
+
+    @property
+    def held(self) -> int:
+        """See `SpreadRows.held`."""
+        return 0 if self.part.place is None else self.places.num_rows(self.part.place)
+
+    def readers(self, source: RemoteSource) -> list[EntityReader]:
+        """See `SpreadRows.readers`."""
+
+        def reader(table: int, dimension: int) -> EntityReader:
+            return EntityReader(self.count, dimension, lambda rows: source.look_up(table, self.places.route(rows))[0])
+
+        return [reader(*each) for each in enumerate(self.dimensions)]
+
+    def digests(self, store: ParameterStore) -> dict[int, str]:
+        """See `SpreadRows.digests`."""
+        return {
+            int(shard): digest_rows(store, np.array(self.places.rows_of(shard)), lambda rows: b"")
+            for shard in self.part.placement.shards_of(self.part.own)
+        }
+
+    def take(self, whole: Checkpoint, stores: Sequence[ParameterStore]) -> None:
+        """See `SpreadRows.take`."""
+        for store in stores:
+            load_rows(store, whole, self.places.ids_on(self.part.own, np.arange(store.num_rows)))
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """None: the placement says where rows lie."""
+        return {}
+
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Nothing: see `state_arrays`."""
+
+    def before_epoch(self, epoch: int) -> None:
+        """Nothing: numbered rows stay."""
+
+    def counts(self) -> dict[str, int]:
+        """None: the number of rows is the graph's."""
+        return {}

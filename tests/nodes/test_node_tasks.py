@@ -1,0 +1,135 @@
+"""What every task can do over nodes: `oac` has the bits of `sync`, and an evaluation that of one box within a seed's
+spread."""
+
+import pytest
+
+from benchmarks.nodes.trainers import train_together
+from marius_oac.config.link_prediction import Config
+from marius_oac.data.generate.graph import GeneratedGraph, write_graph
+from marius_oac.data.generate.nodes import write_features, write_labels
+from marius_oac.data.graphs.graph import Graph
+from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.runs.sharded.task import ShardedTask
+from marius_oac.runs.task import Task
+from marius_oac.training.local import train
+from tests.click_logs import ctr_config, small_log
+from tests.run_folders import slow
+
+pytestmark = pytest.mark.usefixtures("forked_programs", "all_code_is_known")
+SAGE = "encoder.layers=[{kind: sage, neighbors: 3, dimension: 12}, {kind: gat, neighbors: 2}]"
+LINKS = {
+    "an encoder": [SAGE, "encoder.dropout=0.2", "encoder.embeddings=5"],
+    "features alone": ["encoder.layers=[{kind: sage, neighbors: 4}]", "encoder.embeddings=0", "FEATURES"],
+    "all negatives": ["training.negatives.all=true"],
+    "an ordering": ["training.ordering={kind: comet, partitions: 8, buffer: 4}"],
+}
+OWN = """
+import torch
+class Layer(torch.nn.Module):
+    activation = staticmethod(torch.relu)
+    def __init__(self, inputs):
+        super().__init__()
+        self.width, self.linear = 8, torch.nn.Linear(inputs, 8)
+    def forward(self, values, block, lanes):
+        return self.linear(values[:block.num_outputs])
+"""
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """A graph of 240 nodes in five clusters, its labels and features, and a layer of a user's file."""
+    folder = tmp_path_factory.mktemp("labelled")
+    spec = GeneratedGraph(num_nodes=240, num_edges=1500, num_clusters=5, seed=2)
+    write_graph(spec, folder / "edges.npy")
+    read = ReadOptions(relations=False)
+    prepare(PrepareRequest(source=str(folder / "edges.npy"), out=folder / "graph", read=read, valid_fraction=0.1,
+                           test_fraction=0.1))  # fmt: skip
+    graph = Graph.open(folder / "graph")
+    write_labels(spec, graph, folder / "labels.tsv")
+    write_features(spec, graph, folder / "features.parquet", 3, noise=1.0)
+    (folder / "mine.py").write_text(OWN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    """Three days of clicks, each with users that the one before had not."""
+    folder = tmp_path_factory.mktemp("days")
+    return [small_log(folder / f"day_{day}.parquet", seed=day, new=25 * day) for day in range(3)]
+
+
+def links(folder, *overrides):
+    tree = {
+        "device": "cpu",
+        "threads": 1,
+        "data": {"path": str(folder / "graph")},
+        "model": {"decoder": "dot", "dimension": 8, "init_scale": 0.3},
+        "training": {"batch_size": 101, "epochs": 2, "negatives": {"count": 8, "chunks": 2}},
+    }
+    given = [each.replace("FEATURES", f"encoder.features={folder / 'features.parquet'}") for each in overrides]
+    return Config.build(tree, given)
+
+
+def classes(folder, *overrides):
+    tree = {
+        "task": "node_classification",
+        "device": "cpu",
+        "threads": 1,
+        "data": {"path": str(folder / "graph"), "labels": str(folder / "labels.tsv")},
+        "model": {"dimension": 8},
+        "encoder": {"layers": [{"kind": "sage", "neighbors": 5}, {"kind": "sage", "neighbors": 5}],
+                    "optimizer": {"learning_rate": 0.02}},
+        "training": {"batch_size": 30, "epochs": 3},
+    }  # fmt: skip
+    return Config.build(tree, overrides)
+
+
+def clicks(days, *overrides):
+    return ctr_config(
+        days, "data.shuffle=300", "keys.capacity=400", "keys.drop_after=1", "training.progressive=true",
+        "training.epochs=1", *overrides, test=days[-1],
+    )  # fmt: skip
+
+
+def one_after_another(config, nodes):
+    """What trainers over nodes find, with batches in flight and, the same, with one at a time."""
+    ahead, alone = (train_together(config.replace(f"pipeline.mode={mode}"), nodes) for mode in ("oac", "sync"))
+    assert ahead.digests == alone.digests
+    for name in ahead.test.keys() - {"seconds"}:
+        assert ahead.test[name] == alone.test[name]
+    return ahead
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_of_every_kind_have_the_bits_of_sync(labelled, name):
+    found = one_after_another(links(labelled, *LINKS[name]), 2)
+    assert ("entities" in found.digests) == (name != "features alone")
+    assert found.replaced > 0 or name == "features alone"
+
+
+@pytest.mark.parametrize("nodes", [2, slow(3)])
+def test_classes_have_the_bits_of_sync(labelled, nodes):
+    found = one_after_another(classes(labelled), nodes)
+    assert found.replaced > 0 and found.test["accuracy"] > 0.5
+
+
+def test_a_layer_of_the_users_own_has_the_bits_of_sync(labelled):
+    layers = f"encoder.layers=[{{kind: module, module: '{labelled / 'mine.py'}:Layer', neighbors: 3}}]"
+    assert one_after_another(links(labelled, layers), 2).replaced > 0
+
+
+@pytest.mark.parametrize("nodes", [2, slow(3)])
+def test_keys_are_dropped_as_on_one_box(days, tmp_path, nodes):
+    config = clicks(days)
+    found, alone = one_after_another(config, nodes), train(config, tmp_path / "alone")
+    names = [name for name in alone.summary if name.endswith((".keys", ".dropped"))]
+    assert {name: found.summary[name] for name in names} == {name: alone.summary[name] for name in names}
+    assert any(found.summary[name] for name in names if name.endswith(".dropped"))
+    assert found.test["auc"] == pytest.approx(alone.summary["test.auc"], abs=0.02)
+
+
+def test_a_sharded_task_answers_every_question_of_the_loop_itself():
+    """What it inherited would be the answer of a task on one machine."""
+    asked = {name for name in vars(Task) if not name.startswith("_")} - {"table_bytes", "config", "folder", "notes"}
+    assert asked <= set(vars(ShardedTask)) | {"peers"}
