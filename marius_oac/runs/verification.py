@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from marius_oac.data.graphs.derived import derived_files, read_derived
+from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runs.checkpoints.checkpoint import MANIFEST, TABLES, read_checkpoint
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import BEST, FOLDER, SAVED, Checkpoints, read_saved
 from marius_oac.runs.folder.about import ABOUT, About
 from marius_oac.runs.folder.folder import CONFIG, SUMMARY, RunFolder
-from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.folder.metrics import METRICS, MetricsFile, Prefix
 from marius_oac.runs.folder.order import ORDER, OrderFile
 from marius_oac.runs.sharded.checkpoint import NODES, Layout

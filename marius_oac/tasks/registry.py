@@ -15,7 +15,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.graphs.graph import open_or_prepare
-from marius_oac.runs.folder.log import RunLog
+from marius_oac.data.logs.run_log import RunLog
 from marius_oac.runs.task import Task
 from marius_oac.tasks.ctr.task import resume_ctr_task, start_ctr_task
 from marius_oac.tasks.ctr.trained import TrainedClickModel

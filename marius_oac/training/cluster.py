@@ -16,6 +16,7 @@ from marius_oac.config.cluster import read_secret
 from marius_oac.config.dense import ignored_by_kstep
 from marius_oac.config.errors import parse
 from marius_oac.config.task import TaskConfig, build_config
+from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.errors import ConfigError, InputError, NodeLost
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.kinds import make_dense_sync
@@ -31,7 +32,6 @@ from marius_oac.nodes.shards.connections import Connections, check_port
 from marius_oac.nodes.shards.packing import pack
 from marius_oac.runs.checkpoints.retention import START, Checkpoints
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
 from marius_oac.runs.loop import TrainingLoop

@@ -21,6 +21,7 @@ from marius_oac.config.cluster import ClusterConfig, read_secret
 from marius_oac.config.errors import parse as parse_yaml
 from marius_oac.config.modes import NodesConfig
 from marius_oac.config.task import build_config
+from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.models.compute.user_code import admit
 from marius_oac.nodes.launch.cluster import listening_at, names
@@ -28,7 +29,6 @@ from marius_oac.nodes.transport.contract import TAKEN, Limits
 from marius_oac.nodes.transport.messages import Kind, Message, parse
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
-from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.reporting import LINE_SECONDS
 from marius_oac.runs.task import Task
 from marius_oac.runtime.console import logger

@@ -12,10 +12,10 @@ from typing import Any
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.idle import idle_settings
 from marius_oac.config.task import TaskConfig
+from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import ConfigError, InputError, Interrupted
 from marius_oac.pipeline.runner import Probe
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.folder.log import RunLog
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
 from marius_oac.runs.loop import TrainingLoop

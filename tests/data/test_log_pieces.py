@@ -16,9 +16,9 @@ from marius_oac.data.logs import lines as log_lines
 from marius_oac.data.logs import parquet as log_parquet
 from marius_oac.data.logs.files import BlockReader, LogFiles
 from marius_oac.data.logs.pieces import Pieces
+from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.folder.log import RunLog
 from tests.run_folders import as_version_1, outcome, stop_at
 
 ROWS, GROUP = 400, 100

@@ -10,10 +10,12 @@ from marius_oac.data.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
 from marius_oac.training.local import train
 from tests.click_logs import ctr_config, small_log
+from tests.nodes.test_node_training import OFTEN, digests, kill, run, start
 from tests.run_folders import slow
 
 pytestmark = pytest.mark.usefixtures("forked_programs", "all_code_is_known")
@@ -133,3 +135,43 @@ def test_a_sharded_task_answers_every_question_of_the_loop_itself():
     """What it inherited would be the answer of a task on one machine."""
     asked = {name for name in vars(Task) if not name.startswith("_")} - {"table_bytes", "config", "folder", "notes"}
     assert asked <= set(vars(ShardedTask)) | {"peers"}
+
+
+@pytest.fixture(scope="module")
+def configs(labelled, days, tmp_path_factory):
+    """Files with a configuration of each kind."""
+    folder = tmp_path_factory.mktemp("configs")
+    layer = f"encoder.layers=[{{kind: module, module: '{labelled / 'mine.py'}:Layer', neighbors: 3}}]"
+    made = {name: links(labelled, *overrides) for name, overrides in LINKS.items()}
+    made |= {"classes": classes(labelled), "own layer": links(labelled, layer), "dropped keys": clicks(days)}
+    for name, config in made.items():
+        (folder / f"{name}.yaml").write_text(config.dump())
+    return folder
+
+
+def measured(path):
+    """The decisive metrics of a run's summary."""
+    names = ("test.filtered.mrr", "test.accuracy", "test.auc")
+    return [value for name, value in RunFolder.open(path).summary().items() if name in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LINKS, "classes", "own layer", "dropped keys"])
+def test_what_a_user_types_goes_on_where_it_was_killed(configs, tmp_path, name):
+    """With two nodes, one of them lost, and with three: the metrics are those of one box."""
+    train_it = ["train", configs / f"{name}.yaml", *OFTEN, "--out"]
+    run(*train_it, tmp_path / "oac", "--local-nodes", 2)
+    run(*train_it, tmp_path / "sync", "--local-nodes", 2, "--set", "pipeline.mode=sync")
+    assert digests(tmp_path / "oac") == digests(tmp_path / "sync")
+    kill(start(*train_it, tmp_path / "lost", "--local-nodes", 2), tmp_path / "lost", 5, 1)
+    run("resume", tmp_path / "lost", "--local-nodes", 2)
+    assert digests(tmp_path / "lost") == digests(tmp_path / "oac")
+    run(*train_it, tmp_path / "three", "--local-nodes", 3)
+    run(*train_it, tmp_path / "three-sync", "--local-nodes", 3, "--set", "pipeline.mode=sync")
+    assert digests(tmp_path / "three") == digests(tmp_path / "three-sync")
+    run(*train_it, tmp_path / "one")
+    (one,) = measured(tmp_path / "one")
+    for there in ("oac", "three"):
+        assert measured(tmp_path / there) == pytest.approx([one], abs=0.05)
+    said = run("eval", tmp_path / "three")
+    assert "Traceback" not in said and run("verify", tmp_path / "three")

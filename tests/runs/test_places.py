@@ -7,8 +7,8 @@ import pytest
 
 from marius_oac import train
 from marius_oac.config.link_prediction import Config
+from marius_oac.data.logs.run_log import RunLog
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.folder.log import RunLog
 from marius_oac.runs.folder.places import with_paths
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config, tiny_graph

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from marius_oac import resume, train
+from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import CheckpointError
 from marius_oac.runs.folder.about import About
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.folder.log import RunLog
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.run_folders import as_version_1, contents, edit, outcome, says, stop_at, story

@@ -11,9 +11,9 @@ from marius_oac import open_run, resume, train
 from marius_oac.data.logs import check as log_check
 from marius_oac.data.logs.files import LazyBlock, LogFiles
 from marius_oac.data.logs.pieces import Pieces
+from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import InputError
 from marius_oac.nodes.groups.thread_group import ThreadGroup
-from marius_oac.runs.folder.log import RunLog
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.training.cluster import _not_taken_in

@@ -32,12 +32,12 @@ from marius_oac.config.errors import read_mapping
 from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.task import TaskConfig, build_config, of_an_older_run
 from marius_oac.data.graphs import identity
+from marius_oac.data.logs.run_log import LOG
 from marius_oac.errors import CheckpointError, ConfigError, InputError, shown
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import SAVED, Checkpoints, read_saved, saved_bytes, write_saved
 from marius_oac.runs.folder.about import ABOUT, VERSION, About, Result, decisive, differences
-from marius_oac.runs.folder.log import LOG
 from marius_oac.runs.folder.metrics import METRICS, MetricsFile
 from marius_oac.runs.folder.order import OrderFile
 from marius_oac.runs.sharded.checkpoint import NODES, open_whole, parts_of

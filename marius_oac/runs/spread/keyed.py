@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from marius_oac.config.ctr import KeysConfig
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.data.batches.rank_slice import SlicedPlanner
 from marius_oac.data.logs.batches import LogPlan
@@ -65,7 +64,7 @@ class KeyedRows(SpreadRows):
     Attributes:
         part: see `SpreadRows`.
         tables: the features of each table. layouts: of their rows.
-        keys: the section of the configuration.
+        admit_after: see `KeyTable`.
         optimizer: of the rows; `penalty`: see `ShardTable`.
         pooled: names of the bags that the nodes pool.
         make_key_tables: makes the empty tables of this process.
@@ -76,7 +75,7 @@ class KeyedRows(SpreadRows):
     part: Part
     tables: Sequence[FeatureTable]
     layouts: Mapping[str, RowLayout]
-    keys: KeysConfig
+    admit_after: int
     optimizer: OptimizerConfig
     penalty: float
     pooled: Sequence[str]
@@ -89,7 +88,7 @@ class KeyedRows(SpreadRows):
 
     def check(self) -> None:
         """See `SpreadRows.check`."""
-        if self.keys.admit_after > 1 and self.part.placement.num_nodes > 1:
+        if self.admit_after > 1 and self.part.placement.num_nodes > 1:
             # Each node would have a shared row of its own, and the checkpoint the same key more than once.
             raise ConfigError("the row that rare keys share can't lie on several nodes", "keys.admit_after")
 

@@ -9,7 +9,6 @@ import psutil
 
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.kernels.cpu.keys import RECORD
-from marius_oac.runs.memory.device import click_step_bytes
 from marius_oac.runs.memory.plan import (
     BATCH_KEYS,
     KERNEL_BYTES,
@@ -23,6 +22,7 @@ from marius_oac.runs.memory.plan import (
 from marius_oac.runs.memory.tables import ahead_bytes, rows_place, table_needs
 from marius_oac.runs.session import pick_device
 from marius_oac.tasks.ctr.build import KEY_BYTES, capacity_of, make_ctr_network, row_layout, tables_of
+from marius_oac.tasks.ctr.device import click_step_bytes
 
 
 def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:

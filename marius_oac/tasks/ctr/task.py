@@ -20,6 +20,7 @@ from marius_oac.data.logs.check import check_rows
 from marius_oac.data.logs.files import LogFile, LogFiles, check_kinds
 from marius_oac.data.logs.guess import offered
 from marius_oac.data.logs.pieces import Pieces
+from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.data.logs.settle import settle
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.data.prepare.splits import Split
@@ -28,7 +29,6 @@ from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
-from marius_oac.runs.folder.log import LOG, RunLog
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.keyed import KeyedRows, key_arrays, key_counts, load_key_arrays
@@ -156,7 +156,8 @@ class CtrTask(Task):
         """See `Task.spread`; rows belong to keys."""
         config, schedule = self.config, self._schedule
         return KeyedRows(
-            part, self._features, self._layouts, config.keys, config.training.optimizer, config.training.embedding_l2,
+            part, self._features, self._layouts, config.keys.admit_after,
+            config.training.optimizer, config.training.embedding_l2,
             [each.name for each in config.data.multi_valued if each.pool_at == "shard"],
             [config.training.batch_size * table.max_ids for table in self._features],
             self._make_tables, self._make_planner, schedule.first_file, schedule.file_of,

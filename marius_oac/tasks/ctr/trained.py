@@ -14,6 +14,7 @@ import numpy as np
 
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.logs.files import LogFile, LogFiles
+from marius_oac.data.logs.run_log import RunLog
 from marius_oac.data.logs.tables import vocabulary_names
 from marius_oac.data.prepare.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
@@ -24,7 +25,6 @@ from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
-from marius_oac.runs.folder.log import RunLog
 from marius_oac.runs.session import num_threads, reading_device
 from marius_oac.runtime.files.atomic import appearing
 from marius_oac.tasks.ctr.predict import evaluate_files

@@ -7,9 +7,9 @@ import torch
 
 from marius_oac.batches import EncodedBatch
 from marius_oac.config.encoder import EncoderConfig, GatConfig, ModuleConfig
-from marius_oac.runs.memory.device import encoder_step_bytes
 from marius_oac.runs.memory.plan import Need
 from marius_oac.tasks.encoder.build import GraphEncoder
+from marius_oac.tasks.encoder.device import encoder_step_bytes
 from marius_oac.types import present
 
 

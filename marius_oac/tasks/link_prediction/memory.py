@@ -22,7 +22,6 @@ from marius_oac.models.link_prediction.distances import tile_bytes
 from marius_oac.models.link_prediction.handwritten import _WAVE_SCORES, is_handwritten, needs_distances
 from marius_oac.models.link_prediction.step import relation_width
 from marius_oac.runs.memory.batches import BatchMemory
-from marius_oac.runs.memory.device import link_step_bytes
 from marius_oac.runs.memory.plan import (
     BATCH_KEYS,
     KERNEL_BYTES,
@@ -39,6 +38,7 @@ from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.encoder.memory import encoder_needs, num_encoded
 from marius_oac.tasks.graph import edges_in_memory, entity_layout
 from marius_oac.tasks.link_prediction.build import make_planner, num_model_relations
+from marius_oac.tasks.link_prediction.device import link_step_bytes
 from marius_oac.types import present
 
 
