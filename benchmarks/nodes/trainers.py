@@ -99,8 +99,8 @@ class _Outcome:
     results: list[BatchResult]
     test: dict[str, float]
     dense: dict[str, float]
-    digests: dict[str, str]
-    summary: dict[str, Any]
+    digests: dict[str, str] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
 
 
 def _trained(node: ShardedTask) -> _Outcome:

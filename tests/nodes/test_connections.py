@@ -40,7 +40,7 @@ def connect(cluster, monkeypatch, stack, *addresses):
     monkeypatch.setattr(group, "barrier", lambda: None)
     place = SimpleNamespace(cluster=cluster, rank=1)
     crowd = Crowd([True] * len(addresses))
-    return Connections(place, group, True, 1, crowd=crowd)(stack, [], [4], lambda plan: 1.0)
+    return Connections(place, group, True, 1, crowd=crowd)(stack, None, [4], lambda plan: 1.0)
 
 
 def test_a_server_that_is_not_there_leaves_no_connection_to_the_others(cluster, server, monkeypatch):

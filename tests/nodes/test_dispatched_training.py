@@ -1,7 +1,5 @@
 """Real training in dealt modes, by trainers that are threads of this process."""
 
-import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -56,7 +54,7 @@ class Outcome:
 
 def rows_of(node):
     found = {}
-    for keys in node._keys:
+    for keys in node.rows._key_tables:
         arrays = keys.arrays()
         names = arrays["index.keys"], arrays["index.vocabularies"]
         order = np.lexsort(names).astype(np.int64)
@@ -65,18 +63,6 @@ def rows_of(node):
         keys.store.read(rows, values, timestamps)
         found[keys.store.name] = [each[order] for each in (*names, values, timestamps)]
     return found
-
-
-def one_at_a_time(seeded):
-    """torch's random numbers come from one source, which the trainers of a process share."""
-    drawing = threading.Lock()
-
-    @contextmanager
-    def alone(*about):
-        with drawing, seeded(*about):
-            yield
-
-    return alone
 
 
 @pytest.fixture
@@ -111,13 +97,12 @@ def train(tree, monkeypatch):
                 state = session.step.dense_state()
                 outcome.dense[rank] = {name: tensor.numpy() for name, tensor in state.items()}
                 if node.peers.leads:
-                    outcome.rows, outcome.counts = rows_of(node), dict(node._source.counts())
-                found = session.evaluate("test"), node.dense.metrics(), results
+                    outcome.rows, outcome.counts = rows_of(node), dict(session.source.counts())
+                found = trainers._Outcome(results, session.evaluate("test"), node.dense.metrics())
                 node.peers.wait()
             return found
 
         monkeypatch.setattr(trainers, "_trained", trained)
-        monkeypatch.setattr(step, "seeded", one_at_a_time(step.seeded))
         monkeypatch.setattr(trainers, "PATIENCE", PATIENCE)
         outcome.test = train_together(CtrConfig.build(tree | sections), count).test
         return outcome

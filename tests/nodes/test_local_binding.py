@@ -120,7 +120,7 @@ def test_threads_that_serve_receive_and_carry_sit_where_the_table_says(monkeypat
         object.__setattr__(binding, "told", queue.Queue())
         allowed = os.sched_getaffinity(0)
         with ExitStack() as stack:
-            tables = [] if group.rank else [NumberedTable(store(0), OPTIMIZER)]
+            tables = None if group.rank else [NumberedTable(store(0), OPTIMIZER)]
             Connections(place, group, True, 4)(stack, tables, [DIMENSION], lambda plan: 1.0, binding)
             assert os.sched_getaffinity(0) == allowed, "who connects is not bound for good"
             told = [binding.told.get(timeout=PATIENCE) for _ in range(2 if group.rank else 4)]

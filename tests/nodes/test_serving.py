@@ -49,7 +49,7 @@ def play(monkeypatch, size, table, messages):
         node = SimpleNamespace(address="127.0.0.1")
         place = SimpleNamespace(cluster=cluster, rank=group.rank, node=node, port=0)
         with ExitStack() as stack:
-            tables = [] if group.rank else [table]
+            tables = None if group.rank else [table]
             source = Connections(place, group, True, 4)(stack, tables, [DIMENSION], lambda plan: 1.0)
             rows = source.begin(0, 9, None, lambda: False)
             begun.wait(PATIENCE)
