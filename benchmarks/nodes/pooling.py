@@ -28,7 +28,7 @@ from marius_oac.nodes.shards.placement import Placement, Route, route_keys, uniq
 from marius_oac.nodes.shards.pooling import pool_table
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import KeyedTable
-from marius_oac.nodes.transport.messages import Kind, Message
+from marius_oac.nodes.transport.messages import Kind, Message, Pull, Push
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable
@@ -118,13 +118,13 @@ def moved(case: Case, batches: list[list[TableKeys]], pooled: bool) -> Moved:
             route = routes[batch_index, rank] = planned(case, batches[batch_index][rank], placement, pooled)
             found.seconds["plan"].append(time.thread_time() - start)
             for node in range(case.nodes):
-                spent[node] += send(rank, node, Message(Kind.PULL, batch_index, route.asked_of(node)))
+                spent[node] += send(rank, node, Pull(batch_index, route.asked_of(node)))
         done = batch_index - case.in_flight + 1
         for rank in range(case.nodes if done >= 0 else 0):
             route = routes.pop((done, rank))
             for node in range(case.nodes):
                 gradients = ones[: route.places(node).size]
-                spent[node] += send(rank, node, Message(Kind.PUSH, done, [gradients], share=1 / case.nodes))
+                spent[node] += send(rank, node, Push(done, [gradients], 1 / case.nodes))
         if first <= batch_index < case.batches:
             found.seconds["shard"] += spent.values()
     return found

@@ -26,7 +26,7 @@ from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.models.compute.user_code import admit
 from marius_oac.nodes.launch.cluster import listening_at, names
 from marius_oac.nodes.transport.contract import TAKEN, Limits
-from marius_oac.nodes.transport.messages import Kind, Message, parse
+from marius_oac.nodes.transport.messages import Join, Welcome, parse
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.reporting import LINE_SECONDS
@@ -114,11 +114,11 @@ class _ElasticWorker:
         """
         with ExitStack() as stack:
             first, rank = self._enter(stack)
-            first.send(Message(Kind.JOIN, 0).frames())
-            message, frames = parse(first.receive())
-            if message.kind != Kind.WELCOME:
+            first.send(Join().frames())
+            message = parse(first.receive())
+            if not isinstance(message, Welcome):
                 raise NodeLost(first.name, f"answers with {message.kind.name}")
-            run = json.loads(bytes(frames[0]))
+            run = json.loads(bytes(message.run))
             if run.get("version") != __version__:
                 theirs = run.get("version", "older")
                 raise InputError(f"its marius_oac is {theirs}, this one is {__version__}", f"node {first.name}")

@@ -18,11 +18,12 @@ from marius_oac.nodes.dense.served import bounds_of
 from marius_oac.nodes.shards.dispatched_rows import Dispatching
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.shards.table import NumberedTable
-from marius_oac.nodes.transport.messages import Kind, Message, array, parse
+from marius_oac.nodes.transport.messages import Applied, Done, Enter, Found, Kind, Pull, Push, Reserve, array, parse
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
 from tests.nodes.naive_gba import NaiveBuffer
+from tests.nodes.wire import framed
 
 DIMENSION, ROWS, SIZE, RATE, DENSE_RATE, AHEAD, EPOCH = 3, 7, 8, 0.1, 0.2, 6, 4
 
@@ -110,11 +111,11 @@ class Trainer:
 
     def reserve(self):
         self.asking = True
-        self.world.send(self.rank, 0, Message(Kind.RESERVE, 0, final=self.wants_to_stop))
+        self.world.send(self.rank, 0, Reserve(self.wants_to_stop))
 
     def enter(self):
         self.entering = self.reserved.popleft()
-        self.world.send(self.rank, 0, Message(Kind.ENTER, self.entering))
+        self.world.send(self.rank, 0, Enter(self.entering, 0))
 
     def compute(self):
         number, world = min(self.inside), self.world
@@ -126,47 +127,46 @@ class Trainer:
             if last is not None:
                 dense = last * np.float32(0.3) + np.float32(0.02 * (number % 5) - 0.03) * np.float32(share > 0)
                 gradients.append(np.append(dense, np.float32(world.epoch_of(number))))
-            about = {"step": inside.token, "share": share, "factor": world.rate_of(number)}
-            world.send(self.rank, node, Message(Kind.PUSH, number, gradients, **about))
+            world.send(self.rank, node, Push(number, gradients, share, world.rate_of(number), token=inside.token))
 
     def take(self, node, frames):
-        message, rest = parse(frames)
-        getattr(self, f"take_{message.kind.name.lower()}")(node, message, rest)
+        message = parse(frames)
+        getattr(self, f"take_{message.kind.name.lower()}")(node, message)
 
-    def take_dispatch(self, node, message, rest):
+    def take_dispatch(self, node, message):
         assert node == 0 and self.asking and not self.through
         self.asking, self.through = False, message.final
         if not message.final:
             self.reserved.append(message.batch_index)
             self.dispatched.append(message.batch_index)
 
-    def take_token(self, node, message, rest):
+    def take_token(self, node, message):
         assert node == 0 and self.entering == message.batch_index
-        self.entering, self.inside[message.batch_index] = None, Inside(message.step)
-        self.tokens.append(message.step)
+        self.entering, self.inside[message.batch_index] = None, Inside(message.token)
+        self.tokens.append(message.token)
         for each in range(self.world.shards):
             self.world.send(self.rank, each, self.world.pull(message.batch_index, each))
 
-    def take_rows(self, node, message, rest):
+    def take_rows(self, node, message):
         found, world = [], self.world
         for table in range(world.tables):
             count = world.rows_of(message.batch_index, node, table).size
-            found.append(array(rest[table], np.float32, count, DIMENSION).copy())
+            found.append(array(message.values[table], np.float32, count, DIMENSION).copy())
         if world.dense:
-            found.append(array(rest[-1], np.float32, -1).copy())
-        assert len(rest) == len(found)
+            found.append(array(message.values[-1], np.float32, -1).copy())
+        assert len(message.values) == len(found)
         self.inside[message.batch_index].values[node] = found
 
-    def take_applied(self, node, message, rest):
+    def take_applied(self, node, message):
         acks = self.acks[message.batch_index]
         assert node not in acks
         acks[node] = message.step
         if len(acks) == self.world.shards:
             del self.acks[message.batch_index]
             steps = np.array([acks[each] for each in range(len(acks))])
-            self.world.send(self.rank, 0, Message(Kind.DONE, message.batch_index, [steps, np.zeros(1)]))
+            self.world.send(self.rank, 0, Done(message.batch_index, steps, np.zeros(1)))
 
-    def take_finished(self, node, message, rest):
+    def take_finished(self, node, message):
         assert node == 0 and self.through and not (self.reserved or self.entering or self.inside or self.acks)
         self.finished.append(message.batch_index)
 
@@ -224,7 +224,7 @@ class World:
         return self.decay ** self.epoch_of(batch)
 
     def pull(self, batch, node):
-        return Message(Kind.PULL, batch, [self.rows_of(batch, node, table) for table in range(self.tables)])
+        return Pull(batch, [self.rows_of(batch, node, table) for table in range(self.tables)])
 
     def send(self, rank, node, message):
         self.up[rank, node].append([bytes(frame) for frame in message.frames()])
@@ -257,31 +257,28 @@ class World:
         self.delivered.append((rank, node, frames))
         if self.stops_after is not None and len(self.delivered) >= self.stops_after:
             self.trainers[-1].wants_to_stop = True
-        out = self.nodes[node].handle(rank, frames)
-        message, rest = parse(frames)
+        out, message = self.nodes[node].handle(rank, frames), parse(frames)
         said = [(peer, *(bytes(frame) for frame in reply.frames())) for peer, reply in out]
         self.replies.append(said)
         for peer, *reply in said:
             self.down[peer, node].append(reply)
-        if message.kind == Kind.PUSH:
-            self.pushed(node, message, rest, out)
-        elif message.kind == Kind.PULL:
+        if isinstance(message, Push):
+            self.pushed(node, message, out)
+        elif isinstance(message, Pull):
             self.pulled(node, message, out)
 
-    def pushed(self, node, message, rest, out):
+    def pushed(self, node, message, out):
+        rest = message.gradients
         oracle = self.oracles[node]
         counts = [self.rows_of(message.batch_index, node, table).size for table in range(self.tables)]
         parts = [
             array(frame, np.float32, count, DIMENSION) for frame, count in zip(rest[: self.tables], counts, strict=True)
         ]
         dense = array(rest[-1], np.float32, -1)[:-1] if self.dense else np.zeros(0, np.float32)
-        oracle.push(message.batch_index, message.step, message.share, parts, dense)
+        oracle.push(message.batch_index, message.token, message.share, parts, dense)
         ((_, applied),) = out
-        assert (applied.kind, applied.batch_index, applied.step) == (
-            Kind.APPLIED,
-            message.batch_index,
-            oracle.buffer.step,
-        )
+        assert isinstance(applied, Applied)
+        assert (applied.batch_index, applied.step) == (message.batch_index, oracle.buffer.step)
         self.compare(node)
 
     def pulled(self, node, message, out):
@@ -292,8 +289,8 @@ class World:
         )
         expected = [values[mine] for values, mine in zip(oracle.rows, rows, strict=True)]
         expected += [oracle.dense] * self.dense
-        assert found.final and len(found.arrays) == len(expected)
-        for mine, theirs in zip(found.arrays, expected, strict=True):
+        assert found.final and len(found.values) == len(expected)
+        for mine, theirs in zip(found.values, expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
     def compare(self, node):
@@ -321,6 +318,6 @@ class World:
         assert len({oracle.buffer.step for oracle in self.oracles}) == 1
 
     def state_of(self, node):
-        ((_, message),) = self.nodes[node].handle(0, Message(Kind.DENSE, 5).frames())
-        assert (message.kind, message.batch_index) == (Kind.FOUND, 5)
-        return message.arrays[0]
+        ((_, message),) = self.nodes[node].handle(0, framed(Kind.DENSE, 5))
+        assert isinstance(message, Found) and message.number == 5
+        return message.values

@@ -12,11 +12,12 @@ import os
 import random
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 
 from marius_oac.cli import commands as cli
 from marius_oac.nodes.launch import launch
-from marius_oac.nodes.transport.messages import Kind, parse
+from marius_oac.nodes.transport.messages import Pull, parse
 
 PAUSES = (0.0003, 0.001, 0.005, 0.02)
 
@@ -35,8 +36,8 @@ class Delays:
             self._never.wait(chance.choice(PAUSES))
 
     def of(self, frames, *what):
-        message, _ = parse(frames)
-        self(message.batch_index, message.kind, *what)
+        message = parse(frames)
+        self(getattr(message, "batch_index", 0), message.kind, *what)
 
 
 def delay(delays):
@@ -82,7 +83,9 @@ def forget():
     from marius_oac.nodes.shards.remote_rows import RemoteRows
 
     real = RemoteRows._take_patch
-    RemoteRows._take_patch = lambda self, node, message, frames: real(self, node, message, [b""] * len(frames))
+    RemoteRows._take_patch = lambda self, node, message: real(
+        self, node, replace(message, newer=[b""] * len(message.newer))
+    )
 
 
 def pull_again(rank, batch):
@@ -92,8 +95,8 @@ def pull_again(rank, batch):
 
     def send(line, frames):
         real(line, frames)
-        message, _ = parse(frames)
-        if (message.kind, message.batch_index) == (Kind.PULL, batch) and int(os.environ["RANK"]) == rank:
+        message = parse(frames)
+        if isinstance(message, Pull) and message.batch_index == batch and int(os.environ["RANK"]) == rank:
             real(line, frames)
 
     ZmqClient.send = send

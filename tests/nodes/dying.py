@@ -14,7 +14,7 @@ from functools import partial
 from marius_oac.cli import commands as cli
 from marius_oac.nodes.launch import launch
 from marius_oac.nodes.shards.dispatched_rows import DispatchedRows
-from marius_oac.nodes.transport.messages import Kind
+from marius_oac.nodes.transport.messages import Done, Push
 from marius_oac.training import rowless as node_rowless
 
 train, write, send = node_rowless.Rowless.train, DispatchedRows.write, DispatchedRows._send
@@ -33,13 +33,13 @@ class Dying:
         write(rows, batch)
 
     def send(self, rows, node, message):
-        if self.left < 0 and message.kind in (Kind.PUSH, Kind.DONE):
-            if message.kind == Kind.PUSH and not node:
+        if self.left < 0 and isinstance(message, Push | Done):
+            if isinstance(message, Push) and not node:
                 send(rows, node, message)
-            rows._wait(lambda: message.kind == Kind.DONE or rows._taken[message.batch_index])
-            if self.moment == (1 if message.kind == Kind.PUSH else 2):
+            rows._wait(lambda: isinstance(message, Done) or rows._taken[message.batch_index])
+            if self.moment == (1 if isinstance(message, Push) else 2):
                 os.kill(os.getpid(), signal.SIGKILL)
-            if not node and message.kind == Kind.PUSH:
+            if not node and isinstance(message, Push):
                 return
         send(rows, node, message)
 

@@ -10,7 +10,22 @@ import pytest
 from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.routed import DispatchedPlan
-from marius_oac.nodes.transport.messages import Kind, Malformed, Message, parse
+from marius_oac.nodes.transport.messages import (
+    Applied,
+    Dispatch,
+    Done,
+    Enter,
+    Finished,
+    Malformed,
+    Patch,
+    Pull,
+    Push,
+    Reserve,
+    Rows,
+    Token,
+    Welcome,
+    parse,
+)  # fmt: skip
 from marius_oac.pipeline.batch import Batch, Buffers
 from marius_oac.runtime.channel import Closed
 from marius_oac.types import BatchData
@@ -24,12 +39,14 @@ class Line:
         self._sent = queue.SimpleQueue()
 
     def send(self, frames):
-        message, rest = parse([bytes(frame) for frame in frames])
-        self._sent.put((message, rest))
+        self._sent.put(parse([bytes(frame) for frame in frames]))
+
+    def next(self):
+        return self._sent.get(timeout=PATIENCE)
 
     def said(self):
-        message, _ = self._sent.get(timeout=PATIENCE)
-        return message.kind, message.batch_index
+        message = self.next()
+        return type(message), getattr(message, "batch_index", None)
 
     def silent(self):
         return self._sent.empty()
@@ -62,7 +79,7 @@ def rows_over(window, stop=lambda: False):
 
 def batch(place, number):
     plan = DispatchedPlan(10 + place, (), BatchData(share=0.5), 1, number=number)
-    return Batch(plan, staging=Buffers((), (), ()))
+    return Batch(plan, staging=Buffers((), (), ()), loss=0.5)
 
 
 def test_batches_of_a_window_ask_one_after_the_other(make_rows):
@@ -70,10 +87,10 @@ def test_batches_of_a_window_ask_one_after_the_other(make_rows):
     second = in_thread(lambda: rows.read(batch(1, 27)))
     rows._changed.parked()
     first = in_thread(lambda: rows.read(batch(0, 23)))
-    assert line.said() == (Kind.ENTER, 23)
-    rows.take(0, Message(Kind.TOKEN, 23, step=4), [])
-    assert {line.said(), line.said()} == {(Kind.PULL, 23), (Kind.ENTER, 27)}
-    assert other.said() == (Kind.PULL, 23)
+    assert line.said() == (Enter, 23)
+    rows.take(0, Token(23, 4))
+    assert {line.said(), line.said()} == {(Pull, 23), (Enter, 27)}
+    assert other.said() == (Pull, 23)
     rows.fail(Closed("the test"))
     assert all(isinstance(joined(*each), Closed) for each in (first, second))
 
@@ -82,9 +99,9 @@ def test_no_more_batches_than_the_window_has_are_between_pull_and_push(make_rows
     rows, (line, other) = make_rows(1)
     rows._tokens[23] = 4  # it has come already
     first = in_thread(lambda: rows.read(batch(0, 23)))
-    assert [line.said(), line.said(), other.said()] == [(Kind.ENTER, 23), (Kind.PULL, 23), (Kind.PULL, 23)]
+    assert [line.said(), line.said(), other.said()] == [(Enter, 23), (Pull, 23), (Pull, 23)]
     for node in (0, 1):
-        rows.take(node, Message(Kind.ROWS, 23, final=True), [])
+        rows.take(node, Rows(23, [], True))
     assert joined(*first) is None
     while rows._changed._waits.acquire(blocking=False):
         pass
@@ -92,16 +109,14 @@ def test_no_more_batches_than_the_window_has_are_between_pull_and_push(make_rows
     rows._changed.parked()
     assert line.silent()
     writing = in_thread(lambda: rows.write(batch(0, 23)))
-    (first, _), (second_said, _) = sorted(
-        (line._sent.get(timeout=PATIENCE) for _ in range(2)), key=lambda one: one[0].kind
-    )
-    assert (first.kind, first.batch_index, first.step) == (Kind.PUSH, 23, 4), "with the token that it was given"
-    assert (second_said.kind, second_said.batch_index) == (Kind.ENTER, 27), "it waits for no acknowledgement"
-    pushed, _ = other._sent.get(timeout=PATIENCE)
-    assert (pushed.kind, pushed.batch_index, pushed.step, pushed.share) == (Kind.PUSH, 23, 4, 0.5)
-    rows.take(0, Message(Kind.APPLIED, 23, step=3), [])
-    rows.take(1, Message(Kind.APPLIED, 23, step=4), [])
-    assert line.said() == (Kind.DONE, 23) and joined(*writing) is None
+    first, second_said = sorted((line.next() for _ in range(2)), key=lambda one: one.kind)
+    assert isinstance(first, Push) and (first.batch_index, first.token) == (23, 4), "with the token that it was given"
+    assert isinstance(second_said, Enter) and second_said.batch_index == 27, "it waits for no acknowledgement"
+    pushed = other.next()
+    assert isinstance(pushed, Push) and (pushed.batch_index, pushed.token, pushed.share) == (23, 4, 0.5)
+    rows.take(0, Applied(23, step=3))
+    rows.take(1, Applied(23, step=4))
+    assert line.said() == (Done, 23) and joined(*writing) is None
     assert not (rows._taken or rows._pending or rows._tokens or rows._handed), "nothing is kept of it"
     rows.fail(Closed("the test"))
     assert isinstance(joined(*second), Closed)
@@ -112,27 +127,27 @@ def test_a_wish_to_stop_is_told_with_the_next_question(make_rows):
     rows, (line, _) = make_rows(1, lambda: wishes.pop(0))
     for number, final in ((20, False), (20, True)):
         asking = in_thread(rows.reserve)
-        message, _ = line._sent.get(timeout=PATIENCE)
-        assert (message.kind, message.final) == (Kind.RESERVE, final)
-        rows.take(0, Message(Kind.DISPATCH, number, final=final), [])
+        message = line.next()
+        assert isinstance(message, Reserve) and message.stop == final
+        rows.take(0, Dispatch(number, final))
         assert joined(*asking) == (None if final else number)
     assert rows.reserve() is None and rows.stops_before(99) and line.silent()
-    rows.take(0, Message(Kind.FINISHED, 22), [])
+    rows.take(0, Finished(22))
     rows.end(0)
     assert rows.reached(99) == 11
 
 
-@pytest.mark.parametrize("kind", [Kind.PATCH, Kind.WELCOME, Kind.RESERVE, Kind.ROWS])
-def test_what_no_shard_says_is_refused(make_rows, kind):
+@pytest.mark.parametrize("message", [Patch(5, []), Welcome(np.zeros(0)), Reserve(), Rows(5, [], True)], ids=repr)
+def test_what_no_shard_says_is_refused(make_rows, message):
     rows, _ = make_rows(1)
     with pytest.raises(Malformed):
-        rows.take(0, Message(kind, 5), [])
+        rows.take(0, message)
 
 
 def test_after_an_error_nobody_waits(make_rows):
     rows, (line, _) = make_rows(1)
     waiting = in_thread(rows.reserve)
-    assert line.said() == (Kind.RESERVE, 0)
+    assert line.said() == (Reserve, None)
     rows.fail(ValueError("a defect"))
     assert isinstance(joined(*waiting), ValueError)
     for call in (rows.reserve, lambda: rows.read(batch(0, 3)), lambda: rows.end(0)):
@@ -148,8 +163,9 @@ def test_each_node_is_pushed_its_slice_of_the_dense_gradient_and_the_factor(make
     writing = in_thread(lambda: rows.write(batch(0, 23)))
     found = []
     for node, line in enumerate(lines):
-        message, (part,) = line._sent.get(timeout=PATIENCE)
+        message = line.next()
+        (part,) = message.gradients
         found.append(np.frombuffer(part, np.float32).tolist())
-        rows.take(node, Message(Kind.APPLIED, message.batch_index, step=4), [])
+        rows.take(node, Applied(message.batch_index, step=4))
     assert joined(*writing) is None
     assert found == [[8, 16, 0.25], [24, 0.25]]

@@ -10,9 +10,27 @@ from marius_oac.nodes.gba.dispatch_server import DispatchServer
 from marius_oac.nodes.gba.dispatcher import Dispatcher
 from marius_oac.nodes.gba.modes import Mode, make_mode
 from marius_oac.nodes.shards.dispatched_shard import DispatchedShard
-from marius_oac.nodes.transport.messages import Kind, Malformed, Message, parse
+from marius_oac.nodes.transport.messages import (
+    Answer,
+    Dispatch,
+    Done,
+    Enter,
+    Fill,
+    Filled,
+    Finished,
+    Kind,
+    Malformed,
+    Pull,
+    Push,
+    Refuse,
+    Reserve,
+    Token,
+    parse,
+)  # fmt: skip
 from tests.nodes.dispatched_world import DIMENSION, ROWS, World
+from tests.nodes.wire import framed
 
+NOTHING = np.zeros(0, np.bool_)
 KINDS = ("gba", "async", "bsp", "hop-bs", "hop-bw")
 
 
@@ -120,20 +138,22 @@ class Said:
         self.pulled, self.pushed, self.entered, self.out, self.through = set(), set(), set(), {}, set()
 
     def hear(self, rank, node, frames, replies):
-        message, _ = parse(frames)
-        kinds = {Kind.PULL: self.pulled, Kind.PUSH: self.pushed}
-        if message.kind in kinds:
-            kinds[message.kind].add((rank, node, message.batch_index))
-        if message.kind == Kind.ENTER:
-            self.entered.add((rank, message.batch_index))
-        if message.kind == Kind.DONE:
-            del self.out[message.batch_index]
+        match parse(frames):
+            case Pull(number):
+                self.pulled.add((rank, node, number))
+            case Push(number):
+                self.pushed.add((rank, node, number))
+            case Enter(number):
+                self.entered.add((rank, number))
+            case Done(number):
+                del self.out[number]
         for peer, reply in replies:
-            if reply.kind == Kind.TOKEN:
-                self.entered.discard((peer, reply.batch_index))
-                self.out[reply.batch_index] = peer
-            if reply.kind == Kind.DISPATCH and reply.final:
-                self.through.add(peer)
+            match reply:
+                case Token(number):
+                    self.entered.discard((peer, number))
+                    self.out[number] = peer
+                case Dispatch(final=True):
+                    self.through.add(peer)
 
     def nonsense(self):
         """Messages that nobody sends now: (rank, shard, frames)."""
@@ -149,36 +169,36 @@ class Said:
             Kind.TOKEN,
             Kind.FINISHED,
         ):
-            yield 0, 0, Message(kind, 1).frames()
+            yield 0, 0, framed(kind, 1)
         for node in range(1, world.shards):
             for kind in (Kind.RESERVE, Kind.ENTER, Kind.DONE):
-                yield 0, node, Message(kind, 1).frames()
+                yield 0, node, framed(kind, 1)
         yield from self.nonsense_of_batches()
         for rank in trainers:
-            yield rank, 0, Message(Kind.ENTER, 10**6).frames()
-            yield rank, 0, Message(Kind.DONE, 10**6, [np.zeros(world.shards, np.int64), np.zeros(1)]).frames()
+            yield rank, 0, framed(Kind.ENTER, 10**6)
+            yield rank, 0, framed(Kind.DONE, 10**6, [np.zeros(world.shards, np.int64), np.zeros(1)])
         for rank in self.through:
-            yield rank, 0, Message(Kind.RESERVE, 0).frames()
+            yield rank, 0, framed(Kind.RESERVE, 0)
         for rank, number in self.entered:
-            yield rank, 0, Message(Kind.ENTER, number).frames()
-            yield (rank + 1) % len(trainers), 0, Message(Kind.ENTER, number).frames()
+            yield rank, 0, framed(Kind.ENTER, number)
+            yield (rank + 1) % len(trainers), 0, framed(Kind.ENTER, number)
         for number, rank in self.out.items():
             steps = np.zeros(world.shards, np.int64)
             if len(trainers) > 1:
-                yield (rank + 1) % len(trainers), 0, Message(Kind.DONE, number, [steps, np.zeros(1)]).frames()
-            yield rank, 0, Message(Kind.DONE, number).frames()
-            yield rank, 0, Message(Kind.DONE, number, [steps[1:], np.zeros(1)]).frames()
-            yield rank, 0, Message(Kind.DONE, number, [np.append(steps, 0), np.zeros(1)]).frames()
-            yield rank, 0, [Message(Kind.DONE, number).frames()[0], b"1234567"]
-            yield rank, 0, Message(Kind.DONE, number, [steps]).frames()
-            yield rank, 0, Message(Kind.DONE, number, [steps, np.full(1, np.nan)]).frames()
+                yield (rank + 1) % len(trainers), 0, framed(Kind.DONE, number, [steps, np.zeros(1)])
+            yield rank, 0, framed(Kind.DONE, number)
+            yield rank, 0, framed(Kind.DONE, number, [steps[1:], np.zeros(1)])
+            yield rank, 0, framed(Kind.DONE, number, [np.append(steps, 0), np.zeros(1)])
+            yield rank, 0, [framed(Kind.DONE, number)[0], b"1234567"]
+            yield rank, 0, framed(Kind.DONE, number, [steps])
+            yield rank, 0, framed(Kind.DONE, number, [steps, np.full(1, np.nan)])
 
     def nonsense_of_batches(self):
         world = self.world
         for rank, node, number in self.pulled - self.pushed:
             yield rank, node, world.pull(number, node).frames()  # again
             good, dense = self.gradients(number, node)
-            header = Message(Kind.PUSH, number).frames()[0]
+            header = framed(Kind.PUSH, number)[0]
             bad = [[], [*good, *good, *dense], [*good, *dense, dense[0]], dense]
             bad += [[good[0][:-1], *good[1:], *dense]] * bool(good[0].size)
             bad += [[*good, dense[0][:-1]], [*good, np.append(dense[0], 1)], [*good, np.full_like(dense[0], np.nan)]]
@@ -191,8 +211,8 @@ class Said:
         for node in range(world.shards):
             yield 0, node, self.push(10**6, node)  # never pulled
             for arrays in ([], [np.arange(1)] * (world.tables + 1), [np.array([ROWS])] * world.tables):
-                yield 0, node, Message(Kind.PULL, 10**6, arrays).frames()
-            yield 0, node, [Message(Kind.PULL, 10**6).frames()[0], *[b"1234"] * world.tables]
+                yield 0, node, framed(Kind.PULL, 10**6, arrays)
+            yield 0, node, [framed(Kind.PULL, 10**6)[0], *[b"1234"] * world.tables]
 
     def gradients(self, number, node):
         world = self.world
@@ -202,7 +222,7 @@ class Said:
 
     def push(self, number, node):
         good, dense = self.gradients(number, node)
-        return Message(Kind.PUSH, number, [*good, *dense]).frames()
+        return framed(Kind.PUSH, number, [*good, *dense])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,7 +236,7 @@ def test_what_nobody_sends_is_refused_and_changes_nothing(kind, seed):
         for who, where, bad in said.nonsense():
             with pytest.raises(Malformed):
                 again.nodes[where].handle(who, bad)
-            tried.add(parse(bad)[0].kind if bad else None)
+            tried.add(bad[0][4] if bad else None)
         replies = again.nodes[node].handle(rank, frames)
         expected = world.replies.pop(0)
         assert [(peer, *(bytes(each) for each in reply.frames())) for peer, reply in replies] == expected
@@ -259,56 +279,53 @@ def desk_with_elastic_worker(batches):
 
 def ask(desk, rank):
     """A trainer asks, pulls and pushes one batch; what was said then."""
-    (_, dispatch), *rest = desk.handle(rank, Message(Kind.RESERVE, 0), [])
+    (_, dispatch), *rest = desk.handle(rank, Reserve())
     if not dispatch.final:
-        desk.handle(rank, Message(Kind.ENTER, dispatch.batch_index, step=7), [])
-        desk.handle(rank, Message(Kind.DONE, dispatch.batch_index), [np.zeros(1, np.int64), np.zeros(1)])
-    return [(dispatch.kind, dispatch.final), *((to, message.kind) for to, message in rest)]
+        desk.handle(rank, Enter(dispatch.batch_index, 7))
+        desk.handle(rank, Done(dispatch.batch_index, np.zeros(1, np.int64), np.zeros(1)))
+    return [(type(dispatch), dispatch.final), *((to, type(message)) for to, message in rest)]
 
 
 def test_guests_wait_until_a_trainer_asks_and_after_the_last_batch():
     desk = desk_with_elastic_worker(2)
-    assert desk.handle(1, Message(Kind.RESERVE, 0), []) == [] and desk.waiting_workers == [1]
-    told = desk.handle(0, Message(Kind.RESERVE, 0), [])
-    assert [(to, message.kind, message.batch_index) for to, message in told] == [
-        (0, Kind.DISPATCH, 0),
-        (1, Kind.DISPATCH, 1),
-    ]
-    assert desk.waiting_workers == [] and ask(desk, 1) == [(Kind.DISPATCH, True)]
-    assert desk.handle(1, Message(Kind.RESERVE, 0), []) == [] and desk.waiting_workers == [1]
+    assert desk.handle(1, Reserve()) == [] and desk.waiting_workers == [1]
+    told = desk.handle(0, Reserve())
+    assert [(to, type(each), each.batch_index) for to, each in told] == [(0, Dispatch, 0), (1, Dispatch, 1)]
+    assert desk.waiting_workers == [] and ask(desk, 1) == [(Dispatch, True)]
+    assert desk.handle(1, Reserve()) == [] and desk.waiting_workers == [1]
 
 
 def test_a_guest_that_leaves_when_all_is_done_troubles_nobody():
     """Its roll call would reach the desk of the next stretch, and all would be told again that this one is finished."""
     desk = desk_with_elastic_worker(2)
-    assert ask(desk, 0) == ask(desk, 1) == [(Kind.DISPATCH, False)]
-    assert ask(desk, 1) == [(Kind.DISPATCH, True), (1, Kind.FINISHED)]
-    assert ask(desk, 0) == [(Kind.DISPATCH, True), (0, Kind.FINISHED)]
+    assert ask(desk, 0) == ask(desk, 1) == [(Dispatch, False)]
+    assert ask(desk, 1) == [(Dispatch, True), (1, Finished)]
+    assert ask(desk, 0) == [(Dispatch, True), (0, Finished)]
     assert desk.gone(1) == []
 
 
 def test_a_guest_that_leaves_before_is_missed_once_and_all_finish_then():
     desk = desk_with_elastic_worker(2)
-    ask(desk, 0), desk.handle(1, Message(Kind.RESERVE, 0), [])
-    assert ask(desk, 0) == [(Kind.DISPATCH, True)]
+    ask(desk, 0), desk.handle(1, Reserve())
+    assert ask(desk, 0) == [(Dispatch, True)]
     ((to, call),) = desk.gone(1)
-    assert (to, call.kind, call.batch_index) == (0, Kind.REFUSE, 1) and not call.arrays[0].size
+    assert (to, type(call), call.worker) == (0, Refuse, 1) and not call.batches.size
     with pytest.raises(Malformed, match="which nobody asked for"):
-        desk.handle(0, Message(Kind.ANSWER, 5), [])
+        desk.handle(0, Answer(5, NOTHING))
     with pytest.raises(Malformed, match="which that trainer does not have"):
-        desk.handle(1, Message(Kind.ANSWER, 1), [])
-    ((to, end),) = desk.handle(0, Message(Kind.ANSWER, 1), [])
-    assert (to, end.kind) == (0, Kind.FINISHED) and desk.metrics()["batches_lost"] == 1
+        desk.handle(1, Answer(1, NOTHING))
+    ((to, end),) = desk.handle(0, Answer(1, NOTHING))
+    assert (to, type(end)) == (0, Finished) and desk.metrics()["batches_lost"] == 1
 
 
 def test_of_the_dead_a_batch_that_every_shard_has_is_counted_and_no_other_is():
     desk = desk_with_elastic_worker(4)
     ask(desk, 0)
     for settled, reserved in ((True, 1), (False, 2)):
-        dispatches = [desk.handle(1, Message(Kind.RESERVE, 0), [])[0][1] for _ in range(reserved)]
-        desk.handle(1, Message(Kind.ENTER, dispatches[0].batch_index, step=5), [])
+        dispatches = [desk.handle(1, Reserve())[0][1] for _ in range(reserved)]
+        desk.handle(1, Enter(dispatches[0].batch_index, 5))
         ((_, call),) = desk.gone(1)
-        desk.handle(0, Message(Kind.ANSWER, call.batch_index), [np.array([settled])])
+        desk.handle(0, Answer(call.worker, np.array([settled])))
         assert desk.metrics()["examples"] == 7 + 5
     assert desk.metrics()["batches_lost"] == 2 and not desk._out
 
@@ -317,19 +334,20 @@ def test_nothing_is_finished_before_every_shard_has_filled_its_places():
     """Else a shard's answer would reach the desk of the next stretch."""
     desk = DispatchServer(Coordinator(Dispatcher(make_mode("gba", 2, 2, 1), 0, 2), 2), [0, 1], 2, 2)
     for rank, steps in ((0, [0, 0]), (2, None)):
-        (_, dispatch), *_ = desk.handle(rank, Message(Kind.RESERVE, 0), [])
-        desk.handle(rank, Message(Kind.ENTER, dispatch.batch_index), [])
+        (_, dispatch), *_ = desk.handle(rank, Reserve())
+        desk.handle(rank, Enter(dispatch.batch_index, 0))
         if steps:
-            desk.handle(rank, Message(Kind.DONE, dispatch.batch_index), [np.array(steps), np.zeros(1)])
+            desk.handle(rank, Done(dispatch.batch_index, np.array(steps), np.zeros(1)))
     for rank in (0, 1):
-        assert [message.kind for _, message in desk.handle(rank, Message(Kind.RESERVE, 0), [])] == [Kind.DISPATCH]
-    assert [(to, message.kind) for to, message in desk.gone(2)] == [(0, Kind.REFUSE), (1, Kind.REFUSE)]
-    assert (
-        desk.handle(0, Message(Kind.ANSWER, 2, table=0, step=1), [np.array([True])]) == []
-    )  # it has the guest's batch
-    ((to, fill),) = desk.handle(1, Message(Kind.ANSWER, 2, table=1), [np.array([False])])
-    assert (to, fill.kind) == (1, Kind.FILL) and fill.arrays[0].tolist() == [0]
+        assert [type(message) for _, message in desk.handle(rank, Reserve())] == [Dispatch]
+    assert [(to, type(message)) for to, message in desk.gone(2)] == [(0, Refuse), (1, Refuse)]
+    for settled in ([], [True, True]):
+        with pytest.raises(Malformed, match=f"{len(settled)} batches of worker 2, which nobody asked for"):
+            desk.handle(0, Answer(2, np.array(settled, np.bool_), 0, 1))
+    assert desk.handle(0, Answer(2, np.array([True]), 0, 1)) == []  # it has the guest's batch
+    ((to, fill),) = desk.handle(1, Answer(2, np.array([False]), 1))
+    assert (to, type(fill)) == (1, Fill) and fill.tokens.tolist() == [0]
     with pytest.raises(Malformed, match="slots that nobody asked for"):
-        desk.handle(0, Message(Kind.FILLED, 2, table=0, step=1), [])
-    told = desk.handle(1, Message(Kind.FILLED, 2, table=1, step=1), [])
-    assert [(to, message.kind) for to, message in told] == [(0, Kind.FINISHED), (1, Kind.FINISHED)]
+        desk.handle(0, Filled(2, 0, 1))
+    told = desk.handle(1, Filled(2, 1, 1))
+    assert [(to, type(message)) for to, message in told] == [(0, Finished), (1, Finished)]

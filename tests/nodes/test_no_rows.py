@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from marius_oac.nodes.shards.no_rows import NoRows
-from marius_oac.nodes.transport.messages import Kind, Malformed, Message
+from marius_oac.nodes.transport.messages import Malformed, Push
 from marius_oac.runtime.channel import Closed
 
 
@@ -24,7 +24,7 @@ def test_it_plans_nothing_and_stops_before_every_batch():
         with pytest.raises(RuntimeError, match="has no batches"):
             stage(None)
     with pytest.raises(Malformed, match="PUSH"):
-        rows.take(0, Message(Kind.PUSH, 7), [])
+        rows.take(0, Push(7, []))
 
 
 @pytest.mark.parametrize("dispatching", [False, True])

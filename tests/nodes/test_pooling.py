@@ -14,7 +14,7 @@ from marius_oac.nodes.shards.placement import unique_keys
 from marius_oac.nodes.shards.pooling import pool_table
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import KeyedTable
-from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array
+from marius_oac.nodes.transport.messages import Kind, Malformed, Push, array
 from marius_oac.storage.keys.table import KeyTable
 from tests.nodes import naive_pooling as naive
 from tests.nodes.naive_shards import shard_of_key
@@ -31,6 +31,7 @@ from tests.nodes.test_protocol_simulation import (
     store,
 )
 from tests.nodes.test_shards import placements
+from tests.nodes.wire import framed
 
 FEATURES = ("one", "two", "tags", "words", "parts", "seen")
 VOCABULARY = {"one": 0, "two": 1, "tags": 0, "words": 2, "parts": 2, "seen": 1}
@@ -241,12 +242,12 @@ KEYS = ask([5, 9, 7])
 
 def pull(singles, index, offsets, keys=KEYS, kind=Kind.PULL):
     arrays = [np.array(each, np.int32) for each in (np.atleast_1d(singles), index, offsets)]
-    return Message(kind, 0, [*keys, *arrays]).frames()
+    return framed(kind, 0, [*keys, *arrays])
 
 
 GOOD = pull(1, [1, 2, 0], [0, 2, 3])
 BAD = {
-    "no sums": Message(Kind.PULL, 0, KEYS).frames(),
+    "no sums": framed(Kind.PULL, 0, KEYS),
     "a frame too few": GOOD[:-1],
     "a frame too many": [*GOOD, b""],
     "no number of single keys": pull([], [1, 2, 0], [0, 2, 3]),
@@ -267,7 +268,7 @@ BAD = {
     "a key that nothing is asked of": pull(0, [1, 2], [0, 2]),
     "keys that differ in number": pull(1, [1, 2, 0], [0, 2, 3], [KEYS[0][:2], *KEYS[1:]]),
     "sums to look at": pull(1, [1, 2, 0], [0, 2, 3], kind=Kind.LOOK_UP),
-    "gradients before a pull": Message(Kind.PUSH, 0, [np.zeros((3, DIMENSION), np.float32)]).frames(),
+    "gradients before a pull": framed(Kind.PUSH, 0, [np.zeros((3, DIMENSION), np.float32)]),
 }
 
 
@@ -279,13 +280,13 @@ def test_what_nobody_sends_is_refused_and_changes_nothing(name, lockstep):
     with pytest.raises(Malformed):
         shard.handle(0, BAD[name])
     assert not len(table.keys)
-    assert shard.handle(0, GOOD)[0][1].arrays[0].shape == (3, DIMENSION)
+    assert shard.handle(0, GOOD)[0][1].values[0].shape == (3, DIMENSION)
     before = table.keys.fingerprint()
     for count in (2, 4):
         with pytest.raises(Malformed):
-            shard.handle(0, Message(Kind.PUSH, 0, [np.ones((count, DIMENSION), np.float32)]).frames())
+            shard.handle(0, framed(Kind.PUSH, 0, [np.ones((count, DIMENSION), np.float32)]))
     assert table.keys.fingerprint() == before
-    push = Message(Kind.PUSH, 0, [np.ones((3, DIMENSION), np.float32)])
+    push = Push(0, [np.ones((3, DIMENSION), np.float32)])
     assert [message.kind for _, message in shard.handle(0, push.frames())] == [Kind.APPLIED]
     assert table.keys.fingerprint() != before
 
@@ -328,7 +329,7 @@ def test_a_fuzzed_pull_is_refused_or_gets_what_it_asks_for():
             continue
         ((_, answer),) = shard.handle(0, frames)
         expected = naive.answered(values, numbers[0][0], naive.sums_of(*numbers[1:]))
-        assert np.allclose(answer.arrays[0], np.reshape(expected, (-1, DIMENSION)), atol=1e-6)
+        assert np.allclose(answer.values[0], np.reshape(expected, (-1, DIMENSION)), atol=1e-6)
     assert min(outcomes.values()) > 100, outcomes
 
 

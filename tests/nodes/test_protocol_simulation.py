@@ -13,11 +13,12 @@ from marius_oac.config.sections import OptimizerConfig
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import KeyedTable, NumberedTable
-from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array, parse
+from marius_oac.nodes.transport.messages import Applied, Kind, Malformed, Patch, Pull, Push, Rows, array, parse
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.memory import MemoryStore
+from tests.nodes.wire import framed
 
 DIMENSION, ROWS = 3, 7
 RATE, EPSILON = 0.1, 1e-10
@@ -59,7 +60,7 @@ class Trainer:
         self.values[number] = [None] * self.shards
         self.missing[number] = set(range(self.shards))
         for shard, rows in enumerate(self.batches[number]):
-            yield shard, Message(Kind.PULL, number, self.asked(rows))
+            yield shard, Pull(number, self.asked(rows))
 
     def can_compute(self):
         return self.computed < self.pulled and not self.missing[self.computed]
@@ -68,20 +69,23 @@ class Trainer:
         number = self.computed
         self.computed += 1
         for shard, values in enumerate(self.values.pop(number)):
-            yield shard, Message(Kind.PUSH, number, [gradient(values, number, self.rank)], share=share)
+            yield shard, Push(number, [gradient(values, number, self.rank)], share)
 
     def take(self, shard, frames):
-        message, rest = parse(frames)
+        message = parse(frames)
         self.stops.append(message.stop_at)
-        if message.kind == Kind.ROWS:
-            count = self.size(self.batches[message.batch_index][shard])
-            self.values[message.batch_index][shard] = array(rest[0], np.float32, count, DIMENSION).copy()
-            if message.final:
-                self.missing[message.batch_index].remove(shard)
-        elif message.kind == Kind.PATCH:
-            places = array(rest[0], np.int64, -1)
-            self.values[message.batch_index][shard][places] = array(rest[1], np.float32, places.size, DIMENSION)
-            self.missing[message.batch_index].remove(shard)
+        match message:
+            case Rows(number, (values,), final):
+                count = self.size(self.batches[number][shard])
+                self.values[number][shard] = array(values, np.float32, count, DIMENSION).copy()
+                if final:
+                    self.missing[number].remove(shard)
+            case Patch(number, (places, values)):
+                places = array(places, np.int64, -1)
+                self.values[number][shard][places] = array(values, np.float32, places.size, DIMENSION)
+                self.missing[number].remove(shard)
+            case other:
+                assert isinstance(other, Applied)
 
 
 def simulate(batches, shards, shares, ahead, choose, make_trainer=Trainer, tables=None):
@@ -162,9 +166,9 @@ def test_the_simulation_would_find_rows_that_were_not_patched(monkeypatch):
 
     def forgetful(self, trainer, batch_index):
         message = real(self, trainer, batch_index)
-        if message.kind == Kind.PATCH:
+        if isinstance(message, Patch):
             empty = [np.zeros(0, np.int64), np.zeros((0, DIMENSION), np.float32)]
-            return Message(Kind.PATCH, message.batch_index, empty)
+            return Patch(message.batch_index, empty)
         return message
 
     monkeypatch.setattr(Shard, "_news", forgetful)
@@ -189,10 +193,10 @@ def run_keyed(order, after):
     shard = Shard([table], 2)
     asked = [ask([5, 9, 7]), ask([9, 11])]
     for rank in order:
-        shard.handle(rank, Message(Kind.PULL, 0, asked[rank]).frames())
+        shard.handle(rank, framed(Kind.PULL, 0, asked[rank]))
     for rank in reversed(order):
         part = np.full((len(asked[rank][0]), DIMENSION), rank + 1, np.float32)
-        shard.handle(rank, Message(Kind.PUSH, 0, [part], share=0.5).frames())
+        shard.handle(rank, framed(Kind.PUSH, 0, [part], share=0.5))
     return table
 
 
@@ -215,18 +219,18 @@ def test_freely_a_push_is_applied_at_once():
     table = keyed()
     shard = Shard([table], 2, lockstep=False)
     for rank, batch in ((1, 4), (0, 2)):
-        ((peer, rows),) = shard.handle(rank, Message(Kind.PULL, batch, ask([5])).frames())
+        ((peer, rows),) = shard.handle(rank, framed(Kind.PULL, batch, ask([5])))
         assert peer == rank and rows.final
     for rank, batch in ((0, 2), (1, 4)):
         part = [np.ones((1, DIMENSION), np.float32)]
-        ((peer, answer),) = shard.handle(rank, Message(Kind.PUSH, batch, part, share=0.5).frames())
+        ((peer, answer),) = shard.handle(rank, framed(Kind.PUSH, batch, part, share=0.5))
         assert (peer, answer.kind) == (rank, Kind.APPLIED)
     assert np.allclose(next(table.store.blocks()).rows[0, DIMENSION:], 2.0)
 
 
 def freely(shard, rank, batch, share=0.5):
-    shard.handle(rank, Message(Kind.PULL, batch, ask([5])).frames())
-    shard.handle(rank, Message(Kind.PUSH, batch, [np.ones((1, DIMENSION), np.float32)], share=share).frames())
+    shard.handle(rank, framed(Kind.PULL, batch, ask([5])))
+    shard.handle(rank, framed(Kind.PUSH, batch, [np.ones((1, DIMENSION), np.float32)], share=share))
 
 
 def test_freely_a_timestamp_is_that_of_the_batch():
@@ -252,39 +256,39 @@ def test_freely_an_example_that_is_another_trainers_counts_for_nothing():
 def test_a_trainer_that_pulls_and_never_pushes_fills_no_memory(lockstep):
     shard = Shard([keyed()], 2, lockstep, ahead=5)
     for batch in range(5):
-        shard.handle(1, Message(Kind.PULL, batch, ask([5])).frames())
+        shard.handle(1, framed(Kind.PULL, batch, ask([5])))
     with pytest.raises(Malformed, match="too far ahead"):
-        shard.handle(1, Message(Kind.PULL, 5, ask([5])).frames())
-    shard.handle(0, Message(Kind.PULL, 0, ask([5])).frames())
+        shard.handle(1, framed(Kind.PULL, 5, ask([5])))
+    shard.handle(0, framed(Kind.PULL, 0, ask([5])))
     with pytest.raises(Malformed, match="too far ahead"):
-        shard.handle(0, Message(Kind.PULL, 2**41, ask([5])).frames())
+        shard.handle(0, framed(Kind.PULL, 2**41, ask([5])))
 
 
 def test_a_look_up_changes_nothing():
     table = keyed()
     shard = Shard([table], 1)
     before = table.keys.fingerprint()
-    ((_, answer),) = shard.handle(0, Message(Kind.LOOK_UP, 1, ask([3, 4])).frames())
-    assert not answer.arrays[1].any() and answer.arrays[0].shape == (2, DIMENSION)
+    ((_, answer),) = shard.handle(0, framed(Kind.LOOK_UP, 1, ask([3, 4])))
+    assert not answer.known.any() and answer.values.shape == (2, DIMENSION)
     assert table.keys.fingerprint() == before
 
 
-GOOD = Message(Kind.PULL, 0, [np.arange(2)])
+GOOD = Pull(0, [np.arange(2)])
 BAD = {
     "nothing": [],
     "no header": [b"MOA1"],
     "another magic": [b"X" + GOOD.frames()[0][1:]],
-    "a shard's message": Message(Kind.ROWS, 0).frames(),
+    "a shard's message": framed(Kind.ROWS, 0),
     "too few frames": [GOOD.frames()[0]],
     "too many frames": [*GOOD.frames(), b""],
     "half a row": [GOOD.frames()[0], b"1234567"],
-    "no such row": Message(Kind.PULL, 0, [np.array([ROWS])]).frames(),
-    "a row below 0": Message(Kind.PULL, 0, [np.array([-1])]).frames(),
-    "a push without a pull": Message(Kind.PUSH, 0, [np.zeros((2, DIMENSION), np.float32)]).frames(),
-    "a table that is not there": Message(Kind.LOOK_UP, 0, [np.arange(2)], table=7).frames(),
-    "a batch below 0": Message(Kind.PULL, -1, [np.arange(2)]).frames(),
-    "a share above 1": Message(Kind.PULL, 0, [np.arange(2)], share=2.0).frames(),
-    "no number for a factor": Message(Kind.PULL, 0, [np.arange(2)], factor=float("nan")).frames(),
+    "no such row": framed(Kind.PULL, 0, [np.array([ROWS])]),
+    "a row below 0": framed(Kind.PULL, 0, [np.array([-1])]),
+    "a push without a pull": framed(Kind.PUSH, 0, [np.zeros((2, DIMENSION), np.float32)]),
+    "a table that is not there": framed(Kind.LOOK_UP, 0, [np.arange(2)], table=7),
+    "a batch below 0": framed(Kind.PULL, -1, [np.arange(2)]),
+    "a share above 1": framed(Kind.PULL, 0, [np.arange(2)], share=2.0),
+    "no number for a factor": framed(Kind.PULL, 0, [np.arange(2)], factor=float("nan")),
 }
 
 
@@ -294,14 +298,14 @@ def test_what_nobody_sends_is_refused_and_changes_nothing(name):
     shard = Shard([NumberedTable(each, OPTIMIZER)], 1)
     with pytest.raises(Malformed):
         shard.handle(0, BAD[name])
-    push = Message(Kind.PUSH, 0, [np.ones((2, DIMENSION), np.float32)])
+    push = Push(0, [np.ones((2, DIMENSION), np.float32)])
     assert shard.handle(0, GOOD.frames())[0][1].final
     assert [message.kind for _, message in shard.handle(0, push.frames())] == [Kind.APPLIED]
 
 
 def test_a_batch_is_pulled_and_pushed_once():
     shard = Shard([NumberedTable(store(0), OPTIMIZER)], 2)
-    push = Message(Kind.PUSH, 0, [np.ones((2, DIMENSION), np.float32)])
+    push = Push(0, [np.ones((2, DIMENSION), np.float32)])
     shard.handle(0, GOOD.frames())
     for again in (GOOD,):
         with pytest.raises(Malformed, match="again"):
@@ -316,11 +320,11 @@ def test_a_trainer_that_wants_to_stop_is_heard_by_all():
     for rank in (0, 1):
         shard.handle(rank, GOOD.frames())
     part = [np.ones((2, DIMENSION), np.float32)]
-    shard.handle(0, Message(Kind.PUSH, 0, part, share=0.5, stop_at=9).frames())
-    news = shard.handle(1, Message(Kind.PUSH, 0, part, share=0.5).frames())
+    shard.handle(0, framed(Kind.PUSH, 0, part, share=0.5, stop_at=9))
+    news = shard.handle(1, framed(Kind.PUSH, 0, part, share=0.5))
     assert [message.stop_at for _, message in news] == [9, 9]
-    assert shard.handle(1, Message(Kind.PULL, 1, [np.arange(1)]).frames()) == []  # trainer 0's comes first
-    assert [m.stop_at for _, m in shard.handle(0, Message(Kind.PULL, 1, [np.arange(1)]).frames())] == [9, 9]
+    assert shard.handle(1, framed(Kind.PULL, 1, [np.arange(1)])) == []  # trainer 0's comes first
+    assert [m.stop_at for _, m in shard.handle(0, framed(Kind.PULL, 1, [np.arange(1)]))] == [9, 9]
 
 
 @pytest.mark.parametrize("first, pulled, stops", [(5, (), 7), (5, (5, 6), 8)])
@@ -329,7 +333,7 @@ def test_freely_a_wish_to_stop_counts_from_the_last_batch_pulled(first, pulled, 
     shard = Shard([NumberedTable(store(0), OPTIMIZER)], 2, lockstep=False)
     shard.begin(first)
     for rank, number in ((0, first), *((1, number) for number in pulled)):
-        shard.handle(rank, Message(Kind.PULL, number, [np.arange(2)]).frames())
+        shard.handle(rank, framed(Kind.PULL, number, [np.arange(2)]))
     part = [np.ones((2, DIMENSION), np.float32)]
-    ((_, told),) = shard.handle(0, Message(Kind.PUSH, first, part, share=0.5, stop_at=first + 2).frames())
+    ((_, told),) = shard.handle(0, framed(Kind.PUSH, first, part, share=0.5, stop_at=first + 2))
     assert told.stop_at == stops

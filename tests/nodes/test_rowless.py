@@ -17,10 +17,11 @@ from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.launch.agent import LocalProcesses, _spared
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
-from marius_oac.nodes.transport.messages import Kind, Message
+from marius_oac.nodes.transport.messages import Kind
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.training.rowless import staying
 from tests.nodes.dispatched_world import AHEAD, everything, make_dispatching, make_tables
+from tests.nodes.wire import framed
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("forked_programs_of_one_thread")
@@ -39,7 +40,7 @@ class Two:
             shard.begin(0)
 
     def says(self, peer, kind, number=0, *arrays, node=0, **about):
-        out = self.shards[node].handle(peer, Message(kind, number, arrays, **about).frames())
+        out = self.shards[node].handle(peer, framed(kind, number, arrays, **about))
         return {(to, message.kind): message for to, message in out}
 
     def dispatch(self, peer):
@@ -51,7 +52,7 @@ class Two:
         token = self.says(peer, Kind.ENTER, number, step=5)[peer, Kind.TOKEN]
         for node in (0, 1):
             self.says(peer, Kind.PULL, number, np.arange(3), node=node)
-        return token.step
+        return token.token
 
     def push(self, peer, number, token, nodes=(0, 1)):
         """What each of these shards says to it."""
@@ -66,7 +67,7 @@ class Two:
     def dies(self, peer, late=lambda: None):
         """It is gone for the first shard, which holds the roll call; `late`: what the second one hears meanwhile."""
         for _, message in self.shards[0].gone(peer):
-            worker, (batches,) = message.batch_index, message.arrays
+            worker, batches = message.worker, message.batches
         answers = [shard.refuse(batches.tolist()) for shard in self.shards]
         late()
         assert self.shards[1].gone(peer) == []
@@ -75,7 +76,7 @@ class Two:
             fills |= self.says(0, Kind.ANSWER, worker, np.array(settled), table=node, step=step)
         for (_, kind), message in fills.items():
             assert kind == Kind.FILL
-            self.says(0, Kind.FILLED, worker, table=1, step=self.shards[1].fill(message.arrays[0].tolist()))
+            self.says(0, Kind.FILLED, worker, table=1, step=self.shards[1].fill(message.tokens.tolist()))
 
 
 @pytest.mark.parametrize(

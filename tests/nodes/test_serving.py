@@ -16,13 +16,14 @@ from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.in_process import Network
-from marius_oac.nodes.transport.messages import Kind, Message, parse
+from marius_oac.nodes.transport.messages import Found, Kind, Welcome, parse
 from tests.nodes.test_protocol_simulation import DIMENSION, OPTIMIZER, ROWS, store
+from tests.nodes.wire import framed
 from tests.nodes.worlds import together
 from tests.threads import PATIENCE
 
-PULL = Message(Kind.PULL, 0, [np.arange(2)]).frames()
-LOOK_UP = Message(Kind.LOOK_UP, 1, [np.arange(2)]).frames()
+PULL = framed(Kind.PULL, 0, [np.arange(2)])
+LOOK_UP = framed(Kind.LOOK_UP, 1, [np.arange(2)])
 
 
 class Broken(NumberedTable):
@@ -101,7 +102,7 @@ def test_rows_that_no_message_holds_are_a_line():
         failed.set()
 
     with ShardServer(Shard([NumberedTable(store(0), OPTIMIZER)], 1), [(door, [0])], on_failure) as server:
-        client.send(Message(Kind.PULL, 0, [np.arange(ROWS)]).frames())
+        client.send(framed(Kind.PULL, 0, [np.arange(ROWS)]))
         with pytest.raises(NodeLost, match="node a: it can't go on: training.batch_size: batch 0: .* make batches"):
             client.receive()
         assert failed.wait(PATIENCE) and isinstance(failures[0], InputError)
@@ -113,21 +114,21 @@ def test_a_guest_is_told_of_the_run_once():
     early, late = network.client("a", 1), network.client("a", 2)
 
     def hears(elastic_worker):
-        message, frames = parse(elastic_worker.receive())
-        return message.kind, bytes(frames[0]) if message.kind == Kind.WELCOME else None
+        message = parse(elastic_worker.receive())
+        return bytes(message.run) if isinstance(message, Welcome) else type(message)
 
     def fail(error):
         server.fail(error)
 
     with ShardServer(Shard([NumberedTable(store(0), OPTIMIZER)], 1), [(door, [0, 1, 2])], fail, 1) as server:
-        early.send(Message(Kind.JOIN, 0).frames())
+        early.send(framed(Kind.JOIN, 0))
         early.send(LOOK_UP)
-        assert hears(early) == (Kind.FOUND, None)  # it has been heard, and must wait
+        assert hears(early) is Found  # it has been heard, and must wait
         server.welcome(b"a run")
-        assert hears(early) == (Kind.WELCOME, b"a run")
-        late.send(Message(Kind.JOIN, 0).frames())
-        assert hears(late) == (Kind.WELCOME, b"a run")
+        assert hears(early) == b"a run"
+        late.send(framed(Kind.JOIN, 0))
+        assert hears(late) == b"a run"
         server.welcome(b"the run, again")
         for elastic_worker in (early, late):
             elastic_worker.send(LOOK_UP)
-            assert hears(elastic_worker) == (Kind.FOUND, None)
+            assert hears(elastic_worker) is Found

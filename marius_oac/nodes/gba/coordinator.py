@@ -79,9 +79,9 @@ class Coordinator:
             return WAIT
         return self.dispatcher.ask(worker)
 
-    def expects(self, worker: int) -> bool:
-        """Whether the worker's batches are being recovered."""
-        return worker in self._recoveries
+    def expects(self, worker: int) -> int | None:
+        """Returns how many of the worker's batches are being recovered; None: it is not."""
+        return len(self._recoveries[worker].out) if worker in self._recoveries else None
 
     def done(self, worker: int, batch: int, steps: Sequence[int]) -> list[int]:
         """Records that all shards have acknowledged the push of a batch, each at its step. Returns who may ask again.

@@ -16,16 +16,19 @@ last batch waits for the next dispatch server.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from marius_oac.nodes.gba.coordinator import Coordinator
-from marius_oac.nodes.gba.dispatcher import Dispatch
-from marius_oac.nodes.transport.contract import Frames
-from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array
+from marius_oac.nodes.gba.dispatcher import WAIT
+from marius_oac.nodes.transport import messages
+from marius_oac.nodes.transport.messages import Malformed, Message, array
 
-KINDS = (Kind.RESERVE, Kind.ENTER, Kind.DONE, Kind.ANSWER, Kind.FILLED)
 Out = tuple[int, Message]
+"""A trainer's rank, and a message to it."""
+Handled: TypeAlias = messages.Reserve | messages.Enter | messages.Done | messages.Answer | messages.Filled
+"""What trainers send to the coordinator."""
 
 
 class DispatchServer:
@@ -56,25 +59,22 @@ class DispatchServer:
         self._workers: dict[int, int] = {}  # by rank
         self._peers: dict[int, int] = {}  # ranks, by worker
 
-    def handle(self, peer: int, message: Message, frames: Frames) -> list[Out]:
+    def handle(self, peer: int, message: Handled) -> list[Out]:
         """Returns the messages to send after a message of trainer `peer`.
 
         Raises:
             Malformed: the message is not one that a trainer may send now.
         """
-        if message.kind == Kind.RESERVE:
-            return self._asked(peer, message)
-        if message.kind == Kind.ENTER:
-            return self._enter(peer, message)
-        if message.kind == Kind.DONE:
-            steps, loss = frames if len(frames) == 2 else (b"", b"")
-            about = array(steps, np.int64, len(self._carriers)), array(loss, np.float64, 1)
-            return self._done(peer, message, *about)
-        if self._carriers[message.table : message.table + 1] != [peer]:
-            raise Malformed(f"an answer for shard {message.table}, which that trainer does not have")
-        if message.kind == Kind.FILLED:
-            return self._filled(message)
-        return self._answered(message, array(frames[0] if frames else b"", np.bool_, -1))
+        match message:
+            case messages.Reserve():
+                return self._asked(peer, message)
+            case messages.Enter():
+                return self._enter(peer, message)
+            case messages.Done():
+                return self._done(peer, message)
+        if self._carriers[message.shard : message.shard + 1] != [peer]:
+            raise Malformed(f"an answer for shard {message.shard}, which that trainer does not have")
+        return self._filled(message) if isinstance(message, messages.Filled) else self._answered(message)
 
     def gone(self, peer: int) -> list[Out]:
         """Returns the messages to send when an elastic worker is gone."""
@@ -87,7 +87,7 @@ class DispatchServer:
         del self._peers[worker]
         self._entering.pop(worker, None)
         batches = np.array(self.coordinator.gone(worker), np.int64)
-        return [(rank, Message(Kind.REFUSE, worker, [batches])) for rank in self._carriers]
+        return [(rank, messages.Refuse(worker, batches)) for rank in self._carriers]
 
     def metrics(self) -> dict[str, float]:
         """Returns counts: tokens, examples of the batches that are done, lost batches, elastic workers; of trainers
@@ -98,13 +98,13 @@ class DispatchServer:
         outside["stopped_max"] = int(self._stopped_outside)
         return counts | outside | {"guests": self._elastic_workers}
 
-    def _asked(self, peer: int, message: Message) -> list[Out]:
+    def _asked(self, peer: int, message: messages.Reserve) -> list[Out]:
         if peer in self._through and peer < self._trainers:
             raise Malformed("a batch is asked for again, though none is left")
         if peer >= self._trainers and (not self._open or peer in self._through):
             self.waiting_workers.append(peer)
             return []
-        out = self._reserve(peer, message.final)
+        out = self._reserve(peer, message.stop)
         if not self._open:
             self._open, waiting, self.waiting_workers = True, self.waiting_workers, []
             for elastic_worker in waiting:
@@ -118,9 +118,9 @@ class DispatchServer:
         batch = dispatcher.reserve(self._worker(peer))
         tokens = self._tokens(woken + dispatcher.woken())
         if batch is not None:
-            return [(peer, Message(Kind.DISPATCH, batch)), *tokens]
+            return [(peer, messages.Dispatch(batch)), *tokens]
         self._through.append(peer)
-        out = [(peer, Message(Kind.DISPATCH, dispatcher.next, final=True)), *tokens]
+        out = [(peer, messages.Dispatch(dispatcher.next, final=True)), *tokens]
         return out + self._maybe_finished([peer])
 
     def _worker(self, peer: int) -> int:
@@ -132,31 +132,32 @@ class DispatchServer:
             self._workers[peer], self._peers[worker] = worker, peer
         return self._workers[peer]
 
-    def _enter(self, peer: int, message: Message) -> list[Out]:
+    def _enter(self, peer: int, message: messages.Enter) -> list[Out]:
         worker = self._workers.get(peer, -1)
         if worker in self._entering or self.coordinator.dispatcher.reserved(worker)[:1] != [message.batch_index]:
             raise Malformed(f"batch {message.batch_index} is not the next one of that trainer")
         self._entering[worker] = message.batch_index
-        self._out[message.batch_index] = message.step
+        self._out[message.batch_index] = message.examples
         return self._tokens([worker])
 
-    def _done(self, peer: int, message: Message, steps: np.ndarray, loss: np.ndarray) -> list[Out]:
-        if not np.isfinite(loss).all():
-            raise Malformed("a loss that is not finite")
+    def _done(self, peer: int, message: messages.Done) -> list[Out]:
+        steps = array(message.steps, np.int64, len(self._carriers)).tolist()
         try:
-            woken = self.coordinator.done(self._workers.get(peer, -1), message.batch_index, steps.tolist())
+            woken = self.coordinator.done(self._workers.get(peer, -1), message.batch_index, steps)
         except ValueError as error:
             raise Malformed(str(error)) from None
         examples = self._out.pop(message.batch_index)
         self._examples += examples
         if peer >= self._trainers:
-            self._outside = self._outside[0] + examples, self._outside[1] + examples * float(loss[0])
+            self._outside = self._outside[0] + examples, self._outside[1] + examples * float(message.loss[0])
         return self._tokens(woken) + self._maybe_finished()
 
-    def _answered(self, message: Message, settled: np.ndarray) -> list[Out]:
-        if not self.coordinator.expects(message.batch_index):
-            raise Malformed(f"an answer about worker {message.batch_index}, which nobody asked for")
-        verdict = self.coordinator.answered(message.table, message.batch_index, settled.tolist(), message.step)
+    def _answered(self, message: messages.Answer) -> list[Out]:
+        expected, settled = self.coordinator.expects(message.worker), message.settled.tolist()
+        if len(settled) != expected:
+            about = f"{len(settled)} batches of worker {message.worker}"
+            raise Malformed(f"an answer about {about}, which nobody asked for")
+        verdict = self.coordinator.answered(message.shard, message.worker, settled, message.step)
         self._examples += sum(self._out.pop(batch) for batch in verdict.done)
         for batch in verdict.lost:
             self._out.pop(batch, None)  # it may have been reserved only
@@ -164,23 +165,22 @@ class DispatchServer:
         for shard, tokens in enumerate(verdict.fills):
             if tokens:
                 self._filling.append(shard)
-                fill = Message(Kind.FILL, message.batch_index, [np.array(tokens, np.int64)])
-                out.append((self._carriers[shard], fill))
+                out.append((self._carriers[shard], messages.Fill(message.worker, np.array(tokens, np.int64))))
         return out + self._tokens(verdict.woken) + self._maybe_finished()
 
-    def _filled(self, message: Message) -> list[Out]:
-        if message.table not in self._filling:
-            raise Malformed(f"shard {message.table} has filled slots that nobody asked for")
-        self._filling.remove(message.table)
-        return self._tokens(self.coordinator.stepped(message.table, message.step)) + self._maybe_finished()
+    def _filled(self, message: messages.Filled) -> list[Out]:
+        if message.shard not in self._filling:
+            raise Malformed(f"shard {message.shard} has filled slots that nobody asked for")
+        self._filling.remove(message.shard)
+        return self._tokens(self.coordinator.stepped(message.shard, message.step)) + self._maybe_finished()
 
     def _tokens(self, woken: Sequence[int]) -> list[Out]:
-        out = []
+        out: list[Out] = []
         for worker in woken:
             dispatch = self.coordinator.ask(worker)
-            if isinstance(dispatch, Dispatch):
+            if dispatch is not None and dispatch is not WAIT:
                 del self._entering[worker]
-                out.append((self._peers[worker], Message(Kind.TOKEN, dispatch.batch, step=dispatch.token)))
+                out.append((self._peers[worker], messages.Token(dispatch.batch, dispatch.token)))
         return out
 
     def _maybe_finished(self, peers: Sequence[int] | None = None) -> list[Out]:
@@ -188,4 +188,4 @@ class DispatchServer:
         if not self.coordinator.finished or self._filling:
             return []
         recipients = self._through if peers is None else peers
-        return [(each, Message(Kind.FINISHED, self.coordinator.dispatcher.next)) for each in recipients]
+        return [(each, messages.Finished(self.coordinator.dispatcher.next)) for each in recipients]

@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from marius_oac.config.cluster import read_secret
@@ -22,9 +21,9 @@ from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.serving import ShardServer
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import ShardTable
-from marius_oac.nodes.transport.contract import Client, Frames, Limits, Security
+from marius_oac.nodes.transport import messages
+from marius_oac.nodes.transport.contract import Client, Limits, Security
 from marius_oac.nodes.transport.in_process import Network
-from marius_oac.nodes.transport.messages import Message
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from marius_oac.runtime.console import logger
@@ -168,8 +167,8 @@ class Connections:
             self._served.server.welcome(json.dumps(whole).encode())
         self._tell(None if self._group.rank else whole)
 
-    def _reconcile(self, message: Message, frames: Frames) -> None:
-        answer = replace(present(self._served).server.reconcile(message, frames), table=self._number)
+    def _reconcile(self, message: messages.Refuse | messages.Fill) -> None:
+        answer = present(self._served).server.reconcile(message, self._number)
         self._connections[COORDINATOR].send(answer.frames())
 
     def _serve(self, stack: ExitStack, binding: Binding) -> _Served:

@@ -24,8 +24,8 @@ from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.gba.modes import Mode
 from marius_oac.nodes.shards.remote_rows import Pending, RemoteRows, Source
 from marius_oac.nodes.shards.routed import number_of
-from marius_oac.nodes.transport.contract import Frames
-from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array
+from marius_oac.nodes.transport import messages
+from marius_oac.nodes.transport.messages import Malformed, Message, array
 from marius_oac.pipeline.batch import Batch
 from marius_oac.types import ServedDense, present
 
@@ -105,7 +105,7 @@ class DispatchedRows(RemoteRows):
         if self._through:
             return None
         elastic = self._dispatching.elastic_worker
-        self._send(COORDINATOR, Message(Kind.RESERVE, 0, final=self._stop_requested() and not elastic))
+        self._send(COORDINATOR, messages.Reserve(self._stop_requested() and not elastic))
         while not self._wait(lambda: self._dispatched, _A_LOOK if elastic else None):
             if self._stop_requested():
                 self._through, self._next = True, 0
@@ -120,7 +120,7 @@ class DispatchedRows(RemoteRows):
         number, dispatching = number_of(batch), self._dispatching
         place = batch.batch_index - self._first
         self._wait(lambda: place == self._entered and place < self._written + dispatching.window)  # one after the other
-        self._send(COORDINATOR, Message(Kind.ENTER, number, step=batch.plan.examples))
+        self._send(COORDINATOR, messages.Enter(number, batch.plan.examples))
         self._wait(lambda: number in self._tokens)
         with self._changed:
             self._entered += 1
@@ -144,8 +144,7 @@ class DispatchedRows(RemoteRows):
         """See `RowExchange.write`."""
         number, plan, dispatching = number_of(batch), batch.plan, self._dispatching
         share, handed = plan.data.share, self._handed.pop(number, None)
-        token = self._tokens.pop(number)
-        about = {"step": token, "share": share, "factor": self._source.factor(plan)}
+        token, factor = self._tokens.pop(number), self._source.factor(plan)
         with self._changed:
             del self._pending[number]
             self._taken[number] = {}
@@ -153,7 +152,8 @@ class DispatchedRows(RemoteRows):
             if handed is not None:
                 first, end = dispatching.bounds[node], dispatching.bounds[node + 1]
                 parts.append(np.concatenate([handed[first:end], handed[-1:]]))
-            self._send(node, Message(Kind.PUSH, number, self._weighted(parts, share, handed is not None), **about))
+            weighted = self._weighted(parts, share, handed is not None)
+            self._send(node, messages.Push(number, weighted, share, factor, token=token))
         with self._changed:
             self._written += 1
             self._changed.notify_all()
@@ -161,7 +161,7 @@ class DispatchedRows(RemoteRows):
         self._wait(lambda: len(taken) == len(self._source.connections))
         del self._taken[number]
         steps = np.array([taken[node] for node in range(len(taken))], np.int64)
-        self._send(COORDINATOR, Message(Kind.DONE, number, [steps, np.array([batch.loss], np.float64)]))
+        self._send(COORDINATOR, messages.Done(number, steps, np.array([batch.loss], np.float64)))
 
     def end(self, timestamp: int) -> None:
         """See `RowExchange.end`."""
@@ -169,25 +169,29 @@ class DispatchedRows(RemoteRows):
         self._source.finish()
         self._source.exchange = None
 
-    def take(self, node: int, message: Message, frames: Frames) -> None:
+    def take(self, node: int, message: Message) -> None:
         """See `RemoteExchange.take`."""
-        if message.kind == Kind.ROWS:
-            if self._dispatching.bounds[-1]:
-                *frames, dense = frames
+        if isinstance(message, messages.Rows):
+            frames = message.values
+            if self._dispatching.bounds[-1] and node in self._known(message).rows:
+                *frames, dense = frames or [b""]
                 first, end = self._dispatching.bounds[node], self._dispatching.bounds[node + 1]
-                self._values[number_of(self._known(message).batch)][first:end] = array(dense, np.float32, end - first)
+                self._values[message.batch_index][first:end] = array(dense, np.float32, end - first)
             self._take_rows(node, message, frames)
         with self._changed:
-            if message.kind == Kind.DISPATCH:
-                self._dispatched.append(None if message.final else message.batch_index)
-            elif message.kind == Kind.TOKEN:
-                self._tokens[message.batch_index] = message.step
-            elif message.kind == Kind.APPLIED and message.batch_index in self._taken:
-                self._taken[message.batch_index][node] = message.step
-            elif message.kind == Kind.FINISHED:
-                self._next = message.batch_index
-            elif message.kind != Kind.ROWS:
-                raise Malformed(f"{message.kind.name} is not sent to a trainer to which batches are dispatched")
+            match message:
+                case messages.Rows():
+                    pass
+                case messages.Dispatch():
+                    self._dispatched.append(None if message.final else message.batch_index)
+                case messages.Token():
+                    self._tokens[message.batch_index] = message.token
+                case messages.Applied() if message.batch_index in self._taken:
+                    self._taken[message.batch_index][node] = message.step
+                case messages.Finished():
+                    self._next = message.batch_index
+                case _:
+                    raise Malformed(f"{message.kind.name} is not sent to a trainer to which batches are dispatched")
             self._changed.notify_all()
 
     def _weighted(self, parts: list[np.ndarray], share: float, dense: bool) -> list[np.ndarray]:

@@ -15,21 +15,21 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from marius_oac.nodes.gba.aggregator import DenseAggregator, RowAggregator, Tags
 from marius_oac.nodes.gba.coordinator import Coordinator
 from marius_oac.nodes.gba.counts import add_counts
-from marius_oac.nodes.gba.dispatch_server import KINDS, DispatchServer
+from marius_oac.nodes.gba.dispatch_server import DispatchServer, Handled
 from marius_oac.nodes.gba.dispatcher import Dispatcher
 from marius_oac.nodes.gba.modes import Clock, Mode
 from marius_oac.nodes.shards.dispatched_rows import COORDINATOR, Dispatching
 from marius_oac.nodes.shards.shard import Out, Shard
 from marius_oac.nodes.shards.table import ShardTable
-from marius_oac.nodes.transport.contract import Frames
-from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array, parse
+from marius_oac.nodes.transport import messages
+from marius_oac.nodes.transport.messages import Malformed, Message, array
 from marius_oac.types import DenseSlice, present
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -107,14 +107,12 @@ class DispatchedShard(Shard):
         self._rows = [RowAggregator(mode, table.dimension, self._tags(table), *about) for table in tables]
         self._factor, self._epoch = 1.0, 0
 
-    def handle(self, peer: int, frames: Frames) -> list[Out]:
-        """See `Shard.handle`."""
-        message, rest = parse(frames)
-        if message.kind in KINDS and self.dispatch_server is not None:
-            return self.dispatch_server.handle(peer, message, rest)
-        if message.kind == Kind.DENSE and self._slice is not None:
-            return [(peer, Message(Kind.FOUND, message.batch_index, [self._slice.state()]))]
-        return super().handle(peer, frames)
+    def _answers(self, peer: int, message: Message) -> list[Out]:
+        if isinstance(message, Handled) and self.dispatch_server is not None:
+            return self.dispatch_server.handle(peer, message)
+        if isinstance(message, messages.Dense) and self._slice is not None:
+            return [(peer, messages.Found(message.number, self._slice.state()))]
+        return super()._answers(peer, message)
 
     def flush(self) -> None:
         """Ends the current step, if it has gradients; called when no push is under way any more."""
@@ -155,21 +153,20 @@ class DispatchedShard(Shard):
     def _tags(self, table: ShardTable) -> Tags:
         return lambda rows: self._clock.steps(table.timestamps(rows))
 
-    def _pull(self, peer: int, message: Message, frames: Frames) -> list[Out]:
+    def _pull(self, peer: int, message: messages.Pull) -> list[Out]:
         if (peer, message.batch_index) in self._pulls:
             raise Malformed(f"batch {message.batch_index} is pulled again")
         if sum(each == peer for each, _ in self._pulls) >= self._ahead:
             raise Malformed("a batch that is too far ahead is pulled")
-        to, rows = self._served(peer, message.batch_index, self._asked(frames))
-        if self._slice is not None:
-            rows = replace(rows, arrays=[*rows.arrays, self._slice.values().copy()])
-        return [(to, rows)]
+        rows = self._served(peer, message.batch_index, self._asked(message.asked))
+        dense = [] if self._slice is None else [self._slice.values().copy()]
+        return [(peer, messages.Rows(rows.batch_index, [*rows.values, *dense], rows.final, rows.stop_at))]
 
-    def _push(self, peer: int, message: Message, frames: Frames) -> list[Out]:
+    def _push(self, peer: int, message: messages.Push) -> list[Out]:
         pull = self._pulls.get((peer, message.batch_index))
         if pull is None:
             raise Malformed(f"batch {message.batch_index} is pushed without a pull, or again")
-        dense, epoch = np.zeros(0, np.float32), 0.0
+        dense, epoch, frames = np.zeros(0, np.float32), 0.0, message.gradients
         if self._slice is not None:
             *frames, last = frames or [b""]
             dense = array(last, np.float32, self._slice.values().size + 1)
@@ -180,7 +177,7 @@ class DispatchedShard(Shard):
         del self._pulls[peer, message.batch_index]
         if peer >= self._trainers and self._dense.settled(message.batch_index):
             return []  # this elastic worker counts as lost and its batches are refused
-        about = message.batch_index, message.step
+        about = message.batch_index, message.token
         average, rows = self._dense.add(*about, dense), []
         self._factor, self._epoch = message.factor, int(epoch)
         for aggregator, mine, picks, part in zip(self._rows, pull.rows, pull.picks, gradients, strict=True):
@@ -189,7 +186,7 @@ class DispatchedShard(Shard):
             taken = (mine, found) if message.share else (_NO_ROWS, found[:0])
             rows.append(aggregator.add(*about, *taken))
         self._finish(average, rows)
-        return [(peer, Message(Kind.APPLIED, message.batch_index, step=self._dense.step))]
+        return [(peer, messages.Applied(message.batch_index, step=self._dense.step))]
 
     def _finish(self, average: np.ndarray | None, rows: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> None:
         """Applies the averages of a step; None: no step is finished."""

@@ -27,8 +27,9 @@ from marius_oac.nodes.shards.no_rows import NoRows
 from marius_oac.nodes.shards.pending_requests import PendingRequests, SyncConnections
 from marius_oac.nodes.shards.placement import Route
 from marius_oac.nodes.shards.remote_rows import RemoteExchange, RemoteRows
-from marius_oac.nodes.transport.contract import Client, Frames
-from marius_oac.nodes.transport.messages import Kind, Message, array, parse
+from marius_oac.nodes.transport import messages
+from marius_oac.nodes.transport.contract import Client
+from marius_oac.nodes.transport.messages import array, parse
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.rows import RowExchange, RowSource
 from marius_oac.storage.backing import IN_MEMORY, Backing
@@ -81,13 +82,13 @@ class RemoteSource(RowSource):
         """Returns the counts of this process's own shard (`ShardServer.counts`)."""
         self.announce: Callable[[Mapping[str, Any]], None] = lambda run: None
         """Sends elastic workers a description of the run, in plain values."""
-        self.reconcile: Callable[[Message, Frames], None] | None = None
+        self.reconcile: Callable[[messages.Refuse | messages.Fill], None] | None = None
         """Has this process's own shard handle a REFUSE or FILL of the coordinator, and sends the answer."""
         self.error: BaseException | None = None
         self._errors: list[BaseException] = []  # of each connection that is over
         self.stopped = threading.Event()
         """Set when this trainer can't go on."""
-        self._pending_requests, self._asked = PendingRequests(), threading.Lock()
+        self._pending_requests, self._asked = PendingRequests[messages.Found](), threading.Lock()
         self.sync = SyncConnections(connections)
         self._threads = [
             threading.Thread(target=self._listen, args=(node,), name=f"node {node}") for node in range(len(connections))
@@ -134,11 +135,11 @@ class RemoteSource(RowSource):
         known = np.empty(route.order.size, np.bool_)
         with self._asked, self._pending_requests.asking(len(self.connections)) as number:
             for node, connection in enumerate(self.connections):
-                connection.send(Message(Kind.LOOK_UP, number, route.asked_of(node), table=table).frames())
-            for node, frames in self._pending_requests.answers():
+                connection.send(messages.LookUp(number, table, route.asked_of(node)).frames())
+            for node, answer in self._pending_requests.answers():
                 places = route.places(node)
-                values[places] = array(frames[0], np.float32, places.size, values.shape[1])
-                known[places] = array(frames[1], np.bool_, places.size)
+                values[places] = array(answer.values, np.float32, places.size, values.shape[1])
+                known[places] = array(b"" if answer.known is None else answer.known, np.bool_, places.size)
         return values, known
 
     def dense_states(self) -> list[np.ndarray]:
@@ -149,9 +150,9 @@ class RemoteSource(RowSource):
         found = [np.zeros(0, np.float32)] * len(self.connections)
         with self._asked, self._pending_requests.asking(len(self.connections)) as number:
             for connection in self.connections:
-                connection.send(Message(Kind.DENSE, number).frames())
-            for node, frames in self._pending_requests.answers():
-                found[node] = array(frames[0], np.float32, -1)
+                connection.send(messages.Dense(number).frames())
+            for node, answer in self._pending_requests.answers():
+                found[node] = answer.values
         return found
 
     def _listen(self, node: int) -> None:
@@ -160,15 +161,15 @@ class RemoteSource(RowSource):
             while True:
                 frames = self.connections[node].receive()
                 self.bytes_received += sum(memoryview(frame).nbytes for frame in frames)
-                message, rest = parse(frames)
-                if message.kind == Kind.FOUND:
-                    self._pending_requests.answer(message.batch_index, node, rest)
-                elif message.kind == Kind.SYNCED:
-                    self.sync.pending_requests.answer(message.batch_index, node, rest)
-                elif message.kind in (Kind.REFUSE, Kind.FILL) and self.reconcile is not None:
-                    self.reconcile(message, rest)
-                elif self.exchange is not None:
-                    self.exchange.take(node, message, rest)
+                match message := parse(frames):
+                    case messages.Found():
+                        self._pending_requests.answer(node, message)
+                    case messages.Synced():
+                        self.sync.pending_requests.answer(node, message)
+                    case messages.Refuse() | messages.Fill() if self.reconcile is not None:
+                        self.reconcile(message)
+                    case _ if self.exchange is not None:
+                        self.exchange.take(node, message)
         except BaseException as error:  # whatever it is, waiting calls must end
             self._errors.append(error)
             self.fail(error)

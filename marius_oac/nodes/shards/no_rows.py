@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from marius_oac.nodes.shards.remote_rows import RemoteExchange, Source
-from marius_oac.nodes.transport.contract import Frames
 from marius_oac.nodes.transport.messages import Malformed, Message
 from marius_oac.pipeline.batch import Batch
 
@@ -36,6 +35,6 @@ class NoRows(RemoteExchange):
             self._source.finish()
         self._source.exchange = None
 
-    def take(self, node: int, message: Message, frames: Frames) -> None:
+    def take(self, node: int, message: Message) -> None:
         """Raises Malformed: nothing is sent to this process."""
         raise Malformed(f"{message.kind.name} is not sent to a process that only serves rows")

@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 
-from marius_oac.nodes.transport.contract import Client, Frames
-from marius_oac.nodes.transport.messages import Kind, Message, Sync, array
+from marius_oac.nodes.transport import messages
+from marius_oac.nodes.transport.contract import Client
 from marius_oac.runtime.channel import Closed
+
+Reply = TypeVar("Reply", bound=messages.OfRequest)
 
 
 class Waiter:
@@ -49,40 +50,41 @@ class SyncConnections:
     """
 
     def __init__(self, connections: Sequence[Client]):
-        self._connections, self.pending_requests, self._lock = connections, PendingRequests(), threading.Lock()
+        self._connections, self._lock = connections, threading.Lock()
+        self.pending_requests = PendingRequests[messages.Synced]()
 
     def write(self, server: int, values: torch.Tensor) -> None:
         """See `SyncServers`."""
-        self._ask(server, Sync.WRITE, values)
+        self._ask(server, messages.Operation.WRITE, values)
 
     def read(self, server: int) -> torch.Tensor:
         """See `SyncServers`."""
-        return self._ask(server, Sync.READ)
+        return self._ask(server, messages.Operation.READ)
 
     def exchange(self, server: int, values: torch.Tensor) -> torch.Tensor:
         """See `SyncServers`."""
-        return self._ask(server, Sync.EXCHANGE, values)
+        return self._ask(server, messages.Operation.EXCHANGE, values)
 
     def abort(self) -> None:
         """See `SyncServers`."""
         self.pending_requests.fail(Closed("sync servers"))
 
-    def _ask(self, server: int, what: Sync, *values: torch.Tensor) -> torch.Tensor:
+    def _ask(self, server: int, what: messages.Operation, values: torch.Tensor | None = None) -> torch.Tensor:
         with self._lock, self.pending_requests.asking(1) as number:
-            arrays = [each.detach().cpu().numpy() for each in values]
-            self._connections[server].send(Message(Kind.SYNC, number, arrays, table=what).frames())
-            ((_, frames),) = self.pending_requests.answers()
-        found = torch.tensor(array(frames[0], np.float32, -1))
-        return found.to(values[0].device) if values else found
+            sent = None if values is None else values.detach().cpu().numpy()
+            self._connections[server].send(messages.Sync(number, what, sent).frames())
+            ((_, answer),) = self.pending_requests.answers()
+        found = torch.tensor(answer.values)
+        return found if values is None else found.to(values.device)
 
 
-class PendingRequests(Waiter):
+class PendingRequests(Waiter, Generic[Reply]):
     """Matches answers to the requests that one thread at a time sends to some nodes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._number = self._missing = 0
-        self._answers: list[tuple[int, Frames]] = []
+        self._answers: list[tuple[int, Reply]] = []
 
     @contextmanager
     def asking(self, nodes: int) -> Iterator[int]:
@@ -93,16 +95,16 @@ class PendingRequests(Waiter):
             self._number, self._missing, self._answers = self._number + 1, nodes, []
         yield self._number
 
-    def answers(self) -> Iterator[tuple[int, Frames]]:
-        """Yields (node, frames) as answers arrive."""
+    def answers(self) -> Iterator[tuple[int, Reply]]:
+        """Yields (node, answer) as answers arrive."""
         while self._missing:
             self._wait(lambda: self._answers)
             self._missing -= 1
             yield self._answers.pop()
 
-    def answer(self, number: int, node: int, frames: Frames) -> None:
+    def answer(self, node: int, answer: Reply) -> None:
         """Adds a node's answer; answers to older requests are ignored."""
         with self._changed:
-            if number == self._number:
-                self._answers.append((node, frames))
+            if answer.number == self._number:
+                self._answers.append((node, answer))
                 self._changed.notify_all()

@@ -17,8 +17,9 @@ from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import shards as kernels
 from marius_oac.nodes.shards.pending_requests import Waiter
 from marius_oac.nodes.shards.routed import routes_of
+from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Client, Frames
-from marius_oac.nodes.transport.messages import NEVER_STOP, Kind, Malformed, Message, array
+from marius_oac.nodes.transport.messages import NEVER_STOP, Malformed, Message, array
 from marius_oac.pipeline.batch import Batch
 from marius_oac.pipeline.rows import RowExchange
 from marius_oac.runtime.channel import Closed
@@ -81,7 +82,7 @@ class RemoteExchange(Waiter, RowExchange):
         self._source.abort()
 
     @abstractmethod
-    def take(self, node: int, message: Message, frames: Frames) -> None:
+    def take(self, node: int, message: Message) -> None:
         """Handles a message of node `node`; called by the thread that receives from it."""
 
 
@@ -110,7 +111,7 @@ class RemoteRows(RemoteExchange):
             self._pending[number] = pending
         for node in range(len(self._source.connections)):
             asked = [part for route in routes_of(pending.batch) for part in route.asked_of(node)]
-            self._send(node, Message(Kind.PULL, number, asked))
+            self._send(node, messages.Pull(number, asked))
         self._wait(lambda: not pending.rows)
 
     def validate(self, batch: Batch, safe_to_evict: int) -> None:
@@ -137,11 +138,11 @@ class RemoteRows(RemoteExchange):
             del self._pending[batch.batch_index]
             self._unapplied += len(source.connections)
         stop_at = batch.batch_index + source.ahead if self._stop_requested() else NEVER_STOP
-        about = {"share": plan.data.share, "factor": source.factor(plan)}
+        about = plan.data.share, source.factor(plan)
         for node, parts in enumerate(self._gradients(batch)):
             # In lockstep all nodes agree on the end. Otherwise trainers are at different batches, and one node decides.
             asked = stop_at if source.lockstep or node == 0 else NEVER_STOP
-            self._send(node, Message(Kind.PUSH, batch.batch_index, parts, stop_at=asked, **about))
+            self._send(node, messages.Push(batch.batch_index, parts, *about, asked))
 
     def _gradients(self, batch: Batch) -> Iterator[list[np.ndarray]]:
         """Yields, for each node, the gradients of its rows of each table."""
@@ -158,24 +159,26 @@ class RemoteRows(RemoteExchange):
             self._wait(lambda: self._unapplied == 0)
         self._source.exchange = None
 
-    def take(self, node: int, message: Message, frames: Frames) -> None:
+    def take(self, node: int, message: Message) -> None:
         """See `RemoteExchange.take`."""
-        if message.kind == Kind.ROWS:
-            self._take_rows(node, message, frames)
-        elif message.kind == Kind.PATCH:
-            self._take_patch(node, message, frames)
-        elif message.kind != Kind.APPLIED:
-            raise Malformed(f"a shard sends no {message.kind.name} here")
+        match message:
+            case messages.Rows():
+                reached = -1
+                self._take_rows(node, message, message.values)
+            case messages.Patch():
+                reached = message.batch_index - 1
+                self._take_patch(node, message)
+            case messages.Applied():
+                reached = message.batch_index
+            case _:
+                raise Malformed(f"a shard sends no {message.kind.name} here")
         with self._changed:
             self.stop_at = min(self.stop_at, message.stop_at)
-            if message.kind == Kind.APPLIED:
-                self._unapplied -= 1
-            if message.kind != Kind.ROWS:
-                reached = message.batch_index - (message.kind == Kind.PATCH)
-                self._applied[node] = max(self._applied[node], reached)
+            self._unapplied -= isinstance(message, messages.Applied)
+            self._applied[node] = max(self._applied[node], reached)
             self._changed.notify_all()
 
-    def _take_rows(self, node: int, message: Message, frames: Frames) -> None:
+    def _take_rows(self, node: int, message: messages.Rows, frames: Frames) -> None:
         pending = self._known(message)
         batch = pending.batch
         if node not in pending.rows or len(frames) != len(batch.plan.rows):
@@ -188,8 +191,8 @@ class RemoteRows(RemoteExchange):
             if message.final:
                 pending.patches.discard(node)
 
-    def _take_patch(self, node: int, message: Message, frames: Frames) -> None:
-        pending = self._known(message)
+    def _take_patch(self, node: int, message: messages.Patch) -> None:
+        pending, frames = self._known(message), message.newer
         if node in pending.rows or node not in pending.patches or len(frames) != 2 * len(pending.batch.plan.rows):
             raise Malformed(f"a patch of batch {message.batch_index} that was not expected")
         patch = []
@@ -204,7 +207,7 @@ class RemoteRows(RemoteExchange):
             pending.patch.append(patch)
             pending.patches.discard(node)
 
-    def _known(self, message: Message) -> Pending:
+    def _known(self, message: messages.OfBatch) -> Pending:
         with self._changed:
             pending = self._pending.get(message.batch_index)
         if pending is None:
@@ -218,6 +221,8 @@ class RemoteRows(RemoteExchange):
         try:
             self._source.connections[node].send(frames)
         except ValueError as error:  # larger than a message may be
+            if not isinstance(message, messages.OfBatch):
+                raise
             raise InputError(
                 f"batch {message.batch_index}: {error}; make batches smaller", "training.batch_size"
             ) from None

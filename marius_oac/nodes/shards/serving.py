@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import cast
 
 import numpy as np
 
@@ -23,8 +22,9 @@ from marius_oac.errors import InputError, MariusOacError, NodeLost
 from marius_oac.nodes.gba.counts import add_counts
 from marius_oac.nodes.shards.dispatched_shard import DispatchedShard
 from marius_oac.nodes.shards.shard import Out, Shard
+from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Frames, Server, nonsense
-from marius_oac.nodes.transport.messages import Kind, Malformed, Message, array, parse
+from marius_oac.nodes.transport.messages import Malformed, Message, parse
 from marius_oac.runtime.channel import Closed
 
 
@@ -52,7 +52,7 @@ class ShardServer:
     ):
         self.shard, self._on_failure, self._bind = shard, on_failure, bind
         self._trainers, self._on_lost = trainers, on_lost
-        self._welcome: np.ndarray | None = None
+        self._welcome: messages.Welcome | None = None
         self._joining: list[int] = []  # elastic workers that ask what the run is, before it is known
         self._waiting_workers: list[int] = []  # elastic workers that want batches, while none are dispatched
         self._endpoints = [endpoint for endpoint, _ in endpoints]
@@ -85,20 +85,25 @@ class ShardServer:
     def welcome(self, run: bytes) -> None:
         """Sends elastic workers, now and later, this description of the run."""
         with self._lock:
-            self._welcome = np.frombuffer(run, np.uint8)
+            self._welcome = messages.Welcome(np.frombuffer(run, np.uint8))
             for peer in self._joining:
-                self._send(peer, Message(Kind.WELCOME, 0, [self._welcome]))
+                self._send(peer, self._welcome)
             self._joining.clear()
 
-    def reconcile(self, message: Message, frames: Frames) -> Message:
-        """Handles the coordinator's REFUSE or FILL after the loss of a worker; returns the answer."""
-        values = array(frames[0], np.int64, -1).tolist()
+    def reconcile(self, message: messages.Refuse | messages.Fill, number: int) -> messages.Answer | messages.Filled:
+        """Handles the coordinator's message after the loss of a worker; returns the answer of shard `number`.
+
+        Raises:
+            Malformed: no batches are dispatched.
+        """
         with self._lock:
-            shard = cast(DispatchedShard, self.shard)  # coordinators are only where batches are dispatched
-            if message.kind == Kind.REFUSE:
-                settled, step = shard.refuse(values)
-                return Message(Kind.ANSWER, message.batch_index, [np.array(settled, np.bool_)], step=step)
-            return Message(Kind.FILLED, message.batch_index, step=shard.fill(values))
+            shard = self.shard
+            if not isinstance(shard, DispatchedShard):
+                raise Malformed(f"{message.kind.name} is not sent to this shard")
+            if isinstance(message, messages.Fill):
+                return messages.Filled(message.worker, number, shard.fill(message.tokens.tolist()))
+            settled, step = shard.refuse(message.batches.tolist())
+            return messages.Answer(message.worker, np.array(settled, np.bool_), number, step)
 
     def fail(self, error: BaseException) -> None:
         """Makes every trainer's calls raise `NodeLost` with this error."""
@@ -132,15 +137,15 @@ class ShardServer:
 
     def _answers(self, peer: int, frames: Frames) -> list[Out]:
         if self._is_elastic(peer):
-            kind = parse(frames)[0].kind
-            if kind == Kind.JOIN:
-                if self._welcome is not None:
-                    return [(peer, Message(Kind.WELCOME, 0, [self._welcome]))]
-                self._joining.append(peer)
-                return []
-            if kind == Kind.RESERVE and self.shard.dispatch_server is None:
-                self._waiting_workers.append(peer)
-                return []
+            match parse(frames):
+                case messages.Join():
+                    if self._welcome is not None:
+                        return [(peer, self._welcome)]
+                    self._joining.append(peer)
+                    return []
+                case messages.Reserve() if self.shard.dispatch_server is None:
+                    self._waiting_workers.append(peer)
+                    return []
         return self.shard.handle(peer, frames)
 
     def _gone(self, peer: int) -> list[Out]:
@@ -157,7 +162,7 @@ class ShardServer:
         try:
             self._endpoint_of[to].send(to, message.frames())
         except ValueError as error:  # larger than a message may be
-            if message.kind not in (Kind.ROWS, Kind.PATCH):
+            if not isinstance(message, messages.Rows | messages.Patch):
                 raise
             raise InputError(
                 f"batch {message.batch_index}: {error}; make batches smaller", "training.batch_size"

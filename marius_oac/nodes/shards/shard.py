@@ -37,8 +37,9 @@ from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.gba.dispatch_server import DispatchServer
 from marius_oac.nodes.shards.bags import Bags, Picks
 from marius_oac.nodes.shards.table import ShardTable
+from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Frames
-from marius_oac.nodes.transport.messages import NEVER_STOP, Kind, Malformed, Message, Sync, array, parse
+from marius_oac.nodes.transport.messages import NEVER_STOP, Malformed, Message, array, parse
 from marius_oac.storage.contract import MAX_TIMESTAMP
 from marius_oac.types import present
 
@@ -65,7 +66,7 @@ class _Pull:
 
 @dataclass
 class _Push:
-    message: Message
+    message: messages.Push
     gradients: list[np.ndarray]
 
 
@@ -121,18 +122,21 @@ class Shard:
             Malformed: the message does not fit.
             InputError: a table is full.
         """
-        message, rest = parse(frames)
-        if message.kind == Kind.PULL:
-            return self._pull(peer, message, rest)
-        if message.kind == Kind.PUSH:
-            return self._push(peer, message, rest)
-        if message.kind == Kind.LOOK_UP:
-            return self._look_up(peer, message, rest)
-        if message.kind == Kind.SYNC and self.sync is not None:
-            return self._synchronise(peer, message, rest)
+        return self._answers(peer, parse(frames))
+
+    def _answers(self, peer: int, message: Message) -> list[Out]:
+        match message:
+            case messages.Pull():
+                return self._pull(peer, message)
+            case messages.Push():
+                return self._push(peer, message)
+            case messages.LookUp():
+                return self._look_up(peer, message)
+            case messages.Sync() if self.sync is not None:
+                return self._synchronise(peer, message, self.sync)
         raise Malformed(f"{message.kind.name} is not sent to this shard")
 
-    def _pull(self, peer: int, message: Message, frames: Frames) -> list[Out]:
+    def _pull(self, peer: int, message: messages.Pull) -> list[Out]:
         number = message.batch_index * self._trainers + peer
         known = (peer, message.batch_index) in self._pulls or number in self._waiting
         if known or (self._lockstep and number < self._settled):
@@ -140,15 +144,15 @@ class Shard:
         begun = [each for each, _ in self._pulls] + [each % self._trainers for each in self._waiting]
         if begun.count(peer) >= self._ahead or message.batch_index > MAX_TIMESTAMP:
             raise Malformed("a batch that is too far ahead is pulled")
-        asked = self._asked(frames)
+        asked = self._asked(message.asked)
         self._last_pulled = max(self._last_pulled, message.batch_index)
         if not self._lockstep:
-            return [self._served(peer, message.batch_index, asked)]
+            return [(peer, self._served(peer, message.batch_index, asked))]
         self._waiting[number] = asked
-        out = []
+        out: list[Out] = []
         while self._settled in self._waiting:
             batch_index, trainer = divmod(self._settled, self._trainers)
-            out.append(self._served(trainer, batch_index, self._waiting.pop(self._settled)))
+            out.append((trainer, self._served(trainer, batch_index, self._waiting.pop(self._settled))))
             self._settled += 1
         return out
 
@@ -162,7 +166,7 @@ class Shard:
             raise Malformed(f"{len(frames)} frames, not {at}")
         return asked
 
-    def _served(self, peer: int, batch_index: int, asked: Asked) -> Out:
+    def _served(self, peer: int, batch_index: int, asked: Asked) -> messages.Rows:
         """Records a pull and returns its answer."""
         pull, values = _Pull([], [], self.applied), []
         for table, (each, bags) in zip(self.tables, asked, strict=True):
@@ -174,13 +178,13 @@ class Shard:
             pull.picks.append(picks)
         self._pulls[peer, batch_index] = pull
         final = not self._lockstep or self.applied == batch_index - 1
-        return peer, Message(Kind.ROWS, batch_index, values, final=final, stop_at=self._stop_at)
+        return messages.Rows(batch_index, values, final, self._stop_at)
 
-    def _push(self, peer: int, message: Message, frames: Frames) -> list[Out]:
+    def _push(self, peer: int, message: messages.Push) -> list[Out]:
         place = peer, message.batch_index
         if place not in self._pulls or place in self._pushes:
             raise Malformed(f"batch {message.batch_index} is pushed without a pull, or again")
-        self._pushes[place] = _Push(message, self._gradients(self._pulls[place], frames))
+        self._pushes[place] = _Push(message, self._gradients(self._pulls[place], message.gradients))
         if not self._lockstep:
             if message.share:
                 self._apply([place], message.batch_index, [1.0])
@@ -188,7 +192,7 @@ class Shard:
                 del self._pulls[place], self._pushes[place]
             if message.stop_at < NEVER_STOP:  # no trainer is further than that ahead of the last batch pulled
                 self._stop_at = min(self._stop_at, self._last_pulled + message.stop_at - message.batch_index)
-            return [(peer, Message(Kind.APPLIED, message.batch_index, stop_at=self._stop_at))]
+            return [(peer, messages.Applied(message.batch_index, self._stop_at))]
         out = []
         while all((trainer, self.applied + 1) in self._pushes for trainer in range(self._trainers)):
             out += self._apply_all()
@@ -207,23 +211,23 @@ class Shard:
         """Applies the next batch of all trainers; returns the messages to them."""
         batch_index = self.applied + 1
         places = [(trainer, batch_index) for trainer in range(self._trainers)]
-        messages = [self._pushes[place].message for place in places]
-        self._apply(places, batch_index, [message.share for message in messages])
+        pushed = [self._pushes[place].message for place in places]
+        self._apply(places, batch_index, [message.share for message in pushed])
         self.applied = batch_index
-        self._stop_at = min(self._stop_at, *(message.stop_at for message in messages))
+        self._stop_at = min(self._stop_at, *(message.stop_at for message in pushed))
         return [(trainer, self._news(trainer, batch_index)) for trainer in range(self._trainers)]
 
     def _news(self, trainer: int, batch_index: int) -> Message:
         """Returns what a trainer is sent after a batch is applied: a patch if it has pulled the next one."""
         pull = self._pulls.get((trainer, batch_index + 1))
         if pull is None:
-            return Message(Kind.APPLIED, batch_index, stop_at=self._stop_at)
+            return messages.Applied(batch_index, self._stop_at)
         arrays = []
         for table, rows, picks in zip(self.tables, pull.rows, pull.picks, strict=True):
             places = picks.holding(table.timestamps(rows) > pull.applied)
             needed, newer = picks.take(places).compact(rows.size)
             arrays += [places, newer.values(table.read(rows[needed]))]
-        return Message(Kind.PATCH, batch_index + 1, arrays, stop_at=self._stop_at)
+        return messages.Patch(batch_index + 1, arrays, self._stop_at)
 
     def _apply(self, places: list[tuple[int, int]], timestamp: int, shares: list[float]) -> None:
         pulls, pushes = [self._pulls.pop(place) for place in places], [self._pushes.pop(place) for place in places]
@@ -239,21 +243,21 @@ class Shard:
             )
             table.apply(rows, gradients, timestamp, pushes[0].message.factor)
 
-    def _synchronise(self, peer: int, message: Message, frames: Frames) -> list[Out]:
+    def _synchronise(self, peer: int, message: messages.Sync, sync: SyncServer) -> list[Out]:
+        what, values = message.operation, None if message.values is None else torch.tensor(message.values)
+        if (values is None) != (what == messages.Operation.READ):
+            raise Malformed("a synchronisation that does not fit: values to read, or none to write")
         try:
-            what, sync = Sync(message.table), present(self.sync)
-            if what != Sync.READ:
-                values = torch.tensor(array(frames[0], np.float32, -1))
-            if what == Sync.WRITE:
-                sync.write(values)
-            found = sync.exchange(values) if what == Sync.EXCHANGE else sync.read()
-        except (ValueError, IndexError) as error:
+            if what == messages.Operation.WRITE:
+                sync.write(present(values))
+            found = sync.exchange(present(values)) if what == messages.Operation.EXCHANGE else sync.read()
+        except ValueError as error:
             raise Malformed(f"a synchronisation that does not fit: {error}") from None
-        return [(peer, Message(Kind.SYNCED, message.batch_index, [found.numpy()]))]
+        return [(peer, messages.Synced(message.number, found.numpy()))]
 
-    def _look_up(self, peer: int, message: Message, frames: Frames) -> list[Out]:
+    def _look_up(self, peer: int, message: messages.LookUp) -> list[Out]:
         if message.table >= len(self.tables):
             raise Malformed(f"there is no table {message.table}")
         table = self.tables[message.table]
-        values, known = table.look_up(table.asked(frames))
-        return [(peer, Message(Kind.FOUND, message.batch_index, [values, known], table=message.table))]
+        values, known = table.look_up(table.asked(message.asked))
+        return [(peer, messages.Found(message.number, values, known, message.table))]

@@ -1,45 +1,24 @@
 """Messages between trainers and shards, as frames of bytes: a fixed header, then raw little-endian arrays.
 
-| kind | from | frames after the header |
-|---|---|---|
-| PULL | trainer | the request of each table: rows, or vocabularies, keys and checks, and `Bags` if it pools |
-| ROWS | shard | values of each table, float32 [n, D], in the order of the request, sums after rows |
-| PUSH | trainer | gradients of each table, float32 [n, D], in the order of the pull |
-| PATCH | shard | of each table: positions in the pull, int64 [k], and their newest values, float32 [k, D] |
-| APPLIED | shard | none: everything up to this batch is in the rows |
-| LOOK_UP | trainer | as PULL, of one table and never of sums; changes nothing |
-| FOUND | shard | its values, and which of them were ever trained, bool [n] |
-| SYNC | trainer | dense parameters for the sync server of EASGD, none to read them; `table` is the operation, `Sync` |
-| SYNCED | shard | w_ps |
-| DENSE | trainer | none: asks for this shard's slice of the dense parameters, with the optimizer's state |
-| FOUND | shard | of DENSE: float32 [n], as `DenseSlice.state` returns it |
+Each kind is a type, with a field for all that it says. A field is a number of the header (`Slot`) or one frame
+(`Column`), and its annotation says which, and what it may hold. Some kinds carry frames of each table instead, whose
+sizes follow from what was pulled; receivers view these with `array`. docs/nodes.md lists the kinds with their bytes.
 
-In modes that dispatch batches (`modes`) the first shard's node dispatches batches:
-
-| kind | from | frames after the header |
-|---|---|---|
-| RESERVE | trainer | none: asks for its next batch; `final`: the user wants to stop |
-| DISPATCH | coordinator | none: batch `batch_index`; `final`: none is left |
-| ENTER | trainer | none: it is about to pull batch `batch_index` |
-| TOKEN | coordinator | none: `step` is the batch's token; sent when the trainer may go on |
-| DONE | trainer | steps of the shards, int64 [S], which all have taken batch `batch_index`; its loss, float64 [1] |
-| FINISHED | coordinator | none: no batch is left or outstanding; the next one would be `batch_index` |
-| JOIN | elastic worker | none: asks what the run is, before anything else |
-| WELCOME | coordinator | the run as JSON (`training.elastic`) |
-| REFUSE | coordinator | batches, int64 [n], of worker `batch_index`, which is gone: the shard takes them no more |
-| ANSWER | trainer | which of them its shard, number `table`, has settled, bool [n]; `step` is the shard's step |
-| FILL | coordinator | tokens, int64 [n], of slots that this trainer's shard fills with no gradient |
-| FILLED | trainer | none: done; `table` and `step` as in ANSWER |
-
-Nothing is ever unpickled, and sizes are checked before they are used. Anything that does not fit is `Malformed`.
+Guarantees:
+- Nothing is ever unpickled, and nothing is allocated by a size that a message states: arrays are views of its frames.
+- `parse` returns fields that hold what their annotations say, or raises `Malformed`. What follows from the messages
+  before, such as the number of rows that were pulled, is checked where it is known.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
 
@@ -48,7 +27,9 @@ from marius_oac.nodes.transport.contract import Buffer, Frames
 _HEADER = struct.Struct("<4sBBHqqqdd")
 _MAGIC = b"MOA2"
 NEVER_STOP = 2**62
-"""`stop_at` where no user wants to stop."""
+"""`stop_at` where no user wants to stop; also the largest number that a message holds."""
+_UNUSED = {"final": 0, "table": 0, "batch_index": 0, "stop_at": NEVER_STOP, "step": 0, "share": 1.0, "factor": 1.0}
+"""The slots of the header after the kind, in order, and what they hold in messages that do not use them."""
 
 
 class Malformed(ValueError):
@@ -56,69 +37,126 @@ class Malformed(ValueError):
 
 
 class Kind(IntEnum):
-    """The kinds of messages; see above."""
+    """The kinds of messages; each is a type below."""
 
     PULL, ROWS, PUSH, PATCH, APPLIED, LOOK_UP, FOUND, SYNC, SYNCED = range(9)
     DENSE, RESERVE, DISPATCH, ENTER, TOKEN, DONE, FINISHED = range(9, 16)
     JOIN, WELCOME, REFUSE, ANSWER, FILL, FILLED = range(16, 22)
 
 
-class Sync(IntEnum):
+class Operation(IntEnum):
     """The operations of a sync server."""
 
     WRITE, READ, EXCHANGE = range(3)
 
 
-@dataclass(frozen=True)
+class Slot(NamedTuple):
+    """A number of the header: the name of its place there, and the least and the largest that it may be."""
+
+    name: str
+    low: float = 0
+    high: float = NEVER_STOP
+    type: Callable[[Any], float] = int
+
+    def read(self, value: float) -> float:
+        """Returns the number. Raises Malformed if it may not be that."""
+        if not self.low <= value <= self.high:
+            raise Malformed(f"{value} is not from {self.low} to {self.high}")
+        return self.type(value)
+
+
+class Column(NamedTuple):
+    """A frame that is an array: its type, the least and the largest element, the number of elements (-1: any), and
+    whether the frame may be missing, which the last one of a message may."""
+
+    dtype: type[np.generic]
+    low: float = -math.inf
+    high: float = math.inf
+    length: int = -1
+    optional: bool = False
+
+    def read(self, frame: Buffer) -> np.ndarray:
+        """Returns a view of the frame. Raises Malformed if it does not fit."""
+        found = array(frame, self.dtype, self.length)
+        numbers = found.view(np.uint8) if found.dtype == np.bool_ else found
+        if math.isfinite(self.low) and found.size and not self.low <= numbers.min() <= numbers.max() <= self.high:
+            raise Malformed(f"{numbers.min()} to {numbers.max()} are not from {self.low} to {self.high}")
+        return found
+
+
+_Number: TypeAlias = Annotated[int, Slot("batch_index")]
+_Step: TypeAlias = Annotated[int, Slot("step")]
+_StopAt: TypeAlias = Annotated[int, Slot("stop_at")]
+_Table: TypeAlias = Annotated[int, Slot("table", 0, 2**16 - 1)]
+_Flag: TypeAlias = Annotated[bool, Slot("final", 0, 1, bool)]
+_Floats: TypeAlias = Annotated[np.ndarray, Column(np.float32)]
+_Numbers: TypeAlias = Annotated[np.ndarray, Column(np.int64, 0, NEVER_STOP)]
+_OfTables: TypeAlias = Annotated[Frames, None]
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
 class Message:
-    """One message.
+    """The base of all messages. Its subclasses are frozen dataclasses, without being decorated; their arrays are not
+    compared, so `==` is identity."""
 
-    Attributes:
-        kind: see above.
-        batch_index: the batch; of LOOK_UP, FOUND, SYNC, SYNCED and DENSE the number of the request.
-        arrays: the frames after the header.
-        table: of LOOK_UP and FOUND; of SYNC the operation; of ANSWER and FILLED the shard.
-        final: of ROWS: no patch will follow; of RESERVE and DISPATCH: see above.
-        stop_at: of PUSH, ROWS, PATCH and APPLIED: all trainers end before this batch.
-        step: in modes that dispatch batches, of TOKEN and PUSH: the token; of APPLIED, ANSWER and FILLED: the shard's
-            global step; of ENTER: the batch's examples.
-        share: of PUSH: the trainer's part of the batch.
-        factor: of PUSH: by which the learning rate is multiplied.
-    """
+    kind: ClassVar[Kind]
+    slots: ClassVar[list[tuple[str, Slot]]]
+    """All numbers of the header, in order, each with its field; "" where this kind has none for it."""
+    columns: ClassVar[list[tuple[str, Column]]]
+    """The fields that are a frame each, in order."""
+    of_tables: ClassVar[str | None]
+    """The field with frames of each table, instead of columns."""
 
-    kind: Kind
-    batch_index: int
-    arrays: Sequence[np.ndarray] = field(default=())
-    table: int = 0
-    final: bool = False
-    stop_at: int = NEVER_STOP
-    step: int = 0
-    share: float = 1.0
-    factor: float = 1.0
+    def __init_subclass__(cls, kind: Kind | None = None):
+        dataclass(frozen=True, eq=False)(cls)
+        if kind is None:
+            return
+        cls.kind, TYPES[kind] = kind, cls
+        hints = get_type_hints(cls, include_extras=True)
+        rules = {each.name: get_args(hints[each.name])[1] for each in fields(cls)}  # type: ignore[arg-type]
+        used = {rule.name: (name, rule) for name, rule in rules.items() if isinstance(rule, Slot)}
+        cls.slots = [used.get(name, ("", Slot(name, unused, unused))) for name, unused in _UNUSED.items()]
+        cls.columns = [(name, rule) for name, rule in rules.items() if isinstance(rule, Column)]
+        cls.of_tables = next((name for name, rule in rules.items() if rule is None), None)
 
     def frames(self) -> list[Buffer]:
-        """Returns the message as frames."""
-        header = _HEADER.pack(
-            _MAGIC, self.kind, self.final, self.table, self.batch_index, self.stop_at, self.step, self.share,
-            self.factor,
-        )  # fmt: skip
-        return [header, *(np.ascontiguousarray(each).reshape(-1).view(np.uint8).data for each in self.arrays)]
+        """Returns the message as frames; its fields are not checked."""
+        header = [getattr(self, name) if name else slot.low for name, slot in self.slots]
+        arrays = getattr(self, self.of_tables) if self.of_tables else [getattr(self, name) for name, _ in self.columns]
+        sent = [np.ascontiguousarray(memoryview(each)) for each in arrays if each is not None]
+        return [_HEADER.pack(_MAGIC, self.kind, *header), *(each.reshape(-1).view(np.uint8).data for each in sent)]
 
 
-def parse(frames: Frames) -> tuple[Message, Frames]:
-    """Returns the message without its arrays, and the frames that hold them.
+TYPES: dict[int, type[Message]] = {}
+"""The type of each kind."""
+
+
+def parse(frames: Frames) -> Message:
+    """Returns the message of these frames, with views of them.
 
     Raises:
-        Malformed: the header is missing or invalid.
+        Malformed: it is no message, or some of its fields hold what they may not; the text names each of these.
     """
-    if not frames or len(frames[0]) != _HEADER.size:
+    if not frames or memoryview(frames[0]).nbytes != _HEADER.size:
         raise Malformed("no header")
-    magic, kind, final, table, batch_index, stop_at, step, share, factor = _HEADER.unpack(frames[0])
-    if magic != _MAGIC or kind >= len(Kind) or final > 1 or min(batch_index, stop_at, step) < 0:
+    magic, number, *numbers = _HEADER.unpack(frames[0])
+    if magic != _MAGIC or number not in TYPES:
         raise Malformed("not a header of ours")
-    if not (0 <= share <= 1 and 0 < factor <= 1):
-        raise Malformed("a share or a factor outside of 0 to 1")
-    return Message(Kind(kind), batch_index, (), table, bool(final), stop_at, step, share, factor), frames[1:]
+    made, arrays, wrong = TYPES[number], frames[1:], []
+    least, most = sum(not column.optional for _, column in made.columns), len(made.columns)
+    if not made.of_tables and not least <= len(arrays) <= most:
+        wrong.append(f"{len(arrays)} frames, not {least if least == most else f'{least} to {most}'}")
+    found: dict[str, Any] = {made.of_tables: arrays} if made.of_tables else {}
+    rules: list[tuple[str, Slot | Column]] = [*made.slots, *made.columns]
+    for (name, rule), value in zip(rules, [*numbers, *arrays], strict=False):
+        try:
+            found[name] = rule.read(value)
+        except Malformed as error:
+            wrong.append(f"{name or 'header'}: {error}")
+    if wrong:
+        raise Malformed(f"{made.kind.name}: {'; '.join(wrong)}")
+    found.pop("", None)
+    return made(**found)
 
 
 def array(frame: Buffer, dtype: type[np.generic], *shape: int) -> np.ndarray:
@@ -132,3 +170,173 @@ def array(frame: Buffer, dtype: type[np.generic], *shape: int) -> np.ndarray:
     if (row and size % row) or (-1 not in shape and size != row) or (not row and size):
         raise Malformed(f"{size} bytes are not {np.dtype(dtype)} {list(shape)}")
     return np.frombuffer(frame, dtype).reshape(shape) if size else np.zeros([max(n, 0) for n in shape], dtype)
+
+
+class OfBatch(Message):
+    """The base of messages about a batch."""
+
+    batch_index: _Number
+
+
+class OfRequest(Message):
+    """The base of requests beside pulls and pushes, which have numbers, and of their answers."""
+
+    number: _Number
+
+
+class OfWorker(Message):
+    """The base of messages about a worker that is gone."""
+
+    worker: _Number
+
+
+class Pull(OfBatch, kind=Kind.PULL):
+    """A trainer's request, of each table: rows, or vocabularies, keys and checks, and `Bags` if it pools."""
+
+    asked: _OfTables
+
+
+class Rows(OfBatch, kind=Kind.ROWS):
+    """A shard's answer: values of each table, float32 [n, D], in the order of the request, sums after rows; then, where
+    batches are dispatched, its slice of the dense parameters. With `final` no patch follows."""
+
+    values: _OfTables
+    final: _Flag
+    stop_at: _StopAt = NEVER_STOP
+
+
+class Push(OfBatch, kind=Kind.PUSH):
+    """A trainer's gradients of each table, float32 [n, D], in the order of the pull; where batches are dispatched with
+    their token, and then those of the dense parameters, and their epoch.
+
+    Attributes:
+        share: the trainer's part of the batch.
+        factor: by which the learning rate is multiplied.
+        stop_at: all trainers end before this batch.
+    """
+
+    gradients: _OfTables
+    share: Annotated[float, Slot("share", 0.0, 1.0, float)] = 1.0
+    factor: Annotated[float, Slot("factor", math.ulp(0.0), 1.0, float)] = 1.0
+    stop_at: _StopAt = NEVER_STOP
+    token: _Step = 0
+
+
+class Patch(OfBatch, kind=Kind.PATCH):
+    """A shard's news of a pull, of each table: positions in it, int64 [k], and their newest values, float32 [k, D]."""
+
+    newer: _OfTables
+    stop_at: _StopAt = NEVER_STOP
+
+
+class Applied(OfBatch, kind=Kind.APPLIED):
+    """Everything up to this batch is in the rows; where batches are dispatched: the shard has taken this one, and is
+    at this global step."""
+
+    stop_at: _StopAt = NEVER_STOP
+    step: _Step = 0
+
+
+class LookUp(OfRequest, kind=Kind.LOOK_UP):
+    """As `Pull`, of one table and never of sums; changes nothing."""
+
+    table: _Table
+    asked: _OfTables
+
+
+class Found(OfRequest, kind=Kind.FOUND):
+    """The answer to `LookUp`: values of the rows, and which of them were ever trained. That to `Dense`: a slice with
+    the optimizer's state, as `DenseSlice.state` returns it, and nothing in `known`."""
+
+    values: _Floats
+    known: Annotated[np.ndarray | None, Column(np.bool_, 0, 1, optional=True)] = None
+    table: _Table = 0
+
+
+class Sync(OfRequest, kind=Kind.SYNC):
+    """Dense parameters for the sync server of EASGD; none to read them."""
+
+    operation: Annotated[Operation, Slot("table", 0, len(Operation) - 1, Operation)]
+    values: Annotated[np.ndarray | None, Column(np.float32, optional=True)] = None
+
+
+class Synced(OfRequest, kind=Kind.SYNCED):
+    """The answer: w_ps."""
+
+    values: _Floats
+
+
+class Dense(OfRequest, kind=Kind.DENSE):
+    """Asks for a shard's slice of the dense parameters, with the optimizer's state."""
+
+
+class Reserve(Message, kind=Kind.RESERVE):
+    """A trainer asks for its next batch; `stop`: the user wants to stop."""
+
+    stop: _Flag = False
+
+
+class Dispatch(OfBatch, kind=Kind.DISPATCH):
+    """The coordinator's answer: the batch; `final`: none is left."""
+
+    final: _Flag = False
+
+
+class Enter(OfBatch, kind=Kind.ENTER):
+    """A trainer is about to pull a batch, of so many examples."""
+
+    examples: _Step
+
+
+class Token(OfBatch, kind=Kind.TOKEN):
+    """The batch's token; sent when the trainer may go on."""
+
+    token: _Step
+
+
+class Done(OfBatch, kind=Kind.DONE):
+    """All shards have taken the batch, and are at these steps, [S]; its loss, [1]."""
+
+    steps: _Numbers
+    loss: Annotated[np.ndarray, Column(np.float64, -sys.float_info.max, sys.float_info.max, 1)]
+
+
+class Finished(OfBatch, kind=Kind.FINISHED):
+    """No batch is left or outstanding; the next one would be `batch_index`."""
+
+
+class Join(Message, kind=Kind.JOIN):
+    """An elastic worker asks what the run is, before anything else."""
+
+
+class Welcome(Message, kind=Kind.WELCOME):
+    """The run as JSON (`training.elastic`), in bytes."""
+
+    run: Annotated[np.ndarray, Column(np.uint8)]
+
+
+class Refuse(OfWorker, kind=Kind.REFUSE):
+    """The batches of a worker that is gone: the shard takes them no more."""
+
+    batches: _Numbers
+
+
+class Answer(OfWorker, kind=Kind.ANSWER):
+    """Which of these batches a shard has settled, and the shard's step."""
+
+    settled: Annotated[np.ndarray, Column(np.bool_, 0, 1)]
+    shard: _Table = 0
+    step: _Step = 0
+
+
+class Fill(OfWorker, kind=Kind.FILL):
+    """The tokens of slots that a shard fills with no gradient."""
+
+    tokens: _Numbers
+
+
+class Filled(OfWorker, kind=Kind.FILLED):
+    """Done; the shard's step."""
+
+    shard: _Table = 0
+    step: _Step = 0
