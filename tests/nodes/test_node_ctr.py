@@ -1,26 +1,30 @@
-"""Click logs over nodes: what is refused."""
+"""Click logs over nodes: where rows of rare keys lie, and data that differ."""
 
-import pytest
+import numpy as np
 
-from marius_oac.errors import ConfigError
-from marius_oac.nodes.shards.placement import Placement
-from marius_oac.runs.spread.contract import Part
+from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement, shard_of_keys
+from marius_oac.runs.spread.keyed import keys_on, shared_by_shard
+from marius_oac.storage.keys.table import LAST_SHARED, NO_KEY, is_shared
 from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.training.cluster import data_digest
 from tests.click_logs import ctr_config, small_log
 
 
-def test_rare_keys_share_a_row_on_one_node_alone(tmp_path):
-    """Over several the saved keys would hold one more than once, which nobody can load."""
-
-    def check(num_nodes, admit_after):
-        config = ctr_config(small_log(tmp_path / "day.parquet"), f"keys.admit_after={admit_after}")
-        start_ctr_task(config)[0].spread(Part(Placement.by_number(num_nodes), 0)).check()
-
-    check(2, 1)
-    check(1, 2)
-    with pytest.raises(ConfigError, match="keys.admit_after"):
-        check(2, 2)
+def test_rare_keys_share_a_row_for_each_shard_that_lies_where_the_shard_does():
+    """So the keys that share one are the same on any number of nodes, and its row moves with them."""
+    keys = np.random.default_rng(1).integers(-(2**62), 2**62, 2000)
+    vocabularies = np.arange(2000).astype(np.uint16) % 3
+    shared, shards = shared_by_shard(vocabularies, keys), shard_of_keys(vocabularies, keys)
+    assert is_shared(shared).all() and not is_shared(keys).any() and LAST_SHARED - NO_KEY == NUM_SHARDS
+    assert {*zip(shared.tolist(), shards.tolist(), strict=True)} == {(NO_KEY + 1 + each, each) for each in {*shards}}
+    saved = {"index.keys": shared, "index.vocabularies": vocabularies, "index.checks": np.zeros(2000, np.uint32)}
+    saved["index.free"] = np.array([3, 5])
+    placement, kept = Placement.by_number(3), []
+    for place in range(3):
+        part, rows = keys_on(saved, placement, place)
+        assert np.array_equal(part["index.keys"], shared[rows]) and (placement.nodes[shards[rows]] == place).all()
+        kept += rows.tolist()
+    assert sorted(kept) == [row for row in range(2000) if row not in (3, 5)]
 
 
 def test_nodes_with_other_files_under_the_same_names_are_told_apart(tmp_path):

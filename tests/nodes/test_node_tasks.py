@@ -122,6 +122,14 @@ def test_a_layer_of_the_users_own_has_the_bits_of_sync(labelled):
 
 
 @pytest.mark.parametrize("nodes", [2, slow(3)])
+def test_keys_are_admitted_in_the_order_of_batches_and_trainers(days, tmp_path, nodes):
+    config = clicks(days, "keys.admit_after=3")
+    found, alone = one_after_another(config, nodes), train(config, tmp_path / "alone")
+    assert any(found.summary[name] for name in found.summary if name.endswith(".waiting"))
+    assert found.test["auc"] == pytest.approx(alone.summary["test.auc"], abs=0.03)
+
+
+@pytest.mark.parametrize("nodes", [2, slow(3)])
 def test_keys_are_dropped_as_on_one_box(days, tmp_path, nodes):
     config = clicks(days)
     found, alone = one_after_another(config, nodes), train(config, tmp_path / "alone")
@@ -144,6 +152,7 @@ def configs(labelled, days, tmp_path_factory):
     layer = f"encoder.layers=[{{kind: module, module: '{labelled / 'mine.py'}:Layer', neighbors: 3}}]"
     made = {name: links(labelled, *overrides) for name, overrides in LINKS.items()}
     made |= {"classes": classes(labelled), "own layer": links(labelled, layer), "dropped keys": clicks(days)}
+    made["admitted keys"] = clicks(days, "keys.admit_after=3")
     for name, config in made.items():
         (folder / f"{name}.yaml").write_text(config.dump())
     return folder
@@ -156,7 +165,7 @@ def measured(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*LINKS, "classes", "own layer", "dropped keys"])
+@pytest.mark.parametrize("name", [*LINKS, "classes", "own layer", "dropped keys", "admitted keys"])
 def test_what_a_user_types_goes_on_where_it_was_killed(configs, tmp_path, name):
     """With two nodes, one of them lost, and with three: the metrics are those of one box."""
     train_it = ["train", configs / f"{name}.yaml", *OFTEN, "--out"]

@@ -7,22 +7,26 @@ from hypothesis import strategies as st
 
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.keys.table import NO_KEY, KeyTable
+from marius_oac.storage.keys.table import NO_KEY, KeyTable, shared_by_all
 from marius_oac.storage.memory import MemoryStore
 
 LAYOUT = RowLayout(3, 1)
 
 
-def make_table(capacity=100, admit_after=1, drop_after=0):
+def by_thirds(vocabularies, keys):
+    return NO_KEY + 1 + keys % 3
+
+
+def make_table(capacity=100, admit_after=1, drop_after=0, shared=(shared_by_all,)):
     store = MemoryStore("t", 0, LAYOUT, RowInitial("normal", 1.0, 0, "t", 0.5), capacity)
-    return KeyTable(store, admit_after, drop_after)
+    return KeyTable(store, admit_after, drop_after, shared=shared)
 
 
 class NaiveTable:
     """Dictionaries, one key at a time."""
 
-    def __init__(self, admit_after, drop_after):
-        self.admit_after, self.drop_after = admit_after, drop_after
+    def __init__(self, admit_after, drop_after, shared):
+        self.admit_after, self.drop_after, self.shared = admit_after, drop_after, shared
         self.rows, self.free, self.count = {}, [], 0
         self.seen, self.last_file = {}, {}
 
@@ -44,14 +48,17 @@ class NaiveTable:
         found = []
         for key in keys:
             rare = key not in self.rows and self.admit_after > 1 and self.seen[key] < self.admit_after
-            found.append(self._row((key[0], NO_KEY) if rare else key))
+            found.append(self._row((key[0], self._shared_of(key)) if rare else key))
         for row in found:
             self.last_file[row] = file
         return found
 
+    def _shared_of(self, key):
+        return NO_KEY if self.shared is shared_by_all else NO_KEY + 1 + key[1] % 3
+
     def drop_unseen(self, file):
         old = [key for key, row in self.rows.items()
-               if self.drop_after and key[1] != NO_KEY and self.last_file[row] < file - self.drop_after]  # fmt: skip
+               if self.drop_after and key[1] > NO_KEY + 3 and self.last_file[row] < file - self.drop_after]  # fmt: skip
         for key in old:
             self.free.append(self.rows.pop(key))
 
@@ -65,9 +72,15 @@ batches = st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 6)), mi
 
 
 @settings(deadline=None, max_examples=80)
-@given(batches=batches, admit_after=st.sampled_from([1, 2, 3]), drop_after=st.integers(0, 2))
-def test_rows_are_those_of_the_naive_table(batches, admit_after, drop_after):
-    table, naive = make_table(admit_after=admit_after, drop_after=drop_after), NaiveTable(admit_after, drop_after)
+@given(
+    batches=batches,
+    admit_after=st.sampled_from([1, 2, 3]),
+    drop_after=st.integers(0, 2),
+    shared=st.sampled_from([shared_by_all, by_thirds]),
+)
+def test_rows_are_those_of_the_naive_table(batches, admit_after, drop_after, shared):
+    table = make_table(admit_after=admit_after, drop_after=drop_after, shared=(shared,))
+    naive = NaiveTable(admit_after, drop_after, shared)
     try:
         for file, keys in enumerate(batches):
             table.drop_unseen(file)
@@ -78,7 +91,7 @@ def test_rows_are_those_of_the_naive_table(batches, admit_after, drop_after):
             table.seen_in(rows, file)
             assert rows.tolist() == naive.admit(keys, file)
             assert table.store.num_rows == naive.count
-        copy = make_table(admit_after=admit_after, drop_after=drop_after)
+        copy = make_table(admit_after=admit_after, drop_after=drop_after, shared=(shared,))
         copy.load({name: np.array(array) for name, array in table.arrays().items()})
         every = sorted(naive.rows)
         assert copy.find(*asked(every)).tolist() == [naive.rows[key] for key in every]
@@ -151,3 +164,17 @@ def test_unknown_keys_are_looked_up_without_leaving_a_trace(admit_after):
     assert into[0].tobytes() == values[local[4]].tobytes()
     table.store.close()
     fresh.store.close()
+
+
+def test_a_table_of_other_origin_is_looked_up_by_its_own_shared_rows():
+    """A model that was trained over nodes is read on one machine."""
+    table, rare = make_table(admit_after=2, shared=(by_thirds,)), asked([(0, 4)])
+    table.admit(*rare, table.find(*rare))
+    read = make_table(admit_after=2, shared=(shared_by_all, by_thirds))
+    read.load(table.arrays())
+    table.store.commit(np.array([0]), np.full((1, LAYOUT.width), 9, np.float32), 1)
+    read.store.load(0, np.array([1]), np.full((1, LAYOUT.width), 9, np.float32))
+    values, local, unknown = read.look_up(*asked([(0, 7), (0, 5)]))  # which share a row with 4, and with nobody
+    assert unknown == 2 and (values[local[0]] == 9).all() and (values[local[1]] != 9).all()
+    table.store.close()
+    read.store.close()

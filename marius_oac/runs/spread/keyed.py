@@ -14,7 +14,6 @@ from marius_oac.config.sections import OptimizerConfig
 from marius_oac.data.batches.rank_slice import SlicedPlanner
 from marius_oac.data.logs.batches import LogPlan
 from marius_oac.data.logs.tables import FeatureTable, TableKeys
-from marius_oac.errors import ConfigError
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.placement import Placement, Route, route_keys, shard_of_keys, unique_keys
@@ -26,7 +25,7 @@ from marius_oac.runs.spread.contract import Part, SpreadRows
 from marius_oac.runs.spread.shards import digest_rows, load_rows
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
-from marius_oac.storage.keys.table import KeyTable
+from marius_oac.storage.keys.table import NO_KEY, KeyTable, SharedKeys, is_shared
 
 
 class BatchKeys:
@@ -64,10 +63,9 @@ class KeyedRows(SpreadRows):
     Attributes:
         part: see `SpreadRows`.
         tables: the features of each table. layouts: of their rows.
-        admit_after: see `KeyTable`.
         optimizer: of the rows; `penalty`: see `ShardTable`.
         pooled: names of the bags that the nodes pool.
-        make_key_tables: makes the empty tables of this process.
+        make_key_tables: makes the empty tables of this process, with shared rows as given.
         make_planner: makes a planner, whose keys the given objects number.
         first_file: returns the number of the file that an epoch begins with; `file_of`: that of a batch.
     """
@@ -75,26 +73,23 @@ class KeyedRows(SpreadRows):
     part: Part
     tables: Sequence[FeatureTable]
     layouts: Mapping[str, RowLayout]
-    admit_after: int
     optimizer: OptimizerConfig
     penalty: float
     pooled: Sequence[str]
     most_keys: Sequence[int]
-    make_key_tables: Callable[[ExitStack, Path | None, Binding], Sequence[KeyTable]]
+    make_key_tables: Callable[[ExitStack, Path | None, Binding, Sequence[SharedKeys]], Sequence[KeyTable]]
     make_planner: Callable[[ExitStack, Sequence[BatchKeys]], SlicedPlanner]
     first_file: Callable[[int], int]
     file_of: Callable[[int], int]
     _key_tables: Sequence[KeyTable] = field(default=(), init=False)
 
     def check(self) -> None:
-        """See `SpreadRows.check`."""
-        if self.admit_after > 1 and self.part.placement.num_nodes > 1:
-            # Each node would have a shared row of its own, and the checkpoint the same key more than once.
-            raise ConfigError("the row that rare keys share can't lie on several nodes", "keys.admit_after")
+        """Any keyed rows can be spread."""
 
     def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[KeyedTable]:
         """See `SpreadRows.make_tables`."""
-        self._key_tables, optimizer = self.make_key_tables(stack, folder, binding), RowOptimizer(self.optimizer)
+        self._key_tables = self.make_key_tables(stack, folder, binding, (shared_by_shard,))
+        optimizer = RowOptimizer(self.optimizer)
         return [
             KeyedTable(keys, optimizer, self.penalty, bool(self._bags(table)), self.file_of)
             for keys, table in zip(self._key_tables, self.tables, strict=True)
@@ -155,7 +150,7 @@ class KeyedRows(SpreadRows):
         rows = rows[~index.is_free(rows)]
         vocabularies, numbers = index.vocabularies_of(rows), index.keys_of(rows)
         order = np.lexsort((numbers, vocabularies))
-        shards = shard_of_keys(vocabularies[order], numbers[order])
+        shards = _shard_of_rows(vocabularies[order], numbers[order])
 
         def names(part: np.ndarray) -> bytes:
             return index.vocabularies_of(part).astype("<u2").tobytes() + index.keys_of(part).astype("<i8").tobytes()
@@ -188,6 +183,17 @@ class KeyedRows(SpreadRows):
         return key_counts(self._key_tables)
 
 
+def shared_by_shard(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The `SharedKeys` over nodes: one row for each vocabulary and virtual shard, on the node that has the shard. So
+    which keys share a row depends neither on the number of nodes nor on the placement."""
+    return NO_KEY + 1 + shard_of_keys(vocabularies, keys)
+
+
+def _shard_of_rows(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The virtual shard of the row of each key, int64 [n], of the shared rows, too."""
+    return np.where(is_shared(keys), np.maximum(keys - NO_KEY - 1, 0), shard_of_keys(vocabularies, keys))
+
+
 def key_arrays(tables: Sequence[KeyTable]) -> dict[str, np.ndarray]:
     """Returns the keys of each table, as `TABLE.NAME`."""
     return {f"{keys.store.name}.{name}": array for keys in tables for name, array in keys.arrays().items()}
@@ -218,7 +224,7 @@ def keys_on(
     for index in ("waiting", "index"):
         if f"{index}.keys" not in arrays:
             continue
-        shards = shard_of_keys(arrays[f"{index}.vocabularies"], arrays[f"{index}.keys"])
+        shards = _shard_of_rows(arrays[f"{index}.vocabularies"], arrays[f"{index}.keys"])
         here = placement.nodes[shards] == place
         here[arrays[f"{index}.free"]] = False
         rows = np.flatnonzero(here)

@@ -11,7 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,16 @@ from marius_oac.storage.keys.index import KeyIndex, initial_keys, saved_array
 
 NO_KEY = -(2**63) + 1
 """The key, in every vocabulary, whose row is shared by keys that are not admitted yet."""
+LAST_SHARED = NO_KEY + 256
+"""Keys from `NO_KEY` up to this one have such rows: `NO_KEY` on one machine, the others over nodes."""
+
+SharedKeys = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""The key, int64 [n], whose row a key uses before it is admitted; of vocabularies, uint16 [n], and keys, int64 [n]."""
+
+
+def shared_by_all(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The `SharedKeys` of one machine: one row for each vocabulary."""
+    return np.full(keys.size, NO_KEY)
 
 
 class KeyTable:
@@ -29,15 +39,23 @@ class KeyTable:
 
     Args:
         store: gets a row for every new key; empty at first.
-        admit_after: a key gets its own row when it has been seen so often. Before, it uses its vocabulary's row of
-            `NO_KEY`. 1: at once.
+        admit_after: a key gets its own row when it has been seen so often. Before, it uses a shared row. 1: at once.
         drop_after: `drop_unseen` removes keys that were not in the last so many files; 0: never.
         folder: for files with the keys; None: they are in memory.
+        shared: which row that is, by the first of them; those that a table of other origin may have follow, for
+            look-ups.
     """
 
-    def __init__(self, store: ParameterStore, admit_after: int = 1, drop_after: int = 0, folder: Path | None = None):
+    def __init__(
+        self,
+        store: ParameterStore,
+        admit_after: int = 1,
+        drop_after: int = 0,
+        folder: Path | None = None,
+        shared: Sequence[SharedKeys] = (shared_by_all,),
+    ):
         self.store, self.index = store, KeyIndex(store.name, store.capacity, folder)
-        self._admit_after, self._drop_after = admit_after, drop_after
+        self._admit_after, self._drop_after, self._shared = admit_after, drop_after, shared
         self._waiting = KeyIndex(f"{store.name}, not admitted", store.capacity, folder) if admit_after > 1 else None
         self._seen = np.zeros(0, np.int64)  # how often each waiting key was seen
         self._last_file = np.zeros(0, np.int32)  # the last file with each row's key
@@ -74,7 +92,7 @@ class KeyTable:
             asked = vocabularies[places], keys[places], checks[places]
             found = self.find(*asked) if self._admit_after > 1 else np.empty(places.size, np.int64)
             if self._waiting is not None:
-                asked = self._shared(self._waiting, *asked, found)
+                asked = self._admitted(self._waiting, *asked, found)
             rows[places] = self._insert(*asked)
 
     def seen_in(self, rows: np.ndarray, file: int) -> None:
@@ -92,9 +110,10 @@ class KeyTable:
         """
         rows = self.find(vocabularies, keys, checks)
         unknown = np.flatnonzero(rows < 0)
-        if self._admit_after > 1:
-            shared = self.find(vocabularies[unknown], np.full(unknown.size, NO_KEY), np.zeros(unknown.size, np.uint32))
-            rows[unknown] = shared
+        for shared in self._shared if self._admit_after > 1 else ():
+            rare = np.flatnonzero(rows < 0)
+            asked = vocabularies[rare], shared(vocabularies[rare], keys[rare]), np.zeros(rare.size, np.uint32)
+            rows[rare] = self.find(*asked)
         missing = np.flatnonzero(rows < 0)
         known = np.unique(rows[rows >= 0])
         first_keys, of_missing = np.unique(initial_keys(vocabularies[missing], keys[missing]), return_inverse=True)
@@ -118,10 +137,10 @@ class KeyTable:
                 self._last_file = grown(self._last_file, len(self.index))
         return rows
 
-    def _shared(
+    def _admitted(
         self, seen: KeyIndex, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, found: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The keys to insert: those `seen` often enough, and `NO_KEY` instead of the others."""
+        """The keys to insert: those `seen` often enough, and those of shared rows instead of the others."""
         vocabularies, keys, checks = vocabularies.copy(), keys.copy(), checks.copy()
         new = np.flatnonzero(found < 0)
         waiting = np.empty(new.size, np.int64)
@@ -129,7 +148,7 @@ class KeyTable:
         self._seen = grown(self._seen, len(seen))
         np.add.at(self._seen, waiting, 1)
         rare = new[self._seen[waiting] < self._admit_after]
-        keys[rare], checks[rare] = NO_KEY, 0
+        keys[rare], checks[rare] = self._shared[0](vocabularies[rare], keys[rare]), 0
         return vocabularies, keys, checks
 
     def drop_unseen(self, file: int) -> int:
@@ -138,7 +157,7 @@ class KeyTable:
             return 0
         count = len(self.index)
         old = np.flatnonzero(self._last_file[:count] < file - self._drop_after)
-        old = old[self.index.keys_of(old) != NO_KEY]
+        old = old[~is_shared(self.index.keys_of(old))]
         old = old[~self.index.is_free(old)]
         self.index.drop(old)
         self.dropped += old.size
@@ -199,6 +218,11 @@ class KeyTable:
 
 def _of(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def is_shared(keys: np.ndarray) -> np.ndarray:
+    """Whether each key, int64 [n], is one of those that have shared rows, bool [n]."""
+    return (keys >= NO_KEY) & (keys <= LAST_SHARED)
 
 
 def grown(array: np.ndarray, count: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine import cgroups
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
-from marius_oac.storage.keys.table import KeyTable
+from marius_oac.storage.keys.table import KeyTable, SharedKeys, shared_by_all
 from marius_oac.storage.sizes import MEMORY_OF_ROWS
 from marius_oac.types import present
 
@@ -85,11 +85,15 @@ def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
     return min(int(memory / (row_bytes + KEY_BYTES)), _MOST_ROWS)
 
 
-def make_key_table(config: CtrConfig, tables: Tables, name: str) -> KeyTable:
-    """Makes an empty table; the initial value of a row is a pure function of (seed, table, key)."""
+def make_key_table(
+    config: CtrConfig, tables: Tables, name: str, shared: Sequence[SharedKeys] = (shared_by_all,)
+) -> KeyTable:
+    """Makes an empty table; the initial value of a row is a pure function of (seed, table, key). `shared`: see
+    `KeyTable`."""
     optimizer = RowOptimizer(config.training.optimizer)
     initial = RowInitial("normal", config.model.init_scale, config.seed, name, optimizer.initial_state)
-    return KeyTable(tables.make(name, 0, initial), config.keys.admit_after, config.keys.drop_after, tables.scratch)
+    keys = config.keys
+    return KeyTable(tables.make(name, 0, initial), keys.admit_after, keys.drop_after, tables.scratch, shared)
 
 
 def make_ctr_step(

@@ -31,12 +31,12 @@ from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.spread.contract import Part
-from marius_oac.runs.spread.keyed import KeyedRows, key_arrays, key_counts, load_key_arrays
+from marius_oac.runs.spread.keyed import KeyedRows, key_arrays, key_counts, load_key_arrays, shared_by_shard
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
-from marius_oac.storage.keys.table import KeyTable
+from marius_oac.storage.keys.table import KeyTable, SharedKeys, shared_by_all
 from marius_oac.tasks.ctr import build
 from marius_oac.tasks.ctr.memory import plan_ctr_memory
 from marius_oac.tasks.ctr.predict import ClickPredictor, evaluate_files
@@ -140,7 +140,8 @@ class CtrTask(Task):
 
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """See `Task.build`; a table for each width of rows."""
-        self._tables = self._make_tables(stack, self.folder, binding)
+        # A model that was trained over nodes is read here, too.
+        self._tables = self._make_tables(stack, self.folder, binding, (shared_by_all, shared_by_shard))
         planner = self._make_planner(stack, self._tables)
         training = self.config.training
         step = self.make_step(device, threads, Update.here(training.optimizer, training.embedding_l2))
@@ -156,18 +157,19 @@ class CtrTask(Task):
         """See `Task.spread`; rows belong to keys."""
         config, schedule = self.config, self._schedule
         return KeyedRows(
-            part, self._features, self._layouts, config.keys.admit_after,
-            config.training.optimizer, config.training.embedding_l2,
+            part, self._features, self._layouts, config.training.optimizer, config.training.embedding_l2,
             [each.name for each in config.data.multi_valued if each.pool_at == "shard"],
             [config.training.batch_size * table.max_ids for table in self._features],
             self._make_tables, self._make_planner, schedule.first_file, schedule.file_of,
         )  # fmt: skip
 
-    def _make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> list[KeyTable]:
+    def _make_tables(
+        self, stack: ExitStack, folder: Path | None, binding: Binding, shared: Sequence[SharedKeys]
+    ) -> list[KeyTable]:
         config = self.config
         capacities = {name: build.capacity_of(config, layout) for name, layout in self._layouts.items()}
         place = Tables(config.storage, folder, self._layouts, capacities, stack, binding, self._writable)
-        return [build.make_key_table(config, place, name) for name in self._layouts]
+        return [build.make_key_table(config, place, name, shared) for name in self._layouts]
 
     def _make_planner(self, stack: ExitStack, key_tables: Sequence[Any]) -> LogPlanner:
         planner = LogPlanner(self.config, self.log.files, self._schedule, self._features, key_tables, self.pieces)
