@@ -183,15 +183,16 @@ def keyed(after=1):
     return KeyedTable(KeyTable(store(0, 0, 100), admit_after=after), OPTIMIZER)
 
 
-def ask(keys):
-    return [np.zeros(len(keys), np.uint16), np.array(keys, np.int64), np.zeros(len(keys), np.uint32)]
+def ask(keys, after=1):
+    asked = [np.zeros(len(keys), np.uint16), np.array(keys, np.int64), np.zeros(len(keys), np.uint32)]
+    return asked if after == 1 else [*asked, np.ones(len(keys), np.uint32)]
 
 
 def run_keyed(order, after):
     """Two trainers pull batch 0 in the given order, then push; returns the table."""
     table = keyed(after)
     shard = Shard([table], 2)
-    asked = [ask([5, 9, 7]), ask([9, 11])]
+    asked = [ask([5, 9, 7], after), ask([9, 11], after)]
     for rank in order:
         shard.handle(rank, framed(Kind.PULL, 0, asked[rank]))
     for rank in reversed(order):
@@ -206,6 +207,26 @@ def test_new_keys_get_rows_in_the_order_of_batch_and_trainer(after):
     assert first.keys.fingerprint() == second.keys.fingerprint()
     assert first.store.fingerprint() == second.store.fingerprint()
     assert len(first.keys) == (4 if after == 1 else 2)  # of those seen once: the row that they share
+
+
+def test_a_key_is_admitted_when_it_was_seen_so_often_also_within_a_slice():
+    table = keyed(3)
+    shard = Shard([table], 1)
+    for batch, times in enumerate(([3, 1, 0], [0, 1, 2])):
+        pull = [*ask([5, 9, 7]), np.array(times, np.uint32)]
+        shard.handle(0, framed(Kind.PULL, batch, pull))
+        own = (table.keys.find(*ask([5, 9, 7])) >= 0).tolist()
+        assert own == [True, False, False]
+    shard.handle(0, framed(Kind.PULL, 2, [*ask([5, 9, 7]), np.ones(3, np.uint32)]))
+    assert (table.keys.find(*ask([5, 9, 7])) >= 0).all()
+
+
+@pytest.mark.parametrize("counts", [[], [np.ones(2, np.uint32)], [np.ones(1, np.int64)], [np.ones(1, np.uint32)] * 2])
+def test_counts_that_do_not_fit_are_refused(counts):
+    shard = Shard([keyed(2)], 1)
+    with pytest.raises(Malformed):
+        shard.handle(0, framed(Kind.PULL, 0, [*ask([5]), *counts]))
+    shard.handle(0, framed(Kind.PULL, 0, [*ask([5]), np.ones(1, np.uint32)]))
 
 
 def test_pushes_are_added_up_by_row_and_share():

@@ -116,9 +116,13 @@ def node_of_keys(placement: Placement, vocabularies: np.ndarray, keys: np.ndarra
 
 
 @wrapping
-def route_keys(placement: Placement, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> Route:
-    """Returns the route of a batch's keys: vocabularies uint16 [n], keys int64 [n], checks uint32 [n]."""
-    return group(node_of_keys(placement, vocabularies, keys), placement.num_nodes, *_keys(vocabularies, keys, checks))
+def route_keys(
+    placement: Placement, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, *others: np.ndarray
+) -> Route:
+    """Returns the route of a batch's keys: vocabularies uint16 [n], keys int64 [n], checks uint32 [n], and other arrays
+    [n] that go with them."""
+    asked = (*_keys(vocabularies, keys, checks), *others)
+    return group(node_of_keys(placement, vocabularies, keys), placement.num_nodes, *asked)
 
 
 @wrapping

@@ -19,6 +19,8 @@ from marius_oac.storage.keys.table import KeyTable
 
 Keys = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Vocabularies uint16 [n], keys int64 [n] and checks uint32 [n]."""
+Pulled = tuple[np.ndarray, ...]
+"""Keys; where they are admitted late also how often each was seen, uint32 [n]."""
 _KEY_TYPES: Sequence[type[np.generic]] = (np.uint16, np.int64, np.uint32)
 
 
@@ -132,17 +134,22 @@ class KeyedTable(ShardTable):
     ):
         super().__init__(keys.store, optimizer, penalty)
         self.keys, self._pools, self._file_of = keys, pools, file_of
-        self.num_frames = 6 if pools else 3
+        self._key_frames = 4 if keys.counts_keys else 3
+        self.num_frames = self._key_frames + 3 * pools
 
     def apply(self, rows: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float) -> None:
         """See `ShardTable.apply`; notes the file that the batch is from, in the order of the batches."""
         super().apply(rows, gradients, timestamp, factor)
         self.keys.seen_in(rows, self._file_of(timestamp))
 
-    def pulled(self, frames: Frames) -> tuple[Keys, Bags | None]:
+    def pulled(self, frames: Frames) -> tuple[Pulled, Bags | None]:
         """See `ShardTable.pulled`."""
-        keys = self.asked(frames[:3])
-        return keys, Bags.parse(frames[3:], keys[1].size) if self._pools else None
+        if len(frames) != self.num_frames:
+            raise Malformed(f"{len(frames)} frames, not {self.num_frames}")
+        keys: Pulled = self.asked(frames[:3])
+        count = keys[1].size
+        keys += tuple(array(each, np.uint32, count) for each in frames[3 : self._key_frames])
+        return keys, Bags.parse(frames[self._key_frames :], count) if self._pools else None
 
     def asked(self, frames: Frames) -> Keys:
         """See `ShardTable.asked`."""
@@ -153,10 +160,11 @@ class KeyedTable(ShardTable):
             raise Malformed("vocabularies, keys and checks differ in number")
         return vocabularies, keys, checks
 
-    def rows_of(self, asked: Keys) -> np.ndarray:
+    def rows_of(self, asked: Pulled) -> np.ndarray:
         """See `ShardTable.rows_of`."""
-        rows = self.keys.find(*asked)
-        self.keys.admit(*asked, rows)
+        (vocabularies, keys, checks), counts = asked[:3], asked[3:]
+        rows = self.keys.find(vocabularies, keys, checks)
+        self.keys.admit(vocabularies, keys, checks, rows, *counts)
         return rows
 
     def look_up(self, asked: Keys) -> tuple[np.ndarray, np.ndarray]:

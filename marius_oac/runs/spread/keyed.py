@@ -64,6 +64,7 @@ class KeyedRows(SpreadRows):
         part: see `SpreadRows`.
         tables: the features of each table. layouts: of their rows.
         optimizer: of the rows; `penalty`: see `ShardTable`.
+        admit_after: see `KeyTable`.
         pooled: names of the bags that the nodes pool.
         make_key_tables: makes the empty tables of this process, with shared rows as given.
         make_planner: makes a planner, whose keys the given objects number.
@@ -75,6 +76,7 @@ class KeyedRows(SpreadRows):
     layouts: Mapping[str, RowLayout]
     optimizer: OptimizerConfig
     penalty: float
+    admit_after: int
     pooled: Sequence[str]
     most_keys: Sequence[int]
     make_key_tables: Callable[[ExitStack, Path | None, Binding, Sequence[SharedKeys]], Sequence[KeyTable]]
@@ -108,7 +110,11 @@ class KeyedRows(SpreadRows):
         routes, rows, tables = [], [], []
         of_table = zip(self.tables, plan.keys, plan.ids, plan.rows, plan.data.tables, strict=True)
         for table, keys, ids, own, indices in of_table:
-            asked, pooled = _different(keys, ids, own.size), self._bags(table)
+            asked: Sequence[np.ndarray] = _different(keys, ids, own.size)
+            pooled = self._bags(table)
+            if self.admit_after > 1:
+                times = np.bincount(ids, minlength=own.size) * (plan.data.share > 0)  # else it is another's example
+                asked = (*asked, times.astype(np.uint32))
             if pooled:
                 route: Route
                 route, indices = pool_table(table, pooled, keys, ids, asked, self.part.placement)

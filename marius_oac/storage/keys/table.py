@@ -67,6 +67,11 @@ class KeyTable:
         return self.store.capacity
 
     @property
+    def counts_keys(self) -> bool:
+        """Whether it matters how often a key was seen."""
+        return self._waiting is not None
+
+    @property
     def waiting(self) -> int:
         """The number of keys that were seen but not admitted."""
         return len(self._waiting) if self._waiting is not None else 0
@@ -77,12 +82,20 @@ class KeyTable:
         self.index.find(vocabularies, keys, rows, checks=checks)
         return rows
 
-    def admit(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray) -> None:
+    def admit(
+        self,
+        vocabularies: np.ndarray,
+        keys: np.ndarray,
+        checks: np.ndarray,
+        rows: np.ndarray,
+        counts: np.ndarray | None = None,
+    ) -> None:
         """Replaces the rows, int64 [n], of a batch's keys that `find` did not find, in place.
 
         Args:
             vocabularies, keys, checks: as for `find`.
             rows: the result of `find`.
+            counts: how often each key was seen, an integer [n]; None: once.
 
         Raises:
             InputError: the table is full, or two texts have the same fingerprint.
@@ -92,7 +105,8 @@ class KeyTable:
             asked = vocabularies[places], keys[places], checks[places]
             found = self.find(*asked) if self._admit_after > 1 else np.empty(places.size, np.int64)
             if self._waiting is not None:
-                asked = self._admitted(self._waiting, *asked, found)
+                times = np.ones(places.size, np.int64) if counts is None else counts[places]
+                asked = self._admitted(self._waiting, *asked, found, times)
             rows[places] = self._insert(*asked)
 
     def seen_in(self, rows: np.ndarray, file: int) -> None:
@@ -138,7 +152,13 @@ class KeyTable:
         return rows
 
     def _admitted(
-        self, seen: KeyIndex, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, found: np.ndarray
+        self,
+        seen: KeyIndex,
+        vocabularies: np.ndarray,
+        keys: np.ndarray,
+        checks: np.ndarray,
+        found: np.ndarray,
+        times: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The keys to insert: those `seen` often enough, and those of shared rows instead of the others."""
         vocabularies, keys, checks = vocabularies.copy(), keys.copy(), checks.copy()
@@ -146,7 +166,7 @@ class KeyTable:
         waiting = np.empty(new.size, np.int64)
         seen.insert(vocabularies[new], keys[new], waiting, checks=checks[new])
         self._seen = grown(self._seen, len(seen))
-        np.add.at(self._seen, waiting, 1)
+        np.add.at(self._seen, waiting, times[new].astype(np.int64))
         rare = new[self._seen[waiting] < self._admit_after]
         keys[rare], checks[rare] = self._shared[0](vocabularies[rare], keys[rare]), 0
         return vocabularies, keys, checks

@@ -158,7 +158,7 @@ class CtrTask(Task):
         config, schedule = self.config, self._schedule
         return KeyedRows(
             part, self._features, self._layouts, config.training.optimizer, config.training.embedding_l2,
-            [each.name for each in config.data.multi_valued if each.pool_at == "shard"],
+            config.keys.admit_after, [each.name for each in config.data.multi_valued if each.pool_at == "shard"],
             [config.training.batch_size * table.max_ids for table in self._features],
             self._make_tables, self._make_planner, schedule.first_file, schedule.file_of,
         )  # fmt: skip
