@@ -28,7 +28,7 @@ from marius_oac.nodes.shards.placement import Placement, Route, route_keys, uniq
 from marius_oac.nodes.shards.pooling import pool_table
 from marius_oac.nodes.shards.shard import Shard
 from marius_oac.nodes.shards.table import KeyedTable
-from marius_oac.nodes.transport.messages import Kind, Message, Pull, Push
+from marius_oac.nodes.transport.messages import Kind, Message, Pull, Push, parse
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable
@@ -104,7 +104,7 @@ def moved(case: Case, batches: list[list[TableKeys]], pooled: bool) -> Moved:
 
     def send(rank: int, node: int, message: Message) -> float:
         frames, start = message.frames(), time.thread_time()
-        answers = every[node].handle(rank, frames)
+        answers = every[node].handle(rank, parse(frames))
         seconds = time.thread_time() - start
         for each, sent in ((message, frames), *((answer, answer.frames()) for _, answer in answers)):
             if each.batch_index >= first:

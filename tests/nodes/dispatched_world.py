@@ -23,7 +23,7 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
 from tests.nodes.naive_gba import NaiveBuffer
-from tests.nodes.wire import framed
+from tests.nodes.wire import framed, tell
 
 DIMENSION, ROWS, SIZE, RATE, DENSE_RATE, AHEAD, EPOCH = 3, 7, 8, 0.1, 0.2, 6, 4
 
@@ -257,7 +257,7 @@ class World:
         self.delivered.append((rank, node, frames))
         if self.stops_after is not None and len(self.delivered) >= self.stops_after:
             self.trainers[-1].wants_to_stop = True
-        out, message = self.nodes[node].handle(rank, frames), parse(frames)
+        out, message = tell(self.nodes[node], rank, frames), parse(frames)
         said = [(peer, *(bytes(frame) for frame in reply.frames())) for peer, reply in out]
         self.replies.append(said)
         for peer, *reply in said:
@@ -318,6 +318,6 @@ class World:
         assert len({oracle.buffer.step for oracle in self.oracles}) == 1
 
     def state_of(self, node):
-        ((_, message),) = self.nodes[node].handle(0, framed(Kind.DENSE, 5))
+        ((_, message),) = tell(self.nodes[node], 0, framed(Kind.DENSE, 5))
         assert isinstance(message, Found) and message.number == 5
         return message.values

@@ -28,7 +28,7 @@ from marius_oac.nodes.transport.messages import (
     parse,
 )  # fmt: skip
 from tests.nodes.dispatched_world import DIMENSION, ROWS, World
-from tests.nodes.wire import framed
+from tests.nodes.wire import framed, tell
 
 NOTHING = np.zeros(0, np.bool_)
 KINDS = ("gba", "async", "bsp", "hop-bs", "hop-bw")
@@ -235,9 +235,9 @@ def test_what_nobody_sends_is_refused_and_changes_nothing(kind, seed):
     for rank, node, frames in world.delivered:
         for who, where, bad in said.nonsense():
             with pytest.raises(Malformed):
-                again.nodes[where].handle(who, bad)
+                tell(again.nodes[where], who, bad)
             tried.add(bad[0][4] if bad else None)
-        replies = again.nodes[node].handle(rank, frames)
+        replies = tell(again.nodes[node], rank, frames)
         expected = world.replies.pop(0)
         assert [(peer, *(bytes(each) for each in reply.frames())) for peer, reply in replies] == expected
         said.hear(rank, node, frames, replies)
@@ -252,10 +252,10 @@ def test_what_nobody_sends_is_refused_and_changes_nothing(kind, seed):
 def test_a_trainer_that_pulls_and_never_pushes_fills_no_memory():
     world = World(make_mode("async", 2, 2, 1), 2, 0, 90, 1, 1, 2, 0)
     for number in range(6):
-        world.nodes[0].handle(1, world.pull(number, 0).frames())
+        tell(world.nodes[0], 1, world.pull(number, 0).frames())
     with pytest.raises(Malformed, match="too far ahead"):
-        world.nodes[0].handle(1, world.pull(6, 0).frames())
-    assert world.nodes[0].handle(0, world.pull(6, 0).frames())
+        tell(world.nodes[0], 1, world.pull(6, 0).frames())
+    assert tell(world.nodes[0], 0, world.pull(6, 0).frames())
 
 
 def test_dense_parameters_are_not_told_where_there_are_none():

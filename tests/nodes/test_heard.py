@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marius_oac.errors import NodeLost
 from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.exchange import RemoteSource
@@ -114,7 +115,9 @@ def test_a_trainer_refuses_in_no_other_way(said):
 
 
 class Line:
-    """A connection to a node that answers as `answer` says."""
+    """A connection to node `b`, which answers as `answer` says."""
+
+    name = "b"
 
     def __init__(self, answer):
         self._answer, self._answers = answer, queue.SimpleQueue()
@@ -150,8 +153,20 @@ def test_an_answer_to_another_question_is_refused(name):
             values, known = source.look_up(0, route)
             assert values.tolist() == [[2, 3], [0, 1]] and known.tolist() == [False, True]
         else:
-            with pytest.raises(Malformed, match="bytes are not"):
+            with pytest.raises(NodeLost, match="^node b: it sent an invalid message: .* bytes are not"):
                 source.look_up(0, route)
+
+
+@pytest.mark.parametrize(
+    "answer", [Applied(7), Rows(7, [], False), Found(-1, VALUES)], ids=lambda answer: answer.kind.name
+)
+def test_a_node_that_says_what_none_says_is_lost(answer):
+    """In one line, to whoever waits for it."""
+    with RemoteSource([Line(lambda asked: answer)], [2], True, 4, lambda *stretch: None, lambda: None) as source:
+        source.exchange = NoRows(source, 7)
+        with pytest.raises(NodeLost, match="^node b: it sent an invalid message: .*(ROWS|APPLIED|number: -1)[^\n]*$"):
+            source.dense_states()
+        assert source.stopped.is_set() and isinstance(source.error, NodeLost)
 
 
 @pytest.mark.parametrize("message", [Refuse(1, np.zeros(1, np.int64)), Fill(1, np.zeros(1, np.int64))], ids=type)

@@ -18,7 +18,7 @@ from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.messages import TYPES, Column, Kind, Malformed, Operation, parse
 from tests.nodes.dispatched_world import World
 from tests.nodes.test_protocol_simulation import OPTIMIZER, NumberedTable, keyed, store
-from tests.nodes.wire import HEADER, SLOTS, framed
+from tests.nodes.wire import HEADER, SLOTS, framed, tell
 
 FLOATS, NUMBERS, BYTES = np.array([1.5, math.nan], np.float32), np.array([0, 7]), np.arange(3, dtype=np.uint8)
 BOOLS, LOSS = np.array([True, False]), np.array([0.5])
@@ -267,7 +267,7 @@ def test_a_shard_refuses_in_no_other_way(said):
     for shard in shards():
         for peer, message in said:
             try:
-                answers = shard.handle(peer, as_bytes(message.frames()))
+                answers = tell(shard, peer, as_bytes(message.frames()))
             except Malformed as error:
                 assert len(str(error).splitlines()) == 1
             else:
@@ -287,10 +287,10 @@ def test_a_shard_refuses_in_no_other_way(said):
 def test_a_synchronisation_that_does_not_fit_is_refused(operation, values, why):
     shard = Shard([keyed()], 1, sync=SyncServer(0.5))
     with pytest.raises(Malformed, match=f"a synchronisation that does not fit: .*{why}"):
-        shard.handle(0, messages.Sync(1, operation, values).frames())
+        tell(shard, 0, messages.Sync(1, operation, values).frames())
     for number, (kind, expected) in enumerate(((0, [2, 4]), (2, [3, 4]), (1, [3, 4]))):
         given = None if kind == 1 else np.array([2 + kind, 4], np.float32)
-        ((_, answer),) = shard.handle(0, messages.Sync(number, Operation(kind), given).frames())
+        ((_, answer),) = tell(shard, 0, messages.Sync(number, Operation(kind), given).frames())
         assert isinstance(answer, messages.Synced) and answer.number == number and answer.values.tolist() == expected
 
 

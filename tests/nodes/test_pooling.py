@@ -31,7 +31,7 @@ from tests.nodes.test_protocol_simulation import (
     store,
 )
 from tests.nodes.test_shards import placements
-from tests.nodes.wire import framed
+from tests.nodes.wire import framed, tell
 
 FEATURES = ("one", "two", "tags", "words", "parts", "seen")
 VOCABULARY = {"one": 0, "two": 1, "tags": 0, "words": 2, "parts": 2, "seen": 1}
@@ -278,16 +278,16 @@ def test_what_nobody_sends_is_refused_and_changes_nothing(name, lockstep):
     table = keyed()
     shard = Shard([table], 1, lockstep)
     with pytest.raises(Malformed):
-        shard.handle(0, BAD[name])
+        tell(shard, 0, BAD[name])
     assert not len(table.keys)
-    assert shard.handle(0, GOOD)[0][1].values[0].shape == (3, DIMENSION)
+    assert tell(shard, 0, GOOD)[0][1].values[0].shape == (3, DIMENSION)
     before = table.keys.fingerprint()
     for count in (2, 4):
         with pytest.raises(Malformed):
-            shard.handle(0, framed(Kind.PUSH, 0, [np.ones((count, DIMENSION), np.float32)]))
+            tell(shard, 0, framed(Kind.PUSH, 0, [np.ones((count, DIMENSION), np.float32)]))
     assert table.keys.fingerprint() == before
     push = Push(0, [np.ones((3, DIMENSION), np.float32)])
-    assert [message.kind for _, message in shard.handle(0, push.frames())] == [Kind.APPLIED]
+    assert [message.kind for _, message in tell(shard, 0, push.frames())] == [Kind.APPLIED]
     assert table.keys.fingerprint() != before
 
 
@@ -325,9 +325,9 @@ def test_a_fuzzed_pull_is_refused_or_gets_what_it_asks_for():
         outcomes[good] += 1
         if not good:
             with pytest.raises(Malformed):
-                shard.handle(0, frames)
+                tell(shard, 0, frames)
             continue
-        ((_, answer),) = shard.handle(0, frames)
+        ((_, answer),) = tell(shard, 0, frames)
         expected = naive.answered(values, numbers[0][0], naive.sums_of(*numbers[1:]))
         assert np.allclose(answer.values[0], np.reshape(expected, (-1, DIMENSION)), atol=1e-6)
     assert min(outcomes.values()) > 100, outcomes
@@ -337,5 +337,5 @@ def test_rows_travel_as_int32_and_float32():
     """What the figures of benchmarks/nodes/pooling.py rest on."""
     sizes = [memoryview(frame).nbytes for frame in GOOD[1:]]
     assert sizes == [6, 24, 12, 4, 12, 12]
-    ((_, answer),) = Shard([keyed()], 1).handle(0, GOOD)
+    ((_, answer),) = tell(Shard([keyed()], 1), 0, GOOD)
     assert array(answer.frames()[1], np.float32, 3, DIMENSION).size == 3 * DIMENSION

@@ -18,7 +18,7 @@ from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable
 from marius_oac.storage.memory import MemoryStore
-from tests.nodes.wire import framed
+from tests.nodes.wire import framed, tell
 
 DIMENSION, ROWS = 3, 7
 RATE, EPSILON = 0.1, 1e-10
@@ -110,7 +110,7 @@ def simulate(batches, shards, shares, ahead, choose, make_trainer=Trainer, table
             break
         kind, place = choose(events)
         if kind == "up":
-            for peer, message in nodes[place[1]].handle(place[0], up[place].popleft()):
+            for peer, message in tell(nodes[place[1]], place[0], up[place].popleft()):
                 down[peer, place[1]].append([bytes(frame) for frame in message.frames()])
         elif kind == "down":
             trainers[place[0]].take(place[1], down[place].popleft())
@@ -194,10 +194,10 @@ def run_keyed(order, after):
     shard = Shard([table], 2)
     asked = [ask([5, 9, 7], after), ask([9, 11], after)]
     for rank in order:
-        shard.handle(rank, framed(Kind.PULL, 0, asked[rank]))
+        tell(shard, rank, framed(Kind.PULL, 0, asked[rank]))
     for rank in reversed(order):
         part = np.full((len(asked[rank][0]), DIMENSION), rank + 1, np.float32)
-        shard.handle(rank, framed(Kind.PUSH, 0, [part], share=0.5))
+        tell(shard, rank, framed(Kind.PUSH, 0, [part], share=0.5))
     return table
 
 
@@ -240,18 +240,18 @@ def test_freely_a_push_is_applied_at_once():
     table = keyed()
     shard = Shard([table], 2, lockstep=False)
     for rank, batch in ((1, 4), (0, 2)):
-        ((peer, rows),) = shard.handle(rank, framed(Kind.PULL, batch, ask([5])))
+        ((peer, rows),) = tell(shard, rank, framed(Kind.PULL, batch, ask([5])))
         assert peer == rank and rows.final
     for rank, batch in ((0, 2), (1, 4)):
         part = [np.ones((1, DIMENSION), np.float32)]
-        ((peer, answer),) = shard.handle(rank, framed(Kind.PUSH, batch, part, share=0.5))
+        ((peer, answer),) = tell(shard, rank, framed(Kind.PUSH, batch, part, share=0.5))
         assert (peer, answer.kind) == (rank, Kind.APPLIED)
     assert np.allclose(next(table.store.blocks()).rows[0, DIMENSION:], 2.0)
 
 
 def freely(shard, rank, batch, share=0.5):
-    shard.handle(rank, framed(Kind.PULL, batch, ask([5])))
-    shard.handle(rank, framed(Kind.PUSH, batch, [np.ones((1, DIMENSION), np.float32)], share=share))
+    tell(shard, rank, framed(Kind.PULL, batch, ask([5])))
+    tell(shard, rank, framed(Kind.PUSH, batch, [np.ones((1, DIMENSION), np.float32)], share=share))
 
 
 def test_freely_a_timestamp_is_that_of_the_batch():
@@ -277,19 +277,19 @@ def test_freely_an_example_that_is_another_trainers_counts_for_nothing():
 def test_a_trainer_that_pulls_and_never_pushes_fills_no_memory(lockstep):
     shard = Shard([keyed()], 2, lockstep, ahead=5)
     for batch in range(5):
-        shard.handle(1, framed(Kind.PULL, batch, ask([5])))
+        tell(shard, 1, framed(Kind.PULL, batch, ask([5])))
     with pytest.raises(Malformed, match="too far ahead"):
-        shard.handle(1, framed(Kind.PULL, 5, ask([5])))
-    shard.handle(0, framed(Kind.PULL, 0, ask([5])))
+        tell(shard, 1, framed(Kind.PULL, 5, ask([5])))
+    tell(shard, 0, framed(Kind.PULL, 0, ask([5])))
     with pytest.raises(Malformed, match="too far ahead"):
-        shard.handle(0, framed(Kind.PULL, 2**41, ask([5])))
+        tell(shard, 0, framed(Kind.PULL, 2**41, ask([5])))
 
 
 def test_a_look_up_changes_nothing():
     table = keyed()
     shard = Shard([table], 1)
     before = table.keys.fingerprint()
-    ((_, answer),) = shard.handle(0, framed(Kind.LOOK_UP, 1, ask([3, 4])))
+    ((_, answer),) = tell(shard, 0, framed(Kind.LOOK_UP, 1, ask([3, 4])))
     assert not answer.known.any() and answer.values.shape == (2, DIMENSION)
     assert table.keys.fingerprint() == before
 
@@ -318,34 +318,34 @@ def test_what_nobody_sends_is_refused_and_changes_nothing(name):
     each = store(0)
     shard = Shard([NumberedTable(each, OPTIMIZER)], 1)
     with pytest.raises(Malformed):
-        shard.handle(0, BAD[name])
+        tell(shard, 0, BAD[name])
     push = Push(0, [np.ones((2, DIMENSION), np.float32)])
-    assert shard.handle(0, GOOD.frames())[0][1].final
-    assert [message.kind for _, message in shard.handle(0, push.frames())] == [Kind.APPLIED]
+    assert tell(shard, 0, GOOD.frames())[0][1].final
+    assert [message.kind for _, message in tell(shard, 0, push.frames())] == [Kind.APPLIED]
 
 
 def test_a_batch_is_pulled_and_pushed_once():
     shard = Shard([NumberedTable(store(0), OPTIMIZER)], 2)
     push = Push(0, [np.ones((2, DIMENSION), np.float32)])
-    shard.handle(0, GOOD.frames())
+    tell(shard, 0, GOOD.frames())
     for again in (GOOD,):
         with pytest.raises(Malformed, match="again"):
-            shard.handle(0, again.frames())
-    shard.handle(0, push.frames())
+            tell(shard, 0, again.frames())
+    tell(shard, 0, push.frames())
     with pytest.raises(Malformed, match="again"):
-        shard.handle(0, push.frames())
+        tell(shard, 0, push.frames())
 
 
 def test_a_trainer_that_wants_to_stop_is_heard_by_all():
     shard = Shard([NumberedTable(store(0), OPTIMIZER)], 2)
     for rank in (0, 1):
-        shard.handle(rank, GOOD.frames())
+        tell(shard, rank, GOOD.frames())
     part = [np.ones((2, DIMENSION), np.float32)]
-    shard.handle(0, framed(Kind.PUSH, 0, part, share=0.5, stop_at=9))
-    news = shard.handle(1, framed(Kind.PUSH, 0, part, share=0.5))
+    tell(shard, 0, framed(Kind.PUSH, 0, part, share=0.5, stop_at=9))
+    news = tell(shard, 1, framed(Kind.PUSH, 0, part, share=0.5))
     assert [message.stop_at for _, message in news] == [9, 9]
-    assert shard.handle(1, framed(Kind.PULL, 1, [np.arange(1)])) == []  # trainer 0's comes first
-    assert [m.stop_at for _, m in shard.handle(0, framed(Kind.PULL, 1, [np.arange(1)]))] == [9, 9]
+    assert tell(shard, 1, framed(Kind.PULL, 1, [np.arange(1)])) == []  # trainer 0's comes first
+    assert [m.stop_at for _, m in tell(shard, 0, framed(Kind.PULL, 1, [np.arange(1)]))] == [9, 9]
 
 
 @pytest.mark.parametrize("first, pulled, stops", [(5, (), 7), (5, (5, 6), 8)])
@@ -354,7 +354,7 @@ def test_freely_a_wish_to_stop_counts_from_the_last_batch_pulled(first, pulled, 
     shard = Shard([NumberedTable(store(0), OPTIMIZER)], 2, lockstep=False)
     shard.begin(first)
     for rank, number in ((0, first), *((1, number) for number in pulled)):
-        shard.handle(rank, framed(Kind.PULL, number, [np.arange(2)]))
+        tell(shard, rank, framed(Kind.PULL, number, [np.arange(2)]))
     part = [np.ones((2, DIMENSION), np.float32)]
-    ((_, told),) = shard.handle(0, framed(Kind.PUSH, first, part, share=0.5, stop_at=first + 2))
+    ((_, told),) = tell(shard, 0, framed(Kind.PUSH, first, part, share=0.5, stop_at=first + 2))
     assert told.stop_at == stops

@@ -21,7 +21,7 @@ from marius_oac.nodes.transport.messages import Kind
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.training.rowless import staying
 from tests.nodes.dispatched_world import AHEAD, everything, make_dispatching, make_tables
-from tests.nodes.wire import framed
+from tests.nodes.wire import framed, tell
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.usefixtures("forked_programs_of_one_thread")
@@ -40,7 +40,7 @@ class Two:
             shard.begin(0)
 
     def says(self, peer, kind, number=0, *arrays, node=0, **about):
-        out = self.shards[node].handle(peer, framed(kind, number, arrays, **about))
+        out = tell(self.shards[node], peer, framed(kind, number, arrays, **about))
         return {(to, message.kind): message for to, message in out}
 
     def dispatch(self, peer):

@@ -5,6 +5,8 @@ import struct
 
 import numpy as np
 
+from marius_oac.nodes.transport.messages import parse
+
 HEADER = struct.Struct("<4sBBHqqqdd")
 SLOTS = {"final": 0, "table": 0, "batch_index": 0, "stop_at": 2**62, "step": 0, "share": 1.0, "factor": 1.0}
 
@@ -20,3 +22,8 @@ def framed(kind, batch_index=0, arrays=(), **numbers):
         header(kind, batch_index=batch_index, **numbers),
         *(np.ascontiguousarray(each).tobytes() for each in arrays),
     ]
+
+
+def tell(shard, rank, frames):
+    """What a shard says to these frames of a trainer."""
+    return shard.handle(rank, parse(frames))

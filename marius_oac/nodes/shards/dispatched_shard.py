@@ -107,12 +107,13 @@ class DispatchedShard(Shard):
         self._rows = [RowAggregator(mode, table.dimension, self._tags(table), *about) for table in tables]
         self._factor, self._epoch = 1.0, 0
 
-    def _answers(self, peer: int, message: Message) -> list[Out]:
+    def handle(self, peer: int, message: Message) -> list[Out]:
+        """See `Shard.handle`."""
         if isinstance(message, Handled) and self.dispatch_server is not None:
             return self.dispatch_server.handle(peer, message)
         if isinstance(message, messages.Dense) and self._slice is not None:
             return [(peer, messages.Found(message.number, self._slice.state()))]
-        return super()._answers(peer, message)
+        return super().handle(peer, message)
 
     def flush(self) -> None:
         """Ends the current step, if it has gradients; called when no push is under way any more."""

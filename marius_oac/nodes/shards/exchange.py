@@ -9,7 +9,8 @@
 Guarantees:
 - `begin` returns a new exchange; `end` returns when every node has applied every batch. One is in use at a time.
 - One thread per node receives, from `__enter__` to `__exit__` of the source, which leaves no thread.
-- The first error of any thread is raised by every waiting and later call; after `abort` these raise `Closed`.
+- The first error of any thread is raised by every waiting and later call; after `abort` these raise `Closed`. A node
+  that sends what does not fit (`Malformed`) is lost.
 
 Each exchange has one lock; nothing is sent while it is held.
 """
@@ -17,19 +18,21 @@ Each exchange has one lock; nothing is sent while it is held.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from marius_oac.errors import NodeLost
 from marius_oac.nodes.shards.dispatched_rows import DispatchedRows, Dispatching
 from marius_oac.nodes.shards.no_rows import NoRows
 from marius_oac.nodes.shards.pending_requests import PendingRequests, SyncConnections
 from marius_oac.nodes.shards.placement import Route
 from marius_oac.nodes.shards.remote_rows import RemoteExchange, RemoteRows
 from marius_oac.nodes.transport import messages
-from marius_oac.nodes.transport.contract import Client
-from marius_oac.nodes.transport.messages import array, parse
+from marius_oac.nodes.transport.contract import Client, nonsense
+from marius_oac.nodes.transport.messages import Malformed, Message, array, parse
 from marius_oac.pipeline.device import Device
 from marius_oac.pipeline.rows import RowExchange, RowSource
 from marius_oac.storage.backing import IN_MEMORY, Backing
@@ -138,8 +141,9 @@ class RemoteSource(RowSource):
                 connection.send(messages.LookUp(number, table, route.asked_of(node)).frames())
             for node, answer in self._pending_requests.answers():
                 places = route.places(node)
-                values[places] = array(answer.values, np.float32, places.size, values.shape[1])
-                known[places] = array(b"" if answer.known is None else answer.known, np.bool_, places.size)
+                with self._said_by(node):
+                    values[places] = array(answer.values, np.float32, places.size, values.shape[1])
+                    known[places] = array(b"" if answer.known is None else answer.known, np.bool_, places.size)
         return values, known
 
     def dense_states(self) -> list[np.ndarray]:
@@ -161,18 +165,29 @@ class RemoteSource(RowSource):
             while True:
                 frames = self.connections[node].receive()
                 self.bytes_received += sum(memoryview(frame).nbytes for frame in frames)
-                match message := parse(frames):
-                    case messages.Found():
-                        self._pending_requests.answer(node, message)
-                    case messages.Synced():
-                        self.sync.pending_requests.answer(node, message)
-                    case messages.Refuse() | messages.Fill() if self.reconcile is not None:
-                        self.reconcile(message)
-                    case _ if self.exchange is not None:
-                        self.exchange.take(node, message)
+                with self._said_by(node):
+                    self._take(node, parse(frames))
         except BaseException as error:  # whatever it is, waiting calls must end
             self._errors.append(error)
             self.fail(error)
+
+    def _take(self, node: int, message: Message) -> None:
+        match message:
+            case messages.Found():
+                self._pending_requests.answer(node, message)
+            case messages.Synced():
+                self.sync.pending_requests.answer(node, message)
+            case messages.Refuse() | messages.Fill() if self.reconcile is not None:
+                self.reconcile(message)
+            case _ if self.exchange is not None:
+                self.exchange.take(node, message)
+
+    @contextmanager
+    def _said_by(self, node: int) -> Iterator[None]:
+        try:
+            yield
+        except Malformed as error:
+            raise NodeLost(self.connections[node].name, nonsense(error)) from error
 
     def until_all_are_over(self) -> Sequence[BaseException]:
         """Waits until the connection to every node is over; returns the error of each."""

@@ -128,16 +128,16 @@ class ShardServer:
     def _handle(self, peer: int, frames: Frames | None) -> None:
         with self._lock:
             try:
-                out = self._gone(peer) if frames is None else self._answers(peer, frames)
+                out = self._gone(peer) if frames is None else self._answers(peer, parse(frames))
             except Malformed as error:
                 raise NodeLost(self._endpoint_of[peer].names[peer], nonsense(error)) from error
             # Within the lock, since otherwise a patch could overtake its rows.
             for to, message in out:
                 self._send(to, message)
 
-    def _answers(self, peer: int, frames: Frames) -> list[Out]:
+    def _answers(self, peer: int, message: Message) -> list[Out]:
         if self._is_elastic(peer):
-            match parse(frames):
+            match message:
                 case messages.Join():
                     if self._welcome is not None:
                         return [(peer, self._welcome)]
@@ -146,7 +146,7 @@ class ShardServer:
                 case messages.Reserve() if self.shard.dispatch_server is None:
                     self._waiting_workers.append(peer)
                     return []
-        return self.shard.handle(peer, frames)
+        return self.shard.handle(peer, message)
 
     def _gone(self, peer: int) -> list[Out]:
         for waiting in (self._joining, self._waiting_workers):

@@ -39,7 +39,7 @@ from marius_oac.nodes.shards.bags import Bags, Picks
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.nodes.transport import messages
 from marius_oac.nodes.transport.contract import Frames
-from marius_oac.nodes.transport.messages import NEVER_STOP, Malformed, Message, array, parse
+from marius_oac.nodes.transport.messages import NEVER_STOP, Malformed, Message, array
 from marius_oac.storage.contract import MAX_TIMESTAMP
 from marius_oac.types import present
 
@@ -115,16 +115,13 @@ class Shard:
         """Returns counts since it was made; see `add_counts` for their names."""
         return {}
 
-    def handle(self, peer: int, frames: Frames) -> list[Out]:
+    def handle(self, peer: int, message: Message) -> list[Out]:
         """Returns the messages to send after a message of trainer `peer`.
 
         Raises:
             Malformed: the message does not fit.
             InputError: a table is full.
         """
-        return self._answers(peer, parse(frames))
-
-    def _answers(self, peer: int, message: Message) -> list[Out]:
         match message:
             case messages.Pull():
                 return self._pull(peer, message)

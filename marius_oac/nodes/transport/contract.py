@@ -129,6 +129,9 @@ class Client(Endpoint):
         Closed: after `close` or `abort`.
     """
 
+    name: str
+    """The server's node."""
+
     @abstractmethod
     def send(self, frames: Frames) -> None:
         """Sends one message.

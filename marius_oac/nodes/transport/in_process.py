@@ -174,7 +174,7 @@ class InProcessClient(Client):
     """A client; made by `Network.client`."""
 
     def __init__(self, hub: _Hub, connection: _Connection):
-        self._hub, self._connection, self._stopped = hub, connection, False
+        self._hub, self._connection, self._stopped, self.name = hub, connection, False, hub.name
 
     def send(self, frames: Frames) -> None:
         """See `Client.send`."""
