@@ -115,12 +115,10 @@ def test_a_trainer_refuses_in_no_other_way(said):
 
 
 class Line:
-    """A connection to node `b`, which answers as `answer` says."""
+    """A connection to a node that answers as `answer` says."""
 
-    name = "b"
-
-    def __init__(self, answer):
-        self._answer, self._answers = answer, queue.SimpleQueue()
+    def __init__(self, answer, name="b"):
+        self._answer, self._answers, self.name = answer, queue.SimpleQueue(), name
 
     def send(self, frames):
         self._answers.put([bytes(frame) for frame in self._answer(parse(frames)).frames()])
@@ -162,7 +160,8 @@ def test_an_answer_to_another_question_is_refused(name):
 )
 def test_a_node_that_says_what_none_says_is_lost(answer):
     """In one line, to whoever waits for it."""
-    with RemoteSource([Line(lambda asked: answer)], [2], True, 4, lambda *stretch: None, lambda: None) as source:
+    lines = [Line(lambda asked: Found(asked.number, VALUES), "a"), Line(lambda asked: answer)]
+    with RemoteSource(lines, [2], True, 4, lambda *stretch: None, lambda: None) as source:
         source.exchange = NoRows(source, 7)
         with pytest.raises(NodeLost, match="^node b: it sent an invalid message: .*(ROWS|APPLIED|number: -1)[^\n]*$"):
             source.dense_states()

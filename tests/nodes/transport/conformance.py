@@ -61,6 +61,7 @@ class Wires:
     def connect(self, server, rank, limits=Limits()):  # noqa: B008
         """A client that is connected, and whom the server has heard."""
         client = self.client(server, rank, limits)
+        assert client.name == SERVER
         client.send([b"here"])
         assert server.receive() == Request(rank, [b"here"])
         return client
