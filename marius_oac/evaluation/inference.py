@@ -34,7 +34,8 @@ from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
 from marius_oac.models.gnn.layers import GatLayer, Layer, SageLayer
 from marius_oac.runtime import blas
-from marius_oac.runtime.files.atomic import disk_errors, mapped_npy, sync, unfinished
+from marius_oac.runtime.files.atomic import disk_errors, sync, unfinished
+from marius_oac.runtime.files.npy import mapped_npy
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
 

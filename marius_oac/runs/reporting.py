@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from tqdm import tqdm
-
 from marius_oac.pipeline.runner import BatchResult
-from marius_oac.runtime.console import NOTICES, is_terminal, say
+from marius_oac.runtime.console import NOTICES, say
+from marius_oac.runtime.progress import LINE_SECONDS, make_bar
 
 FEW_BATCHES = 10
 BAR_SECONDS = 1.0
-LINE_SECONDS = 10.0  # the least time between plain lines
 
 
 @dataclass(frozen=True)
@@ -183,11 +181,7 @@ class TrainingProgress:
     def __init__(self, first: int, last: int, shown: bool = True):
         self._done, self._last, self._shown = first, last, shown
         self._next_line = time.monotonic() + LINE_SECONDS
-        self._bar = (
-            tqdm(total=last, initial=first, unit="batch", file=NOTICES, dynamic_ncols=True, leave=False)
-            if shown and is_terminal()
-            else None
-        )
+        self._bar = make_bar("batch", last, initial=first) if shown else None
 
     @property
     def due(self) -> bool:

@@ -1,9 +1,11 @@
-"""Progress of anything that may take longer than two seconds: a bar on a terminal, plain lines otherwise."""
+"""Progress of anything that may take longer than two seconds: a bar on a terminal, plain lines otherwise. All bars of
+this program are made here; `runs/reporting.py` shows one for training."""
 
 from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import Any
 
 from tqdm import tqdm
 
@@ -11,6 +13,13 @@ from marius_oac.runtime.console import NOTICES, is_terminal, say
 
 FIRST_SECONDS = 2.0  # work that ends sooner is not shown
 LINE_SECONDS = 10.0  # plain lines come no faster than that
+
+
+def make_bar(unit: str, total: int | None, **options: Any) -> tqdm | None:
+    """A bar on standard error where that is a terminal; None otherwise. `options` are those of tqdm."""
+    if not is_terminal():
+        return None
+    return tqdm(unit=unit, total=total, file=NOTICES, dynamic_ncols=True, leave=False, **options)
 
 
 class Progress:
@@ -26,20 +35,7 @@ class Progress:
         self._what, self._unit, self._total, self._done = what, unit, total, 0
         self._next_line = time.monotonic() + FIRST_SECONDS
         self._said = False
-        self._bar = (
-            tqdm(
-                desc=what,
-                unit=f" {unit}",
-                total=total,
-                unit_scale=True,
-                delay=FIRST_SECONDS,
-                leave=False,
-                file=NOTICES,
-                dynamic_ncols=True,
-            )
-            if is_terminal()
-            else None
-        )
+        self._bar = make_bar(f" {unit}", total, desc=what, unit_scale=True, delay=FIRST_SECONDS)
 
     def add(self, amount: int) -> None:
         """Counts `amount` more units as done."""

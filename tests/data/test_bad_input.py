@@ -16,9 +16,9 @@ import pytest
 from marius_oac.data.generate.graph import GeneratedGraph
 from marius_oac.data.prepare import prepare as prepare_module
 from marius_oac.data.prepare.edge_file import ReadOptions
-from marius_oac.data.prepare.layout import NpyWriter
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
+from marius_oac.runtime.files.npy import GrowingNpyWriter
 
 GOOD = b"a\tr\tb\nb\tr\ta\na\tr\tc\n"
 
@@ -278,7 +278,7 @@ def test_output_can_not_be_made(tmp_path):
 def test_disk_full_in_any_write_leaves_nothing(tmp_path, monkeypatch, call):
     """The write that fails is the header, a chunk of train or valid, or the manifest's file."""
     (tmp_path / "a.tsv").write_bytes(GOOD)
-    calls, append = iter(range(100)), NpyWriter.append
+    calls, append = iter(range(100)), GrowingNpyWriter.append
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -286,7 +286,7 @@ def test_disk_full_in_any_write_leaves_nothing(tmp_path, monkeypatch, call):
     if call == 3:
         monkeypatch.setattr("marius_oac.data.prepare.prepare.write_manifest", full)
     else:
-        monkeypatch.setattr(NpyWriter, "append", lambda *args: full() if next(calls) == call else append(*args))
+        monkeypatch.setattr(GrowingNpyWriter, "append", lambda *args: full() if next(calls) == call else append(*args))
     message = refused(tmp_path / "o", source=str(tmp_path / "a.tsv"))
     assert message == f"{tmp_path}/o: the disk is full; nothing was kept"
 

@@ -14,7 +14,6 @@ import pytest
 
 from marius_oac.data.graphs.graph import Graph, open_or_prepare
 from marius_oac.data.prepare import layout
-from marius_oac.data.prepare.layout import NpyWriter
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.errors import InputError
 from tests.hostile import reseal_graph
@@ -197,16 +196,6 @@ def test_a_lost_race_uses_the_winners_graph(tmp_path, monkeypatch):
 
     monkeypatch.setattr("marius_oac.data.graphs.graph.prepare", slower)
     assert open_or_prepare("codex-s", tmp_path).num_nodes == 2_034
-
-
-def test_npy_writer_grows_its_header(tmp_path):
-    with NpyWriter(tmp_path / "a.npy", 3, np.dtype(np.int32)) as writer:
-        for start in range(0, 100_000, 10_000):
-            writer.append(np.arange(start * 3, (start + 10_000) * 3).reshape(-1, 3))
-    assert np.array_equal(np.load(tmp_path / "a.npy"), np.arange(300_000).reshape(-1, 3))
-    with NpyWriter(tmp_path / "b.npy", 2, np.dtype(np.int64)):
-        pass
-    assert np.load(tmp_path / "b.npy").shape == (0, 2)
 
 
 def test_names_do_not_show_how_they_came(tmp_path, monkeypatch):

@@ -29,6 +29,20 @@ def test_files_that_are_mapped_to_be_written_have_their_place_on_the_disk():
     assert broken(mapped_with_their_place) == []
 
 
+ONE_PLACE = {
+    r"\b(n?jit|numba\.vectorize)\(|@n?jit\b": "kernels/cpu/jit.py",
+    r"\bnp\.save[z(]|write_array_header|open_memmap": "runtime/files/npy.py",
+    r"\btqdm\(": "runtime/progress.py",
+}
+"""What one module alone does for all others: sets up the compiler, writes .npy files, makes bars."""
+
+
+def test_what_one_module_does_for_all_is_done_there_alone():
+    for pattern, place in ONE_PLACE.items():
+        found = [path for path in SOURCES if re.search(pattern, path.read_text("utf-8"))]
+        assert found == [ROOT / "marius_oac" / place], pattern
+
+
 def small_and_clean(path):
     text = path.read_text("utf-8")
     assert len(text.splitlines()) <= 400, "split it"

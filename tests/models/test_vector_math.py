@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from marius_oac.kernels.cpu import vector_math
-from marius_oac.kernels.cpu.float_jit import compiled
+from marius_oac.kernels.cpu.jit import float_compiled
 
 NORMAL = 1.2e-38
 
 
 def mapped(function):
-    @compiled
+    @float_compiled
     def kernel(x, y):
         for i in range(x.size):
             y[i] = function(x[i])

@@ -21,7 +21,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from marius_oac.errors import InputError
-from marius_oac.runtime.files.atomic import mapped_npy
+from marius_oac.runtime.files.npy import mapped_npy
 
 CHUNK_EDGES = 1 << 20
 """Edges drawn at a time (24 MiB). The draw for a seed depends on it, so it is not an option."""

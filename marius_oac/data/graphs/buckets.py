@@ -18,6 +18,7 @@ from marius_oac.data.graphs.edge_ids import first_bad_edge
 from marius_oac.data.graphs.negatives import as_kernel_input
 from marius_oac.data.graphs.resident import Resident
 from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.runtime.files.npy import npy_header
 
 FORMAT, VERSION = "marius_oac.buckets", 1
 EDGES, MANIFEST = "edges.npy", "buckets.json"
@@ -99,8 +100,7 @@ def _sort(path: Path, edges: np.ndarray, counts: np.ndarray, num_nodes: int) -> 
     per_chunk, row_bytes = _edges_per_chunk(edges), edges.itemsize * edges.shape[1]
     plain, resident = as_kernel_input(edges), Resident(edges, CHUNK_BYTES)
     with open(path, "wb") as file:
-        header = {"descr": edges.dtype.str, "fortran_order": False, "shape": edges.shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        file.write(npy_header(edges.shape, edges.dtype))
         base = file.tell()
         flat = counts.ravel()
         places = np.concatenate(([0], np.cumsum(flat)[:-1]))

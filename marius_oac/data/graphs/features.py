@@ -34,7 +34,7 @@ from marius_oac.data.prepare.parquet_pages import parquet_batches, parquet_error
 from marius_oac.data.prepare.readers import BATCH_ROWS, check_readable, checked_names
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
-from marius_oac.runtime.files.atomic import mapped_npy
+from marius_oac.runtime.files.npy import mapped_npy
 from marius_oac.runtime.files.untrusted import Described, DescribedFile, read_json
 from marius_oac.runtime.progress import Progress
 

@@ -31,7 +31,7 @@ from marius_oac.kernels.cpu.neighbors import (
     make_records,
     scatter_entries,
 )
-from marius_oac.runtime.files.atomic import mapped_npy
+from marius_oac.runtime.files.npy import mapped_npy
 from marius_oac.runtime.progress import Progress
 
 Direction = Literal["in", "out", "both"]

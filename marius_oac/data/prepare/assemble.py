@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from marius_oac.data.prepare.encode import Encoder
-from marius_oac.data.prepare.layout import NpyWriter, write_names
+from marius_oac.data.prepare.layout import write_names
 from marius_oac.data.prepare.splits import SPLITS, DrawnSplits, GivenSplits
 from marius_oac.errors import InputError
-from marius_oac.runtime.files.atomic import mapped_npy
+from marius_oac.runtime.files.npy import GrowingNpyWriter, mapped_npy
 from marius_oac.runtime.progress import Progress
 
 CHUNK_EDGES = 1 << 20
@@ -136,7 +136,8 @@ class Assembler:
         with ExitStack() as stack:
             progress = stack.enter_context(Progress("writing", "edges", self._raw.kept_rows))
             paths = [folder / f"{split}.npy" for split in SPLITS]
-            writers = [stack.enter_context(NpyWriter(path, self._raw.columns, self._raw.dtype)) for path in paths]
+            columns, dtype = self._raw.columns, self._raw.dtype
+            writers = [stack.enter_context(GrowingNpyWriter(path, columns, dtype)) for path in paths]
             for edges, split in self._chunks():
                 known = self._known(edges)
                 for index in (1, 2):

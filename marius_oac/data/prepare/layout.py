@@ -12,10 +12,8 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,43 +21,6 @@ FORMAT = "marius_oac.graph"
 VERSION = 1
 MANIFEST = "graph.json"
 NAME_ROWS = 1 << 17  # names in a row group, which looking up one name reads (some MiB)
-
-
-class NpyWriter:
-    """Writes a .npy file whose number of rows is known only at the end. Use it as a context manager.
-
-    Args:
-        columns, dtype: of the array, [rows, columns].
-    """
-
-    def __init__(self, path: Path, columns: int, dtype: np.dtype) -> None:
-        self._columns, self._dtype, self.rows = columns, dtype, 0
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by __exit__
-        self._header_bytes = self._write_header()
-
-    def append(self, edges: np.ndarray) -> None:
-        """Appends rows [n, columns], cast to the file's dtype."""
-        self._file.write(np.ascontiguousarray(edges, dtype=self._dtype).data)
-        self.rows += len(edges)
-
-    def _write_header(self) -> int:
-        # NumPy pads the header, so that a larger number of rows fits.
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.rows, self._columns)}
-        self._file.seek(0)
-        np.lib.format.write_array_header_1_0(self._file, header)
-        return self._file.tell()
-
-    def __enter__(self) -> NpyWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None and self._write_header() != self._header_bytes:
-                raise AssertionError("the header of a .npy file changed its length")
-        finally:
-            self._file.close()
 
 
 def write_names(path: Path, batches: Iterable[pa.Array]) -> None:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.kernels.cpu.float_jit import compiled, inlined, prefetch, prefetch_row
+from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
+from marius_oac.kernels.cpu.prefetch import prefetch, prefetch_row
 from marius_oac.kernels.cpu.row_updates import update_row
 
 _ZERO = np.float32(0)
@@ -36,12 +37,12 @@ class Inputs(NamedTuple):
     columns: np.ndarray
 
 
-@inlined
+@float_inlined
 def _pack(field, example):
     return (np.int64(field) << _FIELD_BITS) | np.int64(example)
 
 
-@compiled
+@float_compiled
 def gather(rows, dimension, local, fields, begin, end, inputs):
     """Copies the rows of single-valued features, local int64 [f, B], of the examples [begin, end) to their `fields`."""
     weighted = inputs.weights.shape[0] > 0
@@ -61,7 +62,7 @@ def gather(rows, dimension, local, fields, begin, end, inputs):
                     inputs.weights[b, field] = row[dimension]
 
 
-@compiled
+@float_compiled
 def pool(rows, dimension, picks, offsets, scales, field, begin, end, inputs):
     """Adds up the rows of each bag [begin, end), times its scale, float32 [B]; an empty bag gives zeros."""
     weighted = inputs.weights.shape[0] > 0
@@ -84,7 +85,7 @@ def pool(rows, dimension, picks, offsets, scales, field, begin, end, inputs):
             inputs.weights[b, field] = weight * scale
 
 
-@compiled
+@float_compiled
 def pad(rows, dimension, picks, offsets, begin, end, padded):
     """Copies the rows of the sequences [begin, end) to `padded` [B * L, D], with zeros after the last row of each."""
     length = padded.shape[0] // (offsets.size - 1)
@@ -98,7 +99,7 @@ def pad(rows, dimension, picks, offsets, begin, end, padded):
         padded[b * length + count : (b + 1) * length] = _ZERO
 
 
-@compiled
+@float_compiled
 def share_out(dimension, scales, field, begin, end, gradients):
     """Turns gradients by bags, in place, into gradients by each of their rows: times the bag's scale, float32 [B]."""
     column = gradients.columns[field]
@@ -110,25 +111,25 @@ def share_out(dimension, scales, field, begin, end, gradients):
             gradients.weights[b, field] *= scale
 
 
-@inlined
+@float_inlined
 def _count(picks, first):
     for i in range(picks.size):
         first[picks[i] + 1] += 1
 
 
-@inlined
+@float_inlined
 def _accumulate(first):
     for k in range(1, first.size):
         first[k] += first[k - 1]
 
 
-@inlined
+@float_inlined
 def _place(row, field, example, first, places):
     places[first[row]] = _pack(field, example)
     first[row] += 1
 
 
-@inlined
+@float_inlined
 def _step_back(first):
     # Every start has moved to the next one's place.
     for k in range(first.size - 1, 0, -1):
@@ -136,7 +137,7 @@ def _step_back(first):
     first[0] = 0
 
 
-@compiled
+@float_compiled
 def invert_fields(local, fields, bags, bag_offsets, bag_fields, first, places):
     """Lists the occurrences of each row k, places[first[k]:first[k + 1]], by feature and example.
 
@@ -158,7 +159,7 @@ def invert_fields(local, fields, bags, bag_offsets, bag_fields, first, places):
     _step_back(first)
 
 
-@compiled
+@float_compiled
 def invert_sequence(picks, offsets, length, first, places):
     """As `invert_fields`, for one sequence padded to [B * length, D]."""
     first[:] = 0
@@ -170,7 +171,7 @@ def invert_sequence(picks, offsets, length, first, places):
     _step_back(first)
 
 
-@compiled
+@float_compiled
 def add_gradients(first, places, gradients, dimension, begin, end, sums):
     """Adds to `sums` [end - begin, D, or D + 1 with first-order weights] the gradients of the rows [begin, end)."""
     weighted = gradients.weights.shape[0] > 0
@@ -188,14 +189,14 @@ def add_gradients(first, places, gradients, dimension, begin, end, sums):
                 total[dimension] += gradients.weights[b, field]
 
 
-@inlined
+@float_inlined
 def _prefetch_place(gradients, place, dimension):
     field, b = place >> _FIELD_BITS, place & _EXAMPLE_MASK
     for j in range(0, dimension, _LINE_FLOATS):
         prefetch(gradients.values, b, gradients.columns[field] + j)
 
 
-@compiled
+@float_compiled
 def update(rule, weight, begin, end, sums, rows, penalties):
     """Adds the penalty's gradient to `sums` [end - begin, D] and updates the rows [begin, end) in place.
 

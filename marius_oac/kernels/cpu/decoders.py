@@ -7,7 +7,7 @@ of `decoders`.
 
 import numpy as np
 
-from marius_oac.kernels.cpu.float_jit import inlined
+from marius_oac.kernels.cpu.jit import float_inlined
 
 PLAIN, PRODUCT, COMPLEX_PRODUCT, SUM = range(4)
 """Forms of a query: the anchor itself, DistMult, ComplEx and RotatE, TransE."""
@@ -18,7 +18,7 @@ INNER, L1, L2, MODULI = range(4)
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
-@inlined
+@float_inlined
 def form_query(form, tail, anchor, relation, query):
     """Writes `query` [D]; `tail` says whether candidates are tails."""
     if form == PLAIN:
@@ -40,7 +40,7 @@ def form_query(form, tail, anchor, relation, query):
             query[half + j] = anchor[j] * im + anchor[half + j] * re
 
 
-@inlined
+@float_inlined
 def add_anchor_gradient(form, tail, gradient, relation, total):
     """Adds to `total` [D] the anchor's share of the query's `gradient` [D]."""
     if form == PRODUCT:
@@ -58,7 +58,7 @@ def add_anchor_gradient(form, tail, gradient, relation, total):
             total[j] += gradient[j]
 
 
-@inlined
+@float_inlined
 def add_relation_gradient(form, tail, gradient, anchor, total):
     """Adds to `total` [D] the relation's share of the query's `gradient` [D]."""
     sign = _ONE if tail else -_ONE
@@ -75,7 +75,7 @@ def add_relation_gradient(form, tail, gradient, anchor, total):
             total[half + j] += sign * (gradient[half + j] * anchor[j] - gradient[j] * anchor[half + j])
 
 
-@inlined
+@float_inlined
 def similarity(kind, query, candidate):
     """The score of one candidate [D] for a query [D]."""
     total = _ZERO
@@ -99,7 +99,7 @@ def similarity(kind, query, candidate):
     return -total
 
 
-@inlined
+@float_inlined
 def add_distance_gradient(kind, coefficient, here, there, total):
     """Adds to `total` [D] the gradient, by `here`, of a negative distance between `here` and `there`.
 
@@ -124,7 +124,7 @@ def add_distance_gradient(kind, coefficient, here, there, total):
             total[half + j] += step * im
 
 
-@inlined
+@float_inlined
 def add_similarity_gradient(kind, coefficient, here, there, total):
     """Adds to `total` [D] coefficient times the gradient of similarity(here, there) by `here`."""
     if kind == INNER:

@@ -16,7 +16,8 @@ from marius_oac.kernels.cpu.decoders import (
     form_query,
     similarity,
 )
-from marius_oac.kernels.cpu.float_jit import compiled, inlined, prefetch
+from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
+from marius_oac.kernels.cpu.prefetch import prefetch
 from marius_oac.kernels.cpu.row_updates import update_row
 
 NO_PENALTY, SQUARES, CUBES, CUBED_MODULI = range(4)
@@ -66,13 +67,13 @@ class Work(NamedTuple):
     losses: np.ndarray
 
 
-@inlined
+@float_inlined
 def _prefetch(matrix, row, dimension):
     for j in range(0, dimension, _LINE_FLOATS):
         prefetch(matrix, row, j)
 
 
-@compiled
+@float_compiled
 def gather(rows, picks, into):
     """Copies the first columns of the picked rows to `into` [n, D]."""
     for i in range(picks.size):
@@ -82,7 +83,7 @@ def gather(rows, picks, into):
             into[i, j] = rows[row, j]
 
 
-@compiled
+@float_compiled
 def copy_values(rows, into):
     """Copies the first columns of the rows to `into` [n, D]."""
     for i in range(into.shape[0]):
@@ -90,7 +91,7 @@ def copy_values(rows, into):
             into[i, j] = rows[i, j]
 
 
-@compiled
+@float_compiled
 def gather_phases(table, picks, into):
     """Writes the picked rows of phases to `into` [m, D] as [cos | sin]."""
     half = into.shape[1] // 2
@@ -101,7 +102,7 @@ def gather_phases(table, picks, into):
             into[i, half + j] = np.sin(angle)
 
 
-@compiled
+@float_compiled
 def invert(first_keys, second_keys, third_keys, first, places):
     """Lists each key's places in the concatenation of three lists: places[first[k]:first[k + 1]], ascending (int64)."""
     first[:] = 0
@@ -122,7 +123,7 @@ def invert(first_keys, second_keys, third_keys, first, places):
     first[0] = 0
 
 
-@compiled
+@float_compiled
 def take_targets(scores, targets, positives):
     """Moves the score of each row's own candidate to `positives` and excludes it from the negatives."""
     for i in range(targets.size):
@@ -130,7 +131,7 @@ def take_targets(scores, targets, positives):
         scores[i, targets[i]] = -np.inf
 
 
-@compiled
+@float_compiled
 def leave_out_targets(scores, targets, negatives):
     """Excludes drawn negatives that equal a row's own target from that row."""
     for i in range(targets.size):
@@ -144,14 +145,14 @@ def leave_out_targets(scores, targets, negatives):
                     scores[i, k] = -np.inf
 
 
-@compiled
+@float_compiled
 def put_targets(scores, targets, positives):
     """Puts the gradients by the rows' own candidates back among the others."""
     for i in range(targets.size):
         scores[i, targets[i]] = positives[i]
 
 
-@compiled
+@float_compiled
 def divide_by_distances(gradients, scores):
     """Makes gradients by L2 scores, in place, what `add_distance_gradient` takes."""
     for i in range(scores.shape[0]):
@@ -160,7 +161,7 @@ def divide_by_distances(gradients, scores):
             gradients[i, k] = _ZERO if score == _ZERO else gradients[i, k] / -score
 
 
-@compiled
+@float_compiled
 def open_tile(form, rows, edges, work, s, start, stop):
     """Queries of the edges [start, stop) on side number s and, if negatives are sampled, their own ends' scores."""
     tail = edges.sides[s] == 1
@@ -176,7 +177,7 @@ def open_tile(form, rows, edges, work, s, start, stop):
             work.positives[s, i] = similarity(form.similarity, query, rows[targets[i], :dimension])
 
 
-@compiled
+@float_compiled
 def close_tile(form, rows, edges, work, s, start, stop):
     """Adds the part of the positive scores to the gradients of the queries."""
     targets = edges.tails if edges.sides[s] == 1 else edges.heads
@@ -187,7 +188,7 @@ def close_tile(form, rows, edges, work, s, start, stop):
         add_similarity_gradient(form.similarity, work.positives[s, i], here, there, work.query_gradients[s, i])
 
 
-@compiled
+@float_compiled
 def distance_scores(kind, queries, candidates, scores):
     """Fills in `scores`, float32 [R, K], of `queries` [R, D] against `candidates` [K, D]."""
     for i in range(queries.shape[0]):
@@ -195,7 +196,7 @@ def distance_scores(kind, queries, candidates, scores):
             scores[i, k] = similarity(kind, queries[i], candidates[k])
 
 
-@compiled
+@float_compiled
 def add_distance_gradients(kind, coefficients, here, there, totals):
     """Adds to `totals` [R, D] the gradients by `here` [R, D] of scores [R, K] against `there` [K, D]."""
     for i in range(here.shape[0]):
@@ -203,7 +204,7 @@ def add_distance_gradients(kind, coefficients, here, there, totals):
             add_distance_gradient(kind, coefficients[i, k], here[i], there[k], totals[i])
 
 
-@inlined
+@float_inlined
 def _add_penalty(form, count, value, gradient):
     """Adds the gradient of `count` penalties of a row, each times `share`; returns their sum without it."""
     times = form.share * np.float32(count)
@@ -227,7 +228,7 @@ def _add_penalty(form, count, value, gradient):
     return total * count
 
 
-@inlined
+@float_inlined
 def _prefetch_place(place, edges, work):
     """Asks for what `_add_place` will read."""
     size, dimension = edges.heads.size, work.queries.shape[2]
@@ -240,7 +241,7 @@ def _prefetch_place(place, edges, work):
         _prefetch(work.queries[s] if (edges.sides[s] == 1) == is_tail else work.query_gradients[s], i, dimension)
 
 
-@inlined
+@float_inlined
 def _add_place(form, place, value, edges, work, gradient):
     """Adds the part of one place to the gradient of its entity, whose value is `value`; see `update_entities`."""
     size = edges.heads.size
@@ -260,7 +261,7 @@ def _add_place(form, place, value, edges, work, gradient):
             add_similarity_gradient(form.similarity, work.positives[s, i], value, work.queries[s, i], gradient)
 
 
-@compiled
+@float_compiled
 def update_entities(form, rule, rows, begin, end, edges, work, first, places, penalties, gradient):
     """Adds up the gradients of the entities [begin, end) and updates their rows in place.
 
@@ -286,7 +287,7 @@ def update_entities(form, rule, rows, begin, end, edges, work, first, places, pe
         update_row(rows[k], gradient, rule)
 
 
-@compiled
+@float_compiled
 def update_relations(form, rule, table, begin, end, picks, rows, edges, work, index, penalties, gradient):
     """Adds up the gradients of the batch's relations [begin, end) and updates their rows of `table` in place.
 

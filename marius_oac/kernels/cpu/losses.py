@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.kernels.cpu.float_jit import bits_of, compiled, float_of, inlined
-from marius_oac.kernels.cpu.vector_math import exp, sigmoid, softplus
+from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
+from marius_oac.kernels.cpu.vector_math import bits_of, exp, float_of, sigmoid, softplus
 
 SOFTMAX, LOGISTIC, MARGIN, SELF_ADVERSARIAL = range(4)
 
@@ -27,14 +27,14 @@ class LossRule(NamedTuple):
     temperature: np.float32
 
 
-@inlined
+@float_inlined
 def _ordered(value):
     """An int32 in the order of the floats, and back again; NaN lies at the ends. Maxima of integers vectorise."""
     bits = bits_of(value)
     return np.int32(bits ^ ((bits >> _SIGN_SHIFT) & _MAGNITUDE))
 
 
-@inlined
+@float_inlined
 def _largest(scores, first):
     largest = _ordered(first)
     for j in range(scores.size):
@@ -42,7 +42,7 @@ def _largest(scores, first):
     return float_of(np.int32(largest ^ ((largest >> _SIGN_SHIFT) & _MAGNITUDE)))
 
 
-@inlined
+@float_inlined
 def _softmax(scores, positive, rule):
     largest = _largest(scores, positive)
     others = _ZERO
@@ -59,7 +59,7 @@ def _softmax(scores, positive, rule):
     return loss, -factor * others
 
 
-@inlined
+@float_inlined
 def _logistic(scores, positive, rule):
     factor = rule.scale * rule.share
     total = _ZERO
@@ -70,7 +70,7 @@ def _logistic(scores, positive, rule):
     return loss, -rule.scale * sigmoid(-positive)
 
 
-@inlined
+@float_inlined
 def _margin(scores, positive, rule):
     factor = rule.scale * rule.share
     total, steps = _ZERO, _ZERO
@@ -84,7 +84,7 @@ def _margin(scores, positive, rule):
     return np.float64(total) * np.float64(rule.share), -steps
 
 
-@inlined
+@float_inlined
 def _self_adversarial(scores, positive, rule):
     largest = _largest(scores, scores[0])
     weights, total = _ZERO, _ZERO
@@ -105,7 +105,7 @@ def _self_adversarial(scores, positive, rule):
     return loss, -rule.scale * sigmoid(own)
 
 
-@compiled
+@float_compiled
 def differentiate(rule, scores, positives, losses):
     """Losses of a tile of edges.
 

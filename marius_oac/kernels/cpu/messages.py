@@ -6,14 +6,15 @@ are a block's `offsets` and `sources`, or the other way round `BySource.offsets`
 
 import numpy as np
 
-from marius_oac.kernels.cpu.float_jit import compiled, inlined, prefetch_row
+from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
+from marius_oac.kernels.cpu.prefetch import prefetch_row
 from marius_oac.kernels.cpu.vector_math import exp
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _AHEAD = 16  # edges
 
 
-@compiled
+@float_compiled
 def group_by_source(sources, offsets, first, edges, destinations):
     """Fills what `block.BySource` describes: `first` [n + 1], `edges` [E] and `destinations` [E]."""
     first[:] = 0
@@ -33,7 +34,7 @@ def group_by_source(sources, offsets, first, edges, destinations):
     first[0] = 0
 
 
-@compiled
+@float_compiled
 def add_up_weighted(rows, weights, offsets, picks, begin, end, into):
     """Writes to `into` [., W] the sums of the rows [., W] that each of [begin, end) picks.
 
@@ -52,7 +53,7 @@ def add_up_weighted(rows, weights, offsets, picks, begin, end, into):
                     total[j] += weight * row[j]
 
 
-@compiled
+@float_compiled
 def dots(rows, others, offsets, picks, begin, end, into):
     """Writes to `into` [E, H] the heads' inner products of the rows that each of [begin, end) picks and its other."""
     heads = into.shape[1]
@@ -68,14 +69,14 @@ def dots(rows, others, offsets, picks, begin, end, into):
                 into[at, h] = total
 
 
-@inlined
+@float_inlined
 def _score(source, destination, slope):
     """LeakyReLU of a sum."""
     score = source + destination
     return score if score > _ZERO else slope * score
 
 
-@compiled
+@float_compiled
 def attend(sources, destinations, slope, offsets, picks, begin, end, weights):
     """Writes to `weights` [E, H] the softmax, over the edges of each output [begin, end), of their scores.
 
@@ -99,7 +100,7 @@ def attend(sources, destinations, slope, offsets, picks, begin, end, weights):
                 weights[at, h] /= total
 
 
-@compiled
+@float_compiled
 def attend_back(sources, destinations, slope, offsets, picks, weights, gradients, begin, end, scores, into):
     """The gradients by the sums in `attend`: of each edge to `scores` [E, H], their sums to `into` [O, H].
 

@@ -1,9 +1,11 @@
 """Software prefetch, for kernels that know well before what they will read."""
 
 from llvmlite import ir
-from numba import config, njit, types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from marius_oac.kernels.cpu.jit import pasted
 
 if config.DISABLE_JIT:
 
@@ -33,7 +35,7 @@ else:
 _LINE_FLOATS = 16  # a cache line
 
 
-@njit(inline="always")
+@pasted
 def prefetch_row(matrix, row, width):
     """Prefetches the first `width` float32 of a row. Inlined in its caller's code and compiled as that is."""
     for j in range(0, width, _LINE_FLOATS):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marius_oac.kernels.cpu.float_jit import compiled, inlined
+from marius_oac.kernels.cpu.jit import float_compiled, float_inlined
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, PASS_THROUGH = range(5)
 _ONE = np.float32(1)
@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     second_correction: np.float32
 
 
-@inlined
+@float_inlined
 def update_row(row, gradient, rule):
     """Updates `row` [D + state] from `gradient` [D]."""
     dimension = gradient.size
@@ -59,7 +59,7 @@ def update_row(row, gradient, rule):
             row[j] -= rule.rate * (first * rule.first_correction) / scale
 
 
-@compiled
+@float_compiled
 def update_rows(rows, gradients, rule):
     """Updates rows float32 [n, D + S], values and state of S floats, by gradients float32 [n, D]."""
     for i in range(rows.shape[0]):

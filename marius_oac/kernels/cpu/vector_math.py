@@ -12,8 +12,40 @@
 """
 
 import numpy as np
+from llvmlite import ir
+from numba import config, types
+from numba.extending import intrinsic
 
-from marius_oac.kernels.cpu.float_jit import bits_of, exact, float_of
+from marius_oac.kernels.cpu.jit import float_exact
+
+if config.DISABLE_JIT:
+
+    def bits_of(value):
+        return np.float32(value).view(np.int32)
+
+    def float_of(bits):
+        return np.int32(bits).view(np.float32)
+
+else:
+
+    @intrinsic
+    def bits_of(typing_context, value):
+        """The bits of a float32 as an int32."""
+
+        def generate(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], ir.IntType(32))
+
+        return types.int32(types.float32), generate
+
+    @intrinsic
+    def float_of(typing_context, bits):
+        """The float32 that has these bits, an int32."""
+
+        def generate(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], ir.FloatType())
+
+        return types.float32(types.int32), generate
+
 
 _ONE, _ZERO = np.float32(1), np.float32(0)
 _LOG2_E = np.float32(1.44269504088896341)
@@ -40,7 +72,7 @@ _L9 = np.float32(1)
 _BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
 
 
-@exact
+@float_exact
 def exp(x):
     """e^x of a float32; 0 below -87.3."""
     shifted = x * _LOG2_E + _ROUND
@@ -59,7 +91,7 @@ def exp(x):
     return _ZERO if x < _LOWEST else y
 
 
-@exact
+@float_exact
 def log1p_unit(e):
     """log(1 + e) of a float32 in [0, 1]."""
     p = _L0
@@ -75,14 +107,14 @@ def log1p_unit(e):
     return p * e
 
 
-@exact
+@float_exact
 def softplus(x):
     """log(1 + e^x) of a float32."""
     magnitude = -x if x < _ZERO else x
     return log1p_unit(exp(-magnitude)) + (_ZERO if x < _ZERO else x)
 
 
-@exact
+@float_exact
 def sigmoid(x):
     """1 / (1 + e^-x) of a float32."""
     magnitude = -x if x < _ZERO else x

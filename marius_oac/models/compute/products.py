@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from marius_oac.kernels.cpu.float_jit import compiled
+from marius_oac.kernels.cpu.jit import float_compiled
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.thread_pool import Shared, Task, ThreadPool
 from marius_oac.models.compute.tiles import blocks
@@ -266,20 +266,20 @@ def _add_products(
         _add(into.reshape(-1), product.reshape(-1))
 
 
-@compiled
+@float_compiled
 def _add_bias(rows: np.ndarray, bias: np.ndarray) -> None:
     for i in range(rows.shape[0]):
         for j in range(bias.size):
             rows[i, j] += bias[j]
 
 
-@compiled
+@float_compiled
 def _add(into: np.ndarray, more: np.ndarray) -> None:
     for i in range(into.size):
         into[i] += more[i]
 
 
-@compiled
+@float_compiled
 def _add_up(rows: np.ndarray, total: np.ndarray) -> None:
     total[:] = _ZERO
     for i in range(rows.shape[0]):
@@ -287,13 +287,13 @@ def _add_up(rows: np.ndarray, total: np.ndarray) -> None:
             total[j] += rows[i, j]
 
 
-@compiled
+@float_compiled
 def _rectify(x: np.ndarray, y: np.ndarray) -> None:
     for i in range(x.size):
         y[i] = _ZERO if x[i] < _ZERO else x[i]
 
 
-@compiled
+@float_compiled
 def _rectify_back(y: np.ndarray, gradient: np.ndarray, into: np.ndarray) -> None:
     for i in range(y.size):
         passed = gradient[i]  # always loaded, so that the loop has no branch

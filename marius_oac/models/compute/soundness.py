@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marius_oac.kernels.cpu.float_jit import compiled
+from marius_oac.kernels.cpu.jit import float_compiled
 
 LARGEST_VALUE = 2.0**20
 
@@ -41,7 +41,7 @@ def is_sound(rows: Any, dimension: int, largest: float = LARGEST_VALUE) -> Any:
     return value <= np.float32(largest).view(np.int32) and other < _INFINITE
 
 
-@compiled
+@float_compiled
 def _largest_bits(rows: np.ndarray, dimension: int) -> tuple[np.int32, np.int32]:
     """The largest bits of absolute values, of the first `dimension` columns and of the others. Bits of floats are in
     the order of the values, those of infinity and NaN being the largest; rows are int32 [n, width]."""

@@ -35,7 +35,8 @@ from marius_oac.errors import CheckpointError, DivergedError, shown
 from marius_oac.models.compute.soundness import LARGEST_VALUE
 from marius_oac.runs.checkpoints.manifest import check_manifest, kind_of
 from marius_oac.runs.checkpoints.pins import Pin
-from marius_oac.runtime.files.atomic import NpyWriter, json_digest, sealed, sync, write_flushed
+from marius_oac.runtime.files.atomic import json_digest, sealed, sync, write_flushed
+from marius_oac.runtime.files.npy import NpyWriter
 from marius_oac.runtime.files.untrusted import (
     DescribedFile,
     check_file,

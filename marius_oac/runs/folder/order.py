@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from marius_oac.errors import CheckpointError
 from marius_oac.runtime.files.atomic import write_atomically
+from marius_oac.runtime.files.npy import npy_bytes
 from marius_oac.runtime.files.untrusted_arrays import read_npy
 
 ORDER = "order.npy"
@@ -49,9 +49,7 @@ class OrderFile:
 
     def write(self, order: np.ndarray) -> None:
         """Replaces the file by this order, int64 [batches]; all of it or nothing."""
-        content = io.BytesIO()
-        np.save(content, order)
-        write_atomically(self.path, content.getvalue())
+        write_atomically(self.path, npy_bytes(order))
 
 
 def _digest(order: np.ndarray) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
 import math
 import os
@@ -20,54 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from marius_oac.errors import InputError
-
-
-class NpyWriter:
-    """Writes a .npy file in blocks of rows and hashes it meanwhile."""
-
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype | type):
-        self.path, self._file, self._digest = path, open(path, "wb"), hashlib.sha256()  # noqa: SIM115 - see __exit__
-        header = io.BytesIO()
-        descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
-        np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
-        self._add(header.getvalue())
-
-    def write(self, rows: np.ndarray) -> None:
-        """Adds rows, [n, ...] of the file's type."""
-        self._add(np.ascontiguousarray(rows))
-
-    def finish(self) -> dict[str, Any]:
-        """Flushes the file to the disk; returns its size and SHA-256."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return {"bytes": self._file.tell(), "sha256": self._digest.hexdigest()}
-
-    def _add(self, content: bytes | np.ndarray) -> None:
-        self._digest.update(content)
-        self._file.write(content)
-
-    def __enter__(self) -> NpyWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-def mapped_npy(path: Path, shape: tuple[int, ...], dtype: type | np.dtype) -> np.memmap:
-    """Makes a .npy file of zeros, of this shape and type, and maps it for writing.
-
-    Disk space is allocated here, so that a full disk raises OSError; without that, a later write to the mapping would
-    kill the process.
-    """
-    dtype = np.dtype(dtype)
-    with open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": dtype.str, "fortran_order": False, "shape": shape})
-        file.flush()
-        os.posix_fallocate(file.fileno(), 0, file.tell() + math.prod(shape) * dtype.itemsize)
-    return np.load(path, mmap_mode="r+", allow_pickle=False)
 
 
 def json_text(content: Any, indent: int | None = None) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import os
 import threading
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ import aiofiles
 import numpy as np
 
 from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.files.npy import npy_header
 from marius_oac.runtime.workers import Workers
 
 Content = bytes | np.ndarray
@@ -68,16 +68,9 @@ def write_npy_files(
 ) -> Written:
     """Writes NAME.npy for each of `arrays`, by their shapes and types, from blocks of rows. As `write_files`."""
     paths = {name: folder / f"{name}.npy" for name in arrays}
-    headers = {paths[name]: _npy_header(*about) for name, about in arrays.items()}
+    headers = {paths[name]: npy_header(*about) for name, about in arrays.items()}
     rows = ({paths[name]: content for name, content in block.items()} for block in blocks)
     return write_files(list(paths.values()), chain([headers], rows), hashed)
-
-
-def _npy_header(shape: tuple[int, ...], dtype: np.dtype | type) -> bytes:
-    header = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
-    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
-    return header.getvalue()
 
 
 async def _write(
