@@ -11,7 +11,8 @@ from typing import Any
 
 from marius_oac.pipeline.runner import BatchResult
 from marius_oac.runtime.console import NOTICES, say
-from marius_oac.runtime.progress import LINE_SECONDS, make_bar
+from marius_oac.runtime.progress import LINE_SECONDS as LINE_SECONDS
+from marius_oac.runtime.progress import make_bar
 
 FEW_BATCHES = 10
 BAR_SECONDS = 1.0

@@ -107,6 +107,21 @@ def test_progress(monkeypatch, terminal):
         assert said.splitlines() == ["epoch 1, batch 25 of 50: loss 0.5000, 100 examples/s", "epoch 1 of 2"]
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_another_process_shows_is_not_shown_here(monkeypatch, terminal):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    screen, clock = Screen(), iter(range(0, 1000, 20))
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: next(clock))
+    with TrainingProgress(5, 50, shown=False) as progress:
+        progress.show(0, Totals(batches=10, examples=100, loss=50.0, seconds=1.0), 15)
+        progress.say("epoch 1 of 2")
+    assert screen.getvalue() == ""
+
+
 def test_an_interval_without_examples_has_no_loss(capsys):
     """As a trainer has one that had no example of a batch."""
     nothing = BatchResult(
