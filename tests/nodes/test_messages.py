@@ -257,7 +257,7 @@ def test_bytes_are_refused_or_are_those_of_what_is_heard(frames):
 def shards():
     mode = make_mode("gba", 2, 2, 1)
     yield from (Shard([NumberedTable(store(0), OPTIMIZER)], 2, lockstep) for lockstep in (True, False))
-    yield Shard([keyed()], 1, sync=SyncServer(0.5))
+    yield from (Shard([keyed(after)], 1, sync=SyncServer(0.5)) for after in (1, 2))
     yield from World(mode, 2, 0, 3, 2, 1, 2, 0).nodes
 
 

@@ -191,7 +191,8 @@ class OfWorker(Message):
 
 
 class Pull(OfBatch, kind=Kind.PULL):
-    """A trainer's request, of each table: rows, or vocabularies, keys and checks, and `Bags` if it pools."""
+    """A trainer's request, of each table: rows; or vocabularies, keys and checks, how often each was seen where keys
+    are admitted late, and `Bags` if the table pools."""
 
     asked: _OfTables
 
