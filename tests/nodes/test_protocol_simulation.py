@@ -214,10 +214,10 @@ def test_a_key_is_admitted_when_it_was_seen_so_often_also_within_a_slice():
     shard = Shard([table], 1)
     for batch, times in enumerate(([3, 1, 0], [0, 1, 2])):
         pull = [*ask([5, 9, 7]), np.array(times, np.uint32)]
-        shard.handle(0, framed(Kind.PULL, batch, pull))
+        tell(shard, 0, framed(Kind.PULL, batch, pull))
         own = (table.keys.find(*ask([5, 9, 7])) >= 0).tolist()
         assert own == [True, False, False]
-    shard.handle(0, framed(Kind.PULL, 2, [*ask([5, 9, 7]), np.ones(3, np.uint32)]))
+    tell(shard, 0, framed(Kind.PULL, 2, [*ask([5, 9, 7]), np.ones(3, np.uint32)]))
     assert (table.keys.find(*ask([5, 9, 7])) >= 0).all()
 
 
@@ -225,8 +225,8 @@ def test_a_key_is_admitted_when_it_was_seen_so_often_also_within_a_slice():
 def test_counts_that_do_not_fit_are_refused(counts):
     shard = Shard([keyed(2)], 1)
     with pytest.raises(Malformed):
-        shard.handle(0, framed(Kind.PULL, 0, [*ask([5]), *counts]))
-    shard.handle(0, framed(Kind.PULL, 0, [*ask([5]), np.ones(1, np.uint32)]))
+        tell(shard, 0, framed(Kind.PULL, 0, [*ask([5]), *counts]))
+    tell(shard, 0, framed(Kind.PULL, 0, [*ask([5]), np.ones(1, np.uint32)]))
 
 
 def test_pushes_are_added_up_by_row_and_share():
