@@ -110,9 +110,9 @@ def _trained(node: ShardedTask) -> _Outcome:
         first = 0
         for epoch, last in enumerate(node.schedule.ends):
             session.before_epoch(epoch)
-            node.before_batches(first)
+            session.parts.segments.begin(first)
             session.pipeline.run(first, last)
-            node.after_batches(ended=last == node.schedule.last)
+            session.parts.segments.end(last == node.schedule.last)
             node.peers.wait()  # until everyone's batches are in the rows
             first = last
         digests = node.fingerprints(session.stores) | {"dense": session.dense_fingerprint()}

@@ -157,7 +157,7 @@ class TrainingLoop:
         progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
 
     def _stop_if_asked(self) -> None:
-        stop = self.peers.any(self.session.pipeline.stop_requested or self.session.task.stop_requested)
+        stop = self.peers.any(self.session.pipeline.stop_requested or self.session.parts.segments.stop_requested)
         if stop and self.position.batch_index < self.schedule.last:
             self._save_where_it_stands()
             raise self._interrupted()
@@ -207,7 +207,8 @@ class TrainingLoop:
         last = self.schedule.ends[epoch]
         if every:
             last = min(last, (first // every + 1) * every)
-        last = min(last, self.session.task.next_pause(first) or last)
+        segments = self.session.parts.segments
+        last = min(last, segments.next_pause(first) or last)
         pipeline, telemetry = self.session.pipeline, self.session.telemetry
         every, log = self.config.metrics.every_batches, self.folder.log
         report = SegmentReport(
@@ -216,9 +217,9 @@ class TrainingLoop:
         telemetry.take()
         self.session.report_to(report.add)
         try:
-            self.session.task.before_batches(first)
-            reached = self.session.task.reached(pipeline.run(first, last))
-            self.session.task.after_batches(reached == self.schedule.last)
+            segments.begin(first)
+            reached = segments.reached(pipeline.run(first, last))
+            segments.end(reached == self.schedule.last)
             self.peers.wait()  # rows are consistent once every process has written its batches
         except DivergedError as error:
             raise self._diverged(error) from error
@@ -227,7 +228,7 @@ class TrainingLoop:
         if reached == first:
             return  # stopped before the first batch
         self._check_loss(reached, report)
-        examples, loss = self.session.task.trained_outside()
+        examples, loss = segments.trained_outside()
         self._advance(reached, report.totals + Totals(examples=examples, loss=loss))
         if self.config.pipeline.order == "arrival":
             self.folder.append_order(report.computation_order())
@@ -245,7 +246,7 @@ class TrainingLoop:
         self.position = replace(self.position, first_loss=first)
 
     def _decide(self, reached: int, epoch: int, progress: TrainingProgress) -> None:
-        for line in self.session.task.mode_changes(reached):
+        for line in self.session.parts.segments.mode_changes(reached):
             self.folder.log({"kind": "mode", "epoch": epoch, "batch": reached - 1, **line})
             if line["switches"]:
                 progress.say(f"  {line['mode']} from batch {reached:,} on: {line['reason']}")

@@ -81,13 +81,13 @@ def bind(task: Task, device: torch.device) -> Binding:
     paths = config.storage.path or ([task.folder] if task.folder and config.storage.on_disk else [])
     mine = LocalProcess(
         running_kernel(), format_list(os.sched_getaffinity(0)), [asdict(place(path)) for path in paths], gpu,
-        config.threads, task.table_bytes(), task.trains, task.serves,
+        config.threads, task.table_bytes(), peers.trains, peers.serves,
     )  # fmt: skip
     every = [LocalProcess(**told) for told in peers.gather(asdict(mine))]
     if config.binding == "off":
         beside = sum(each.trains for each in every if each.beside(mine))
         return unbound("binding is off: threads and memory are left alone", max(1, beside))
-    binding = run_binding(every, peers.rank, task.over_nodes)
+    binding = run_binding(every, peers.rank, peers.over_nodes)
     if binding.seats and not sum(each.beside(mine) for each in every[: peers.rank]):
         logger.info(binding.note)
     return binding

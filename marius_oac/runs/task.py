@@ -20,6 +20,7 @@ from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.rows import RowSource
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.segments import Segments
 from marius_oac.runs.spread.contract import Part, SpreadRows
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import ParameterStore
@@ -58,6 +59,12 @@ class Peers:
     """Whether this process evaluates, and reports to the user."""
     rank = 0
     """This process's number among them."""
+    trains = True
+    """Whether this process computes batches."""
+    serves = True
+    """Whether this process holds rows."""
+    over_nodes = False
+    """Whether rows are served to processes of several nodes."""
 
     def any(self, flag: bool) -> bool:
         """Returns whether the flag is set on any process. Collective."""
@@ -94,6 +101,7 @@ class Components:
     readers: Sequence[Any]
     """Read the rows of each table for an evaluation, wherever they lie: an `EntityReader` of numbered rows, a
     `KeyTable` or the like of keys."""
+    segments: Segments
     source: RowSource | None = None
     """Where the rows of batches come from, where that is not the stores of this process."""
 
@@ -107,8 +115,6 @@ class Task(ABC):
     notes: Sequence[str] = ()
     """Remarks for the user, printed before training."""
     peers: Peers = Peers()
-    over_nodes = False
-    """Whether rows are served to processes of several nodes."""
 
     @property
     @abstractmethod
@@ -116,24 +122,9 @@ class Task(ABC):
         """The metric that decides which checkpoint is best."""
 
     @property
+    @abstractmethod
     def validates_on_a_sample(self) -> bool:
         """Whether evaluations between epochs use only a part of `valid`."""
-        return False
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether a user has asked a process outside the group to stop the run."""
-        return False
-
-    @property
-    def trains(self) -> bool:
-        """Whether this process computes batches."""
-        return True
-
-    @property
-    def serves(self) -> bool:
-        """Whether this process holds rows."""
-        return True
 
     @property
     @abstractmethod
@@ -159,9 +150,9 @@ class Task(ABC):
         """Bytes that this process's tables take in memory; 0: unknown before training."""
         return (self.config.storage.memory or 0) if self.config.storage.on_disk else self._all_row_bytes()
 
+    @abstractmethod
     def _all_row_bytes(self) -> int:
         """Bytes of all rows that this process holds; 0: unknown."""
-        return 0
 
     def use_folder(self, folder: Path) -> None:
         """Called before `build` if there is a run, with its folder, where the task may keep files of its own."""
@@ -192,58 +183,34 @@ class Task(ABC):
             whole: use all of the split; else what evaluations between epochs use.
         """
 
-    def next_pause(self, batch: int) -> int | None:
-        """The first batch after this one before which the pipeline must be drained; None: there is none."""
-        return None
-
-    def before_batches(self, first: int) -> None:
-        """Called before the pipeline runs batches from `first` on."""
-        return
-
-    def after_batches(self, ended: bool) -> None:
-        """Called when the pipeline has run them; `ended`: they were the last of the run."""
-        return
-
-    def reached(self, planned: int) -> int:
-        """The next batch of the run, given the next batch of this process. Collective."""
-        return planned
-
-    def trained_outside(self) -> tuple[int, float]:
-        """Examples that processes outside the group have trained since the last call, and the sum of their losses."""
-        return 0, 0.0
-
-    def mode_changes(self, reached: int) -> Sequence[Mapping[str, Any]]:
-        """Decides on the mode while the pipeline is drained before batch `reached`; returns lines of metrics."""
-        return ()
-
+    @abstractmethod
     def before_epoch(self, parts: Components, epoch: int) -> dict[str, float] | None:
         """Metrics that must be measured before an epoch is trained; None: there are none."""
-        return None
 
+    @abstractmethod
     def check_data_from(self, batch_index: int) -> None:
         """Raises CheckpointError if data that batches from `batch_index` on need are missing, or have changed."""
-        return
 
+    @abstractmethod
     def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
         """Raises InputError if the run can't train on all of its files from number `first` on, which it was given to
         continue with; `share`: the part of them that is read here. Collective."""
-        return
 
+    @abstractmethod
     def run_files(self) -> Mapping[str, str]:
         """The task's own files in the run's folder: texts by name."""
-        return {}
 
+    @abstractmethod
     def learned_files(self) -> Mapping[str, str]:
         """Those of `run_files` that may have changed since the run began."""
-        return {}
 
+    @abstractmethod
     def state_arrays(self) -> Mapping[str, np.ndarray]:
         """Arrays that a checkpoint holds besides rows and dense parameters, by name."""
-        return {}
 
+    @abstractmethod
     def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restores what `state_arrays` returned; called before the rows are loaded."""
-        return
 
     def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
         """Restores the dense parameters and their optimizer's state.
@@ -261,6 +228,6 @@ class Task(ABC):
         """SHA-256 of each table, by name: equal for equal bits."""
         return {store.name: store.fingerprint() for store in stores}
 
+    @abstractmethod
     def summary(self) -> dict[str, Any]:
         """What the task adds to the summary of a run."""
-        return {}

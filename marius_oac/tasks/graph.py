@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.data.batches.edges import EdgePlanner, GraphPlanner, ReorderedPlanner
 from marius_oac.data.batches.nodes import NodePlanner
+from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
 from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
 from marius_oac.evaluation.scores import EntityReader
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.update import Update
+from marius_oac.runs.segments import LocalSegments
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.numbered import NumberedRows
 from marius_oac.runs.stores import Tables
@@ -64,6 +67,26 @@ class TaskOnGraph(Task):
     def _all_row_bytes(self) -> int:
         return sum(entity_layout(self.config).row_bytes * table.num_rows for table in self.planner.tables)
 
+    def before_epoch(self, parts: Components, epoch: int) -> None:
+        """None: nothing is measured."""
+
+    def check_data_from(self, batch_index: int) -> None:
+        """Nothing: the fingerprint of the graph says that it is the same."""
+
+    def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
+        """Nothing: a graph does not grow."""
+
+    def learned_files(self) -> Mapping[str, str]:
+        """None: the run's files don't change."""
+        return {}
+
+    def state_arrays(self) -> Mapping[str, np.ndarray]:
+        """None: all state is in rows and dense parameters."""
+        return {}
+
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Nothing: see `state_arrays`."""
+
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """See `Task.build`."""
         planner = self._planner(stack)
@@ -74,7 +97,7 @@ class TaskOnGraph(Task):
         step = self.make_step(device, threads, Update.here(self.config.training.optimizer))
         stack.callback(step.close)
         readers = [EntityReader.of_store(store) for store in stores]
-        return Components(in_order(self.config, planner), stores, step, device, readers)
+        return Components(in_order(self.config, planner), stores, step, device, readers, LocalSegments())
 
     def spread(self, part: Part) -> NumberedRows:
         """See `Task.spread`; the nodes' rows are numbered."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from marius_oac.nodes.transport.contract import Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.session import Session
+from marius_oac.runs.sharded.segments import ShardedSegments
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
@@ -69,5 +70,5 @@ def outside(
         speed_monitor=SpeedMonitor(nodes, rank, run["trainers"], task.config.training.batch_size),
     )  # fmt: skip
     with Session(trainer) as session:
-        trainer.dispatch("gba", elastic_worker)
+        cast(ShardedSegments, session.parts.segments).start("gba", elastic_worker)
         yield session, sources[0]

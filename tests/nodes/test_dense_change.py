@@ -155,9 +155,9 @@ class World:
                     node.load_dense(session.parts, saved[node.group.rank])
                 begun = session.step.dense_state() | {f"kept.{name}": each for name, each in node.dense.state().items()}
                 node.peers.wait()
-                node.before_batches(first)
+                session.parts.segments.begin(first)
                 session.pipeline.run(first, last)
-                node.after_batches(ended=False)
+                session.parts.segments.end(False)
                 node.peers.wait()
                 state, arrays = session.step.dense_state(), node.state_arrays()
                 checkpoint = SimpleNamespace(dense=lambda: state, arrays=lambda: arrays, batch_index=last)

@@ -82,10 +82,10 @@ def train(tree, monkeypatch):
 
                 session.report_to(report)
                 while first < node.schedule.last and (not outcome.reached or outcome.reached[-1] is not None):
-                    last = min(node.schedule.last, node.next_pause(first) or node.schedule.last)
-                    node.before_batches(first)
+                    last = min(node.schedule.last, session.parts.segments.next_pause(first) or node.schedule.last)
+                    session.parts.segments.begin(first)
                     reached = session.pipeline.run(first, last)
-                    node.after_batches(ended=reached == node.schedule.last)
+                    session.parts.segments.end(reached == node.schedule.last)
                     node.peers.wait()
                     assert set(node.peers.gather(reached)) == {reached}
                     first = reached

@@ -180,7 +180,7 @@ def test_a_guest_cuts_batches_as_the_runs_own_trainers_do(graph, told):
     config = Config.build({"data": {"path": str(graph.path)}, "device": "cpu", "binding": "off", "threads": 1})
     run = told | {"weights": [1.0, 2.0], "trains": [True, False], "trainers": 5}
     with outside(GraphTask(config, graph), [], run, 1, NodesConfig(), True) as (session, source):
-        assert source.dispatching.parts == 5 and source.dispatching.elastic_worker and session.task.trains
+        assert source.dispatching.parts == 5 and source.dispatching.elastic_worker and session.task.peers.trains
 
 
 @pytest.fixture

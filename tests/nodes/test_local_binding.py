@@ -40,10 +40,7 @@ def recorded(machine_tree, monkeypatch):
 
 def task_of(peers, **keys):
     tree = {"task": "ctr", "data": {"train": "x.csv", "categorical": ["a"]}, **keys}
-    return SimpleNamespace(
-        config=CtrConfig.build(tree), peers=peers, folder=None, over_nodes=True, trains=True, serves=True,
-        table_bytes=lambda: 0,
-    )  # fmt: skip
+    return SimpleNamespace(config=CtrConfig.build(tree), peers=peers, folder=None, table_bytes=lambda: 0)
 
 
 def bound(count, device=lambda rank: CPU, **keys):

@@ -11,6 +11,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 from marius_oac.runs.folder.folder import RunFolder
+from marius_oac.runs.segments import Segments
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
 from marius_oac.training.local import train
@@ -139,10 +140,12 @@ def test_keys_are_dropped_as_on_one_box(days, tmp_path, nodes):
     assert found.test["auc"] == pytest.approx(alone.summary["test.auc"], abs=0.02)
 
 
-def test_a_sharded_task_answers_every_question_of_the_loop_itself():
-    """What it inherited would be the answer of a task on one machine."""
-    asked = {name for name in vars(Task) if not name.startswith("_")} - {"table_bytes", "config", "folder", "notes"}
-    assert asked <= set(vars(ShardedTask)) | {"peers"}
+def test_no_question_of_the_loop_is_answered_by_silence():
+    """What a task inherited over nodes would be the answer of one machine."""
+    shared = {"table_bytes", "use_folder", "load_dense", "take_over", "fingerprints"}
+    asked = {name for name in vars(Task) if not name.startswith("_")} - {"peers", "folder", "notes", "config"}
+    assert asked - shared <= Task.__abstractmethods__ and asked - {"table_bytes"} <= set(vars(ShardedTask))
+    assert {name for name in vars(Segments) if not name.startswith("_")} == Segments.__abstractmethods__
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,19 @@ from marius_oac.runtime.signals import StopSignal, signal_heard, stopped_at_once
 
 
 class ClusterPeers(Peers):
-    """The processes of a group."""
+    """The processes of a group.
 
-    def __init__(self, group: Group):
+    Args:
+        group: has all of them.
+        trains, serves: see `Peers`.
+    """
+
+    over_nodes = True
+
+    def __init__(self, group: Group, trains: bool = True, serves: bool = True):
         self._group = group
         self.leads, self.rank = group.rank == 0, group.rank
+        self.trains, self.serves = trains, serves
 
     def any(self, flag: bool) -> bool:
         """See `Peers.any`."""

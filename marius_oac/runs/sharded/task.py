@@ -12,13 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from marius_oac import __version__
-from marius_oac.config.modes import ModeName
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, with_share
 from marius_oac.data.prepare.splits import Split
 from marius_oac.models.compute.update import Update
@@ -35,10 +34,10 @@ from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.memory.plan import MemoryPlan
 from marius_oac.runs.sharded.checkpoint import DENSE, PACKING, PLACE, PLACEMENT, SERVES, layout_name
-from marius_oac.runs.sharded.dense import adapted, load_dense, share_dense
-from marius_oac.runs.sharded.dispatch import BatchDispatch
+from marius_oac.runs.sharded.dense import adapted, load_dense
 from marius_oac.runs.sharded.peers import ClusterPeers
 from marius_oac.runs.sharded.place import check_config
+from marius_oac.runs.sharded.segments import ShardedSegments
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.spread.contract import Part, SpreadRows
 from marius_oac.runs.task import Components, Schedule, Task
@@ -59,8 +58,6 @@ class _Built:
     dense: DenseAgreement
     source: RemoteSource
     update: Update
-    step: Step
-    dispatch: BatchDispatch
 
 
 class ShardedTask(Task):
@@ -82,8 +79,6 @@ class ShardedTask(Task):
         rows: the task's, with this process's part of them.
     """
 
-    over_nodes = True
-
     def __init__(
         self,
         task: Task,
@@ -98,12 +93,12 @@ class ShardedTask(Task):
     ):
         self.task, self.config, self.notes = task, task.config, task.notes
         self.group = group
-        self.peers: ClusterPeers = ClusterPeers(group)
         self.crowd = crowd or Crowd([True] * len(weights))
         self.trainers = self.crowd.trainers
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
         carries = weights[group.rank] and not detached
         self.place = sum(each > 0 for each in weights[: group.rank]) if carries else None
+        self.peers: ClusterPeers = ClusterPeers(group, self.crowd.trains[group.rank], self.place is not None)
         self.packed, self._detached = packed or Packed(even(self.carried)), detached
         self.speed_monitor = speed_monitor or SpeedMonitor(
             task.config.nodes, group.rank, self.trainers, task.config.training.batch_size
@@ -146,19 +141,9 @@ class ShardedTask(Task):
         return self.task.schedule
 
     @property
-    def trains(self) -> bool:
-        """Whether this process is a trainer."""
-        return self.crowd.trains[self.group.rank]
-
-    @property
-    def serves(self) -> bool:
-        """Whether this process carries rows."""
-        return self.place is not None
-
-    @property
     def share(self) -> RankSlice:
         """This process's part of each batch in lockstep."""
-        return RankSlice(self.crowd.peer(self.group.rank) if self.trains else 0, self.crowd.within)
+        return RankSlice(self.crowd.peer(self.group.rank) if self.peers.trains else 0, self.crowd.within)
 
     @property
     def carried(self) -> list[float]:
@@ -198,7 +183,7 @@ class ShardedTask(Task):
 
     def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
         """See `Task.check_new_data`; every trainer checks its own part of the files."""
-        self.peers.agreed(lambda: self.task.check_new_data(first, self.share) if self.trains else None)
+        self.peers.agreed(lambda: self.task.check_new_data(first, self.share) if self.peers.trains else None)
 
     def run_files(self) -> Mapping[str, str]:
         """See `Task.run_files`."""
@@ -226,9 +211,9 @@ class ShardedTask(Task):
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """See `Task.build`; connects to the nodes that carry rows. Collective."""
         rows = self.rows
-        tables = rows.make_tables(stack, self.folder, binding) if self.serves else None
+        tables = rows.make_tables(stack, self.folder, binding) if self.peers.serves else None
         source = self._connect(stack, tables, rows.dimensions, self._factor, binding)
-        source.trains = self.trains
+        source.trains = self.peers.trains
         source.announce(self._told())
         dense = self._make_dense(source.sync)
         stack.callback(dense.stop)
@@ -238,13 +223,14 @@ class ShardedTask(Task):
         step = self.speed_monitor.watch(whole, dense.waited, source.stopped, self.peers)
         planner = with_share(rows.planner(stack), self.share)
         routed = RoutedPlanner(planner, rows.routed)
-        served = update if update.size else None
-        dispatch = BatchDispatch(
-            self.config.nodes, self.crowd, self.weights, planner, routed, source, dense, served
+        carriers = [rank for rank, weight in enumerate(self.weights) if weight]
+        segments = ShardedSegments(
+            self.config.nodes, self.group, self.peers, self.crowd, carriers, planner, routed, source, dense,
+            update if update.size else None, whole, self.speed_monitor,
         )  # fmt: skip
-        self._built = _Built(dense, source, update, whole, dispatch)
+        self._built = _Built(dense, source, update)
         stores = [table.store for table in tables or ()]
-        return Components(routed, stores, step, device, rows.readers(source), source)
+        return Components(routed, stores, step, device, rows.readers(source), segments, source)
 
     def _told(self) -> dict[str, Any]:
         """What an elastic worker must know of the run, as plain values."""
@@ -258,7 +244,7 @@ class ShardedTask(Task):
     def measure(self, batches: Sequence[int]) -> np.ndarray:
         """Bytes of the values that this process's part of some batches looks up in each virtual shard, int64 [V]."""
         found = np.zeros(NUM_SHARDS, np.int64)
-        if not self.trains:
+        if not self.peers.trains:
             return found
         dimensions = self.rows.dimensions
         costs = [LookupCost() for _ in dimensions]
@@ -290,50 +276,6 @@ class ShardedTask(Task):
         self.peers.wait()  # the metrics are those without the rows that all have dropped
         return self.peers.from_lead(lambda: self.task.before_epoch(parts, epoch))
 
-    def next_pause(self, batch: int) -> int | None:
-        """The next switch of modes, or the next decision on one."""
-        ends = [self.config.nodes.mode_ends(batch), self.speed_monitor.rests(batch)]
-        return min((each for each in ends if each is not None), default=None)
-
-    def before_batches(self, first: int) -> None:
-        """Starts the mode in which batches from `first` on are trained."""
-        built = present(self._built)
-        self.speed_monitor.begin(first)
-        self.dispatch(cast(ModeName, self.speed_monitor.mode or self.config.nodes.mode_at(first)))
-        if built.dispatch.active and self.crowd.serving and built.step.dense_state():
-            share_dense(self.peers, self.group, built.step)
-
-    def dispatch(self, mode: ModeName, elastic_worker: bool = False) -> None:
-        """Trains the batches that follow in this mode; see `BatchDispatch.start`."""
-        present(self._built).dispatch.start(mode, elastic_worker)
-
-    def reached(self, planned: int) -> int:
-        """See `Task.reached`; collective where some processes only serve."""
-        if not self.crowd.serving:
-            return planned
-        return max(self.peers.gather(planned if self.trains else 0))
-
-    def after_batches(self, ended: bool) -> None:
-        """Brings dense parameters back from the shards; replicas agree once training has ended."""
-        present(self._built).dispatch.end()
-        if ended:
-            self.dense.finish()
-        else:
-            self.dense.pause()
-
-    def mode_changes(self, reached: int) -> list[dict[str, Any]]:
-        """What the speed monitor decides."""
-        return self.speed_monitor.end(reached, self.peers)
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether a trainer outside the group was asked to stop."""
-        return present(self._built).dispatch.stop_requested
-
-    def trained_outside(self) -> tuple[int, float]:
-        """See `Task.trained_outside`; known where batches are dispatched."""
-        return present(self._built).dispatch.trained_outside()
-
     def summary(self) -> dict[str, Any]:
         """Those of the task and of all nodes' rows; traffic, refused connections, the placement, and the metrics of
         dense parameters. Collective."""
@@ -343,7 +285,7 @@ class ShardedTask(Task):
             "rows.bytes_pulled": source.bytes_received,
             "nodes.refused": source.refused(),
         }
-        own = figures | (self.rows.counts() if self.serves else {})
+        own = figures | (self.rows.counts() if self.peers.serves else {})
         sums: dict[str, int] = {}
         for each in self.peers.gather(own):
             sums |= {name: sums.get(name, 0) + count for name, count in each.items()}
@@ -356,7 +298,7 @@ class ShardedTask(Task):
         kept = {f"{DENSE}.{name}": tensor.cpu().numpy().reshape(-1) for name, tensor in self.dense.state().items()}
         place = np.array([-1 if self.place is None else self.place])
         figures = np.array(self.packed.figures())
-        if not self.trains:
+        if not self.peers.trains:
             kept[SERVES] = place
         kept |= {PLACEMENT: self.placement.nodes, PLACE: place, PACKING: figures}
         return kept | dict(self.rows.state_arrays())
@@ -367,16 +309,16 @@ class ShardedTask(Task):
 
     def load_dense(self, parts: Components, checkpoint: Checkpoint) -> None:
         """See `Task.load_dense`; collective."""
-        if not self.trains:
+        if not self.peers.trains:
             self.peers.any(False)  # `load_dense` on the others asks whether all can restore their own state
             return
         load_dense(self.config, self.peers, self.dense, present(self._built).update, parts.step, checkpoint)
 
     def take_over(self, whole: Checkpoint, parts: Components) -> None:
         """Loads this process's rows from a checkpoint of other processes."""
-        if self.serves:
+        if self.peers.serves:
             self.rows.take(whole, parts.stores)
-        if not self.trains:
+        if not self.peers.trains:
             return
         update = present(self._built).update
         parts.step.load_dense_state(adapted(self.config, update, whole.dense(), whole.batch_index))

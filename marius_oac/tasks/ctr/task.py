@@ -30,6 +30,7 @@ from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runs.memory.plan import MemoryPlan
+from marius_oac.runs.segments import LocalSegments
 from marius_oac.runs.spread.contract import Part
 from marius_oac.runs.spread.keyed import KeyedRows, key_arrays, key_counts, load_key_arrays, shared_by_shard
 from marius_oac.runs.stores import Tables
@@ -102,6 +103,14 @@ class CtrTask(Task):
         return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
 
     @property
+    def validates_on_a_sample(self) -> bool:
+        """False: a split is evaluated whole."""
+        return False
+
+    def _all_row_bytes(self) -> int:
+        return 0
+
+    @property
     def schedule(self) -> Schedule:
         """The batches of the log's segments."""
         return Schedule(self._schedule.ends)
@@ -146,7 +155,8 @@ class CtrTask(Task):
         training = self.config.training
         step = self.make_step(device, threads, Update.here(training.optimizer, training.embedding_l2))
         stack.callback(step.close)
-        return Components(planner, [table.store for table in self._tables], step, device, self._tables)
+        stores = [table.store for table in self._tables]
+        return Components(planner, stores, step, device, self._tables, LocalSegments())
 
     def make_step(self, device: torch.device, threads: int, update: Update) -> CtrStep:
         """See `Task.make_step`."""

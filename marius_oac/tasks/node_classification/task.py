@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -88,6 +89,15 @@ class NodeClassificationTask(TaskOnGraph):
     def make_step(self, device: torch.device, threads: int, update: Update) -> EncodedStep:
         """See `Task.make_step`."""
         return self.encoder.step(ClassesHead(device, threads), update, device)
+
+    @property
+    def validates_on_a_sample(self) -> bool:
+        """False: all nodes are encoded anyway."""
+        return False
+
+    def summary(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
 
     def has(self, split: Split) -> bool:
         """Whether nodes are labelled for the split."""
