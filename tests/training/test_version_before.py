@@ -206,7 +206,8 @@ def test_so_does_a_run_over_nodes(name, made, home, copied, command):
     assert done.returncode == 0, done.stderr
     if name not in ("easgd_nodes", "dealt_nodes"):  # there the bits depend on who was first
         check_same(command, made, run, name)
-    assert written(run) == written(made / "runs" / name)
+    counts = (".keys", ".waiting", ".dropped")  # of all nodes' tables, which that version did not say
+    assert {each for each in written(run) if not each.endswith(counts)} == written(made / "runs" / name)
 
 
 def test_a_run_that_was_stopped_goes_on_to_what_another_became(made, copied, command):
