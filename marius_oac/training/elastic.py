@@ -25,8 +25,8 @@ from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.models.compute.user_code import admit
 from marius_oac.nodes.launch.cluster import listening_at, names
-from marius_oac.nodes.transport.contract import TAKEN, Limits
-from marius_oac.nodes.transport.messages import Join, Welcome, parse
+from marius_oac.nodes.transport.contract import TAKEN, Limits, nonsense
+from marius_oac.nodes.transport.messages import Join, Malformed, Welcome, parse
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.reporting import LINE_SECONDS
@@ -115,7 +115,10 @@ class _ElasticWorker:
         with ExitStack() as stack:
             first, rank = self._enter(stack)
             first.send(Join().frames())
-            message = parse(first.receive())
+            try:
+                message = parse(first.receive())
+            except Malformed as error:
+                raise NodeLost(first.name, nonsense(error)) from None
             if not isinstance(message, Welcome):
                 raise NodeLost(first.name, f"answers with {message.kind.name}")
             run = json.loads(bytes(message.run))

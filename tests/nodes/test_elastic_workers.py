@@ -20,6 +20,7 @@ from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.sharded.task import ShardedTask
@@ -237,6 +238,16 @@ def joining(monkeypatch):
         return attach(ClusterConfig.model_validate(cluster), overrides)
 
     return start
+
+
+def test_a_run_that_answers_a_guest_with_nonsense_is_a_line(one_node, monkeypatch):
+    cluster = one_node({})
+    monkeypatch.setattr(ZmqClient, "receive", lambda client: [b"nonsense"])
+    with (
+        pytest.raises(NodeLost, match=r"^node a: it sent an invalid message: [^\n]*$"),
+        _ElasticWorker(cluster, ()).connected(),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("told", "said"), [({"version": "0.0.1"}, "0.0.1"), ({}, "older")])

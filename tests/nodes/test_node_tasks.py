@@ -18,6 +18,7 @@ from marius_oac.training.local import train
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.test_node_training import OFTEN, digests, kill, run, start
 from tests.run_folders import slow
+from tests.tasks.test_node_classification import configure
 
 pytestmark = pytest.mark.usefixtures("forked_programs", "all_code_is_known")
 SAGE = "encoder.layers=[{kind: sage, neighbors: 3, dimension: 12}, {kind: gat, neighbors: 2}]"
@@ -75,17 +76,7 @@ def links(folder, *overrides):
 
 
 def classes(folder, *overrides):
-    tree = {
-        "task": "node_classification",
-        "device": "cpu",
-        "threads": 1,
-        "data": {"path": str(folder / "graph"), "labels": str(folder / "labels.tsv")},
-        "model": {"dimension": 8},
-        "encoder": {"layers": [{"kind": "sage", "neighbors": 5}, {"kind": "sage", "neighbors": 5}],
-                    "optimizer": {"learning_rate": 0.02}},
-        "training": {"batch_size": 30, "epochs": 3},
-    }  # fmt: skip
-    return Config.build(tree, overrides)
+    return configure(folder, "training.batch_size=30", "training.epochs=3", *overrides)
 
 
 def clicks(days, *overrides):
