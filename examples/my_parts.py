@@ -1,4 +1,4 @@
-"""A decoder, a loss and a row optimizer of your own.
+"""A decoder, a loss, a row optimizer and initial values of your own.
 
     marius-oac train codex-s.yaml --set model.decoder=my_parts.py:SimplE
 
@@ -47,3 +47,9 @@ class Momentum(UpdateRule):
         state *= 0.9
         state += gradients
         values -= rate * state
+
+
+def glorot(ids, numbers):
+    """Glorot and Bengio, AISTATS 2010. Called with some rows' ids and a row of random numbers in (-1, 1) for each:
+    `model.init=my_parts.py:glorot`. Vectors that you have are returned by `VECTORS[ids]`."""
+    return numbers * (3 / numbers.shape[1]) ** 0.5

@@ -11,10 +11,12 @@ from marius_oac.config.encoder import EncoderConfig
 from marius_oac.config.parts import (
     DECODERS,
     DEFAULT_DECODER,
+    INITIALS,
     LOSSES,
     OWN,
     WITHOUT_RELATIONS,
     DecoderName,
+    InitialName,
     LossName,
     values_of,
 )
@@ -49,8 +51,17 @@ class ModelConfig(Section):
     )
     norm: Annotated[Literal[1, 2], BeforeValidator(no_bool)] = Field(2, description="TransE's distance: L1 or L2.")
     reciprocal: Bool = Field(False, description="Add each edge reversed, with an inverse relation; replace tails only.")
-    init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
+    init: InitialName = Field(
+        "normal",
+        description="Distribution of the rows' initial values. "
+        + values_of(INITIALS, "FILE.py:NAME, a function of your own (relations: normal)"),
+    )
     init_scale: PositiveFloat = Field(1e-3, description="Half-width (uniform) or standard deviation (normal).")
+
+    @property
+    def relation_init(self) -> str:
+        """Distribution of the relations' initial values: a function of the user's is for nodes."""
+        return self.init if self.init in INITIALS else "normal"
 
     @model_validator(mode="after")
     def _even(self) -> ModelConfig:

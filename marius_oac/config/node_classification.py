@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.encoder import EncoderConfig
 from marius_oac.config.named_files import FILE
+from marius_oac.config.parts import INITIALS, InitialName, values_of
 from marius_oac.config.sections import (
     EarlyStoppingConfig,
     GraphDataConfig,
@@ -35,7 +36,11 @@ class ClassesModelConfig(Section):
     """`model` of node classification."""
 
     dimension: Width = Field(64, description="Floats of a layer's output, unless the layer sets its own.")
-    init: Literal["uniform", "normal"] = Field("normal", description="Distribution of the rows' initial values.")
+    init: InitialName = Field(
+        "normal",
+        description="Distribution of the rows' initial values. "
+        + values_of(INITIALS, "FILE.py:NAME, a function of your own"),
+    )
     init_scale: PositiveFloat = Field(1e-1, description="Half-width (uniform) or standard deviation (normal).")
 
 

@@ -1,4 +1,4 @@
-"""The decoders, losses and row optimizers of the package, as data. Imports neither torch nor numba.
+"""The decoders, losses, row optimizers and initial values of the package, as data. Imports neither torch nor numba.
 
 These tables are the only lists of their names; a user's part is named FILE.py:CLASS instead. A class defines what the
 part computes; a table holds what reading a configuration needs before torch is imported.
@@ -6,7 +6,7 @@ part computes; a table holds what reading a configuration needs before torch is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -54,6 +54,9 @@ ROW_OPTIMIZERS = {
 }
 
 
+INITIALS = ("uniform", "normal")
+
+
 OWN = Part("")
 """What is known of a user's part before its file is executed."""
 
@@ -69,10 +72,10 @@ def users_of(parts: Mapping[str, Part], key: str) -> tuple[str, ...]:
     return tuple(name for name, part in parts.items() if key in part.keys)
 
 
-def _one_of(parts: Mapping[str, Part]) -> BeforeValidator:
+def _one_of(parts: Collection[str], own: str = "CLASS") -> BeforeValidator:
     def check(name: Any) -> Any:
         if not (isinstance(name, str) and (name in parts or own_file(name))):
-            raise PydanticCustomError("part", f"Input should be {', '.join(map(repr, parts))} or FILE.py:CLASS")
+            raise PydanticCustomError("part", f"Input should be {', '.join(map(repr, parts))} or FILE.py:{own}")
         return name
 
     return BeforeValidator(check)
@@ -81,8 +84,9 @@ def _one_of(parts: Mapping[str, Part]) -> BeforeValidator:
 DecoderName = Annotated[str, _one_of(DECODERS), MODULE]
 LossName = Annotated[str, _one_of(LOSSES), MODULE]
 RowOptimizerName = Annotated[str, _one_of(ROW_OPTIMIZERS), MODULE]
+InitialName = Annotated[str, _one_of(INITIALS, "NAME"), MODULE]
 
 
-def values_of(parts: Mapping[str, Part]) -> str:
+def values_of(parts: Collection[str], own: str = "FILE.py:CLASS, a part of your own") -> str:
     """The names, as a key's description lists them."""
-    return f"Values: {', '.join(parts)}, or FILE.py:CLASS, a part of your own."
+    return f"Values: {', '.join(parts)}, or {own}."

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from marius_oac.config.sections import StorageConfig
 from marius_oac.runs.checkpoints.checkpoint import TABLES
 from marius_oac.runs.checkpoints.retention import Checkpoints, read_saved
@@ -70,9 +72,13 @@ class Tables:
         """A table at its initial values."""
         layout, capacity = self._layouts[name], self._capacities[name]
         if self._tier:
-            store: ParameterStore = SsdStore(name, num_rows, layout, initial, self._tier, capacity)
-        elif self.scratch:
-            store = MappedStore(self.scratch, name, num_rows, layout, initial, capacity)
+            first = num_rows if initial.recordable else 0
+            paged = SsdStore(name, first, layout, initial, self._tier, capacity)
+            self._stack.enter_context(paged)
+            paged.extend(np.arange(first, num_rows))
+            return paged
+        if self.scratch:
+            store: ParameterStore = MappedStore(self.scratch, name, num_rows, layout, initial, capacity)
         else:
             store = MemoryStore(name, num_rows, layout, initial, capacity, self._policy)
         return self._stack.enter_context(store)

@@ -5,9 +5,12 @@ OOPSLA 2014) of (seed, table, k, j). Only integer operations, + - * / and the sq
 on every machine. Logarithm and quantile are implemented here because C libraries differ in the last bit.
 """
 
+from __future__ import annotations
+
 import hashlib
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 import numpy as np
 
@@ -120,11 +123,14 @@ class RowInitial:
         ValueError: the kind is unknown, or a number is not finite or negative.
     """
 
-    kind: Literal["uniform", "normal"]
+    kind: str
     scale: float
     seed: int
     table: str
     state_initial: float = 0.0
+    recordable: ClassVar[bool] = True
+    """Whether these attributes are all that it takes to make the values anew. If not, a table on disk is written before
+    training, as a checkpoint could not say what its other rows hold."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("uniform", "normal"):
@@ -133,6 +139,11 @@ class RowInitial:
             raise ValueError(f"scale must be finite and at least 0, not {self.scale}")
         if not np.isfinite(self.state_initial):
             raise ValueError(f"state_initial must be finite, not {self.state_initial}")
+
+    @property
+    def plain(self) -> RowInitial:
+        """These attributes alone, without those of a subclass."""
+        return RowInitial(**{each.name: getattr(self, each.name) for each in fields(RowInitial)})
 
     def fill(self, keys: np.ndarray, rows: np.ndarray, dimension: int) -> None:
         """Writes the initial values of the rows with `keys`, int64 [n], to `rows`, float32 [n, width].
@@ -161,3 +172,22 @@ class RowInitial:
     def _stream(self) -> np.uint64:
         digest = hashlib.sha256(f"{self.seed} {self.table}".encode()).digest()
         return np.uint64(int.from_bytes(digest[:8], "little"))
+
+
+@dataclass(frozen=True)
+class GivenInitial(RowInitial):
+    """Initial rows whose values a function computes from keys and from the random numbers of the other attributes.
+
+    Attributes:
+        give: takes keys, int64 [n], and random numbers, float32 [n, dimension], which it may overwrite; returns values,
+            float32 [n, dimension], which must depend on the row's key and its random numbers only. It is called from
+            several threads at once.
+    """
+
+    recordable: ClassVar[bool] = False
+    give: Callable[[np.ndarray, np.ndarray], np.ndarray] = field(kw_only=True)
+
+    def fill(self, keys: np.ndarray, rows: np.ndarray, dimension: int) -> None:
+        """See `RowInitial.fill`. Raises what the function raises."""
+        super().fill(keys, rows, dimension)
+        rows[:, :dimension] = self.give(keys, rows[:, :dimension].copy())

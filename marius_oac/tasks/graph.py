@@ -14,6 +14,7 @@ import torch
 
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.node_classification import NodeClassificationConfig
+from marius_oac.config.parts import own_file
 from marius_oac.data.batches.edges import EdgePlanner, GraphPlanner, ReorderedPlanner
 from marius_oac.data.batches.nodes import NodePlanner
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
@@ -21,6 +22,7 @@ from marius_oac.data.graphs import identity
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
 from marius_oac.evaluation.scores import EntityReader
+from marius_oac.models.compute import own_initial
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.update import Update
 from marius_oac.runs.segments import LocalSegments
@@ -32,11 +34,12 @@ from marius_oac.runtime.files.untrusted_arrays import read_npy
 from marius_oac.runtime.machine import cgroups
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
 from marius_oac.storage.contract import RowLayout
-from marius_oac.storage.initial import RowInitial
+from marius_oac.storage.initial import GivenInitial, RowInitial
 from marius_oac.types import Planner
 
 GraphConfig = Config | NodeClassificationConfig
 _LEAST_EDGE_BYTES = 64 << 20
+_CHECKED_ROWS = 40  # of those that a user's function gives values to
 
 
 class TaskOnGraph(Task):
@@ -93,7 +96,7 @@ class TaskOnGraph(Task):
         rows = {table.name: table.num_rows for table in planner.tables}
         layouts = {name: entity_layout(self.config) for name in rows}
         place = Tables(self.config.storage, self.folder, layouts, rows, stack, binding)
-        stores = [place.make(name, count, entity_initial(self.config, name)) for name, count in rows.items()]
+        stores = [place.make(name, count, entity_initial(self.config, name, count)) for name, count in rows.items()]
         step = self.make_step(device, threads, Update.here(self.config.training.optimizer))
         stack.callback(step.close)
         readers = [EntityReader.of_store(store) for store in stores]
@@ -103,7 +106,7 @@ class TaskOnGraph(Task):
         """See `Task.spread`; the nodes' rows are numbered."""
         config = self.config
         layouts = {table.name: entity_layout(config) for table in self.planner.tables}
-        initials = {name: entity_initial(config, name) for name in layouts}
+        initials = {name: entity_initial(config, name, self.graph.num_nodes) for name in layouts}
         about = (config.storage, config.training.optimizer, self._planner)
         return NumberedRows(part, self.graph.num_nodes, layouts, initials, *about)
 
@@ -145,7 +148,19 @@ def order_fingerprint(path: str) -> dict[str, str]:
     return {identity.ORDER: hashlib.sha256(read_order(path).astype("<i8").tobytes()).hexdigest()}
 
 
-def entity_initial(config: GraphConfig, name: str) -> RowInitial:
-    """Returns the initial values of a table of entities, a pure function of (seed, table, row)."""
-    model, optimizer = config.model, RowOptimizer(config.training.optimizer)
-    return RowInitial(model.init, model.init_scale, config.seed, name, optimizer.initial_state)
+def entity_initial(config: GraphConfig, name: str, count: int) -> RowInitial:
+    """Returns the initial values of a table of `count` entities, a pure function of (seed, table, row).
+
+    Raises:
+        ConfigError: the user's function can't be loaded, or returns what can't be initial values.
+    """
+    model, state = config.model, RowOptimizer(config.training.optimizer).initial_state
+    if own_file(model.init) is None:
+        return RowInitial(model.init, model.init_scale, config.seed, name, state)
+    give = own_initial.load(model.init)
+    given = GivenInitial("uniform", 1.0, config.seed, name, state, give=give)
+    ids = np.unique(np.linspace(0, count - 1, _CHECKED_ROWS).astype(np.int64))
+    numbers = np.empty((ids.size, config.row_dimension), np.float32)
+    given.plain.fill(ids, numbers, config.row_dimension)
+    own_initial.check(model.init, give, ids, numbers)
+    return given

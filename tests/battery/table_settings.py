@@ -89,7 +89,7 @@ CASES = [
     setting("reciprocal-word", "model.reciprocal=both", "must be true or false, not 'both'"),
     setting("reciprocal-without-relations-key", "model.reciprocals=true",
          "unknown key 'reciprocals'; did you mean 'reciprocal'?"),
-    setting("init-unknown", "model.init=xavier", "must be 'uniform' or 'normal', not 'xavier'"),
+    setting("init-unknown", "model.init=xavier", "must be 'uniform', 'normal' or FILE.py:NAME, not 'xavier'"),
     setting("init-scale-zero", "model.init_scale=0", "must be greater than 0, not 0"),
     setting("encoder-list", "encoder=[sage]", "must be a section of keys, not ['sage']"),
     setting("encoder-no-layers", "encoder.layers=[]", "must name at least one, not []"),

@@ -4,6 +4,7 @@ from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from marius_oac import Decoder, Loss, UpdateRule
@@ -61,3 +62,16 @@ class Adagrad(UpdateRule):
     def update(self, values, state, gradients, step, rate):
         state += gradients * gradients
         values -= rate * gradients / (state**0.5 + self.config.epsilon)
+
+
+VECTORS = np.random.default_rng(5).normal(size=(200, 8)).astype(np.float32)
+
+
+def vectors(ids, numbers):
+    return VECTORS[ids]
+
+
+def mixed(ids, numbers):
+    """Random numbers of the row, and its id."""
+    numbers[:, 0] = np.sin(ids)
+    return numbers

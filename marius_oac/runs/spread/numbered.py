@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,14 +31,21 @@ from marius_oac.types import Plan
 
 @dataclass(frozen=True)
 class PlacedInitial(RowInitial):
-    """The initial values of the rows on one node: those of the ids that lie there."""
+    """The initial values of the rows on one node: those of the ids that lie there.
 
+    Attributes:
+        of_ids: the initial values of all ids.
+        places, place: the placement of the ids, and the node's number in it.
+    """
+
+    recordable: ClassVar[bool] = False
+    of_ids: RowInitial = field(kw_only=True)
     places: IdPlaces = field(kw_only=True)
     place: int = field(kw_only=True)
 
     def fill(self, keys: np.ndarray, rows: np.ndarray, dimension: int) -> None:
         """See `RowInitial.fill`; `keys` are rows of the node."""
-        super().fill(self.places.ids_on(self.place, keys), rows, dimension)
+        self.of_ids.fill(self.places.ids_on(self.place, keys), rows, dimension)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +82,9 @@ class NumberedRows(SpreadRows):
         rows = dict.fromkeys(self.layouts, self.places.num_rows(self.part.own))
         tables = Tables(self.storage, folder, self.layouts, rows, stack, binding)
         found = []
-        for name, plain in self.initials.items():
-            initial = PlacedInitial(**vars(plain), places=self.places, place=self.part.own)
-            found.append(NumberedTable(tables.make(name, rows[name], initial), RowOptimizer(self.optimizer)))
+        for name, initial in self.initials.items():
+            placed = PlacedInitial(**vars(initial.plain), of_ids=initial, places=self.places, place=self.part.own)
+            found.append(NumberedTable(tables.make(name, rows[name], placed), RowOptimizer(self.optimizer)))
         return found
 
     def planner(self, stack: ExitStack) -> SlicedPlanner:

@@ -6,7 +6,7 @@ Guarantees: any number of threads may read at once. Every page is checked agains
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -37,7 +37,7 @@ class PagedRows:
         num_rows: of the table.
         first_rows: the number of rows at the beginning, whose keys are their ids.
         layout: of a row.
-        initial: the initial values.
+        initial: the initial values; `recordable`, unless there are no first rows.
 
     Raises:
         ValueError: the numbers of rows are invalid.
@@ -54,7 +54,7 @@ class PagedRows:
 
     def dump(self) -> dict[str, Any]:
         """Plain data, for a manifest."""
-        return asdict(self)
+        return asdict(replace(self, initial=self.initial.plain))
 
     @classmethod
     def load(cls, saved: dict[str, Any]) -> Self:

@@ -92,6 +92,6 @@ def make_step(
     relations = None
     if count and width:
         relations = np.empty((count, width), np.float32)
-        initial = RowInitial(config.model.init, config.model.init_scale, config.seed, RELATIONS)
+        initial = RowInitial(config.model.relation_init, config.model.init_scale, config.seed, RELATIONS)
         initial.fill(np.arange(count), relations, width)
     return LinkPredictionStep(config, count, device, threads, relations, update)
