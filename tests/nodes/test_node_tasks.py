@@ -1,22 +1,28 @@
 """What every task can do over nodes: `oac` has the bits of `sync`, and an evaluation that of one box within a seed's
 spread."""
 
+import threading
+
+import numpy as np
 import pytest
 
 from benchmarks.nodes.trainers import train_together
 from marius_oac.config.link_prediction import Config
+from marius_oac.data.batches.rank_slice import WHOLE, RankSlice, with_share
 from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.generate.nodes import write_features, write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.segments import Segments
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
-from marius_oac.training.local import train
+from marius_oac.training.local import start_task, train
 from tests.click_logs import ctr_config, small_log
 from tests.nodes.test_node_training import OFTEN, digests, kill, run, start
+from tests.nodes.worlds import together
 from tests.run_folders import slow
 from tests.tasks.test_node_classification import configure
 
@@ -129,6 +135,46 @@ def test_keys_are_dropped_as_on_one_box(days, tmp_path, nodes):
     assert {name: found.summary[name] for name in names} == {name: alone.summary[name] for name in names}
     assert any(found.summary[name] for name in names if name.endswith(".dropped"))
     assert found.test["auc"] == pytest.approx(alone.summary["test.auc"], abs=0.02)
+
+
+@pytest.mark.parametrize("make", [classes, lambda folder: links(folder, SAGE)])
+def test_the_slices_of_several_trainers_are_the_batch(labelled, make):
+    """Also where there are more trainers than examples: an example that is lent is not counted."""
+    config = make(labelled)
+    whole = start_task(config).planner
+    batch = whole.plan(1)
+    for count in (2, 3, 200):
+        plans = [with_share(whole, RankSlice(rank, count)).plan(1) for rank in range(count)]
+        assert sum(plan.examples for plan in plans) == batch.examples
+        assert sum(plan.data.share for plan in plans) == pytest.approx(1)
+        assert all((plan.examples > 0) == (plan.data.share > 0) for plan in plans)
+        for name in ("labels", "heads"):
+            if hasattr(batch.data.head, name):
+                parts = [len(getattr(plan.data.head, name)) for plan in plans if plan.examples]
+                assert sum(parts) == len(getattr(batch.data.head, name))
+    labels = [with_share(whole, RankSlice(rank, 2)).plan(1).data.head for rank in range(2)]
+    if config.task == "node_classification":
+        assert np.array_equal(np.concatenate([each.labels for each in labels]), batch.data.head.labels)
+    assert whole.share == WHOLE
+
+
+def test_what_is_measured_before_an_epoch_is_measured_when_all_have_dropped(days, monkeypatch):
+    task, done, measured = start_task(clicks(days)), [], threading.Event()
+    monkeypatch.setattr(task, "before_epoch", lambda parts, epoch: (done.append("measured"), measured.set()))
+
+    def work(group):
+        node = ShardedTask(task, group, [1.0, 1.0], None, None)
+
+        def drop(epoch):
+            if group.rank:
+                measured.wait(0.3)  # which it is not, however long this takes
+            done.append("dropped")
+
+        monkeypatch.setattr(node.rows, "before_epoch", drop)
+        node.before_epoch(None, 1)
+
+    together(ThreadGroup.members(2), work)
+    assert done == ["dropped", "dropped", "measured"]
 
 
 def test_no_question_of_the_loop_is_answered_by_silence():
