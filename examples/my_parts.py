@@ -1,4 +1,4 @@
-"""A decoder, a loss, a row optimizer and initial values of your own.
+"""A decoder, a loss, a row optimizer, initial values and a metric of your own.
 
     marius-oac train codex-s.yaml --set model.decoder=my_parts.py:SimplE
 
@@ -11,6 +11,7 @@ the base classes say what a part must do, and `marius_oac.testing` checks it:
         check_decoder(SimplE)
 """
 
+import numpy as np
 import torch
 
 from marius_oac import Decoder, Loss, UpdateRule
@@ -53,3 +54,8 @@ def glorot(ids, numbers):
     """Glorot and Bengio, AISTATS 2010. Called with some rows' ids and a row of random numbers in (-1, 1) for each:
     `model.init=my_parts.py:glorot`. Vectors that you have are returned by `VECTORS[ids]`."""
     return numbers * (3 / numbers.shape[1]) ** 0.5
+
+
+def median_rank(ranks):
+    """Of link prediction, beside the mean rank: `evaluation.metrics=my_parts.py:median_rank`."""
+    return np.median(ranks)

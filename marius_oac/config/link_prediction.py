@@ -28,6 +28,7 @@ from marius_oac.config.sections import (
     NonNegativeFloat,
     NonNegativeInt,
     OptimizerConfig,
+    OwnMetrics,
     PositiveFloat,
     PositiveInt,
     Section,
@@ -184,6 +185,9 @@ class EvaluationConfig(Section):
         "results use all.",
     )
     memory: PositiveInt = Field(256, description="MiB of scores held at once.")
+    metrics: OwnMetrics = Field(
+        (), description="More metrics: FILE.py:NAME of functions of your own, each from ranks to a number."
+    )
 
 
 class Config(BaseConfig):

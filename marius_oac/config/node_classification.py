@@ -16,6 +16,7 @@ from marius_oac.config.sections import (
     Name,
     NonNegativeInt,
     OptimizerConfig,
+    OwnMetrics,
     PositiveFloat,
     PositiveInt,
     Section,
@@ -58,6 +59,9 @@ class ClassesEvaluationConfig(Section):
 
     every: NonNegativeInt = Field(1, description="Epochs between evaluations on the nodes to validate on; 0: never.")
     memory: PositiveInt = Field(256, description="MiB for encoding all nodes.")
+    metrics: OwnMetrics = Field(
+        (), description="More metrics: FILE.py:NAME of functions of your own, each from classes and scores to a number."
+    )
 
 
 class NodeClassificationConfig(BaseConfig):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from marius_oac.config.named_files import FILE, GRAPH, Named
-from marius_oac.config.parts import ROW_OPTIMIZERS, RowOptimizerName, values_of
+from marius_oac.config.named_files import FILE, GRAPH, MODULE, Named
+from marius_oac.config.parts import ROW_OPTIMIZERS, RowOptimizerName, own_file, values_of
 
 
 def no_bool(value: Any) -> Any:
@@ -46,6 +46,31 @@ def listed(value: Any) -> Any:
 
 
 Files = Annotated[tuple[Name, ...], BeforeValidator(listed), FILE]
+
+_MEASURED = ("mrr", "mean_rank", "heads", "tails", "accuracy", "log_loss", "macro_f1")
+
+
+def _own(name: Any) -> Any:
+    found = own_file(name) if isinstance(name, str) else None
+    if found is None or not found[1].isidentifier():
+        raise PydanticCustomError("own", "Input should be FILE.py:NAME")
+    return name
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    seen = set(_MEASURED)
+    for name in names:
+        metric = name.rpartition(":")[2]
+        if metric in seen:
+            raise PydanticCustomError("taken", f"Input should be functions with names of their own ({metric} is taken)")
+        seen.add(metric)
+    return names
+
+
+OwnMetrics = Annotated[
+    tuple[Annotated[str, BeforeValidator(_own)], ...], BeforeValidator(listed), AfterValidator(_distinct), MODULE
+]
+"""FILE.py:NAME of functions, which are reported by NAME."""
 
 
 class Section(BaseModel):

@@ -10,13 +10,14 @@ from marius_oac.data.prepare.splits import SPLITS, Split
 from marius_oac.errors import ConfigError
 from marius_oac.evaluation.filters import KnownAnswers
 from marius_oac.evaluation.link_prediction import DrawnCandidates, evaluate
+from marius_oac.evaluation.own_metrics import Metric, ranking_metrics
 from marius_oac.evaluation.scores import LinkScorer
 from marius_oac.kernels.cpu.permutation import Permutation
 from marius_oac.models.link_prediction.decoders import make_decoder
 
 
-def check_evaluation(config: Config, graph: Graph) -> None:
-    """Raises ConfigError if the graph can't be evaluated as configured.
+def check_evaluation(config: Config, graph: Graph) -> dict[str, Metric]:
+    """Returns the user's metrics by name. Raises ConfigError if the graph can't be evaluated as configured.
 
     Candidates are drawn with replacement, so there could be more of them than entities. But then ranking against all
     entities is cheaper and more exact.
@@ -28,6 +29,7 @@ def check_evaluation(config: Config, graph: Graph) -> None:
         )
     if config.training.early_stopping and not graph.num_edges["valid"]:
         raise ConfigError("needs edges to validate on, and the graph has none", "training.early_stopping")
+    return ranking_metrics(config.evaluation.metrics)
 
 
 def is_sampled(config: Config, graph: Graph) -> bool:
@@ -39,7 +41,7 @@ class Evaluator:
     """Evaluates models on the splits of one graph. Raises ConfigError as `check_evaluation`."""
 
     def __init__(self, config: Config, graph: Graph):
-        check_evaluation(config, graph)
+        self._own = check_evaluation(config, graph)
         self._config, self._graph = config, graph
         self._known: KnownAnswers | None = None
 
@@ -60,7 +62,7 @@ class Evaluator:
             train = self._graph.edges("train")
             drawn = DrawnCandidates(config.candidates, train, self._config.seed, config.degree_fraction)
         known = self._known_answers(split, edges, whole) if config.filtered else None
-        return evaluate(scorer, edges, known, drawn, config.memory).as_dict()
+        return evaluate(scorer, edges, known, drawn, config.memory, own=self._own).as_dict()
 
     def _known_answers(self, split: Split, edges: np.ndarray, whole: bool) -> KnownAnswers:
         """The known answers of these edges. Those for evaluations between epochs are kept."""

@@ -10,7 +10,7 @@ earlier blocks.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +19,11 @@ import torch
 from marius_oac.data.graphs.negatives import draw_nodes
 from marius_oac.errors import InputError, MariusOacError
 from marius_oac.evaluation.filters import Answers, KnownAnswers
+from marius_oac.evaluation.own_metrics import Metric
 from marius_oac.evaluation.ranks import (
     HITS,
     NAN,
+    NO_METRICS,
     Candidates,
     RankingMetrics,
     SideMetrics,
@@ -91,6 +93,7 @@ def evaluate(
     drawn: DrawnCandidates | None = None,
     memory: int = 256,
     hits: Sequence[int] = HITS,
+    own: Mapping[str, Metric] = NO_METRICS,
 ) -> Evaluation:
     """Ranks both ends of every edge.
 
@@ -100,6 +103,7 @@ def evaluate(
         drawn: candidates to rank against; None: all entities.
         memory: MiB to use, besides `known` and some 100 bytes per edge.
         hits: the k of Hits@k.
+        own: the user's metrics by name, functions of ranks.
 
     Raises:
         InputError: there are no edges.
@@ -119,7 +123,7 @@ def evaluate(
     def metrics(filtered: bool) -> SideMetrics:
         heads, tails = (doubled_ranks(ranking.counts[side], filtered) for side in (Side.HEAD, Side.TAIL))
         parts = (np.concatenate((heads, tails)), heads, tails)
-        return SideMetrics(*(RankingMetrics.of(ranks, filtered, num_candidates, hits) for ranks in parts))
+        return SideMetrics(*(RankingMetrics.of(ranks, filtered, num_candidates, hits, own) for ranks in parts))
 
     filtered = None if known is None else metrics(True)
     return Evaluation(metrics(False), filtered, len(edges), time.perf_counter() - started)

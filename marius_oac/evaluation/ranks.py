@@ -7,8 +7,9 @@ alignment or link prediction methods", 2020. We store twice the rank, 2 better +
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from marius_oac.evaluation.filters import Answers
 from marius_oac.kernels.cpu.jit import compiled
 
 HITS = (1, 3, 10)
+NO_METRICS: Mapping[str, Any] = MappingProxyType({})
 
 BETTER, EQUAL, KNOWN_BETTER, KNOWN_EQUAL, NAN = range(5)
 """Rows of the counts of a block of queries, int64 [5, n]. The first four don't count the answer itself."""
@@ -44,6 +46,7 @@ class RankingMetrics:
         count: the number of ranked answers.
         filtered: whether other known answers were left out of the ranking.
         candidates: the number of candidates of each ranking: all entities, or those drawn.
+        own: the user's metrics by name.
     """
 
     mrr: float
@@ -52,21 +55,30 @@ class RankingMetrics:
     count: int
     filtered: bool
     candidates: int
+    own: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, doubled_ranks: np.ndarray, filtered: bool, candidates: int, hits: Sequence[int] = HITS
+        cls,
+        doubled_ranks: np.ndarray,
+        filtered: bool,
+        candidates: int,
+        hits: Sequence[int] = HITS,
+        own: Mapping[str, Callable[[np.ndarray], float]] = NO_METRICS,
     ) -> RankingMetrics:
-        """The metrics of doubled ranks, int64 [count], count >= 1."""
+        """The metrics of doubled ranks, int64 [count], count >= 1; `own` are called with the ranks, float64 [count]."""
         ranks = doubled_ranks * 0.5
         at = {k: float(np.mean(ranks <= k)) for k in hits}
-        return cls(float(np.mean(1.0 / ranks)), float(np.mean(ranks)), at, len(ranks), filtered, candidates)
+        mrr, mean_rank = float(np.mean(1.0 / ranks)), float(np.mean(ranks))
+        measured = {name: metric(ranks) for name, metric in own.items()}
+        return cls(mrr, mean_rank, at, len(ranks), filtered, candidates, measured)
 
     def as_dict(self, part: str = "") -> dict[str, float]:
         """Metrics by name, such as `filtered.mrr` and `filtered.hits@10`; with `part` "heads" `filtered.heads.mrr`."""
         prefix = ("filtered." if self.filtered else "unfiltered.") + (f"{part}." if part else "")
         hits = {f"{prefix}hits@{k}": share for k, share in self.hits.items()}
-        return {f"{prefix}mrr": self.mrr, f"{prefix}mean_rank": self.mean_rank, **hits}
+        own = {f"{prefix}{name}": value for name, value in self.own.items()}
+        return {f"{prefix}mrr": self.mrr, f"{prefix}mean_rank": self.mean_rank, **hits, **own}
 
 
 @dataclass(frozen=True)

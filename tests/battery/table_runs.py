@@ -139,7 +139,7 @@ CASES = [
     Case("eval-clicks-other-columns", "eval $clicks --data d.parquet", {"d.parquet": parquet(label=[1], user=[2])},
          "d.parquet", "there is no column 'number', which the schema names; did you mean 'user'?"),
     of_run("eval-classes-set", "eval $classes --set model.dimension=9",
-         "--set model.dimension=9", "only `threads` may change here"),
+         "--set model.dimension=9", "only `threads` and `evaluation.metrics` may change here"),
     of_run("eval-classes-data", "eval $classes --data log.csv",
          "--data", "the run was trained on a graph; it is evaluated on its splits"),
     of_run("predict-nothing-asked", "predict $run",

@@ -75,3 +75,15 @@ def mixed(ids, numbers):
     """Random numbers of the row, and its id."""
     numbers[:, 0] = np.sin(ids)
     return numbers
+
+
+def reciprocal(ranks):
+    return np.mean(1 / ranks)
+
+
+def worst(ranks):
+    return ranks.max()
+
+
+def hit_rate(classes, scores):
+    return (scores.argmax(1) == classes).mean()

@@ -171,7 +171,7 @@ def test_mistakes_are_one_line(labelled, tmp_path, command):
         (["predict", tmp_path / "run", "--head", "1"], "name the node to predict with --node"),
         (["predict", tmp_path / "run", "--node", "nobody"], "unknown node 'nobody'"),
         (["predict", tmp_path / "run", "--node", "1", "--top", "0"], "top must be at least 1"),
-        (["eval", tmp_path / "run", "--set", "seed=3"], "only `threads` may change here"),
+        (["eval", tmp_path / "run", "--set", "seed=3"], "only `threads` and `evaluation.metrics` may change here"),
         (["resume", tmp_path / "run", "--set", "encoder.dropout=0.5"], "encoder.dropout: the run was trained with"),
     ]:
         code, _, error = command(*words)

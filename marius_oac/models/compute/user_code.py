@@ -59,7 +59,12 @@ def admit(config: TaskConfig, trust: bool | Collection[bytes] = False) -> list[b
     Raises:
         InputError: a file can't be read, or is not trusted. No code has run then.
     """
-    files = (present(own_file(name))[0] for name in own_names(config))
+    return admit_names(own_names(config), trust)
+
+
+def admit_names(names: Iterable[str], trust: bool | Collection[bytes] = False) -> list[bytes]:
+    """See `admit`; `names` are FILE.py:NAME."""
+    files = (present(own_file(name))[0] for name in names)
     paths = {path.resolve(): path for path in files if path.exists()}
     texts = {resolved: _admitted(path, trust) for resolved, path in paths.items()}
     _TEXTS.update(texts)

@@ -14,6 +14,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.evaluator import Evaluator
 from marius_oac.evaluation.metrics import Metrics
+from marius_oac.evaluation.own_metrics import admit_metrics
 from marius_oac.evaluation.predict import Prediction, predict
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.models.compute.dense_moments import RELATIONS
@@ -81,6 +82,7 @@ class TrainedModel(TrainedOnGraph):
             if not item.startswith(("evaluation.", "threads=", "seed=")):
                 raise InputError("only keys of `evaluation`, `threads` and `seed` may change here", f"--set {item}")
         config = self.config.replace(*overrides)
+        admit_metrics(config.evaluation.metrics, self.config.evaluation.metrics)
         whole = not any(item.startswith("evaluation.max_edges=") for item in overrides)
         with torch_threads(num_threads(config)):
             values = Evaluator(config, self.graph).evaluate(self.scorer, split, whole)

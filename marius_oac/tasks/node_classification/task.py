@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from marius_oac.config.node_classification import NodeClassificationConfig
@@ -17,6 +18,7 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import Labels, read_labels
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import InputError
+from marius_oac.evaluation.own_metrics import Metric, class_metrics_of
 from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import named_code, own_files
 from marius_oac.models.gnn.step import EncodedStep
@@ -36,6 +38,11 @@ def make_classes_encoder(config: NodeClassificationConfig, graph: Graph, classes
     """Makes the encoder, whose outputs are the scores of the classes."""
     section = config.encoder.resolved(config.model.dimension, classes)
     return GraphEncoder(section, graph, config.seed, classes, edges_in_memory)
+
+
+def measured(scores: np.ndarray, classes: np.ndarray, own: Mapping[str, Metric]) -> dict[str, float]:
+    """Returns `class_metrics` of scores, float32 [n, classes], and classes, int64 [n], and the user's metrics."""
+    return {**class_metrics(scores, classes), **{name: metric(classes, scores) for name, metric in own.items()}}
 
 
 class NodeClassificationTask(TaskOnGraph):
@@ -65,6 +72,11 @@ class NodeClassificationTask(TaskOnGraph):
         return make_classes_encoder(self.config, self.graph, len(self.labels.names))
 
     @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The user's metrics by name."""
+        return class_metrics_of(self.config.evaluation.metrics, len(self.labels.names))
+
+    @cached_property
     def planner(self) -> NodePlanner:
         """Plans batches of shuffled nodes."""
         nodes, classes = self.labels.nodes["train"], self.labels.classes["train"]
@@ -77,10 +89,12 @@ class NodeClassificationTask(TaskOnGraph):
         return Schedule(self.planner.epoch_ends(self.config.training.epochs))
 
     def check(self) -> None:
-        """Raises InputError if there are no nodes to validate on, or too few batches in a recorded order."""
+        """Raises InputError if there are no nodes to validate on, too few batches in a recorded order, or mistakes in
+        the user's metrics."""
         if self.config.training.early_stopping and not self.has("valid"):
             raise InputError("needs nodes to validate on, and there are none", "training.early_stopping")
         self._check_order()
+        _ = self.metrics
 
     def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:
         """See `Task.plan_memory`."""
@@ -106,4 +120,4 @@ class NodeClassificationTask(TaskOnGraph):
     def evaluate(self, parts: Components, split: Split, whole: bool = True) -> dict[str, float]:
         """Encodes all nodes; returns metrics over those of the split."""
         with self.encoder.encoded(parts, self.folder, self.config.evaluation.memory << 20) as scores:
-            return class_metrics(scores[self.labels.nodes[split]], self.labels.classes[split])
+            return measured(scores[self.labels.nodes[split]], self.labels.classes[split], self.metrics)

@@ -16,13 +16,13 @@ from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.labels import read_labels
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
+from marius_oac.evaluation.own_metrics import admit_metrics, class_metrics_of
 from marius_oac.evaluation.predict import Prediction
-from marius_oac.models.heads.classes import class_metrics
 from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runtime.files.untrusted import parse_json
 from marius_oac.storage.snapshots import RowArray
-from marius_oac.tasks.node_classification.task import CLASSES, LABELS, make_classes_encoder
+from marius_oac.tasks.node_classification.task import CLASSES, LABELS, make_classes_encoder, measured
 from marius_oac.tasks.trained import EMBEDDINGS, Exported, Question, TrainedOnGraph
 from marius_oac.types import present
 
@@ -73,17 +73,19 @@ class TrainedClassifier(TrainedOnGraph):
 
     def evaluate(self, split: str | Sequence[str] = "test", overrides: Iterable[str] = ()) -> Metrics:
         """Evaluates accuracy, log loss and macro F1 over a split's nodes; `overrides` are `key=value` changes of
-        `threads`."""
+        `threads` and `evaluation.metrics`."""
         split = self._split(split)
         for item in overrides:
-            if not item.startswith("threads="):
-                raise InputError("only `threads` may change here", f"--set {item}")
+            if not item.startswith(("threads=", "evaluation.metrics=")):
+                raise InputError("only `threads` and `evaluation.metrics` may change here", f"--set {item}")
         labels = read_labels(Path(self.config.data.labels), self.graph)
         self._folder.check_data(identity.joined(self.graph.fingerprint, {LABELS: labels.fingerprint}), self.config)
         if not len(labels.nodes[split]):
             raise InputError(f"no node is labelled for {split}", self.config.data.labels)
-        self.config = self.config.replace(*overrides)
-        values = class_metrics(self.scores[labels.nodes[split]], labels.classes[split])
+        before, self.config = self.config, self.config.replace(*overrides)
+        admit_metrics(self.config.evaluation.metrics, before.evaluation.metrics)
+        own = class_metrics_of(self.config.evaluation.metrics, len(self.classes))
+        values = measured(self.scores[labels.nodes[split]], labels.classes[split], own)
         return Metrics(self.title(split), values)
 
     def predict(self, node: str, top: int = 10) -> list[Prediction]:
