@@ -6,14 +6,19 @@ import sys
 import numpy as np
 import pytest
 
+from marius_oac.data.graphs.graph import Graph
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import Session
 from marius_oac.tasks.link_prediction.task import GraphTask
+from marius_oac.tasks.node_classification.task import NodeClassificationTask
 from marius_oac.training.local import resume, train
 from tests.graphs import jitter, run_batches, tiny_config, workers
 from tests.models import own_parts
 from tests.run_folders import says, write_config
+from tests.tasks.test_node_classification import configure, labelled
 from tests.tasks.test_own_parts import digests
+
+__all__ = ["labelled"]
 
 OWN = own_parts.__file__
 VECTORS = f"model.init={OWN}:vectors"
@@ -37,6 +42,16 @@ def test_rows_start_with_the_values_of_the_function(graph, place):
     found = rows_at_the_start(tiny_config(graph, VECTORS, *PLACES[place]), graph)
     np.testing.assert_array_equal(found[:, :8], own_parts.VECTORS[: graph.num_nodes])
     assert (found[:, 8:] == 0).all()
+
+
+@pytest.mark.usefixtures("all_code_is_known")
+def test_nodes_to_classify_start_with_the_values_of_the_function(labelled, tmp_path):
+    """Their rows' width is the encoder's, not the model's."""
+    (tmp_path / "mine.py").write_text("def f(ids, numbers):\n    numbers[:] = ids[:, None] / 4\n    return numbers\n")
+    config = configure(labelled, f"model.init={tmp_path / 'mine.py'}:f", "encoder.embeddings=5")
+    with Session(NodeClassificationTask(config, Graph.open(labelled / "graph"))) as session:
+        rows = next(session.stores[0].blocks()).rows
+    np.testing.assert_array_equal(rows[:, :5], np.repeat(np.arange(len(rows))[:, None] / 4, 5, 1))
 
 
 @pytest.mark.usefixtures("all_code_is_known")
