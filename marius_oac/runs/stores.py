@@ -16,7 +16,8 @@ from marius_oac.runs.checkpoints.retention import Checkpoints, read_saved
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import disk_errors, make_folder, remove_file, sync, write_atomically
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
-from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.runtime.progress import Progress
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
 from marius_oac.storage.disk.files import LISTING, Listing, PageFiles, is_page_file
 from marius_oac.storage.disk.owner import claim
 from marius_oac.storage.disk.store import SsdStore
@@ -72,16 +73,26 @@ class Tables:
         """A table at its initial values."""
         layout, capacity = self._layouts[name], self._capacities[name]
         if self._tier:
-            first = num_rows if initial.recordable else 0
-            paged = SsdStore(name, first, layout, initial, self._tier, capacity)
+            there = num_rows if initial.recordable else 0
+            paged = SsdStore(name, there, layout, initial, self._tier, capacity)
             self._stack.enter_context(paged)
-            paged.extend(np.arange(first, num_rows))
+            if not initial.recordable:
+                _write_all(paged, num_rows)
             return paged
         if self.scratch:
             store: ParameterStore = MappedStore(self.scratch, name, num_rows, layout, initial, capacity)
         else:
             store = MemoryStore(name, num_rows, layout, initial, capacity, self._policy)
         return self._stack.enter_context(store)
+
+
+def _write_all(store: ParameterStore, num_rows: int) -> None:
+    """Appends all rows to an empty store, some at a time: the keys of all may not fit into memory."""
+    with Progress("writing initial rows", "rows", num_rows) as progress:
+        for begin in range(0, num_rows, ROWS_PER_BLOCK):
+            keys = np.arange(begin, min(begin + ROWS_PER_BLOCK, num_rows))
+            store.extend(keys)
+            progress.add(keys.size)
 
 
 def check_places(config: StorageConfig) -> None:
