@@ -177,11 +177,13 @@ def test_a_guest_has_threads_a_device_and_a_folder_of_its_own(graph, told, one_n
         _ElasticWorker(cluster, [f"data.path={path}"])._task(run | {"fingerprint": "another"})
 
 
-def test_a_guest_cuts_batches_as_the_runs_own_trainers_do(graph, told):
+@pytest.mark.parametrize("trains", [[True, False], [False, True]])  # also where the run's first process only serves
+def test_a_guest_cuts_batches_as_the_runs_own_trainers_do(graph, told, trains):
     config = Config.build({"data": {"path": str(graph.path)}, "device": "cpu", "binding": "off", "threads": 1})
-    run = told | {"weights": [1.0, 2.0], "trains": [True, False], "trainers": 5}
+    run = told | {"weights": [1.0, 2.0], "trains": trains, "trainers": 5}
     with outside(GraphTask(config, graph), [], run, 1, NodesConfig(), True) as (session, source):
-        assert source.dispatching.parts == 5 and source.dispatching.elastic_worker and session.task.peers.trains
+        assert source.dispatching.parts == 5 and source.dispatching.elastic_worker
+        assert session.task.peers.trains and source.trains and not session.task.peers.serves
 
 
 @pytest.fixture

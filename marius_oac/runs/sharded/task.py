@@ -98,7 +98,8 @@ class ShardedTask(Task):
         self.weights, self._make_dense, self._connect = weights, make_dense, connect
         carries = weights[group.rank] and not detached
         self.place = sum(each > 0 for each in weights[: group.rank]) if carries else None
-        self.peers: ClusterPeers = ClusterPeers(group, self.crowd.trains[group.rank], self.place is not None)
+        trains = detached or self.crowd.trains[group.rank]
+        self.peers: ClusterPeers = ClusterPeers(group, trains, self.place is not None)
         self.packed, self._detached = packed or Packed(even(self.carried)), detached
         self.speed_monitor = speed_monitor or SpeedMonitor(
             task.config.nodes, group.rank, self.trainers, task.config.training.batch_size
@@ -142,8 +143,9 @@ class ShardedTask(Task):
 
     @property
     def share(self) -> RankSlice:
-        """This process's part of each batch in lockstep."""
-        return RankSlice(self.crowd.peer(self.group.rank) if self.peers.trains else 0, self.crowd.within)
+        """This process's part of each batch in lockstep, if it has one."""
+        own = self.peers.trains and not self._detached
+        return RankSlice(self.crowd.peer(self.group.rank) if own else 0, self.crowd.within)
 
     @property
     def carried(self) -> list[float]:

@@ -66,6 +66,7 @@ class KeyedRows(SpreadRows):
         optimizer: of the rows; `penalty`: see `ShardTable`.
         admit_after: see `KeyTable`.
         pooled: names of the bags that the nodes pool.
+        most_keys: that a batch can have, of each table.
         make_key_tables: makes the empty tables of this process, with shared rows as given.
         make_planner: makes a planner, whose keys the given objects number.
         first_file: returns the number of the file that an epoch begins with; `file_of`: that of a batch.
