@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from marius_oac.data.prepare.encode import connect
-from marius_oac.data.prepare.queries import query_errors
+from marius_oac.data.prepare.encode import connect, query_errors
 from marius_oac.errors import MariusOacError
 
 MEMORY_LIMIT_BYTES = 256 << 20  # of DuckDB, which spills the rest to the temporary folder

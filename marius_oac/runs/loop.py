@@ -22,11 +22,10 @@ import psutil
 from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Interrupted
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.retention import START, read_saved
-from marius_oac.runs.divergence import first_loss, grown_loss
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.position import Position
 from marius_oac.runs.memory.plan import peak_rss
-from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress
+from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress, first_loss, grown_loss
 from marius_oac.runs.session import Session, name_of_device
 from marius_oac.runtime import blas
 from marius_oac.runtime.console import logger

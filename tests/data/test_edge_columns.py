@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.prepare.edge_columns import hold_names, roles
-from marius_oac.data.prepare.edge_file import ReadOptions
+from marius_oac.data.prepare.edge_file import ReadOptions, hold_names, roles
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
 
 

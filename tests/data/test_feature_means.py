@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.data.neighbors.feature_means import feature_means, features_of
+from marius_oac.data.neighbors.neighborhoods import feature_means, features_of
 from tests.without_jit import only_with_the_jit, pass_without_the_jit
 
 

@@ -10,7 +10,7 @@ import torch
 
 from marius_oac.batches import BlockData, EdgeBatch, EncodedBatch, NodeBatch
 from marius_oac.config.link_prediction import Config
-from marius_oac.data.neighbors.feature_means import feature_means
+from marius_oac.data.neighbors.neighborhoods import feature_means
 from marius_oac.models.compute.dense_moments import RELATIONS
 from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.compute.update import Update

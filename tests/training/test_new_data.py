@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac import open_run, resume, train
-from marius_oac.data.logs import check as log_check
+from marius_oac.data.logs import files as log_files
 from marius_oac.data.logs.files import LazyBlock, LogFiles
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.run_log import RunLog
@@ -53,23 +53,23 @@ def test_a_bad_row_in_new_files_leaves_the_run_as_it_was(days, tmp_path, command
 
 
 def test_what_was_checked_is_what_is_trained_on(days, monkeypatch):
-    monkeypatch.setattr(log_check, "BLOCK_EXAMPLES", 70)
+    monkeypatch.setattr(log_files, "BLOCK_EXAMPLES", 70)
     config = ctr_config(list(days[:2]))
     files = LogFiles.scan(config.data.train, config.data).files
     pieces = [Pieces(file.path) for file in files]
-    log_check.check_rows(files, config.data, pieces)
+    log_files.check_rows(files, config.data, pieces)
     assert all(
         len(each.known()) == 4 and None not in each.known() for each in pieces
     )  # the footer and three row groups
 
 
 def test_nodes_check_a_part_each_and_refuse_alike(days, monkeypatch):
-    monkeypatch.setattr(log_check, "BLOCK_EXAMPLES", 64)
+    monkeypatch.setattr(log_files, "BLOCK_EXAMPLES", 64)
     config, checked = ctr_config(days[0]), []
     log = RunLog.start(config).extended(config, [str(days[2])])
     pieces = [Pieces(file.path) for file in log.files[1:]]
     task = SimpleNamespace(
-        check_new_data=lambda first, share: log_check.check_rows(
+        check_new_data=lambda first, share: log_files.check_rows(
             log.files[first:], config.data, pieces, share.rank, share.count
         )
     )

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from marius_oac import train
-from marius_oac.evaluation.predictions import write_predictions
+from marius_oac.tasks.ctr.predict import write_predictions
 from tests.click_logs import ctr_config, small_log
 from tests.run_folders import says
 

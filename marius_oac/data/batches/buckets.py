@@ -17,7 +17,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import GraphPlanner, Place
 from marius_oac.data.batches.orderings import epoch_order
 from marius_oac.data.graphs.buckets import partition_starts
-from marius_oac.data.graphs.spans import spans_of
+from marius_oac.data.graphs.negatives import spans_of
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu.random import fold, wrapping
 from marius_oac.types import TableSpec, present

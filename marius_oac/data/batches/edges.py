@@ -19,9 +19,8 @@ from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.parts import DECODERS, OWN, WITHOUT_RELATIONS
 from marius_oac.data.batches.rank_slice import WHOLE
-from marius_oac.data.graphs.negatives import as_kernel_input, count_by_degree, fill_negatives
+from marius_oac.data.graphs.negatives import as_kernel_input, count_by_degree, fill_negatives, located, span_up_to
 from marius_oac.data.graphs.resident import Resident
-from marius_oac.data.graphs.spans import located, span_up_to
 from marius_oac.data.neighbors.neighborhoods import Neighborhoods
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu.jit import compiled

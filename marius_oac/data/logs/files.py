@@ -1,4 +1,4 @@
-"""Finds the files of a click log and reads their examples in blocks.
+"""Finds the files of a click log and reads their examples in blocks; checks every row before training begins.
 
 Guarantees of `BlockReader`:
 - One thread at a time may use it. Any number of threads may use the blocks. Parsing and conversion don't hold the GIL.
@@ -25,6 +25,7 @@ from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.schema import RawBlock
 from marius_oac.data.prepare.readers import check_readable
 from marius_oac.errors import InputError
+from marius_oac.runtime.progress import Progress
 
 AHEAD = 4
 _SAMPLES, _SAMPLE_BYTES = 32, 1 << 14
@@ -289,3 +290,32 @@ class _OpenFile:
 
     def close(self) -> None:
         self._blocks.close()
+
+
+BLOCK_EXAMPLES = 1 << 16
+
+
+def check_rows(
+    files: Sequence[LogFile], config: LogConfig, pieces: Sequence[Pieces], part: int = 0, parts: int = 1
+) -> None:
+    """Parses and converts all examples of `files`, which have labels. The digests of what is read are recorded in
+    `pieces`, so that training fails if the files change.
+
+    Args:
+        part, parts: check only every `parts`-th block, starting with block `part`.
+
+    Raises:
+        InputError: training would refuse an example; names its file and row.
+    """
+    with (
+        BlockReader(files, config, pieces=pieces) as reader,
+        Progress("checking the rows", "examples", sum(file.rows for file in files)) as progress,
+    ):
+        place = 0
+        for number, file in enumerate(files):
+            for block in range(-(-file.rows // BLOCK_EXAMPLES)):
+                raw = reader.lazy_block(number, block, BLOCK_EXAMPLES)
+                if place % parts == part:
+                    raw.check()
+                place += 1
+                progress.add(raw.size)

@@ -6,8 +6,10 @@ They don't depend on the order of lines, the number of threads or the memory lim
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
@@ -17,6 +19,32 @@ import pyarrow as pa
 from marius_oac.errors import InputError
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
+
+_OF_THE_DISK = (duckdb.IOException, duckdb.FatalException, duckdb.TransactionException)
+"""Raised by DuckDB if one of its files can't be read, written or flushed. Our queries raise TransactionException for no
+other reason."""
+
+
+@contextmanager
+def query_errors(where: object, hint: str) -> Iterator[None]:
+    """Within the block, errors of a full or failing disk become an InputError that names `where` and ends in `hint`."""
+    try:
+        yield
+    except (OSError, duckdb.Error, pa.ArrowException) as error:
+        if disk_full(error):
+            raise InputError(f"the disk is full; {hint}", where) from error
+        if isinstance(error, _OF_THE_DISK):
+            raise InputError(f"can't be written: {str(error).splitlines()[0]}; {hint}", where) from error
+        raise
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether this error, ours or a library's, means that there is no space left."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    text = str(error).lower()
+    return "no space left" in text or "max_temp_directory_size" in text
+
 
 MEMORY_LIMIT_BYTES = 2 << 30  # 2 GiB for DuckDB, which spills the rest to the work folder
 MAX_THREADS = 8  # each thread needs its own buffers within the limit

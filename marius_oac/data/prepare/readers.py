@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from marius_oac.data.prepare.edge_columns import column_names
-from marius_oac.data.prepare.edge_file import EdgeFile
+from marius_oac.data.prepare.edge_file import EdgeFile, column_names
 from marius_oac.data.prepare.parquet_pages import decoded, parquet_batches, parquet_errors
 from marius_oac.data.prepare.text import read_text
 from marius_oac.errors import InputError

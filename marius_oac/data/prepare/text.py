@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from marius_oac.data.prepare.edge_columns import column_names, hold_names
-from marius_oac.data.prepare.edge_file import EdgeFile
+from marius_oac.data.prepare.edge_file import EdgeFile, column_names, hold_names
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
 from marius_oac.types import present

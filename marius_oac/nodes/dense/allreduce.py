@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from marius_oac.nodes.dense.contract import DenseAgreement
-from marius_oac.nodes.dense.flat import Flat
+from marius_oac.nodes.dense.contract import DenseAgreement, Flat
 from marius_oac.types import present
 
 

@@ -28,8 +28,7 @@ from typing import Any
 
 import torch
 
-from marius_oac.nodes.dense.contract import DenseAgreement
-from marius_oac.nodes.dense.flat import Flat
+from marius_oac.nodes.dense.contract import DenseAgreement, Flat
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.types import present
 

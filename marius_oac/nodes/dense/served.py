@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from marius_oac.nodes.dense.allreduce import AllReduce
-from marius_oac.nodes.dense.flat import Flat
+from marius_oac.nodes.dense.contract import Flat
 from marius_oac.types import ServedDense
 
 

@@ -32,8 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from marius_oac.nodes.dense.contract import DenseAgreement
-from marius_oac.nodes.dense.flat import Flat
+from marius_oac.nodes.dense.contract import DenseAgreement, Flat
 from marius_oac.nodes.dense.sync_server import SyncServers, parts_of
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.runtime.channel import Closed

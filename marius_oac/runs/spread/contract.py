@@ -5,8 +5,9 @@ A task describes its rows once (`Task.spread`); `runs.sharded.task` trains it ov
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import ShardTable
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runtime.machine.binding import Binding
-from marius_oac.storage.contract import ParameterStore, RowLayout
+from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore, RowLayout
 from marius_oac.types import present
 
 
@@ -116,3 +117,24 @@ class SpreadRows(ABC):
     @abstractmethod
     def counts(self) -> dict[str, int]:
         """Returns figures of this process's tables, by name; the summary has their sums."""
+
+
+def load_rows(store: ParameterStore, whole: Checkpoint, source: np.ndarray) -> None:
+    """Row i of the store becomes row `source[i]`, int64 [n], of a checkpoint's table."""
+    values, state, timestamps = (whole.array(store.name, part) for part in ("values", "state", "timestamps"))
+    for first in range(0, source.size, ROWS_PER_BLOCK):
+        rows = source[first : first + ROWS_PER_BLOCK]
+        store.load(first, timestamps[rows], np.concatenate((values[rows], state[rows]), axis=1))
+
+
+def digest_rows(store: ParameterStore, rows: np.ndarray, names: Callable[[np.ndarray], bytes]) -> str:
+    """SHA-256 of the names, values and states (float32) of some rows, in the given order."""
+    digest = hashlib.sha256()
+    for first in range(0, rows.size, ROWS_PER_BLOCK):
+        part = rows[first : first + ROWS_PER_BLOCK]
+        unique, back = np.unique(part, return_inverse=True)
+        values = np.empty((unique.size, store.layout.width), np.float32)
+        store.read(unique, values, np.empty(unique.size, np.int64))
+        digest.update(names(part))
+        digest.update(values[back].astype("<f4").tobytes())
+    return digest.hexdigest()

@@ -21,8 +21,7 @@ from marius_oac.nodes.shards.pooling import pool_table, spans_of
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import KeyedTable
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.spread.contract import Part, SpreadRows
-from marius_oac.runs.spread.shards import digest_rows, load_rows
+from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.keys.table import NO_KEY, KeyTable, SharedKeys, is_shared

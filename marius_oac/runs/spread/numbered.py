@@ -20,8 +20,7 @@ from marius_oac.nodes.shards.placement import IdPlaces
 from marius_oac.nodes.shards.routed import RoutedPlan
 from marius_oac.nodes.shards.table import NumberedTable
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
-from marius_oac.runs.spread.contract import Part, SpreadRows
-from marius_oac.runs.spread.shards import digest_rows, load_rows
+from marius_oac.runs.spread.contract import Part, SpreadRows, digest_rows, load_rows
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine.binding import Binding
 from marius_oac.storage.contract import ParameterStore, RowLayout

@@ -16,8 +16,7 @@ import torch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
 from marius_oac.data.logs.batches import LogPlanner
-from marius_oac.data.logs.check import check_rows
-from marius_oac.data.logs.files import LogFile, LogFiles, check_kinds
+from marius_oac.data.logs.files import LogFile, LogFiles, check_kinds, check_rows
 from marius_oac.data.logs.guess import offered
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.run_log import LOG, RunLog
@@ -133,7 +132,7 @@ class CtrTask(Task):
         self.log.check_files(self.config, batch_index)
 
     def check_new_data(self, first: int, share: RankSlice = WHOLE) -> None:
-        """See `Task.check_new_data` and `data.logs.check`."""
+        """See `Task.check_new_data` and `data.logs.files`."""
         check_rows(self.log.files[first:], self.config.data, self.pieces[first:], share.rank, share.count)
 
     def files_of(self, split: Split) -> tuple[LogFile, ...]:

@@ -19,7 +19,6 @@ from marius_oac.data.logs.tables import vocabulary_names
 from marius_oac.data.prepare.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
-from marius_oac.evaluation.predictions import check_suffix, write_predictions
 from marius_oac.models.compute.network_parameters import OPTIMIZER
 from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
@@ -27,7 +26,7 @@ from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.session import num_threads, reading_device
 from marius_oac.runtime.files.atomic import appearing
-from marius_oac.tasks.ctr.predict import evaluate_files
+from marius_oac.tasks.ctr.predict import check_suffix, evaluate_files, write_predictions
 from marius_oac.tasks.ctr.task import CtrTask
 from marius_oac.tasks.trained import Exported, Question, TrainedRun
 

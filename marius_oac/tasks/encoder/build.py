@@ -22,8 +22,7 @@ from marius_oac.data.dgl.sampling import DglSampler
 from marius_oac.data.graphs.derived import DerivedArray, open_derived
 from marius_oac.data.graphs.features import features_fingerprint, open_features
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.data.neighbors.feature_means import features_of
-from marius_oac.data.neighbors.neighborhoods import Neighborhoods, Sampler
+from marius_oac.data.neighbors.neighborhoods import Neighborhoods, Sampler, features_of
 from marius_oac.data.neighbors.neighbors import Neighbors, open_neighbors
 from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.data.prepare.download import default_cache_dir

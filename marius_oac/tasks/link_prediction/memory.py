@@ -1,4 +1,8 @@
-"""How much memory and disk the training of a graph will need; see `memory`."""
+"""How much memory and disk the training of a graph will need; see `memory`.
+
+What a step takes of the device, beside the rows and arrays that it is given, is the sum of what is held at once
+where that is the most, as a dry run of the step shows it (docs/gpu.md).
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,10 @@ from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.models.link_prediction.distances import tile_bytes
 from marius_oac.models.link_prediction.handwritten import _WAVE_SCORES, is_handwritten, needs_distances
+from marius_oac.models.link_prediction.losses import make_loss
+from marius_oac.models.link_prediction.regularizers import penalized
 from marius_oac.models.link_prediction.step import relation_width
-from marius_oac.runs.memory.batches import BatchMemory
+from marius_oac.runs.memory.batches import BatchMemory, table_needs
 from marius_oac.runs.memory.plan import (
     BATCH_KEYS,
     KERNEL_BYTES,
@@ -32,14 +38,41 @@ from marius_oac.runs.memory.plan import (
     key_to_lower,
     size_text,
 )
-from marius_oac.runs.memory.tables import table_needs
 from marius_oac.runs.session import pick_device
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.encoder.memory import encoder_needs, num_encoded
 from marius_oac.tasks.graph import edges_in_memory, entity_layout
 from marius_oac.tasks.link_prediction.build import make_planner, num_model_relations
-from marius_oac.tasks.link_prediction.device import link_step_bytes
 from marius_oac.types import present
+
+
+def link_step_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int) -> int:
+    """Of a batch of `rows` entities."""
+    training, model, drawn = config.training, config.model, data.negatives
+    decoder, loss = make_decoder(model), make_loss(training.loss)
+    dimension, edges, sides = model.dimension, len(data.heads), 1 if model.reciprocal else 2
+    negatives = 0 if drawn is None else drawn.size * dimension
+    gathered, relations = 2 * edges * dimension + negatives, edges * decoder.relation_width(dimension)
+    queries, scores = sides * edges * dimension, sides * edges * (rows if drawn is None else drawn.shape[2] + 1)
+    # Chunks of two sizes are computed one by one.
+    parts = 1 if drawn is None or edges % drawn.shape[1] == 0 else drawn.shape[1]
+    made_of_scores = loss.kept + (loss.held - loss.kept) / parts
+    kept = gathered + relations + decoder.held.forward * queries
+    penalties = (gathered - negatives + relations) * penalized(training.regularization)
+    most = [
+        kept + made_of_scores * scores,
+        kept + scores + queries + (1 + (parts > 1)) * negatives,
+        kept + penalties + scores * loss.one_gradient + decoder.held.backward * queries + negatives,
+        2 * gathered + 12 * (2 * edges + negatives // dimension) + rows * dimension,  # an embedding's gradient sorts
+    ]
+    if decoder.distance or decoder.compiled is None:
+        unneeded = relations * (not decoder.held.relations)
+        differences = tile_bytes(decoder.distance, scores // parts, dimension) // 4
+        most.append(kept - unneeded + 2 * scores + queries + negatives + differences)
+    if not config.encoder:
+        most.append((1 + (RowOptimizer(training.optimizer).state_width(dimension) > 0)) * rows * dimension)
+    indices = 2 * edges + sides * edges + negatives // dimension
+    return int(4 * max(most)) + 8 * indices
 
 
 def plan_memory(

@@ -9,9 +9,8 @@ import psutil
 from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.data.batches.nodes import NodePlanner
 from marius_oac.data.graphs.graph import Graph
-from marius_oac.runs.memory.batches import BatchMemory
+from marius_oac.runs.memory.batches import BatchMemory, table_needs
 from marius_oac.runs.memory.plan import KERNEL_BYTES, MemoryPlan, Need, available
-from marius_oac.runs.memory.tables import table_needs
 from marius_oac.runs.session import pick_device
 from marius_oac.tasks.encoder.build import GraphEncoder
 from marius_oac.tasks.encoder.memory import encoder_needs

@@ -9,8 +9,7 @@ import torch
 
 from marius_oac.config.encoder import EncoderConfig, SageConfig
 from marius_oac.errors import ConfigError, InputError
-from marius_oac.models.gnn.encoder import make_encoder
-from marius_oac.models.gnn.own_layer import load_layer
+from marius_oac.models.gnn.encoder import load_layer, make_encoder
 from tests.data.dgl.test_layers import dgl  # noqa: F401 - a fixture
 from tests.models import naive_gnn as naive
 from tests.models.gnn.test_layers import draw_values, tensors
