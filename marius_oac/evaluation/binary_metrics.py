@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from marius_oac.data.prepare.encode import connect, query_errors
 from marius_oac.errors import MariusOacError
+from marius_oac.runtime.closing import Closable
 
 MEMORY_LIMIT_BYTES = 256 << 20  # of DuckDB, which spills the rest to the temporary folder
 LEAST_PROBABILITY = 2.0**-24
@@ -40,7 +41,7 @@ class Counts(NamedTuple):
     negatives: np.ndarray  # int64 [n]
 
 
-class ClickMetrics:
+class ClickMetrics(Closable):
     """Computes metrics of labels and predictions. Use it as a context manager; one thread at a time.
 
     Args:
@@ -116,12 +117,6 @@ class ClickMetrics:
     def close(self) -> None:
         """Removes the temporary folder."""
         self._stack.close()
-
-    def __enter__(self) -> ClickMetrics:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _errors(self) -> AbstractContextManager[None]:
         return query_errors(self._folder, "$TMPDIR can name another folder")

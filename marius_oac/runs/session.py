@@ -19,6 +19,7 @@ from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
 from marius_oac.runs.task import Task
+from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine.binding import UNBOUND, Binding, unbound
 from marius_oac.runtime.machine.disks import place
@@ -93,7 +94,7 @@ def bind(task: Task, device: torch.device) -> Binding:
     return binding
 
 
-class Session:
+class Session(Closable):
     """Planner, tables, step and pipeline of one run of a task."""
 
     def __init__(self, task: Task, trace: Path | None = None, probe: Probe | None = None):
@@ -156,8 +157,5 @@ class Session:
             digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stack.close()

@@ -1,4 +1,4 @@
-"""A context manager that is aborted before it is closed if its block raises."""
+"""Context managers that close themselves, and one that is aborted before it is closed if its block raises."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Abortable(ABC):
-    """Closes itself at the end of a `with` block; aborts first if the block raises."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Ends waiting calls, so that `close` does not wait for others."""
+class Closable(ABC):
+    """Closes itself at the end of a `with` block."""
 
     @abstractmethod
     def close(self) -> None:
@@ -19,6 +15,17 @@ class Abortable(ABC):
 
     def __enter__(self) -> Self:
         return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close()
+
+
+class Abortable(Closable):
+    """Closes itself at the end of a `with` block; aborts first if the block raises."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends waiting calls, so that `close` does not wait for others."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:

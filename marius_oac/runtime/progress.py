@@ -4,7 +4,6 @@ this program are made here; `runs/reporting.py` shows one for training."""
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -54,9 +53,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._bar is not None:
             self._bar.close()
         elif self._said and error is None:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from marius_oac.errors import InputError
+from marius_oac.runtime.closing import Closable
 
 
-class Telemetry:
+class Telemetry(Closable):
     """Counts busy seconds per stage since the last `take`; writes Chrome trace events if `trace` is a path.
 
     The trace opens in ui.perfetto.dev: one track per worker, and per stage of a device, one slice per batch.
@@ -93,12 +94,6 @@ class Telemetry:
             f'"ts": {(begin - self._start) * 1e6:.3f}, "dur": {(end - begin) * 1e6:.3f}, '
             f'"args": {{"batch": {batch_index}}}}}'
         )
-
-    def __enter__(self) -> Telemetry:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Stage:

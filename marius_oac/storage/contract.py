@@ -22,6 +22,7 @@ import numpy as np
 from marius_oac.errors import CheckpointError
 from marius_oac.kernels.cpu import rows as kernels
 from marius_oac.kernels.cpu.bfloat16 import bfloat16_bits
+from marius_oac.runtime.closing import Closable
 from marius_oac.storage.backing import IN_MEMORY, Backing
 from marius_oac.storage.checks import check_array, check_rows, check_timestamp
 from marius_oac.storage.initial import RowInitial
@@ -189,7 +190,7 @@ class RowAccess(ABC):
         check_timestamp(self.name, timestamp)
 
 
-class ParameterStore(RowAccess):
+class ParameterStore(RowAccess, Closable):
     """A table of rows with timestamps.
 
     A store starts with `num_rows` rows with the values of `initial`, whose keys are their ids. It may grow up to
@@ -343,12 +344,6 @@ class ParameterStore(RowAccess):
             if not NEVER <= timestamps.min() <= timestamps.max() <= MAX_TIMESTAMP:
                 raise CheckpointError(f"table {self.name!r} has a timestamp that is none", saved.path)
             self.load(first, np.array(timestamps), np.concatenate((values, state), axis=1))
-
-    def __enter__(self) -> ParameterStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @abstractmethod
     def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None: ...

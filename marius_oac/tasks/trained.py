@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +28,7 @@ from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import kept_code
 from marius_oac.runs.session import num_threads, reading_device
+from marius_oac.runtime.closing import Closable
 from marius_oac.storage.snapshots import RowArray
 from marius_oac.tasks.encoder.build import GraphEncoder
 
@@ -58,7 +59,7 @@ class Exported(NamedTuple):
     texts: Mapping[str, str]
 
 
-class TrainedRun(ABC):
+class TrainedRun(Closable):
     """A checkpoint of a run.
 
     Attributes:
@@ -138,12 +139,6 @@ class TrainedRun(ABC):
     def close(self) -> None:
         """Frees what `open` has made."""
         return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class TrainedOnGraph(TrainedRun):

@@ -11,12 +11,13 @@ import pyarrow as pa
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.graphs.names import name_batches
 from marius_oac.data.prepare.encode import STREAM_ROWS, connect, query_errors
+from marius_oac.runtime.closing import Closable
 
 _ASKED = pa.schema([("i", pa.int64()), ("name", pa.string())])
 _KNOWN = pa.schema([("name", pa.string()), ("id", pa.int64())])
 
 
-class NodeLookup:
+class NodeLookup(Closable):
     """Maps names to ids. Use it as a context manager.
 
     Args:
@@ -59,8 +60,5 @@ class NodeLookup:
             yield pa.record_batch([names.cast(pa.string()), ids], schema=_KNOWN)
             start += len(names)
 
-    def __enter__(self) -> NodeLookup:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._connection.close()

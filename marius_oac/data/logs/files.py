@@ -25,6 +25,7 @@ from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.schema import RawBlock
 from marius_oac.data.prepare.readers import check_readable
 from marius_oac.errors import InputError
+from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.progress import Progress
 
 AHEAD = 4
@@ -163,7 +164,7 @@ class LazyBlock:
         return (convert(batch, self.config, self.with_labels, self.path, rows) for rows, batch in parsed)
 
 
-class BlockReader:
+class BlockReader(Closable):
     """Reads the examples of files in blocks. Use it as a context manager, or `close` it.
 
     Args:
@@ -255,12 +256,6 @@ class BlockReader:
         """Closes the open file and drops the blocks that were read ahead."""
         self.close_file()
         self._passed.clear()
-
-    def __enter__(self) -> BlockReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _OpenFile:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from marius_oac.errors import InputError
+from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
 
@@ -52,7 +53,7 @@ STREAM_ROWS = 1 << 19
 INSERT_ROWS = 1 << 20
 
 
-class Encoder:
+class Encoder(Closable):
     """Assigns ids to the names in edges, and finds repeated edges. Use it as a context manager.
 
     Args:
@@ -150,10 +151,7 @@ class Encoder:
         with self._connection.cursor() as cursor:
             yield from cursor.sql(query).to_arrow_reader(STREAM_ROWS)
 
-    def __enter__(self) -> Encoder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._connection.close()
 
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from types import TracebackType
 from typing import Any
 
 from marius_oac import __version__
@@ -251,7 +250,7 @@ class _Probe:
     def __enter__(self) -> _Probe:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._in.close()
         try:
             self._process.wait(PATIENCE if kind is None else 0)

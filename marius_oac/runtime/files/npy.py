@@ -10,10 +10,11 @@ import io
 import math
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
+
+from marius_oac.runtime.closing import Closable
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype | type) -> bytes:
@@ -29,7 +30,7 @@ def npy_bytes(array: np.ndarray) -> bytes:
     return npy_header(array.shape, array.dtype) + array.tobytes()
 
 
-class NpyWriter:
+class NpyWriter(Closable):
     """Writes a file in blocks of rows and hashes it meanwhile. Use it as a context manager.
 
     Args:
@@ -54,10 +55,7 @@ class NpyWriter:
         self._digest.update(content)
         self._file.write(content)
 
-    def __enter__(self) -> NpyWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
 
@@ -87,9 +85,7 @@ class GrowingNpyWriter:
     def __enter__(self) -> GrowingNpyWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 header = self._header()

@@ -20,7 +20,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import aiofiles
@@ -128,7 +127,5 @@ class _File:
         self._file = await self._opening
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._file.close()

@@ -39,6 +39,7 @@ import numpy as np
 from marius_oac.errors import InputError, shown
 from marius_oac.kernels.cpu import async_io
 from marius_oac.kernels.cpu import pages as page_kernels
+from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.files.atomic import check_no_link
 from marius_oac.runtime.files.untrusted import read_json, typed
 
@@ -124,7 +125,7 @@ def num_threads(io: str, depth: int) -> int:
     return min(_MOST_THREADS, -(-depth // at_once))
 
 
-class PageFiles:
+class PageFiles(Closable):
     """Open page files. Slots are distributed over them by segment.
 
     Args:
@@ -303,12 +304,6 @@ class PageFiles:
             self._contexts.pop().close()
         while self._descriptors:
             os.close(self._descriptors.pop())
-
-    def __enter__(self) -> PageFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _opened(path: Path, io: str, flags: int, warn: Callable[[str], None]) -> int:

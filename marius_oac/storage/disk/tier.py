@@ -33,6 +33,7 @@ import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.runtime.channel import Closed
+from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.machine.numa_memory import MemoryPolicy, memory_policy
 from marius_oac.storage.backing import Backing
 from marius_oac.storage.contract import RowLayout
@@ -55,7 +56,7 @@ class Claim:
     ticket: int = -1
 
 
-class DiskTier(Backing):
+class DiskTier(Backing, Closable):
     """Caches pages of tables in frames of memory.
 
     Args:
@@ -238,12 +239,6 @@ class DiskTier(Backing):
         """Waits for the I/O threads, and frees files and memory. A second call does nothing."""
         self.files.close()
         self.memory = self.memory[:0, :0].copy()
-
-    def __enter__(self) -> DiskTier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _wait(self, condition: threading.Condition, ready: Callable[[], bool]) -> None:
         condition.wait_for(lambda: self._error is not None or ready())
