@@ -180,7 +180,7 @@ def _import_all() -> None:
     from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
 
     from marius_oac.cli import commands  # noqa: F401
-    from marius_oac.nodes.launch import elastic, guard, launch, meeting, remote  # noqa: F401
+    from marius_oac.nodes.launch import elastic, guard, launch, remote  # noqa: F401
     from marius_oac.training import cluster, local  # noqa: F401
     from tests import compiled
 

@@ -12,13 +12,11 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from marius_oac.errors import InputError
 from marius_oac.runtime.closing import Closable
+from marius_oac.runtime.files.atomic import disk_errors
 
 
 class Telemetry(Closable):
@@ -33,9 +31,9 @@ class Telemetry(Closable):
         self._total: dict[str, float] = defaultdict(float)
         self._tracks: dict[str, int] = {}
         self._start = time.perf_counter()
-        self._trace, self._file = trace, None
+        self._trace, self._file = trace or Path(), None
         if trace:
-            with self._disk_errors():
+            with disk_errors(trace):
                 self._file = open(trace, "x", encoding="utf-8")  # noqa: SIM115 - closed by close()
                 self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
                 named = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "marius-oac"}}
@@ -65,7 +63,7 @@ class Telemetry(Closable):
             self._seconds[name] += end - begin
             self._total[name] += end - begin
             if self._file:
-                with self._disk_errors():
+                with disk_errors(self._trace):
                     self._write(self._file, name, batch_index, begin, end, track or threading.current_thread().name)
 
     def close(self) -> None:
@@ -73,15 +71,8 @@ class Telemetry(Closable):
         with self._lock:
             file, self._file = self._file, None
             if file:
-                with self._disk_errors(), file:
+                with disk_errors(self._trace), file:
                     file.write("\n]}\n")
-
-    @contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(f"can't be written: {error.strerror or error}", self._trace) from error
 
     def _write(self, file: IO[str], name: str, batch_index: int, begin: float, end: float, of: str) -> None:
         track = self._tracks.get(of)

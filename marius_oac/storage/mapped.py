@@ -7,14 +7,11 @@ checkpoints.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from marius_oac.errors import InputError
-from marius_oac.runtime.files.atomic import remove_file
+from marius_oac.runtime.files.atomic import disk_errors, remove_file
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.memory import MemoryStore
@@ -38,7 +35,7 @@ class MappedStore(MemoryStore):
         super().__init__(name, num_rows, layout, initial, capacity)
 
     def _make_memory(self, num_bytes: int) -> mmap.mmap:
-        with self._named_errors():
+        with disk_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             remove_file(self._path)
             try:
@@ -52,26 +49,19 @@ class MappedStore(MemoryStore):
     def extend(self, keys: np.ndarray) -> None:
         """See `ParameterStore.extend`. Raises InputError if the disk is full."""
         self._check_open()
-        with self._named_errors():
+        with disk_errors(self._path):
             self._make_room(self.num_rows + keys.size)
         super().extend(keys)
 
     def resize(self, num_rows: int) -> None:
         """See `ParameterStore.resize`. Raises InputError if the disk is full."""
         self._check_open()
-        with self._named_errors():
+        with disk_errors(self._path):
             self._make_room(num_rows)
         super().resize(num_rows)
 
     def _make_room(self, num_rows: int) -> None:
         self._file.take(min(num_rows, self.capacity) * self.layout.row_bytes)
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(f"can't be written: {error.strerror}", self._path) from None
 
     def _release(self) -> None:
         super()._release()

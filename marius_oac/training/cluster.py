@@ -18,9 +18,9 @@ from marius_oac.config.errors import parse
 from marius_oac.config.task import TaskConfig, build_config
 from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.errors import ConfigError, InputError, NodeLost
+from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.kinds import make_dense_sync
-from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.dense.sync_server import SyncServers
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.thread_group import ThreadGroup
@@ -347,7 +347,7 @@ def node_task(
         if crowd.serving:
             together = group.part([rank for rank in range(group.size) if crowd.trains[rank]])
         if together is None:  # it has no gradients; shards of parameters are sent to it
-            return Served(ThreadGroup.members(1)[0])
+            return AllReduce(ThreadGroup.members(1)[0])
         return make_dense_sync(dense, together, lockstep, servers, assign)
 
     alpha = dense.alpha if dense.kind == "easgd" else None

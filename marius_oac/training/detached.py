@@ -15,7 +15,7 @@ import numpy as np
 
 from marius_oac.config.cluster import ClusterConfig, read_secret
 from marius_oac.config.modes import NodesConfig
-from marius_oac.nodes.dense.served import Served
+from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.shards.exchange import RemoteSource
@@ -64,7 +64,7 @@ def outside(
         return stack.enter_context(sources[0])
 
     trainer = ShardedTask(
-        task, group, weights, lambda servers: Served(group), connect, crowd,
+        task, group, weights, lambda servers: AllReduce(group), connect, crowd,
         Packed(Placement(np.array(run["placement"], np.int32), sum(each > 0 for each in weights))),
         detached=True,
         speed_monitor=SpeedMonitor(nodes, rank, run["trainers"], task.config.training.batch_size),

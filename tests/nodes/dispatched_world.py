@@ -14,7 +14,7 @@ from torch import nn
 from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
 from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.row_optimizers import RowOptimizer
-from marius_oac.nodes.dense.served import bounds_of
+from marius_oac.nodes.dense.allreduce import bounds_of
 from marius_oac.nodes.shards.dispatched_rows import Dispatching
 from marius_oac.nodes.shards.dispatched_shard import make_dispatched_shard
 from marius_oac.nodes.shards.table import NumberedTable

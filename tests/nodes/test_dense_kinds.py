@@ -5,9 +5,9 @@ import torch
 
 from marius_oac.config.dense import DenseConfig
 from marius_oac.errors import ConfigError
+from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.dense.kstep import KStep
-from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.dense.shadow import Averaging, Bmuf, Easgd
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from tests.nodes.replicas import LocalSyncServers
@@ -20,7 +20,7 @@ def make(lockstep=True, **values):
 
 
 @pytest.mark.parametrize(
-    "kind, made", [("allreduce", Served), ("kstep", KStep), ("easgd", Easgd), ("ma", Averaging), ("bmuf", Bmuf)]
+    "kind, made", [("allreduce", AllReduce), ("kstep", KStep), ("easgd", Easgd), ("ma", Averaging), ("bmuf", Bmuf)]
 )
 def test_a_kind_is_what_it_names(kind, made):
     assert type(make(kind=kind)) is made

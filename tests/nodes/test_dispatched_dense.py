@@ -11,8 +11,7 @@ from marius_oac.config.sections import DenseOptimizerConfig, OptimizerConfig
 from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.update import Update
 from marius_oac.models.link_prediction.relations import RelationTable
-from marius_oac.nodes.dense.allreduce import AllReduce
-from marius_oac.nodes.dense.served import bounds_of
+from marius_oac.nodes.dense.allreduce import AllReduce, bounds_of
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.types import BatchData
 

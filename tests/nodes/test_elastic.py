@@ -9,8 +9,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.launch.agent import LOST, exit_code_of
-from marius_oac.nodes.launch.elastic import Agent
-from marius_oac.nodes.launch.meeting import Meeting
+from marius_oac.nodes.launch.elastic import Agent, Meeting
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.launch.agent import listen
-from marius_oac.nodes.launch.meeting import Meeting
+from marius_oac.nodes.launch.elastic import Meeting
 
 NODES = ["a", "b", "c"]
 
@@ -78,7 +78,7 @@ def test_those_who_train_are_told_that_others_start_again(meetings):
 def test_processes_may_end_by_themselves_before_they_are_started_again(monkeypatch):
     """What they end with may be why the others have lost this node: a full disk, say."""
     now = [100.0]
-    monkeypatch.setattr("marius_oac.nodes.launch.meeting.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("marius_oac.nodes.launch.elastic.time.monotonic", lambda: now[0])
     store = listen("127.0.0.1", 0, 60.0)
     mine = Meeting(store, NODES[:2], 1, 60.0, grace=5.0)
     for number in range(2):

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from marius_oac.errors import NodeLost
 from marius_oac.nodes.launch.agent import listen
-from marius_oac.nodes.launch.meeting import Meeting
+from marius_oac.nodes.launch.elastic import Meeting
 from marius_oac.nodes.launch.tunnel import LOOPBACK, StoreGate, StoreProxy
 from marius_oac.nodes.transport.contract import Security
 from tests.nodes.transport.strangers import Recorder, place, throw

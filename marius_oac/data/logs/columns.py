@@ -22,7 +22,7 @@ from marius_oac.data.logs.fingerprints import MISSING, cut_bags, fingerprints, h
 from marius_oac.data.logs.labels import labels_of
 from marius_oac.data.logs.numbers import numbers_of
 from marius_oac.data.logs.place import Place, place_of
-from marius_oac.data.logs.types import TIME_HINT, is_text, plain
+from marius_oac.data.logs.schema import TIME_HINT, is_text, plain
 from marius_oac.data.prepare.parquet_pages import decoded
 from marius_oac.errors import InputError
 from marius_oac.types import present

@@ -35,9 +35,8 @@ from marius_oac.data.logs.numbers import arrow_type
 from marius_oac.data.logs.parquet import ParquetLog
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.place import Place, format_of, place_of
-from marius_oac.data.logs.schema import Parsed, RawBlock, check_columns
+from marius_oac.data.logs.schema import MISSING_TEXTS, TIME_HINT, Parsed, RawBlock, check_columns, looks_like_a_time
 from marius_oac.data.logs.svm import parse_svm
-from marius_oac.data.logs.types import MISSING_TEXTS, TIME_HINT, looks_like_a_time
 from marius_oac.errors import InputError
 
 

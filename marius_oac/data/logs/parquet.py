@@ -15,8 +15,7 @@ from marius_oac.config.ctr import LogConfig
 from marius_oac.data.logs.columns import key_type
 from marius_oac.data.logs.lines import MOST_BLOCK_BYTES
 from marius_oac.data.logs.pieces import PIECE_BYTES, Pieces
-from marius_oac.data.logs.schema import Parsed, RawBlock, check_columns
-from marius_oac.data.logs.types import check_label, check_number, is_list
+from marius_oac.data.logs.schema import Parsed, RawBlock, check_columns, check_label, check_number, is_list
 from marius_oac.data.prepare.parquet_pages import parquet_errors, reading_plan
 from marius_oac.errors import InputError
 

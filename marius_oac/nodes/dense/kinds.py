@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from marius_oac.config.dense import DenseConfig
 from marius_oac.errors import ConfigError
+from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.dense.contract import DenseAgreement
 from marius_oac.nodes.dense.kstep import KStep
-from marius_oac.nodes.dense.served import Served
 from marius_oac.nodes.dense.shadow import Assign, Averaging, Bmuf, Easgd
 from marius_oac.nodes.dense.sync_server import SyncServers
 from marius_oac.nodes.groups.contract import Group
@@ -35,7 +35,7 @@ def make_dense_sync(
     if config.lockstep and not lockstep:
         raise ConfigError(f"'{config.kind}' needs trainers in lockstep; use easgd, ma or bmuf", "dense.kind")
     if config.kind == "allreduce":
-        return Served(group)
+        return AllReduce(group)
     if config.kind == "kstep":
         moments = (config.beta1, config.beta2)
         return KStep(group, config.k, config.warm_up, moments, config.epsilon)

@@ -92,8 +92,7 @@ def run(processes: LocalProcesses) -> int:
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
-        from marius_oac.nodes.launch.elastic import Agent
-        from marius_oac.nodes.launch.meeting import Meeting
+        from marius_oac.nodes.launch.elastic import Agent, Meeting
 
     elastic = logging.getLogger("torch.distributed.elastic")
     elastic.addHandler(logging.NullHandler())

@@ -1,19 +1,158 @@
-"""torch's elastic agent, changed to start processes again only after one was lost."""
+"""torch's elastic agent, changed to start processes again only after one was lost, and the rendezvous of a run's
+agents, each time before they start their processes.
+
+Guarantees of the rendezvous:
+- It ends within `patience` seconds: all have come, or one line names those that have not.
+- An agent that has ended for good (`leave`) is not waited for: the others end, too, with its exit code if that says
+  why.
+- An agent that was killed can't come back, and a second one of the same name is refused.
+- Agents exchange text only.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any, cast
 
+from torch.distributed import DistError, DistStoreError, PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from marius_oac.config.cluster import START_VARIABLE
-from marius_oac.nodes.launch.meeting import Meeting
+from marius_oac.errors import InputError, NodeLost
+from marius_oac.nodes.launch.cluster import STARTED_TWICE
+
+_LOOK = 0.2  # seconds between two looks: signals are handled meanwhile
+_ENDED = "ended"
+_PASSED_ON = ("2", "129", "130", "143")  # exit codes with which every node ends: a mistake, or a signal
+_DEFECTS = (1, 2)  # exit codes after which the others must stop; after any other they stop by themselves or are done
+
+
+class Meeting(RendezvousHandler):
+    """torch's rendezvous of nodes that are known by name.
+
+    Args:
+        store: shared by all agents, each of which reaches it at a port of its machine's loopback. Their processes find
+            each other by it, too.
+        nodes: all nodes' names, in the order of nodes.yaml.
+        index: of this node.
+        patience: seconds that a rendezvous may take.
+        began: when the first one began (`time.monotonic`); None: when it is called.
+        grace: seconds that this agent's processes have to end by themselves when others begin another rendezvous.
+    """
+
+    def __init__(
+        self,
+        store: TCPStore,
+        nodes: Sequence[str],
+        index: int,
+        patience: float,
+        began: float | None = None,
+        grace: float = 0.0,
+    ) -> None:
+        self._store, self._nodes, self._index = store, nodes, index
+        self._patience, self._began, self._grace = patience, began, grace
+        self._seen: tuple[int, float] | None = None
+        self.round = -1
+        """The number of the last rendezvous, from 0."""
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Waits for all agents.
+
+        Raises:
+            InputError: another agent has this one's name.
+            NodeLost: an agent has not come, or has ended.
+        """
+        self.round += 1
+        if self._store.add(f"{self.round}/{self._index}", 1) > 1:
+            raise InputError(STARTED_TWICE, f"node {self._nodes[self._index]}")
+        self._store.set(f"{self.round}", "begun")
+        self._wait()
+        start = PrefixStore(f"start {self.round}", self._store)
+        return RendezvousInfo(
+            start, self._index, len(self._nodes), RendezvousStoreInfo(self._store.host, self._store.port)
+        )
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True: processes make no store of their own."""
+        return True
+
+    def _wait(self) -> None:
+        began, self._began = self._began or time.monotonic(), None
+        while True:
+            self._check_ended()
+            lacking = [k for k in range(len(self._nodes)) if not self._store.check([f"{self.round}/{k}"])]
+            if not lacking:
+                return
+            if time.monotonic() > began + self._patience:
+                self.leave(1)
+                who = ", ".join(self._nodes[k] for k in lacking)
+                raise NodeLost(
+                    who, f"has not come to {'start again' if self.round else 'start'} in {self._patience:g} s"
+                )
+            with suppress(DistStoreError):
+                self._store.wait([f"{self.round}/{lacking[0]}"], timedelta(seconds=_LOOK))
+
+    def _check_ended(self) -> None:
+        if not self._store.check([_ENDED]):
+            return
+        who, _, code = self._store.get(_ENDED).decode("ascii", "replace").partition(" ")
+        name = self._nodes[int(who)] if who.isdecimal() and int(who) < len(self._nodes) else "?"
+        error = NodeLost(name, f"it has ended with exit code {code}: the others can't go on")
+        error.exit_code = int(code) if code in _PASSED_ON else 1
+        raise error
+
+    def leave(self, code: int) -> None:
+        """Announces that this agent ends with that exit code and comes to no further rendezvous. Never raises, even if
+        the store is gone."""
+        with suppress(DistError):
+            self._store.compare_set(_ENDED, "", f"{self._index} {code}")
+            if code in _DEFECTS:
+                self._store.set(f"{self.round + 1}", "begun")  # agents whose processes train look at this key
+
+    def num_nodes_waiting(self) -> int:
+        """Returns 1 if the next rendezvous has begun, so that this agent stops its processes and joins it; else 0.
+
+        It waits for `grace` first. Processes that have lost another node end by themselves, and their exit codes may
+        say why the others have lost them, which may be no reason to start again.
+        """
+        with suppress(DistError):  # the first node's agent may end before this one
+            if not self._store.check([f"{self.round + 1}"]):
+                return 0
+            if self._store.check([_ENDED]):
+                return 1
+            if self._seen is None or self._seen[0] != self.round:
+                self._seen = self.round, time.monotonic()
+            return int(time.monotonic() >= self._seen[1] + self._grace)
+        return 0
+
+    def get_backend(self) -> str:
+        """Returns the name that torch shows."""
+        return "marius-oac"
+
+    def get_run_id(self) -> str:
+        """Returns a name that is the same for all."""
+        return "marius-oac"
+
+    def is_closed(self) -> bool:
+        """Never: see `leave`."""
+        return False
+
+    def set_closed(self) -> None:
+        """See `leave`."""
+
+    def shutdown(self) -> bool:
+        """Returns True: there is nothing to release."""
+        return True
 
 
 class Agent(LocalElasticAgent):

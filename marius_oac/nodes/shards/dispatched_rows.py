@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marius_oac.nodes.dense.served import Served
+from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.gba.modes import Mode
 from marius_oac.nodes.shards.remote_rows import Pending, RemoteRows, Source
 from marius_oac.nodes.shards.routed import number_of
@@ -55,7 +55,7 @@ class Dispatching:
     parts: int
     bounds: Sequence[int]
     carriers: Sequence[int]
-    dense: Served
+    dense: AllReduce
     served: ServedDense | None
     window: int = 1
     own: int = 0

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from marius_oac.config.modes import ModeName, NodesConfig
 from marius_oac.data.batches.rank_slice import RankSlice, SlicedPlanner, with_share
+from marius_oac.nodes.dense.allreduce import AllReduce, bounds_of
 from marius_oac.nodes.dense.contract import DenseAgreement
-from marius_oac.nodes.dense.served import Served, bounds_of
 from marius_oac.nodes.gba.modes import make_mode
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.groups.trainers import Crowd
@@ -32,7 +32,7 @@ class ShardedSegments(Segments):
         crowd: which of them train. carriers: ranks of those that carry rows.
         planner: of this trainer's batches. routed: the same with routes, which the pipeline uses.
         source: of the rows.
-        dense: synchronises dense parameters; they are dispatched as well if it is `Served`.
+        dense: synchronises dense parameters; they are dispatched as well if it is `AllReduce`.
         served: the dense parameters; None: there are none.
         step: has them.
         speed_monitor: of this trainer.
@@ -88,7 +88,7 @@ class ShardedSegments(Segments):
         source.dispatching = None if mode == "sync" else self._dispatching(mode, elastic_worker)
         parts = self._parts if source.dispatching else []
         self._routed.dispatch(parts, lambda: cast(DispatchedRows, source.exchange).reserve())
-        if isinstance(self._dense, Served):
+        if isinstance(self._dense, AllReduce):
             self._dense.dispatched = source.dispatching is not None
         self._dense.start()
 
@@ -97,7 +97,7 @@ class ShardedSegments(Segments):
         mode = make_mode(kind, crowd.trainers, parts, 1, **mode_options.rules())
         bounds, carriers = bounds_of(self._served, len(self._carriers)), [crowd.peer(rank) for rank in self._carriers]
         return Dispatching(
-            mode, parts, bounds, carriers, cast(Served, self._dense), self._served, mode_options.window, crowd.own,
+            mode, parts, bounds, carriers, cast(AllReduce, self._dense), self._served, mode_options.window, crowd.own,
             elastic_worker,
         )  # fmt: skip
 

@@ -6,8 +6,7 @@ Guarantees: those of `contract` and `kernels`, and the same bytes as the memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 
 import numpy as np
 
@@ -83,51 +82,36 @@ class SsdStore(ParameterStore):
         table = self.layout.table_at(self._tier.address, stride=1)
         fill_pages(self.about, table, rows.reshape(-1), offsets.reshape(-1))
 
-    def _parts(self, rows: np.ndarray) -> Iterator[slice]:
-        """Yields parts of the rows whose pages need at most a fraction of the memory."""
+    def _in_parts(self, rows: np.ndarray, work: Callable[[slice], int | None], oldest: bool = False) -> int:
+        """Calls `work` for parts of the rows whose pages need at most a fraction of the memory, and are held meanwhile.
+        Returns the sum of what it returns."""
         most = max(1, self._tier.frames // _SHARE)
         pages = rows // self._place.rows_per_page
         new = np.flatnonzero(np.diff(pages, prepend=-1))
-        starts = [*new[::most].tolist(), rows.size]
+        starts, total = [*new[::most].tolist(), rows.size], 0
         for first, last in zip(starts, starts[1:], strict=False):
-            yield slice(first, last)
-
-    def _holding(self, rows: np.ndarray, oldest: bool = False) -> AbstractContextManager[None]:
-        return self._tier.holding(self._place.pages_of(rows), oldest)
+            part = slice(first, last)
+            with self._tier.holding(self._place.pages_of(rows[part]), oldest):
+                total += work(part) or 0
+        return total
 
     def _read(self, rows: np.ndarray, into: np.ndarray, timestamps: np.ndarray) -> None:
-        for part in self._parts(rows):
-            with self._holding(rows[part], oldest=True):
-                self._held._read(rows[part], into[part], timestamps[part])
+        self._in_parts(rows, lambda part: self._held._read(rows[part], into[part], timestamps[part]), oldest=True)
 
     def _commit(self, rows: np.ndarray, values: np.ndarray, timestamp: int) -> int:
-        refused = 0
-        for part in self._parts(rows):
-            with self._holding(rows[part]):
-                refused += self._held._commit(rows[part], values[part], timestamp)
-        return refused
+        return self._in_parts(rows, lambda part: self._held._commit(rows[part], values[part], timestamp))
 
     def _overwrite(self, rows: np.ndarray, values: np.ndarray, timestamp: int, seen: np.ndarray) -> int:
-        lost = 0
-        for part in self._parts(rows):
-            with self._holding(rows[part]):
-                lost += self._held._overwrite(rows[part], values[part], timestamp, seen[part])
-        return lost
+        return self._in_parts(rows, lambda part: self._held._overwrite(rows[part], values[part], timestamp, seen[part]))
 
     def _add(self, rows: np.ndarray, deltas: np.ndarray, timestamp: int) -> None:
-        for part in self._parts(rows):
-            with self._holding(rows[part]):
-                self._held._add(rows[part], deltas[part], timestamp)
+        self._in_parts(rows, lambda part: self._held._add(rows[part], deltas[part], timestamp))
 
     def _apply(self, rows: np.ndarray, gradients: np.ndarray, update: Update, timestamp: int) -> None:
-        for part in self._parts(rows):
-            with self._holding(rows[part]):
-                self._held._apply(rows[part], gradients[part], update, timestamp)
+        self._in_parts(rows, lambda part: self._held._apply(rows[part], gradients[part], update, timestamp))
 
     def _restore(self, rows: np.ndarray, values: np.ndarray, timestamps: np.ndarray) -> None:
-        for part in self._parts(rows):
-            with self._holding(rows[part]):
-                self._held._restore(rows[part], values[part], timestamps[part])
+        self._in_parts(rows, lambda part: self._held._restore(rows[part], values[part], timestamps[part]))
 
     def _flush(self) -> None:
         self._tier.flush(sync=True)
