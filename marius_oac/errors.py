@@ -104,3 +104,8 @@ def shown(value: Any) -> str:
         return "a number of many digits"
     text = str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, date) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def size_text(num_bytes: int) -> str:
+    """A number of bytes as text, in MiB or GiB."""
+    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.0f} MiB"

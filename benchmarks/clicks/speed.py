@@ -33,7 +33,7 @@ from benchmarks.turns import Contestant, take_turns
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.generate.log import LogSpec, write_day
 from marius_oac.data.logs.batches import LogPlanner, LogSchedule, LogSegment
-from marius_oac.data.logs.files import LogFiles
+from marius_oac.data.logs.files import scan_files
 from marius_oac.models.ctr.network import Network, make_network
 from marius_oac.models.ctr.schema import Inputs
 from marius_oac.pipeline.rows import LocalSource
@@ -158,7 +158,7 @@ class OurPipeline(Contestant):
 
     def __init__(self, race: Race, mode: str):
         config, network = race.config(mode), race.network()
-        files = LogFiles.scan(config.data.train, config.data).files
+        files = scan_files(config.data.train, config.data)
         tables = tables_of(config, network)
         with ExitStack() as stack:
             layouts = {table.name: row_layout(config, table, network) for table in tables}

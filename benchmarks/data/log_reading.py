@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from benchmarks.machine import machine
 from marius_oac.config.ctr import LogConfig
 from marius_oac.data.batches.rank_slice import RankSlice
-from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.files import BlockReader, scan_files
 from marius_oac.data.logs.formats import TEXT_BYTES
 from marius_oac.data.logs.parquet import BATCH_ROWS
 from marius_oac.kernels.cpu.permutation import Permutation
@@ -110,7 +110,7 @@ def texts_by_pyarrow(source: Path | BinaryIO) -> int:
 
 def contestants(path: Path, config: LogConfig, rows: int, shares: list[int], batch: int) -> dict[str, Callable]:
     """What is measured of one log; the first is the limit that the others are held against."""
-    files = LogFiles.scan([str(path)], config).files
+    files = scan_files([str(path)], config)
 
     def read(wanted: Callable[[int], list[np.ndarray]]) -> int:
         """Examples of those that are wanted, some at a time, of a block of so many."""
@@ -137,7 +137,7 @@ def contestants(path: Path, config: LogConfig, rows: int, shares: list[int], bat
     if path.suffix != ".libsvm":
         each = {"pyarrow": lambda: parsed_by_pyarrow(path, config, rows)} | each
     if path.suffix != ".parquet":
-        each["counting"] = lambda: LogFiles.scan([str(path)], config) and None
+        each["counting"] = lambda: scan_files([str(path)], config) and None
     for count in shares:
         share = RankSlice(count // 2, count)
         each[f"1/{count}"] = partial(own, share)

@@ -8,7 +8,7 @@ import pytest
 
 from marius_oac.data.logs import formats as log_formats
 from marius_oac.data.logs import lines as log_lines
-from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.files import BlockReader, scan_files
 from marius_oac.errors import InputError
 from tests.data import naive_logs
 from tests.data.written_logs import HEADER, ROWS, config, read, refused, write, write_parquet
@@ -75,7 +75,7 @@ def test_a_bad_value_has_its_row_whoever_reads_it(tmp_path, line, said):
         write(tmp_path / "a.csv", HEADER + "".join(rows)),
         config(multi_valued=[{"name": "b", "kind": "hex"}]),
     )
-    with BlockReader(LogFiles.scan([path], schema).files, schema) as reader:
+    with BlockReader(scan_files([path], schema), schema) as reader:
         block = reader.lazy_block(0, 1, 3)
         assert block.examples(np.array([0, 2])).size == 2  # who needs it not, sees it not
         block = reader.lazy_block(0, 2, 3)
@@ -90,7 +90,7 @@ def test_a_bad_value_has_its_row_whoever_reads_it(tmp_path, line, said):
 def test_a_quote_that_is_open_at_the_end_of_what_is_parsed(tmp_path, line, kept):
     """Arrow would let the end close it; what the next trainer makes of the rest nobody knows."""
     path = write(tmp_path / "a.csv", HEADER + ROWS + line + "\n" + ROWS)
-    with BlockReader(LogFiles.scan([path], config()).files, config()) as reader:
+    with BlockReader(scan_files([path], config()), config()) as reader:
         block = reader.lazy_block(0, 0, 4)
         if kept is None:
             with pytest.raises(InputError, match="a.csv(:5: row|: rows 2 to) 4: "):
@@ -130,7 +130,7 @@ def test_a_truncated_archive(tmp_path, cut):
 def test_damage_that_comes_after_the_scan(tmp_path):
     text = HEADER + ROWS * 1000
     path = Path(write(tmp_path / "a.csv.gz", text))
-    files = LogFiles.scan([str(path)], config()).files
+    files = scan_files([str(path)], config())
     path.write_bytes(gzip.compress(text.encode(), mtime=0)[:-10])
     with BlockReader(files, config()) as reader, pytest.raises(InputError, match="the compressed file is truncated"):
         reader.block(0, 0, 3000)

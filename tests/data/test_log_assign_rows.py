@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marius_oac.config.ctr import LogConfig, NumericConfig
 from marius_oac.data.logs import settle as log_settle
 from marius_oac.data.logs.columns import LogBlock
-from marius_oac.data.logs.files import LogFiles
+from marius_oac.data.logs.files import scan_files
 from marius_oac.data.logs.settle import settle
 from marius_oac.errors import InputError
 from tests.data.test_log_columns import EXAMPLES
@@ -23,7 +23,7 @@ N = 2000
 
 def settled(path, *columns, keyed=True, **keys):
     config = LogConfig(train=str(path), numeric=columns, categorical=["c"] if keyed else [], **keys)
-    return settle(config, LogFiles.scan([str(path)], config).files)
+    return settle(config, scan_files([str(path)], config))
 
 
 def of(tmp_path, values, section=None, **keys):
@@ -138,7 +138,7 @@ def test_only_the_first_examples_of_the_first_file_count(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "a.parquet", x=np.concatenate((first, np.full(100, 1e9))), **columns)
     later = write_parquet(tmp_path / "b.parquet", x=np.full(200, -1e9), **columns)
     config = LogConfig(train=[path, later], numeric=["x"], categorical=["c"])
-    found, said = settle(config, LogFiles.scan([path, later], config).files)
+    found, said = settle(config, scan_files([path, later], config))
     assert found.numeric[0].center == pytest.approx(first.mean(), abs=1e-3)
     assert said == ["numbers by the first 100 examples of a.parquet: standardize x"]
 

@@ -18,7 +18,7 @@ from marius_oac.data.logs import batches as log_batches
 from marius_oac.data.logs import files as log_files
 from marius_oac.data.logs import formats as log_formats
 from marius_oac.data.logs.batches import LogPlanner, LogSchedule, LogSegment
-from marius_oac.data.logs.files import LogFiles
+from marius_oac.data.logs.files import scan_files
 from marius_oac.data.logs.tables import feature_tables
 from marius_oac.kernels.cpu.permutation import Permutation
 from tests.data import naive_logs
@@ -78,7 +78,7 @@ def planner_of(name, pattern, shuffle):
         schema |= {"multi_valued": [{"name": "tags", **integer}]}
     tree = {"task": "ctr", "data": schema, "model": {"network": "deepfm"}, "training": {"batch_size": BATCH}}
     config = CtrConfig.model_validate(tree)
-    files = LogFiles.scan(config.data.train, config.data).files
+    files = scan_files(config.data.train, config.data)
     schedule = LogSchedule(files, [LogSegment(0, len(files), PASSES)], BATCH)
     tables = feature_tables(config, weights_only=False)
     return LogPlanner(config, files, schedule, tables, [Numbered() for _ in tables]), schedule.ends[-1]

@@ -19,7 +19,7 @@ from marius_oac.data.logs import (
     parquet as log_parquet,
 )
 from marius_oac.data.logs.columns import LogBlock
-from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.files import BlockReader, scan_files
 from marius_oac.errors import InputError
 from tests.data import naive_logs
 from tests.data.written_logs import HEADER, ROWS, config, read, write, write_parquet
@@ -39,7 +39,7 @@ def logs(tmp_path_factory):
         write_parquet(folder / "3.parquet", 300, label=label, x=x, c=names, b=bags),
         write(folder / "4.csv", HEADER + ROWS),
     ]
-    return LogFiles.scan(paths, config()).files
+    return scan_files(paths, config())
 
 
 def numbers(block):
@@ -132,7 +132,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, name):
         return write_parquet(tmp_path / name, label=np.ones(rows), c=np.ones(rows, int))
 
     schema = config(numeric=[], multi_valued=[], categorical=[{"name": "c", "kind": "integer"}])
-    files = LogFiles.scan([put(10)], schema).files
+    files = scan_files([put(10)], schema)
     for rows, said in ((12, "10 examples were counted, more are found"), (7, "10 examples were counted, 7 are")):
         put(rows)
         with BlockReader(files, schema) as reader, pytest.raises(InputError, match=said):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config.ctr import LogConfig
-from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.files import BlockReader, scan_files
 from marius_oac.data.logs.fingerprints import MISSING
 from marius_oac.errors import InputError
 from tests.data import naive_logs
@@ -42,7 +42,7 @@ def test_marks_line_ends_and_a_last_line_without_one(tmp_path, text):
 
 def test_blank_lines_count_for_nothing(tmp_path):
     path = write(tmp_path / "a.csv", HEADER + "\n\n" + ROWS.replace("\n", "\n\r\n") + "\n\n")
-    assert LogFiles.scan([path], config()).files[0].rows == 3
+    assert scan_files([path], config())[0].rows == 3
     assert read(path, config()).labels.tolist() == [0, 1, 1]
 
 
@@ -125,7 +125,7 @@ def test_patterns_in_order_and_their_files_by_name(tmp_path):
     for name in ("day_2.csv", "day_1.csv", "test.csv", "[odd].csv"):
         write(tmp_path / name, HEADER + ROWS)
     patterns = [tmp_path / "test.csv", tmp_path / "day_*.csv", tmp_path / "[odd].csv"]
-    files = LogFiles.scan([str(each) for each in patterns], config()).files
+    files = scan_files([str(each) for each in patterns], config())
     assert [file.path.name for file in files] == ["test.csv", "day_1.csv", "day_2.csv", "[odd].csv"]
     assert {(file.format, file.rows) for file in files} == {("csv", 3)}
 
@@ -138,7 +138,7 @@ def test_a_fingerprint_is_of_the_content(tmp_path):
         write(tmp_path / "start.csv", HEADER + "1" + rows[1:]),
         write(tmp_path / "size.csv", HEADER + rows + ROWS),
     ]
-    prints = [file.fingerprint for file in LogFiles.scan(same + other, config()).files]
+    prints = [file.fingerprint for file in scan_files(same + other, config())]
     assert prints[0] == prints[1] and len(set(prints)) == 4
 
 
@@ -149,7 +149,7 @@ def test_patterns_without_files(tmp_path):
     refused(tmp_path / "dir.csv", config(), "is a folder, not a file")
     path = write(tmp_path / "a.csv", HEADER + ROWS)
     with pytest.raises(InputError, match="is named twice"):
-        LogFiles.scan([path, str(tmp_path / "*.csv")], config())
+        scan_files([path, str(tmp_path / "*.csv")], config())
     refused(write(tmp_path / "a.xyz", HEADER), config(), "unknown kind of file")
 
 
@@ -158,7 +158,7 @@ def test_an_empty_file_among_others(tmp_path, content):
     write(tmp_path / "a.csv", HEADER + ROWS)
     write(tmp_path / "b.csv", content)
     with pytest.raises(InputError, match=r"b.csv: the file (is empty|has no examples)"):
-        LogFiles.scan([str(tmp_path / "*.csv")], config())
+        scan_files([str(tmp_path / "*.csv")], config())
 
 
 def test_an_empty_parquet_file(tmp_path):
@@ -173,8 +173,8 @@ def test_types_do_not_change_between_files(tmp_path):
     text = write_parquet(tmp_path / "b.parquet", label=pa.array([1]), c=pa.array(["1"]))
     said = r"b.parquet: the type of column 'c' changes: string here, integer in .*a.parquet"
     with pytest.raises(InputError, match=said):
-        LogFiles.scan([whole, text], schema)
-    scanned = [LogFiles.scan([path], schema).files[0] for path in (whole, text)]
+        scan_files([whole, text], schema)
+    scanned = [scan_files([path], schema)[0] for path in (whole, text)]
     with pytest.raises(InputError, match=said):
         BlockReader(scanned, schema)
     # A kind settles it: integers are read as their digits.

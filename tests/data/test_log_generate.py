@@ -17,7 +17,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate import log as log_generate
 from marius_oac.data.generate.log import LogSpec, day_batches, main, true_probabilities, write_day
 from marius_oac.data.logs.columns import LogBlock
-from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.files import BlockReader, scan_files
 from marius_oac.errors import InputError
 from tests.data import naive_log_generate as naive
 from tests.data.naive_batches import bits_at, stream_key
@@ -195,7 +195,7 @@ def test_parquet_has_the_examples_and_the_same_bytes_each_time(tmp_path, monkeyp
     types = {field.name: str(field.type) for field in file.schema_arrow}
     assert types["label"] == "int8" and types["n2"] == "float" and types["c4"] == "int64"
     config = Config.build({"task": "ctr", "data": {"train": [str(path)], **SMALL.schema()}}, ()).data
-    files = LogFiles.scan([str(path)], config).files
+    files = scan_files([str(path)], config)
     with BlockReader(files, config) as reader:
         read = reader.block(0, 0, 300)
     expected = whole(2, 300, SMALL)[0]

@@ -14,7 +14,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.data.logs import files as log_files
 from marius_oac.data.logs import lines as log_lines
 from marius_oac.data.logs import parquet as log_parquet
-from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.files import BlockReader, scan_files
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import CheckpointError, InputError
@@ -83,13 +83,13 @@ def read(scanned, schema, pieces, number=0, rows=50):
 def test_a_changed_piece_is_found_before_any_of_its_rows_is_used(tmp_path, suffix):
     path = write(tmp_path / f"log{suffix}")
     schema = config(path).data
-    (scanned,) = LogFiles.scan([str(path)], schema).files
+    (scanned,) = scan_files([str(path)], schema)
     pieces = [Pieces(path, scanned.pieces)]
     whole = np.concatenate(read([scanned], schema, pieces))
     known = pieces[0].known()
     assert None not in known and len(known) == (1 + ROWS // GROUP if suffix == ".parquet" else len(scanned.pieces))
     write(path, flipped=[310])
-    assert LogFiles.scan([str(path)], schema).files[0].fingerprint == scanned.fingerprint
+    assert scan_files([str(path)], schema)[0].fingerprint == scanned.fingerprint
     assert not np.array_equal(np.concatenate(read([scanned], schema, None)), whole)
     with BlockReader([scanned], schema, pieces=pieces) as reader:
         got = []
@@ -119,7 +119,7 @@ def test_only_columns_that_are_read_count(tmp_path):
                        compression="none", use_dictionary=False, write_statistics=False)  # fmt: skip
 
     store(0, 0)
-    (scanned,) = LogFiles.scan([str(path)], schema).files
+    (scanned,) = scan_files([str(path)], schema)
     pieces = [Pieces(path, scanned.pieces)]
     read([scanned], schema, pieces)
     store(1, 0)

@@ -44,7 +44,7 @@ def test_a_node_is_drawn_for_by_itself(tmp_path_factory, case, fanouts):
 
     def drawn(sampler, nodes):
         got = sampler.draw(nodes, fanouts[0], key, excluded)
-        parts = [np.split(each, got.offsets[1:-1]) for each in (got.neighbors, got.edges)]
+        parts = [np.split(each, got.offsets[1:-1]) for each in (got.sources, got.edges)]
         return {int(node): [each[i].tolist() for each in parts] for i, node in enumerate(nodes)}
 
     sampler, bounded = NeighborSampler(found, fanouts, 0), NeighborSampler(found, fanouts, 0, 8)

@@ -8,7 +8,7 @@ import pytest
 
 from marius_oac.config.ctr import LogConfig
 from marius_oac.data.logs.columns import LogBlock
-from marius_oac.data.logs.files import BlockReader, LogFiles
+from marius_oac.data.logs.files import BlockReader, scan_files
 from marius_oac.errors import InputError
 
 HEADER = "label,x,c,b\n"
@@ -32,7 +32,7 @@ def write_parquet(path, rows_per_group=1000, **columns):
 
 
 def read(path, schema, with_labels=True, block_rows=1000):
-    files = LogFiles.scan([str(path)], schema, with_labels).files
+    files = scan_files([str(path)], schema, with_labels)
     with BlockReader(files, schema, with_labels) as reader:
         blocks = -(-files[0].rows // block_rows)
         return LogBlock.join([reader.block(0, number, block_rows) for number in range(blocks)])

@@ -8,8 +8,8 @@ import pytest
 
 from marius_oac.config.modes import LoadConfig, NodesConfig
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
-from marius_oac.runs.sharded.speed_monitor import SpeedMonitor, profile_of, told
+from marius_oac.nodes.gba.load import Slowdown, TimedStep, slowed
+from marius_oac.runs.sharded.speed_monitor import SpeedMonitor, slowdowns_of, told
 from marius_oac.runs.task import Peers
 from marius_oac.types import BatchData
 
@@ -36,7 +36,7 @@ class World:
         return self.ends
 
     def step(self, *slowdowns):
-        return TimedStep(self, lambda: self.waited, self, LoadProfile(slowdowns), lambda: self.now)
+        return TimedStep(self, lambda: self.waited, self, slowdowns, lambda: self.now)
 
 
 def compute(step, share=0.5, timestamp=7):
@@ -61,15 +61,15 @@ def test_a_batch_is_slowed_that_begins_while_the_load_is_on():
 def test_loads_that_meet_are_multiplied_and_come_again():
     slow = Slowdown(4.0, begin=10.0, end=20.0, period=100.0)
     times = (0, 9.9, 10, 19.9, 20, 109.9, 110, 120)
-    assert [LoadProfile((slow,)).seconds(2.0, now) for now in times] == [2, 2, 8, 8, 2, 2, 8, 2]
-    assert LoadProfile((slow, Slowdown(1.5))).seconds(1.0, 112.0) == 6
-    assert LoadProfile().seconds(3.0, 0.0) == 3
+    assert [slowed((slow,), 2.0, now) for now in times] == [2, 2, 8, 8, 2, 2, 8, 2]
+    assert slowed((slow, Slowdown(1.5)), 1.0, 112.0) == 6
+    assert slowed((), 3.0, 0.0) == 3
 
 
 def test_a_slower_machine_is_emulated_by_what_a_batch_takes_at_least():
-    machine = LoadProfile((Slowdown(1.0, least=0.5), Slowdown(4.0, begin=10.0)))
-    assert [machine.seconds(0.1, now) for now in (0, 10)] == [0.5, 2]
-    assert [machine.seconds(0.8, now) for now in (0, 10)] == [0.8, 3.2]
+    machine = (Slowdown(1.0, least=0.5), Slowdown(4.0, begin=10.0))
+    assert [slowed(machine, 0.1, now) for now in (0, 10)] == [0.5, 2]
+    assert [slowed(machine, 0.8, now) for now in (0, 10)] == [0.8, 3.2]
     world = World()
     step = world.step(Slowdown(2.0, least=5.0))
     compute(step)
@@ -107,7 +107,7 @@ def test_everything_else_is_the_steps_own():
 
 def test_who_is_stopped_waits_no_longer():
     world, stopped = World(), threading.Event()
-    step = TimedStep(world, lambda: 0.0, stopped, LoadProfile((Slowdown(1e6),)), lambda: world.now)
+    step = TimedStep(world, lambda: 0.0, stopped, [Slowdown(1e6)], lambda: world.now)
     found = []
 
     def run():
@@ -126,11 +126,11 @@ def config(*load):
 
 def test_each_trainer_has_the_load_that_names_it():
     both = config({"trainers": [0, 2], "factor": 2, "end": 5}, {"trainers": [2], "factor": 3, "period": 9})
-    assert profile_of(both, 1) == LoadProfile()
-    assert profile_of(both, 0) == LoadProfile((Slowdown(2.0, 0.0, 5.0),))
+    assert slowdowns_of(both, 1) == []
+    assert slowdowns_of(both, 0) == [Slowdown(2.0, 0.0, 5.0)]
     slower = config({"trainers": [0], "seconds": 0.25})
-    assert profile_of(slower, 0) == LoadProfile((Slowdown(1.0, least=0.25),))
-    assert profile_of(both, 2) == LoadProfile((Slowdown(2.0, 0.0, 5.0), Slowdown(3.0, 0.0, math.inf, 9.0)))
+    assert slowdowns_of(slower, 0) == [Slowdown(1.0, least=0.25)]
+    assert slowdowns_of(both, 2) == [Slowdown(2.0, 0.0, 5.0), Slowdown(3.0, 0.0, math.inf, 9.0)]
 
 
 def test_a_trainer_that_there_is_not_is_refused():

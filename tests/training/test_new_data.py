@@ -9,7 +9,7 @@ import pytest
 
 from marius_oac import open_run, resume, train
 from marius_oac.data.logs import files as log_files
-from marius_oac.data.logs.files import LazyBlock, LogFiles
+from marius_oac.data.logs.files import LazyBlock, scan_files
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import InputError
@@ -55,7 +55,7 @@ def test_a_bad_row_in_new_files_leaves_the_run_as_it_was(days, tmp_path, command
 def test_what_was_checked_is_what_is_trained_on(days, monkeypatch):
     monkeypatch.setattr(log_files, "BLOCK_EXAMPLES", 70)
     config = ctr_config(list(days[:2]))
-    files = LogFiles.scan(config.data.train, config.data).files
+    files = scan_files(config.data.train, config.data)
     pieces = [Pieces(file.path) for file in files]
     log_files.check_rows(files, config.data, pieces)
     assert all(

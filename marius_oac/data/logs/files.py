@@ -53,33 +53,27 @@ class LogFile:
     pieces: tuple[str | None, ...] = ()
 
 
-@dataclass(frozen=True)
-class LogFiles:
-    """The files that match patterns, in the order of the patterns, and for each pattern in natural order by name."""
+def scan_files(patterns: Sequence[str], config: LogConfig, with_labels: bool = True) -> tuple[LogFile, ...]:
+    """Finds the files that match patterns, in the order of the patterns, and for each pattern in natural order by name,
+    and counts their examples. Text files are read completely for that.
 
-    files: tuple[LogFile, ...]
+    Args:
+        with_labels: whether files need the label's column.
 
-    @classmethod
-    def scan(cls, patterns: Sequence[str], config: LogConfig, with_labels: bool = True) -> LogFiles:
-        """Finds all files and counts their examples. Text files are read completely for that.
-
-        Args:
-            with_labels: whether files need the label's column.
-
-        Raises:
-            InputError: a pattern matches no files; a file is listed twice, is missing, can't be read, is empty, is not
-                of its format, or has other columns than the schema's; a column's type differs between files.
-        """
-        files = []
-        seen: dict[Path, Path] = {}
-        for path in (path for pattern in patterns for path in paths_of(pattern)):
-            real = Path(os.path.realpath(path))
-            if real in seen:
-                raise InputError(f"is named twice, also as {seen[real]}", path)
-            seen[real] = path
-            files.append(_scanned(path, config, with_labels))
-        check_kinds(files)
-        return cls(tuple(files))
+    Raises:
+        InputError: a pattern matches no files; a file is listed twice, is missing, can't be read, is empty, is not of
+            its format, or has other columns than the schema's; a column's type differs between files.
+    """
+    files = []
+    seen: dict[Path, Path] = {}
+    for path in (path for pattern in patterns for path in paths_of(pattern)):
+        real = Path(os.path.realpath(path))
+        if real in seen:
+            raise InputError(f"is named twice, also as {seen[real]}", path)
+        seen[real] = path
+        files.append(_scanned(path, config, with_labels))
+    check_kinds(files)
+    return tuple(files)
 
 
 def check_kinds(files: Sequence[LogFile]) -> None:
@@ -168,7 +162,7 @@ class BlockReader(Closable):
     """Reads the examples of files in blocks. Use it as a context manager, or `close` it.
 
     Args:
-        files: of `LogFiles.scan`, of one scan or several.
+        files: of `scan_files`, of one scan or several.
         with_labels: whether blocks have labels.
         pieces: of each file, to check that its contents haven't changed; None: not checked.
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.logs.batches import LogSchedule, LogSegment
-from marius_oac.data.logs.files import LogFile, LogFiles, natural_order
+from marius_oac.data.logs.files import LogFile, natural_order, scan_files
 from marius_oac.data.logs.pieces import contradict
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.runtime.files.atomic import sealed
@@ -49,7 +49,7 @@ class RunLog:
             InputError: a file is missing, can't be trained on, or has been trained on already; or in a progressive run
                 files of one folder are not in the order of their names.
         """
-        found = LogFiles.scan(patterns, config.data).files
+        found = scan_files(patterns, config.data)
         known = {file.fingerprint: file for file in self.files}
         for file in found:
             if file.fingerprint in known:
@@ -108,7 +108,7 @@ class RunLog:
         needed = [] if ended else schedule.visits[schedule.visit(batch_index) :]
         for number in sorted({file for _, file in needed}):
             file = self.files[number]
-            (found,) = LogFiles.scan([str(file.path)], config.data).files
+            (found,) = scan_files([str(file.path)], config.data)
             if found.fingerprint != file.fingerprint or contradict(found.pieces, file.pieces):
                 raise CheckpointError("has changed since the run began", file.path)
 

@@ -25,28 +25,12 @@ from marius_oac.kernels.cpu.relabel import relabel_behind
 _NONE = np.empty(0, dtype=np.int64)
 
 
-class Drawn(NamedTuple):
-    """Sampled neighbours, all int64. Those of node i are [offsets[i], offsets[i + 1]), in no particular order.
-
-    Attributes:
-        offsets: [n + 1].
-        neighbors: [m], ids of nodes.
-        relations: [m], or [0] if edges have no relations.
-        edges: [m], the number of each neighbour's edge.
-    """
-
-    offsets: np.ndarray
-    neighbors: np.ndarray
-    relations: np.ndarray
-    edges: np.ndarray
-
-
 class Block(NamedTuple):
     """One layer: messages from its input nodes to its output nodes, which are the first of the input nodes; int64.
 
     Attributes:
         offsets: [output nodes + 1]: output node i gets messages [offsets[i], offsets[i + 1]).
-        sources: [messages], the local index of each message's input node.
+        sources: [messages], the local index of each message's input node; of a block that `draw` makes, the node.
         relations: [messages], or [0] if edges have no relations.
         edges: [messages], the number of each message's edge.
     """
@@ -114,11 +98,11 @@ class NeighborSampler:
             layer_key = np.uint64(fold(key, layer))
             ids, drawn = self._draw(layer_key, nodes, self._fanouts[layer], hidden)
             nodes, rows, places = relabel_behind(ids, len(nodes), self._num_nodes)
-            layers.append(Block(drawn.offsets, drawn.neighbors, drawn.relations, drawn.edges))
+            layers.append(drawn)
         return Blocks(tuple(reversed(layers)), rows, places)
 
     @wrapping
-    def draw(self, nodes: np.ndarray, fanout: int, key: np.uint64, excluded: np.ndarray = _NONE) -> Drawn:
+    def draw(self, nodes: np.ndarray, fanout: int, key: np.uint64, excluded: np.ndarray = _NONE) -> Block:
         """One layer's neighbours of nodes, int64 [n], which are not checked, from the stream `key`."""
         return self._draw(np.uint64(key), nodes, fanout, self._hidden(excluded))[1]
 
@@ -129,7 +113,7 @@ class NeighborSampler:
 
     def _draw(
         self, key: np.uint64, nodes: np.ndarray, fanout: int, hidden: tuple[np.ndarray, np.ndarray]
-    ) -> tuple[np.ndarray, Drawn]:
+    ) -> tuple[np.ndarray, Block]:
         """Returns the ids of the nodes followed by those of the neighbours, int64 [n + m], and the neighbours."""
         count = len(nodes)
         starts, degrees = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
@@ -147,7 +131,7 @@ class NeighborSampler:
             )  # fmt: skip
             self._resident.touched(per_part * max(1, fanout))
         size = int(offsets[-1])
-        return ids[: count + size], Drawn(offsets, neighbors[:size], relations[:size], edges[:size])
+        return ids[: count + size], Block(offsets, neighbors[:size], relations[:size], edges[:size])
 
 
 def checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:

@@ -49,16 +49,11 @@ class Slowdown:
         return self.begin <= now % self.period < self.end
 
 
-@dataclass(frozen=True)
-class LoadProfile:
-    """The slowdowns of one trainer. Where they overlap their factors are multiplied."""
-
-    slowdowns: tuple[Slowdown, ...] = ()
-
-    def seconds(self, own: float, now: float) -> float:
-        """Returns the seconds of a batch that begins `now` seconds after training began and took `own` seconds."""
-        found = [each for each in self.slowdowns if each.at(now)]
-        return max([own, *(each.least for each in found)]) * math.prod(each.factor for each in found)
+def slowed(slowdowns: Sequence[Slowdown], own: float, now: float) -> float:
+    """Returns the seconds of a batch that begins `now` seconds after training began and took `own` seconds. Where
+    slowdowns overlap, their factors are multiplied."""
+    found = [each for each in slowdowns if each.at(now)]
+    return max([own, *(each.least for each in found)]) * math.prod(each.factor for each in found)
 
 
 class TimedStep:
@@ -68,12 +63,12 @@ class TimedStep:
         step: the trainer's.
         waited: returns the seconds that the calling thread has waited for other trainers so far.
         stopped: set when the run can't go on.
-        profile: of this trainer; its seconds count from the first batch of this process on.
+        slowdowns: of this trainer; their seconds count from the first batch of this process on.
         clock: returns seconds.
 
     Attributes:
-        slowed: batches that the profile made longer.
-        added: seconds that it added to them.
+        slowed: batches that they made longer.
+        added: seconds that they added to these.
     """
 
     def __init__(
@@ -81,11 +76,11 @@ class TimedStep:
         step: Step,
         waited: Callable[[], float],
         stopped: threading.Event,
-        profile: LoadProfile = LoadProfile(),
+        slowdowns: Sequence[Slowdown] = (),
         clock: Callable[[], float] = time.perf_counter,
     ):
         self._step, self._waited, self._stopped = step, waited, stopped
-        self._profile, self._clock = profile, clock
+        self._slowdowns, self._clock = slowdowns, clock
         self._began: float | None = None
         self._times: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self.slowed, self.added = 0, 0.0
@@ -98,7 +93,7 @@ class TimedStep:
         if isinstance(loss, torch.Tensor) and loss.is_cuda:
             torch.cuda.current_stream(loss.device).synchronize()  # otherwise only the kernel launches would be timed
         own = self._clock() - begin - (self._waited() - waited)
-        taken = self._profile.seconds(own, begin - self._began)
+        taken = slowed(self._slowdowns, own, begin - self._began)
         if taken > own:
             self._linger(taken - own)
         if data.share:

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from typing import Any
 
 from marius_oac import __version__
-from marius_oac.errors import InputError
-from marius_oac.nodes.launch.cluster import Machine, Place, disk_sizes, size_text, this_machine
+from marius_oac.errors import InputError, size_text
+from marius_oac.nodes.launch.cluster import Machine, Place, disk_sizes, this_machine
 
 CLOCKS_APART = 5.0  # seconds: more is a clock that is not synchronised, less may be a busy machine
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from marius_oac import __version__
 from marius_oac.config.cluster import ClusterConfig, NodeConfig, read_secret
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, size_text
 from marius_oac.nodes.launch.agree import CLOCKS_APART
-from marius_oac.nodes.launch.cluster import Machine, check_machine, size_text
+from marius_oac.nodes.launch.cluster import Machine, check_machine
 from marius_oac.nodes.launch.remote import reach
 from marius_oac.types import present
 

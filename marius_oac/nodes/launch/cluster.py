@@ -18,7 +18,7 @@ from typing import Literal
 import psutil
 
 from marius_oac.config.cluster import ClusterConfig, NodeConfig, is_loopback
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, size_text
 from marius_oac.runtime.machine.topology import running_kernel
 
 STARTED_TWICE = "two agents of this name were started"
@@ -241,11 +241,6 @@ def check_machine(node: NodeConfig, machine: Machine) -> str | None:
             f"{size_text(node.memory)}, but {machine.host} has {size_text(machine.memory)}", f"{who}: memory"
         )
     return node.interface or machine.interface_of(node.address)
-
-
-def size_text(num_bytes: int) -> str:
-    """Returns a size in GiB or MiB, as text."""
-    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.0f} MiB"
 
 
 def disk_sizes(folders: Iterable[str], what: Literal["total", "free"]) -> dict[str, int]:

@@ -16,7 +16,7 @@ import torch
 
 from marius_oac.config.sections import PipelineConfig
 from marius_oac.config.task import TaskConfig
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, size_text
 from marius_oac.runs.checkpoints.checkpoint import TABLES
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.machine import cgroups
@@ -204,8 +204,3 @@ def peak_rss() -> int:
     # Not `ru_maxrss`: it outlives `exec`, so a process that was started by a large one begins with that one's peak.
     status = Path("/proc/self/status").read_text("ascii")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) * 1024
-
-
-def size_text(num_bytes: int) -> str:
-    """A number of bytes as text, in MiB or GiB."""
-    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / _MIB:.0f} MiB"

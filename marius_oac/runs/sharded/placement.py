@@ -18,8 +18,8 @@ import numpy as np
 
 from marius_oac.config.cluster import ClusterConfig
 from marius_oac.config.task import TaskConfig
-from marius_oac.errors import InputError, NodeLost
-from marius_oac.nodes.launch.cluster import names, size_text
+from marius_oac.errors import InputError, NodeLost, size_text
+from marius_oac.nodes.launch.cluster import names
 from marius_oac.nodes.shards.packing import Packed, even, heaviest, pack
 from marius_oac.nodes.shards.placement import NUM_SHARDS, Placement
 from marius_oac.runs.checkpoints.retention import START

@@ -16,7 +16,7 @@ import numpy as np
 
 from marius_oac.config.modes import LoadConfig, NodesConfig
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.gba.load import LoadProfile, Slowdown, TimedStep
+from marius_oac.nodes.gba.load import Slowdown, TimedStep
 from marius_oac.nodes.gba.policy import Measured, Policy
 from marius_oac.runs.task import Peers
 from marius_oac.runtime.console import logger
@@ -73,7 +73,7 @@ class SpeedMonitor:
         if peers.leads:
             for entry in self._config.load:
                 logger.warning(f"emulated load: {told(entry)}")
-        self._step = TimedStep(step, waited, stopped, profile_of(self._config, self._rank))
+        self._step = TimedStep(step, waited, stopped, slowdowns_of(self._config, self._rank))
         return self._step
 
     def rests(self, batch: int) -> int | None:
@@ -118,12 +118,10 @@ class SpeedMonitor:
         return {"load.emulated_batches": slowed, "load.emulated_seconds": added}
 
 
-def profile_of(config: NodesConfig, rank: int) -> LoadProfile:
+def slowdowns_of(config: NodesConfig, rank: int) -> list[Slowdown]:
     """The slowdowns of one trainer."""
     own = [entry for entry in config.load if rank in entry.trainers]
-    return LoadProfile(
-        tuple(Slowdown(each.factor, each.begin, _end(each.end), _end(each.period), each.seconds) for each in own)
-    )
+    return [Slowdown(each.factor, each.begin, _end(each.end), _end(each.period), each.seconds) for each in own]
 
 
 def told(entry: LoadConfig) -> str:

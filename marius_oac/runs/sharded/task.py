@@ -177,7 +177,6 @@ class ShardedTask(Task):
         self.task.check()
         check_config(self.config, self.trainers)
         self.speed_monitor.check()
-        self.rows.check()
 
     def check_data_from(self, batch_index: int) -> None:
         """See `Task.check_data_from`."""

@@ -61,10 +61,6 @@ class SpreadRows(ABC):
         return [layout.dimension for layout in self.layouts.values()]
 
     @abstractmethod
-    def check(self) -> None:
-        """Raises ConfigError if the rows can't be spread in this way."""
-
-    @abstractmethod
     def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[ShardTable]:
         """Makes the tables of the rows that this process carries; `stack` closes them. `folder`: of the run."""
 

@@ -85,9 +85,6 @@ class KeyedRows(SpreadRows):
     file_of: Callable[[int], int]
     _key_tables: Sequence[KeyTable] = field(default=(), init=False)
 
-    def check(self) -> None:
-        """Any keyed rows can be spread."""
-
     def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[KeyedTable]:
         """See `SpreadRows.make_tables`."""
         self._key_tables = self.make_key_tables(stack, folder, binding, (shared_by_shard,))

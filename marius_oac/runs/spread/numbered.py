@@ -73,9 +73,6 @@ class NumberedRows(SpreadRows):
         """The placement of the ids."""
         return IdPlaces(self.count, self.part.placement)
 
-    def check(self) -> None:
-        """Any numbered rows can be spread."""
-
     def make_tables(self, stack: ExitStack, folder: Path | None, binding: Binding) -> Sequence[NumberedTable]:
         """See `SpreadRows.make_tables`."""
         rows = dict.fromkeys(self.layouts, self.places.num_rows(self.part.own))

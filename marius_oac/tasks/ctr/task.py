@@ -16,7 +16,7 @@ import torch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.batches.rank_slice import WHOLE, RankSlice
 from marius_oac.data.logs.batches import LogPlanner
-from marius_oac.data.logs.files import LogFile, LogFiles, check_kinds, check_rows
+from marius_oac.data.logs.files import LogFile, check_kinds, check_rows, scan_files
 from marius_oac.data.logs.guess import offered
 from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.run_log import LOG, RunLog
@@ -139,7 +139,7 @@ class CtrTask(Task):
         """The files that a split is evaluated on."""
         if split not in self._splits:
             patterns = getattr(self.config.data, split)
-            self._splits[split] = LogFiles.scan(patterns, self.config.data).files if patterns else ()
+            self._splits[split] = scan_files(patterns, self.config.data) if patterns else ()
         return self._splits[split]
 
     def plan_memory(self, folder: Path, held: int | None = None) -> MemoryPlan:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from marius_oac.config.ctr import CtrConfig
-from marius_oac.data.logs.files import LogFile, LogFiles
+from marius_oac.data.logs.files import LogFile, scan_files
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.data.logs.tables import vocabulary_names
 from marius_oac.data.prepare.splits import check_split
@@ -92,7 +92,7 @@ class TrainedClickModel(TrainedRun):
         patterns = getattr(self.config.data, data) if isinstance(data, str) else data
         if not patterns:
             raise InputError(f"the run has no {data} files; name some with --data", f"data.{data}")
-        files = LogFiles.scan(patterns, self.config.data).files
+        files = scan_files(patterns, self.config.data)
         with torch_threads(num_threads(self.config)):
             values = evaluate_files(self._task.predictor(self._parts), files)
         what = data if isinstance(data, str) else ", ".join(data)
@@ -113,7 +113,7 @@ class TrainedClickModel(TrainedRun):
         check_suffix(out)
         if os.path.lexists(out):
             raise InputError("exists already", out)
-        files = LogFiles.scan(data, self.config.data, with_labels=False).files
+        files = scan_files(data, self.config.data, with_labels=False)
         with torch_threads(num_threads(self.config)), appearing(out) as temporary:
             self._write(temporary, out, files)
         return out

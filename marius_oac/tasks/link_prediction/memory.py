@@ -17,7 +17,7 @@ from marius_oac.batches import EdgeBatch, edges_of
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.splits import SPLITS
-from marius_oac.errors import InputError
+from marius_oac.errors import InputError, size_text
 from marius_oac.evaluation.link_prediction import DRAW_EDGES
 from marius_oac.evaluation.scores import Blocks, EntityReader, LinkScorer, rounded_up
 from marius_oac.models.compute.row_optimizers import RowOptimizer
@@ -36,7 +36,6 @@ from marius_oac.runs.memory.plan import (
     available,
     batches_held,
     key_to_lower,
-    size_text,
 )
 from marius_oac.runs.session import pick_device
 from marius_oac.tasks.encoder.build import GraphEncoder
