@@ -61,7 +61,7 @@ def export(
         if format == "npy":
             blocks = ({table: block} for table, values in tables.items() for block in _blocks(values))
             about = {table: (values.shape, values.dtype) for table, values in tables.items()}
-            write_npy_files(temporary, about, blocks, hashed=False)
+            write_npy_files(temporary, about, blocks)
         if format == "safetensors":
             _write_safetensors(temporary / "embeddings.safetensors", tables)
 
@@ -81,7 +81,7 @@ def _write_safetensors(path: Path, tables: Mapping[str, RowArray]) -> None:
     text += b" " * (-len(text) % 8)
     start = {path: len(text).to_bytes(8, "little") + text}
     blocks = ({path: block} for values in tables.values() for block in _blocks(values))
-    write_files([path], chain([start], blocks), hashed=False)
+    write_files([path], chain([start], blocks))
 
 
 def _write_parquet(path: Path, values: RowArray, names: Names, embeddings: bool) -> None:

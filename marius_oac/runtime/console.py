@@ -118,19 +118,15 @@ def open_standard_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-class _asked_for:
+@contextmanager
+def _asked_for() -> Iterator[None]:
     """Within the block a failure of standard output is an InputError, unless the reader has gone."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, OSError):
-            return False
+    try:
+        yield
+    except OSError as error:
         _let_go(sys.stdout)
-        if isinstance(error, BrokenPipeError):
-            return True
-        raise InputError(f"can't be written: {error.strerror or error}", "standard output") from None
+        if not isinstance(error, BrokenPipeError):
+            raise InputError(f"can't be written: {error.strerror or error}", "standard output") from None
 
 
 def _is_open(stream: TextIO | None) -> bool:

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 from marius_oac.config.link_prediction import Config
@@ -120,8 +119,7 @@ def entity_layout(config: GraphConfig) -> RowLayout:
 
 def edges_in_memory(edges: np.ndarray) -> int:
     """Returns how many bytes of the training edges may be in memory at a time: all, if they are few."""
-    free = [psutil.virtual_memory().available, cgroups.headroom()]
-    return min(edges.nbytes, max(_LEAST_EDGE_BYTES, min(one for one in free if one is not None) // 4))
+    return min(edges.nbytes, max(_LEAST_EDGE_BYTES, cgroups.free_memory() // 4))
 
 
 def in_order(config: GraphConfig, planner: GraphPlanner | NodePlanner) -> Planner:

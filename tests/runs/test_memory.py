@@ -13,7 +13,6 @@ import pytest
 from benchmarks.graphs.memory_plan import BOUND, make_graph, measure
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import InputError
-from marius_oac.runs.memory import plan as memory
 from marius_oac.runs.memory.plan import MemoryPlan, Need
 from marius_oac.runs.session import Session
 from marius_oac.runtime.machine import cgroups
@@ -135,7 +134,7 @@ def test_keys_of_a_log_are_counted_where_their_number_is_known(tmp_path, capacit
 def test_what_is_available_is_what_the_groups_leave(graph, tmp_path, monkeypatch):
     config = tiny_config(graph)
     monkeypatch.setattr(
-        memory.psutil, "virtual_memory", lambda: dataclasses.make_dataclass("M", ["available"])(1 << 40)
+        cgroups.psutil, "virtual_memory", lambda: dataclasses.make_dataclass("M", ["available"])(1 << 40)
     )
     monkeypatch.setattr(cgroups, "headroom", lambda: None)
     assert plan_memory(config, graph, tmp_path).available["host"] > 1 << 40

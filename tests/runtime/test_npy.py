@@ -36,8 +36,8 @@ def test_every_writer_writes_the_bytes_of_numpy(array, tmp_path):
     mapped[:] = array
     mapped.flush()
     assert (tmp_path / "b.npy").read_bytes() == expected
-    told = write_npy_files(tmp_path, {"c": (array.shape, array.dtype)}, [{"c": array[:1]}, {"c": array[1:]}])
-    assert (tmp_path / "c.npy").read_bytes() == expected and told == {"c.npy": said}
+    write_npy_files(tmp_path, {"c": (array.shape, array.dtype)}, [{"c": array[:1]}, {"c": array[1:]}])
+    assert (tmp_path / "c.npy").read_bytes() == expected
 
 
 def test_what_is_not_in_c_order_is_written_so(tmp_path):

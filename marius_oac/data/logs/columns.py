@@ -9,9 +9,10 @@ Conversion works on Arrow's buffers, without a Python object per value and witho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -89,23 +90,19 @@ class LogBlock:
 
     def take(self, examples: np.ndarray) -> LogBlock:
         """A copy of the examples with these indices, int64 [k], in their order."""
-        return LogBlock(
-            None if self.labels is None else self.labels[examples],
-            self.numbers[examples],
-            {name: keys[examples] for name, keys in self.keys.items()},
-            {name: None if checks is None else checks[examples] for name, checks in self.checks.items()},
-            {name: bag.take(examples) for name, bag in self.bags.items()},
-            self.cut,
-        )
+        return self._chosen(examples, lambda bag: bag.take(examples))
 
     def slice(self, first: int, end: int) -> LogBlock:
         """The examples [first, end), 0 <= first <= end <= n. Only offsets are copied."""
+        return self._chosen(np.s_[first:end], lambda bag: bag.slice(first, end))
+
+    def _chosen(self, which: Any, chosen: Callable[[Bag], Bag]) -> LogBlock:
         return LogBlock(
-            None if self.labels is None else self.labels[first:end],
-            self.numbers[first:end],
-            {name: keys[first:end] for name, keys in self.keys.items()},
-            {name: None if checks is None else checks[first:end] for name, checks in self.checks.items()},
-            {name: bag.slice(first, end) for name, bag in self.bags.items()},
+            None if self.labels is None else self.labels[which],
+            self.numbers[which],
+            {name: keys[which] for name, keys in self.keys.items()},
+            {name: None if checks is None else checks[which] for name, checks in self.checks.items()},
+            {name: chosen(bag) for name, bag in self.bags.items()},
             self.cut,
         )
 

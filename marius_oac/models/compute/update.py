@@ -282,6 +282,25 @@ class Update:
         return found
 
 
+class Updated:
+    """A step whose dense parameters belong to its `Update`."""
+
+    _update: Update
+
+    def dense_state(self) -> Mapping[str, torch.Tensor]:
+        """A copy of the dense parameters and buffers and of their optimizers' state, by name; empty without any, and in
+        a head."""
+        return self._update.copy()
+
+    def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copies the tensors of a `dense_state` into this step's.
+
+        Raises:
+            ValueError: the state is that of another model.
+        """
+        self._update.load(state)
+
+
 class _HeadUpdate(Update):
     """Hands the head's groups to the update of the encoder's step, which updates them with its own."""
 

@@ -12,7 +12,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,7 +29,7 @@ from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.thread_pool import compute_threads, seeded, torch_threads
-from marius_oac.models.compute.update import Update
+from marius_oac.models.compute.update import Update, Updated
 from marius_oac.models.ctr.network import KEY, Network
 from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns
 from marius_oac.models.ctr.schema import Inputs
@@ -37,7 +37,7 @@ from marius_oac.models.ctr.tensor_rows import TensorRows
 from marius_oac.types import present
 
 
-class CtrStep:
+class CtrStep(Updated):
     """Loss, gradient, row and dense optimizer of a batch of examples.
 
     The loss is the mean binary cross-entropy plus embedding_l2 / 2 times the sum of the squares of the batch's rows
@@ -199,18 +199,6 @@ class CtrStep:
             padded=tuple(_gradient(sheet) for sheet in leaves.padded),
         )
         return loss.detach(), gradients
-
-    def dense_state(self) -> Mapping[str, torch.Tensor]:
-        """A copy of the network's parameters and buffers and of their optimizer's state, by name."""
-        return self._update.copy()
-
-    def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copies the tensors of a `dense_state` into this step's.
-
-        Raises:
-            ValueError: the state is that of another model.
-        """
-        self._update.load(state)
 
     def close(self) -> None:
         """Ends the threads."""

@@ -10,7 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.thread_pool import Shared, ThreadPool, seeded, torch_threads
 from marius_oac.models.compute.tiles import blocks
-from marius_oac.models.compute.update import Update
+from marius_oac.models.compute.update import Update, Updated
 from marius_oac.models.compute.user_code import blaming_frames
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
@@ -53,7 +53,7 @@ class Head(Protocol):
         """Ends its threads."""
 
 
-class EncodedStep:
+class EncodedStep(Updated):
     """A `types.Step` for batches of encoded nodes.
 
     Args:
@@ -151,18 +151,6 @@ class EncodedStep:
 
         own[present(data.inputs)] = gradients[:, : self._dimension]
         self.head.thread_pool.run([partial(update, *cut) for cut in blocks(0, len(rows), _BLOCK_ROWS)])
-
-    def dense_state(self) -> Mapping[str, Tensor]:
-        """A copy of the encoder's and the head's parameters with the state of their optimizers, by name."""
-        return self._update.copy()
-
-    def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copies the tensors of a `dense_state` into this step's.
-
-        Raises:
-            ValueError: the state is that of another model.
-        """
-        self._update.load(state)
 
     def close(self) -> None:
         """Closes the head."""

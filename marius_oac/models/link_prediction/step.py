@@ -11,7 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,7 +24,7 @@ from marius_oac.config.parts import WITHOUT_RELATIONS
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.thread_pool import compute_threads, torch_threads
-from marius_oac.models.compute.update import Update
+from marius_oac.models.compute.update import Update, Updated
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.models.link_prediction.handwritten import HandwrittenGradient, Relations, is_handwritten
@@ -45,7 +45,7 @@ def relation_width(config: Config) -> int:
     return make_decoder(config.model).relation_width(config.model.dimension)
 
 
-class LinkPredictionStep:
+class LinkPredictionStep(Updated):
     """Loss, gradient and row optimizer of a batch of edges.
 
     Rows in a NumPy array use the handwritten gradient for the CPU, rows in a tensor use autograd. A user's decoder or
@@ -143,18 +143,6 @@ class LinkPredictionStep:
         loss = update.dense(loss, data, timestamp)
         update.rows.update(rows, gradients, timestamp, update.factor(data))
         return loss
-
-    def dense_state(self) -> Mapping[str, torch.Tensor]:
-        """A copy of the dense parameters with their optimizer state; empty without relations, and in a head."""
-        return self._update.copy()
-
-    def load_dense_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copies the tensors of a `dense_state` into this step's.
-
-        Raises:
-            ValueError: the state is that of another model.
-        """
-        self._update.load(state)
 
     def close(self) -> None:
         """Ends the threads."""

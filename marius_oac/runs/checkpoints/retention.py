@@ -45,7 +45,7 @@ from marius_oac.runtime.files.atomic import (
     unfinished,
     write_atomically,
 )
-from marius_oac.runtime.files.untrusted import parse_json, parse_sealed, read_bounded
+from marius_oac.runtime.files.untrusted import parse_json, parse_sealed, read_if_there
 from marius_oac.storage.backing import Backing
 from marius_oac.storage.contract import ParameterStore, backing_of
 from marius_oac.storage.saved import REFERENCES
@@ -61,12 +61,9 @@ START = "start"
 def read_saved(rows: Path) -> str | None:
     """The name in a folder's `saved.json`, "" if there is no checkpoint yet; None if there is no such file, as in a
     run that an earlier version made. Raises CheckpointError if it is damaged."""
-    try:
-        content = read_bounded(rows / SAVED, error=CheckpointError)
-    except FileNotFoundError:
+    content = read_if_there(rows / SAVED, CheckpointError)
+    if content is None:
         return None
-    except OSError as error:
-        raise CheckpointError(f"can't be read: {error.strerror}", rows / SAVED) from None
     return parse_sealed(content, rows / SAVED, Saved, CheckpointError).checkpoint or ""
 
 
@@ -132,12 +129,9 @@ class Checkpoints:
     def best(self) -> str | None:
         """Name of the best checkpoint by the validation metric, or None."""
         path = self.folder / BEST
-        try:
-            content = read_bounded(path, error=CheckpointError)
-        except FileNotFoundError:
+        content = read_if_there(path, CheckpointError)
+        if content is None:
             return None
-        except OSError as error:
-            raise CheckpointError(f"can't be read: {error.strerror}", path) from None
         sealed_once = len(parse_json(content, path, dict[str, Any], CheckpointError)) > 1  # older ones have no checksum
         parse = parse_sealed if sealed_once else parse_json
         return parse(content, path, Best, CheckpointError).name

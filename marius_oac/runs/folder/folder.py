@@ -56,7 +56,7 @@ from marius_oac.runtime.files.atomic import (
     write_atomically,
     write_flushed,
 )
-from marius_oac.runtime.files.untrusted import parse_json, read_bounded
+from marius_oac.runtime.files.untrusted import parse_json, read_bounded, read_if_there
 from marius_oac.types import present
 
 CONFIG, SUMMARY, TRACE = "config.yaml", "summary.json", "trace.json"
@@ -302,12 +302,9 @@ class RunFolder:
         """The content of `summary.json`; empty while the run has not ended. Raises CheckpointError if it is damaged."""
         path, about = self.path / SUMMARY, self.about
         while True:
-            try:
-                content = read_bounded(path, error=CheckpointError)
-            except FileNotFoundError:
+            content = read_if_there(path, CheckpointError)
+            if content is None:
                 return {}
-            except OSError as error:
-                raise CheckpointError(f"can't be read: {error.strerror}", path) from None
             digest = hashlib.sha256(content).hexdigest()
             if not about.checked or digest == getattr(about.result, "summary", None):
                 return parse_json(content, path, dict[str, Any], CheckpointError, nan=True)

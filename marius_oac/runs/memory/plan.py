@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 from marius_oac.config.sections import PipelineConfig
@@ -109,9 +108,8 @@ def available(device: torch.device, folder: Path, program: int, paths: Sequence[
     Args:
         paths: folders of page files (`storage.path`).
     """
-    left = [psutil.virtual_memory().available, cgroups.headroom()]
     free = {
-        "host": min(one for one in left if one is not None) + program,
+        "host": cgroups.free_memory() + program,
         "disk": _free(_existing(folder)) + _taken(_below(folder)),
     }
     if paths:

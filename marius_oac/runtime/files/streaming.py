@@ -1,7 +1,7 @@
 """Large files, written while the next block is read, with asyncio and aiofiles.
 
 Guarantees of `write_files`:
-- Two blocks are held at a time: one is hashed and written, its files in parallel, while the next one is made. A file's
+- Two blocks are held at a time: one is written, its files in parallel, while the next one is made. A file's
   blocks are written in their order.
 - When it raises, reading and writing have ended, and none of its threads is left.
 - The first Ctrl-C that raises KeyboardInterrupt ends it after the blocks that are held. The event loop runs in its own
@@ -11,7 +11,6 @@ Guarantees of `write_files`:
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import threading
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
@@ -30,53 +29,43 @@ from marius_oac.runtime.files.npy import npy_header
 from marius_oac.runtime.workers import Workers
 
 Content = bytes | np.ndarray
-Written = dict[str, dict[str, Any]]
 
 
-def write_files(paths: Sequence[Path], blocks: Iterable[Mapping[Path, Content]], hashed: bool = True) -> Written:
+def write_files(paths: Sequence[Path], blocks: Iterable[Mapping[Path, Content]]) -> None:
     """Writes new files and flushes them to the disk.
 
     Args:
         paths: the paths of the files.
         blocks: path -> content to add to that file; an array's bytes in C order. Iterated over in another thread.
-        hashed: whether their SHA-256 is wanted.
-
-    Returns:
-        By file name `bytes`, the size, and `sha256`.
 
     Raises:
         OSError: a file can't be written. What `blocks` raises is raised as it is.
     """
-    written: Written = {}
     stopped = threading.Event()
 
     def work() -> None:
-        written.update(asyncio.run(_write(paths, iter(blocks), hashed, stopped)))
+        asyncio.run(_write(paths, iter(blocks), stopped))
 
     with Workers(on_failure=stopped.set) as workers:
         workers.start("files", 1, work, when_all_done=lambda: None)
         workers.join()
-    return written
 
 
 def write_npy_files(
     folder: Path,
     arrays: Mapping[str, tuple[tuple[int, ...], np.dtype | type]],
     blocks: Iterable[Mapping[str, np.ndarray]],
-    hashed: bool = True,
-) -> Written:
+) -> None:
     """Writes NAME.npy for each of `arrays`, by their shapes and types, from blocks of rows. As `write_files`."""
     paths = {name: folder / f"{name}.npy" for name in arrays}
     headers = {paths[name]: npy_header(*about) for name, about in arrays.items()}
     rows = ({paths[name]: content for name, content in block.items()} for block in blocks)
-    return write_files(list(paths.values()), chain([headers], rows), hashed)
+    write_files(list(paths.values()), chain([headers], rows))
 
 
-async def _write(
-    paths: Sequence[Path], blocks: Iterator[Mapping[Path, Content]], hashed: bool, stopped: threading.Event
-) -> Written:
+async def _write(paths: Sequence[Path], blocks: Iterator[Mapping[Path, Content]], stopped: threading.Event) -> None:
     async with AsyncExitStack() as stack:
-        files = {path: await stack.enter_async_context(_File(path, hashed)) for path in paths}
+        files = {path: await stack.enter_async_context(aiofiles.open(path, "wb")) for path in paths}
         # One thread makes all blocks: among several, malloc would give their memory back and get it anew each time.
         maker = stack.enter_context(ThreadPoolExecutor(1))
         make = partial(asyncio.get_running_loop().run_in_executor, maker, _next, blocks)
@@ -84,9 +73,11 @@ async def _write(
         while block is not None:
             if stopped.is_set():
                 raise Closed
-            added = (files[path].add(content) for path, content in block.items())
+            added = (files[path].write(content) for path, content in block.items())
             block, *_ = await _all(make(), *added)
-        return {path.name: await file.finish() for path, file in files.items()}
+        for file in files.values():
+            await file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
 
 
 def _next(blocks: Iterator[Mapping[Path, Content]]) -> dict[Path, Content] | None:
@@ -103,29 +94,3 @@ async def _all(*work: Awaitable[Any]) -> list[Any]:
         if isinstance(result, BaseException):
             raise result
     return results
-
-
-class _File:
-    """A file that is hashed while it is written."""
-
-    def __init__(self, path: Path, hashed: bool):
-        self._opening, self._digest = aiofiles.open(path, "wb"), hashlib.sha256() if hashed else None
-        self._bytes = 0
-
-    async def add(self, content: Content) -> None:
-        hashing = [asyncio.to_thread(self._digest.update, content)] if self._digest else []
-        await _all(self._file.write(content), *hashing)
-        self._bytes += memoryview(content).nbytes
-
-    async def finish(self) -> dict[str, Any]:
-        """Flushes the file to the disk; returns its size and SHA-256."""
-        await self._file.flush()
-        await asyncio.to_thread(os.fsync, self._file.fileno())
-        return {"bytes": self._bytes} | ({"sha256": self._digest.hexdigest()} if self._digest else {})
-
-    async def __aenter__(self) -> _File:
-        self._file = await self._opening
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._file.close()

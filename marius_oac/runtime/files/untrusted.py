@@ -82,6 +82,16 @@ def read_bounded(path: Path, most_bytes: int = MOST_BYTES, error: Error = InputE
     return content
 
 
+def read_if_there(path: Path, error: Error = InputError) -> bytes | None:
+    """As `read_bounded`; None if there is no such file. Raises InputError, or what `error` makes, else."""
+    try:
+        return read_bounded(path, error=error)
+    except FileNotFoundError:
+        return None
+    except OSError as found:
+        raise error(f"can't be read: {found.strerror}", path) from None
+
+
 def check_file(
     path: Path,
     listed: DescribedFile,

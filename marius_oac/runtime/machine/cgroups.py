@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+
 _UNLIMITED = 1 << 60  # version 1 says "no limit" with a number near 2**63
 _RECLAIMABLE = ("inactive_file", "active_file")  # cached files, which the kernel drops before it refuses
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: what the machine has available, within the limits of its groups."""
+    left = [psutil.virtual_memory().available, headroom()]
+    return min(one for one in left if one is not None)
 
 
 def headroom(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:

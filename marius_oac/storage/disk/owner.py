@@ -22,7 +22,7 @@ from typing import TypeVar
 from marius_oac.errors import InputError
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import sealed, write_atomically
-from marius_oac.runtime.files.untrusted import Described, FilePath, parse_sealed, read_bounded
+from marius_oac.runtime.files.untrusted import Described, FilePath, parse_sealed, read_if_there
 from marius_oac.storage.disk.files import LISTING, Listing
 
 OWNER = "owner.json"
@@ -129,10 +129,5 @@ def _inode(path: Path) -> str | None:
 
 def _read(path: Path, model: type[Model]) -> Model | None:
     """The content of a file; None if it doesn't exist. Raises InputError if it is damaged."""
-    try:
-        content = read_bounded(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InputError(f"can't be read: {error.strerror}", path) from None
-    return parse_sealed(content, path, model)
+    content = read_if_there(path)
+    return None if content is None else parse_sealed(content, path, model)

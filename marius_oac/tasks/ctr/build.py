@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import psutil
 import torch
 
 from marius_oac.config.ctr import CtrConfig
@@ -77,8 +76,7 @@ def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
     keys; where rows lie on disk, keys and page tables."""
     if config.keys.capacity:
         return min(config.keys.capacity, _MOST_ROWS)
-    free = [psutil.virtual_memory().available, cgroups.headroom()]
-    memory, row_bytes = _SHARE * min(one for one in free if one is not None), float(layout.row_bytes)
+    memory, row_bytes = _SHARE * cgroups.free_memory(), float(layout.row_bytes)
     if config.storage.paged:
         memory = max(memory - present(config.storage.memory), 0)
         row_bytes *= MEMORY_OF_ROWS
