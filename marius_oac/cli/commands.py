@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -51,21 +52,8 @@ def _prepare(args: argparse.Namespace) -> None:
         delimiter=args.delimiter,
         comment=args.comment,
     )
-    request = PrepareRequest(
-        out=args.out,
-        source=args.source,
-        train=args.train,
-        valid=args.valid,
-        test=args.test,
-        from_dir=args.from_dir,
-        read=read,
-        valid_fraction=args.valid_fraction,
-        test_fraction=args.test_fraction,
-        seed=args.seed,
-        unseen=args.unseen,
-        duplicates=args.duplicates,
-    )
-    report(prepare_source(request))
+    names = [each.name for each in fields(PrepareRequest) if hasattr(args, each.name)]
+    report(prepare_source(PrepareRequest(read=read, **{name: getattr(args, name) for name in names})))
 
 
 def _init(args: argparse.Namespace) -> None:
