@@ -1,6 +1,6 @@
 """The base of every task's configuration: the shared keys, reading, `--set`, errors with the key's path.
 
-Imports neither torch nor numba. Every field's docstring is its help text (`reference.py`).
+Imports neither torch nor numba. Every field's description is its help text (`reference.py`).
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ class BaseConfig(Section):
     data_grows: ClassVar[bool] = False
     how_to_ask: ClassVar[str]
 
-    seed: NonNegativeInt = 0
-    """Seed of initial values, shuffles, negatives and splits."""
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """auto, cpu, cuda or cuda:N."""
-    threads: Annotated[NonNegativeInt, Field(le=4096)] = 0
-    """Threads that compute on the CPU; 0: one per core, divided among the run's trainers there. Same bits for any
-    number."""
-    binding: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = "auto"
-    """auto: put threads and tables next to the devices that they serve; does nothing on one NUMA node. off: leave them
-    alone."""
+    seed: NonNegativeInt = Field(0, description="Seed of initial values, shuffles, negatives and splits.")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
+    threads: Annotated[NonNegativeInt, Field(le=4096)] = Field(
+        0,
+        description="Threads that compute on the CPU; 0: one per core, divided among the run's trainers there. Same "
+        "bits for any number.",
+    )
+    binding: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = Field(
+        "auto",
+        description="auto: put threads and tables next to the devices that they serve; does nothing on one NUMA node. "
+        "off: leave them alone.",
+    )
     pipeline: PipelineConfig = PipelineConfig()
     storage: StorageConfig = StorageConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

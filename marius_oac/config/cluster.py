@@ -57,34 +57,39 @@ Port = Annotated[int, Field(ge=1024, le=65535, strict=True)]
 class NodeConfig(Section):
     """One entry of `nodes`."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field("", validate_default=False)
-    """Name of the node in messages; default: its address. Under Slurm: its name in Slurm."""
-    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")]
-    """Host name or IP address by which the other nodes reach it."""
-    port: Port | None = None
-    """First port of its shard servers, one for each of its processes; default: the one after the rendezvous' port."""
-    interface: Name | None = None
-    """Network interface; default: the one that has the address."""
-    cores: PositiveInt | None = None
-    """Cores for all its trainers; default: all it may use."""
-    memory: Bytes | None = None
-    """Memory for rows, such as 64GiB, in place of the config's storage.memory."""
-    disk: Bytes | None = None
-    """Space for rows on disk, with their copies in checkpoints; default: what is free."""
-    path: Files = ()
-    """Folders for rows on disk, in place of the config's storage.path."""
-    gpus: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers)] | None = None
-    """How many GPUs, or their numbers: one for each trainer; default: the config's device."""
-    trainers: NonNegativeInt = 1
-    """Processes that train. 0: one process that only serves rows and dense parameters."""
-    shards: Annotated[float, BeforeValidator(_weight), Field(ge=0, allow_inf_nan=False)] = Field(
-        True, validate_default=True
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field(
+        "", description="Name of the node in messages; default: its address. Under Slurm: its name in Slurm.",
+        validate_default=False,
+    )  # fmt: skip
+    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$|^::1$")] = Field(
+        description="Host name or IP address by which the other nodes reach it."
     )
-    """Whether the node carries rows: true, false, or its weight beside the other nodes, such as 2."""
-    python: Name | None = None
-    """Python interpreter on the node; default: the launcher's."""
-    directory: Name | None = None
-    """Working folder on the node; default: the launcher's."""
+    port: Port | None = Field(
+        None,
+        description="First port of its shard servers, one for each of its processes; default: the one after the "
+        "rendezvous' port.",
+    )
+    interface: Name | None = Field(None, description="Network interface; default: the one that has the address.")
+    cores: PositiveInt | None = Field(None, description="Cores for all its trainers; default: all it may use.")
+    memory: Bytes | None = Field(
+        None, description="Memory for rows, such as 64GiB, in place of the config's storage.memory."
+    )
+    disk: Bytes | None = Field(
+        None, description="Space for rows on disk, with their copies in checkpoints; default: what is free."
+    )
+    path: Files = Field((), description="Folders for rows on disk, in place of the config's storage.path.")
+    gpus: Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbers)] | None = Field(
+        None, description="How many GPUs, or their numbers: one for each trainer; default: the config's device."
+    )
+    trainers: NonNegativeInt = Field(
+        1, description="Processes that train. 0: one process that only serves rows and dense parameters."
+    )
+    shards: Annotated[float, BeforeValidator(_weight), Field(ge=0, allow_inf_nan=False)] = Field(
+        True, validate_default=True,
+        description="Whether the node carries rows: true, false, or its weight beside the other nodes, such as 2.",
+    )  # fmt: skip
+    python: Name | None = Field(None, description="Python interpreter on the node; default: the launcher's.")
+    directory: Name | None = Field(None, description="Working folder on the node; default: the launcher's.")
 
     @property
     def processes(self) -> int:
@@ -124,23 +129,31 @@ class NodeConfig(Section):
 class ClusterConfig(Section):
     """All of `nodes.yaml`. `load` reads it; `local` makes the one of `--local-nodes`."""
 
-    secret: Name | None = None
-    """File with the secret that only these nodes know, beside nodes.yaml: 64 hexadecimal digits, of mode 600. Default:
-    MARIUS_OAC_SECRET; where one command starts all nodes, a new one for each run."""
-    port: Port = 29400
-    """Port of the rendezvous, on the first node."""
-    encryption: Bool = False
-    """Encrypt rows and their gradients between trainers and shards; gloo and NCCL are not encrypted."""
-    timeout: PositiveFloat = 60.0
-    """Seconds until a silent node counts as lost; three times as many when trainers start."""
-    restarts: NonNegativeInt = 0
-    """How often all trainers are restarted from the last checkpoint after one was lost; no other failure leads to a
-    restart."""
-    elastic_workers: Annotated[NonNegativeInt, Field(le=1024)] = 0
-    """Processes that may attach to the run with `marius-oac attach`, and leave, in modes that dispatch batches (all but
-    sync)."""
-    nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1)]
-    """One entry for each node."""
+    secret: Name | None = Field(
+        None,
+        description="File with the secret that only these nodes know, beside nodes.yaml: 64 hexadecimal digits, of "
+        "mode 600. Default: MARIUS_OAC_SECRET; where one command starts all nodes, a new one for each run.",
+    )
+    port: Port = Field(29400, description="Port of the rendezvous, on the first node.")
+    encryption: Bool = Field(
+        False,
+        description="Encrypt rows and their gradients between trainers and shards; gloo and NCCL are not encrypted.",
+    )
+    timeout: PositiveFloat = Field(
+        60.0,
+        description="Seconds until a silent node counts as lost; three times as many when trainers start.",
+    )
+    restarts: NonNegativeInt = Field(
+        0,
+        description="How often all trainers are restarted from the last checkpoint after one was lost; no other "
+        "failure leads to a restart.",
+    )
+    elastic_workers: Annotated[NonNegativeInt, Field(le=1024)] = Field(
+        0,
+        description="Processes that may attach to the run with `marius-oac attach`, and leave, in modes that dispatch "
+        "batches (all but sync).",
+    )
+    nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1)] = Field(description="One entry for each node.")
 
     @property
     def size(self) -> int:

@@ -38,65 +38,77 @@ def _named(value: Any) -> Any:
 class CategoricalConfig(Section):
     """A feature with one key per example."""
 
-    name: Name
-    """The column."""
-    vocabulary: Name | None = None
-    """Shares rows with the features of this vocabulary; default: own."""
-    dimension: Width | None = None
-    """Floats of a row; default: model.dimension."""
-    kind: Literal["auto", "integer", "hex", "string"] = "auto"
-    """How values become keys. integer, hex: the number itself. string: a checked fingerprint. auto: integer for
-    integers of Parquet and libsvm files, string for texts, which is all that .csv and .tsv files have."""
+    name: Name = Field(description="The column.")
+    vocabulary: Name | None = Field(None, description="Shares rows with the features of this vocabulary; default: own.")
+    dimension: Width | None = Field(None, description="Floats of a row; default: model.dimension.")
+    kind: Literal["auto", "integer", "hex", "string"] = Field(
+        "auto",
+        description="How values become keys. integer, hex: the number itself. string: a checked fingerprint. auto: "
+        "integer for integers of Parquet and libsvm files, string for texts, which is all that .csv and .tsv files "
+        "have.",
+    )
 
 
 class BagConfig(CategoricalConfig):
     """A feature with several keys per example, whose rows are pooled."""
 
-    separator: Name = "|"
-    """Between the values of a text column; lists need none."""
-    pooling: Literal["sum", "mean"] = "sum"
-    """How the rows of a bag are combined: sum or mean."""
-    max_values: PositiveInt = 64
-    """Values of a bag that are kept, from the first on; the others are counted."""
-    pool_at: Literal["trainer", "shard"] = "trainer"
-    """Over several nodes, where the rows of a bag are summed: by the trainer, or on each shard those that it has, which
-    moves less data where bags are long and seldom share keys."""
+    separator: Name = Field("|", description="Between the values of a text column; lists need none.")
+    pooling: Literal["sum", "mean"] = Field("sum", description="How the rows of a bag are combined: sum or mean.")
+    max_values: PositiveInt = Field(
+        64, description="Values of a bag that are kept, from the first on; the others are counted."
+    )
+    pool_at: Literal["trainer", "shard"] = Field(
+        "trainer",
+        description="Over several nodes, where the rows of a bag are summed: by the trainer, or on each shard those "
+        "that it has, which moves less data where bags are long and seldom share keys.",
+    )
 
 
 class SequenceConfig(CategoricalConfig):
     """A feature with a sequence of keys per example."""
 
-    separator: Name = "|"
-    """Between the values of a text column; lists need none."""
-    max_values: PositiveInt = 64
-    """Values of a sequence that are kept, up to the last; the others are counted."""
+    separator: Name = Field("|", description="Between the values of a text column; lists need none.")
+    max_values: PositiveInt = Field(
+        64, description="Values of a sequence that are kept, up to the last; the others are counted."
+    )
 
 
 class NumericConfig(Section):
     """A numeric column."""
 
-    name: Name
-    """The column."""
-    transform: Literal["auto", "none", "standardize", "log1p", "quantiles", "log_squared"] = "auto"
-    """auto: one of the others, by the first examples of the log. none: as it is. standardize: (x - center) / scale,
-    limited to -10 and 10. log1p: the same of ln(1 + x), of -ln(1 - x) where x < 0. quantiles: a categorical feature,
-    whose value is the bucket that x falls into. log_squared: ln(x)^2 where x > 2."""
-    clip: tuple[Number, Number] | None = None
-    """Smallest and largest value; values outside are set to these before the transform."""
-    center: Number | None = None
-    """standardize, log1p; default: the mean of the first examples."""
-    scale: PositiveFloat | None = None
-    """standardize, log1p; default: the standard deviation of the first examples."""
-    buckets: Annotated[int, Field(ge=2, le=65536, strict=True)] | None = None
-    """quantiles: number of buckets, roughly; default: 32."""
-    edges: tuple[Number, ...] | None = None
-    """quantiles: where one bucket ends and the next begins, ascending; default: so that the first examples fill buckets
-    evenly, frequent values by themselves."""
-    missing: Literal["refuse", "median"] | Number | None = None
-    """data.missing_numbers for this column: refuse, median or a number; default: the same, but with `indicator` never
-    refuse."""
-    indicator: Bool = False
-    """Tell the model that a number is missing: by an additional number, 1 or 0; quantiles: by a separate bucket."""
+    name: Name = Field(description="The column.")
+    transform: Literal["auto", "none", "standardize", "log1p", "quantiles", "log_squared"] = Field(
+        "auto",
+        description="auto: one of the others, by the first examples of the log. none: as it is. standardize: "
+        "(x - center) / scale, limited to -10 and 10. log1p: the same of ln(1 + x), of -ln(1 - x) where x < 0. "
+        "quantiles: a categorical feature, whose value is the bucket that x falls into. log_squared: ln(x)^2 where "
+        "x > 2.",
+    )
+    clip: tuple[Number, Number] | None = Field(
+        None, description="Smallest and largest value; values outside are set to these before the transform."
+    )
+    center: Number | None = Field(None, description="standardize, log1p; default: the mean of the first examples.")
+    scale: PositiveFloat | None = Field(
+        None, description="standardize, log1p; default: the standard deviation of the first examples."
+    )
+    buckets: Annotated[int, Field(ge=2, le=65536, strict=True)] | None = Field(
+        None, description="quantiles: number of buckets, roughly; default: 32."
+    )
+    edges: tuple[Number, ...] | None = Field(
+        None,
+        description="quantiles: where one bucket ends and the next begins, ascending; default: so that the first "
+        "examples fill buckets evenly, frequent values by themselves.",
+    )
+    missing: Literal["refuse", "median"] | Number | None = Field(
+        None,
+        description="data.missing_numbers for this column: refuse, median or a number; default: the same, but with "
+        "`indicator` never refuse.",
+    )
+    indicator: Bool = Field(
+        False,
+        description="Tell the model that a number is missing: by an additional number, 1 or 0; quantiles: by a "
+        "separate bucket.",
+    )
 
     @property
     def raw(self) -> bool:
@@ -139,11 +151,12 @@ def _texts(value: Any) -> Any:
 class LabelConfig(Section):
     """The column of labels."""
 
-    column: Name
-    """The column."""
-    positive: Annotated[tuple[Name, ...], BeforeValidator(_texts), Field(min_length=1)] | None = None
-    """The value, or values, that mean 1; all others mean 0. Default: 1, true, t, yes and y mean 1, 0, false, f, no and
-    n mean 0, whatever the case."""
+    column: Name = Field(description="The column.")
+    positive: Annotated[tuple[Name, ...], BeforeValidator(_texts), Field(min_length=1)] | None = Field(
+        None,
+        description="The value, or values, that mean 1; all others mean 0. Default: 1, true, t, yes and y mean 1, 0, "
+        "false, f, no and n mean 0, whatever the case.",
+    )
 
 
 def _column(value: Any) -> Any:
@@ -162,37 +175,31 @@ Sequence = Annotated[SequenceConfig, BeforeValidator(_named)]
 class LogConfig(Section):
     """`data` of a click log."""
 
-    train: Files = Field(min_length=1)
-    """Files or patterns of the training log, in order; a pattern's files by name."""
-    valid: Files = ()
-    """Files or patterns to validate on."""
-    test: Files = ()
-    """Files or patterns to test on."""
-    format: Literal["auto", "csv", "parquet", "libsvm"] = "auto"
-    """auto: by the files' suffix; csv is any delimited text."""
-    delimiter: Name | None = None
-    """Of text files; default: a tab for .tsv and .txt, else a comma."""
-    columns: tuple[Name, ...] = ()
-    """Names of the columns of text files without a header line."""
-    label: Label = Field("label", validate_default=True)
-    """The column with the label: its name, or a section."""
-    numeric: tuple[Numeric, ...] = ()
-    """Columns of numbers: names, or sections."""
-    categorical: tuple[Categorical, ...] = ()
-    """Columns of one value: names, or sections."""
-    multi_valued: tuple[Bag, ...] = ()
-    """Columns of several values in no order."""
-    sequences: tuple[Sequence, ...] = ()
-    """Columns of several values in order, the newest last."""
-    ignored: tuple[Name, ...] = ()
-    """Columns that the files have and the model does not use."""
-    missing_numbers: Literal["refuse", "median"] | Number = "refuse"
-    """What an empty, NaN or infinite number becomes, before the transform: refuse (an error), median (of the column's
-    first examples) or a number."""
-    log_numbers: Bool = False
-    """Use log_squared for columns of transform auto."""
-    shuffle: NonNegativeInt = 0
-    """Shuffle examples within ranges of so many; 0: file order."""
+    train: Files = Field(
+        min_length=1, description="Files or patterns of the training log, in order; a pattern's files by name."
+    )
+    valid: Files = Field((), description="Files or patterns to validate on.")
+    test: Files = Field((), description="Files or patterns to test on.")
+    format: Literal["auto", "csv", "parquet", "libsvm"] = Field(
+        "auto", description="auto: by the files' suffix; csv is any delimited text."
+    )
+    delimiter: Name | None = Field(None, description="Of text files; default: a tab for .tsv and .txt, else a comma.")
+    columns: tuple[Name, ...] = Field((), description="Names of the columns of text files without a header line.")
+    label: Label = Field(
+        "label", validate_default=True, description="The column with the label: its name, or a section."
+    )
+    numeric: tuple[Numeric, ...] = Field((), description="Columns of numbers: names, or sections.")
+    categorical: tuple[Categorical, ...] = Field((), description="Columns of one value: names, or sections.")
+    multi_valued: tuple[Bag, ...] = Field((), description="Columns of several values in no order.")
+    sequences: tuple[Sequence, ...] = Field((), description="Columns of several values in order, the newest last.")
+    ignored: tuple[Name, ...] = Field((), description="Columns that the files have and the model does not use.")
+    missing_numbers: Literal["refuse", "median"] | Number = Field(
+        "refuse",
+        description="What an empty, NaN or infinite number becomes, before the transform: refuse (an error), median "
+        "(of the column's first examples) or a number.",
+    )
+    log_numbers: Bool = Field(False, description="Use log_squared for columns of transform auto.")
+    shuffle: NonNegativeInt = Field(0, description="Shuffle examples within ranges of so many; 0: file order.")
 
     @model_validator(mode="before")
     @classmethod
@@ -267,61 +274,44 @@ class LogConfig(Section):
 class NetworkConfig(Section):
     """`model`: the network and its sizes."""
 
-    network: Annotated[Name, MODULE] = "deepfm"
-    """lr, fm, deepfm, dlrm, dcnv2, dien, youtubednn, or FILE.py:CLASS, a module of your own."""
-    dimension: Width = 16
-    """Floats of a feature's row, where the feature does not say."""
-    hidden: tuple[Width, ...] = (400, 400, 400)
-    """Widths of the top network's layers."""
-    bottom: tuple[Width, ...] = (512, 256)
-    """DLRM: hidden widths of the numbers' network."""
-    cross_layers: Workers = 3
-    """DCNv2: cross layers."""
-    batch_norm: Bool = False
-    """Batch normalisation after each hidden layer."""
-    dropout: Fraction = 0.0
-    """Share of hidden units that a training batch leaves out."""
-    target: Name | None = None
-    """DIEN, YouTubeDNN: the feature that the sequences lead up to."""
-    init_scale: PositiveFloat = 1e-2
-    """Standard deviation of the rows' initial values."""
+    network: Annotated[Name, MODULE] = Field(
+        "deepfm", description="lr, fm, deepfm, dlrm, dcnv2, dien, youtubednn, or FILE.py:CLASS, a module of your own."
+    )
+    dimension: Width = Field(16, description="Floats of a feature's row, where the feature does not say.")
+    hidden: tuple[Width, ...] = Field((400, 400, 400), description="Widths of the top network's layers.")
+    bottom: tuple[Width, ...] = Field((512, 256), description="DLRM: hidden widths of the numbers' network.")
+    cross_layers: Workers = Field(3, description="DCNv2: cross layers.")
+    batch_norm: Bool = Field(False, description="Batch normalisation after each hidden layer.")
+    dropout: Fraction = Field(0.0, description="Share of hidden units that a training batch leaves out.")
+    target: Name | None = Field(None, description="DIEN, YouTubeDNN: the feature that the sequences lead up to.")
+    init_scale: PositiveFloat = Field(1e-2, description="Standard deviation of the rows' initial values.")
 
 
 class KeysConfig(Section):
     """`keys`: when keys get rows, and when they are dropped."""
 
-    admit_after: PositiveInt = 1
-    """A key gets its own row when seen so often; before, a shared one."""
-    drop_after: NonNegativeInt = 0
-    """Keys not seen for so many files are dropped; 0: never."""
-    capacity: NonNegativeInt = 0
-    """Most rows of a table; 0: what fits into free memory."""
+    admit_after: PositiveInt = Field(1, description="A key gets its own row when seen so often; before, a shared one.")
+    drop_after: NonNegativeInt = Field(0, description="Keys not seen for so many files are dropped; 0: never.")
+    capacity: NonNegativeInt = Field(0, description="Most rows of a table; 0: what fits into free memory.")
 
 
 class CtrTrainingConfig(Section):
     """`training` of click models."""
 
-    epochs: PositiveInt = 1
-    """Passes over the log."""
-    batch_size: PositiveInt = 4096
-    """Examples per batch; a file's last batch may be shorter."""
+    epochs: PositiveInt = Field(1, description="Passes over the log.")
+    batch_size: PositiveInt = Field(4096, description="Examples per batch; a file's last batch may be shorter.")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=0.05)
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
-    embedding_l2: NonNegativeFloat = 0.0
-    """L2 penalty on the rows of a batch, half its factor."""
-    progressive: Bool = False
-    """Each file is first predicted, then trained on."""
-    early_stopping: EarlyStoppingConfig | None = None
-    """Stop when validation no longer improves."""
+    embedding_l2: NonNegativeFloat = Field(0.0, description="L2 penalty on the rows of a batch, half its factor.")
+    progressive: Bool = Field(False, description="Each file is first predicted, then trained on.")
+    early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
 
 
 class CtrEvaluationConfig(Section):
     """`evaluation` of click models."""
 
-    every: NonNegativeInt = 1
-    """Epochs between validations; 0: never."""
-    batch_size: PositiveInt = 16384
-    """Examples predicted at once."""
+    every: NonNegativeInt = Field(1, description="Epochs between validations; 0: never.")
+    batch_size: PositiveInt = Field(16384, description="Examples predicted at once.")
 
 
 class CtrConfig(BaseConfig):

@@ -28,33 +28,36 @@ _USED_BY = {
 class DenseConfig(Section):
     """`dense`: how nodes agree on dense parameters."""
 
-    kind: Literal["allreduce", "kstep", "easgd", "ma", "bmuf"] = "allreduce"
-    """allreduce: gradients are summed in every iteration. kstep: Adam whose replicas merge every k steps. easgd, ma,
-    bmuf: replicas are drawn to each other while training goes on. A resumed run may use another kind; kstep needs
-    Adam."""
-    k: PositiveInt = 10
-    """kstep: steps between merges."""
-    warm_up: NonNegativeInt = 1000
-    """kstep: first steps, each of which ends in a merge, until the second moment is reliable."""
-    beta1: Beta = 0.0
-    """kstep: decay of the first moment."""
-    beta2: Beta = 0.999
-    """kstep: decay of the second moment."""
-    epsilon: PositiveFloat = 1e-8
-    """kstep: the second moment before the first step, and its minimum where a run changes to kstep."""
-    alpha: Annotated[Number, Field(gt=0, le=1)] = 0.5
-    """easgd, ma, bmuf: how far a synchronisation draws a replica to the common value, 0 to 1."""
-    sync_every: PositiveInt | None = None
-    """easgd, ma, bmuf: iterations between synchronisations, in the background at least; default: 5, in the background
-    1."""
-    background: Bool = True
-    """easgd, ma, bmuf: a thread synchronises, and training does not wait for it."""
-    eta: PositiveFloat = 1.0
-    """bmuf: the global model's step towards the mean of the replicas."""
-    momentum: Beta = 0.0
-    """bmuf: momentum of these steps."""
-    nesterov: Bool = False
-    """bmuf: the momentum looks ahead (DiLoCo's outer step)."""
+    kind: Literal["allreduce", "kstep", "easgd", "ma", "bmuf"] = Field(
+        "allreduce",
+        description="allreduce: gradients are summed in every iteration. kstep: Adam whose replicas merge every k "
+        "steps. easgd, ma, bmuf: replicas are drawn to each other while training goes on. A resumed run may use "
+        "another kind; kstep needs Adam.",
+    )
+    k: PositiveInt = Field(10, description="kstep: steps between merges.")
+    warm_up: NonNegativeInt = Field(
+        1000, description="kstep: first steps, each of which ends in a merge, until the second moment is reliable."
+    )
+    beta1: Beta = Field(0.0, description="kstep: decay of the first moment.")
+    beta2: Beta = Field(0.999, description="kstep: decay of the second moment.")
+    epsilon: PositiveFloat = Field(
+        1e-8,
+        description="kstep: the second moment before the first step, and its minimum where a run changes to kstep.",
+    )
+    alpha: Annotated[Number, Field(gt=0, le=1)] = Field(
+        0.5, description="easgd, ma, bmuf: how far a synchronisation draws a replica to the common value, 0 to 1."
+    )
+    sync_every: PositiveInt | None = Field(
+        None,
+        description="easgd, ma, bmuf: iterations between synchronisations, in the background at least; default: 5, "
+        "in the background 1.",
+    )
+    background: Bool = Field(
+        True, description="easgd, ma, bmuf: a thread synchronises, and training does not wait for it."
+    )
+    eta: PositiveFloat = Field(1.0, description="bmuf: the global model's step towards the mean of the replicas.")
+    momentum: Beta = Field(0.0, description="bmuf: momentum of these steps.")
+    nesterov: Bool = Field(False, description="bmuf: the momentum looks ahead (DiLoCo's outer step).")
 
     @property
     def iterations_between(self) -> int:

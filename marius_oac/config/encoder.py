@@ -1,6 +1,6 @@
 """The `encoder` section of a configuration: layers that make a node's value from its neighbourhood's.
 
-Imports neither torch nor numba. Every field's docstring is its help text.
+Imports neither torch nor numba. Every field's description is its help text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _DIMENSION = "default: model.dimension, and in the last layer of a classificatio
 class SageConfig(Section):
     """A GraphSAGE layer."""
 
-    kind: Literal["sage"]
-    """A GraphSAGE layer."""
+    kind: Literal["sage"] = Field(description="A GraphSAGE layer.")
     neighbors: Neighbors = _NEIGHBORS
     dimension: Width | None = Field(None, description=f"Floats of an output; {_DIMENSION}")
-    aggregator: Literal["mean", "gcn"] = "mean"
-    """mean: mean of the neighbours, concatenated with the node itself; gcn: mean of both together."""
+    aggregator: Literal["mean", "gcn"] = Field(
+        "mean",
+        description="mean: mean of the neighbours, concatenated with the node itself; gcn: mean of both together.",
+    )
 
     def width(self, last: bool) -> int:
         """Floats of an output, of a layer that is `resolved`."""
@@ -36,16 +37,14 @@ class SageConfig(Section):
 class GatConfig(Section):
     """A GAT layer."""
 
-    kind: Literal["gat"]
-    """A graph attention layer."""
+    kind: Literal["gat"] = Field(description="A graph attention layer.")
     neighbors: Neighbors = _NEIGHBORS
     dimension: Width | None = Field(None, description=f"Floats of each head's output; {_DIMENSION}")
-    heads: Width = 4
-    """Attention heads."""
-    merge: Literal["concat", "mean"] | None = None
-    """Heads side by side, or their mean; default: the mean in the last layer."""
-    attend_to_self: Bool = True
-    """Whether a node is one of its own neighbours."""
+    heads: Width = Field(4, description="Attention heads.")
+    merge: Literal["concat", "mean"] | None = Field(
+        None, description="Heads side by side, or their mean; default: the mean in the last layer."
+    )
+    attend_to_self: Bool = Field(True, description="Whether a node is one of its own neighbours.")
 
     def merged(self, last: bool) -> Literal["concat", "mean"]:
         """`merge`, or its default."""
@@ -59,11 +58,11 @@ class GatConfig(Section):
 class ModuleConfig(Section):
     """A layer from a user's file."""
 
-    kind: Literal["module"]
-    """A layer of your own."""
+    kind: Literal["module"] = Field(description="A layer of your own.")
     neighbors: Neighbors = _NEIGHBORS
-    module: Annotated[Name, MODULE]
-    """FILE.py:NAME, a function or class that makes the layer from the width of its input."""
+    module: Annotated[Name, MODULE] = Field(
+        description="FILE.py:NAME, a function or class that makes the layer from the width of its input."
+    )
 
 
 Layer = Annotated[SageConfig | GatConfig | ModuleConfig, Field(discriminator="kind")]
@@ -72,18 +71,22 @@ Layer = Annotated[SageConfig | GatConfig | ModuleConfig, Field(discriminator="ki
 class EncoderConfig(Section):
     """`encoder`: its inputs, layers and optimizer."""
 
-    layers: tuple[Layer, ...] = Field(min_length=1)
-    """Layers, from the outermost neighbours to the node itself."""
-    direction: Literal["in", "out", "both"] = "both"
-    """in: neighbours are where edges to a node come from; out: where its edges lead to; both."""
-    embeddings: Annotated[NonNegativeInt, Field(le=1 << 20)] | None = None
-    """Floats of each node's trained row; 0: no rows. Default: model.dimension, and 0 where there are features."""
-    features: Annotated[Name | None, FILE] = None
-    """Parquet file with the columns `name` and `features`, a list of floats for each node."""
-    dropout: Beta = 0.0
-    """Dropout probability of each layer's inputs in training."""
-    sampler: Literal["own", "dgl"] = "own"
-    """Neighbour sampler: own, or dgl, an optional dependency."""
+    layers: tuple[Layer, ...] = Field(
+        min_length=1, description="Layers, from the outermost neighbours to the node itself."
+    )
+    direction: Literal["in", "out", "both"] = Field(
+        "both", description="in: neighbours are where edges to a node come from; out: where its edges lead to; both."
+    )
+    embeddings: Annotated[NonNegativeInt, Field(le=1 << 20)] | None = Field(
+        None,
+        description="Floats of each node's trained row; 0: no rows. Default: model.dimension, and 0 "
+        "where there are features.",
+    )
+    features: Annotated[Name | None, FILE] = Field(
+        None, description="Parquet file with the columns `name` and `features`, a list of floats for each node."
+    )
+    dropout: Beta = Field(0.0, description="Dropout probability of each layer's inputs in training.")
+    sampler: Literal["own", "dgl"] = Field("own", description="Neighbour sampler: own, or dgl, an optional dependency.")
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
 
     def resolved(self, dimension: int, last: int | None = None) -> EncoderConfig:

@@ -46,19 +46,18 @@ class ModelConfig(Section):
         description=f"Score function of an edge; default for a graph without relations: {WITHOUT_RELATIONS}. "
         + values_of(DECODERS),
     )
-    dimension: Width = 100
-    """Floats per entity, as the score function sees it; complex and rotate use two floats a number."""
-    norm: Annotated[Literal[1, 2], BeforeValidator(no_bool)] = 2
-    """TransE's distance: L1 or L2."""
-    reciprocal: Bool = False
-    """Add each edge reversed, with an inverse relation; replace tails only."""
+    dimension: Width = Field(
+        100,
+        description="Floats per entity, as the score function sees it; complex and rotate use two floats a number.",
+    )
+    norm: Annotated[Literal[1, 2], BeforeValidator(no_bool)] = Field(2, description="TransE's distance: L1 or L2.")
+    reciprocal: Bool = Field(False, description="Add each edge reversed, with an inverse relation; replace tails only.")
     init: InitialName = Field(
         "normal",
         description="Distribution of the rows' initial values. "
         + values_of(INITIALS, "FILE.py:NAME, a function of your own (relations: normal)"),
     )
-    init_scale: PositiveFloat = 1e-3
-    """Half-width (uniform) or standard deviation (normal)."""
+    init_scale: PositiveFloat = Field(1e-3, description="Half-width (uniform) or standard deviation (normal).")
 
     @property
     def relation_init(self) -> str:
@@ -75,28 +74,30 @@ class ModelConfig(Section):
 class NegativesConfig(Section):
     """`training.negatives`."""
 
-    count: PositiveInt = 500
-    """Negatives shared by all edges of a chunk, per side."""
-    chunks: PositiveInt = 1
-    """Chunks that a batch is split into; each has its own negatives."""
-    degree_fraction: Fraction = 0.0
-    """Share of negatives drawn by degree; the rest are uniform."""
-    all: Bool = False
-    """Every entity is a negative (count, chunks, degree_fraction are not used)."""
+    count: PositiveInt = Field(500, description="Negatives shared by all edges of a chunk, per side.")
+    chunks: PositiveInt = Field(1, description="Chunks that a batch is split into; each has its own negatives.")
+    degree_fraction: Fraction = Field(0.0, description="Share of negatives drawn by degree; the rest are uniform.")
+    all: Bool = Field(False, description="Every entity is a negative (count, chunks, degree_fraction are not used).")
 
 
 class OrderingConfig(Section):
     """`training.ordering`: the order in which edges are trained."""
 
-    kind: Literal["shuffle", "beta", "comet"] = "shuffle"
-    """shuffle: any edge may be in any batch. beta, comet: edges and negatives come from the partitions of nodes in a
-    buffer: less is read from disk, and quality suffers."""
-    partitions: Annotated[int, Field(ge=3, le=1024, strict=True)] | None = None
-    """beta, comet: partitions of nodes, each of consecutive ids."""
-    buffer: Annotated[int, Field(ge=2, strict=True)] | None = None
-    """beta, comet: partitions in the buffer, fewer than all."""
-    logical: Annotated[int, Field(ge=3, strict=True)] | None = None
-    """comet: groups of partitions, drawn every epoch, that move as one; default: 2 partitions / buffer."""
+    kind: Literal["shuffle", "beta", "comet"] = Field(
+        "shuffle",
+        description="shuffle: any edge may be in any batch. beta, comet: edges and negatives come from the "
+        "partitions of nodes in a buffer: less is read from disk, and quality suffers.",
+    )
+    partitions: Annotated[int, Field(ge=3, le=1024, strict=True)] | None = Field(
+        None, description="beta, comet: partitions of nodes, each of consecutive ids."
+    )
+    buffer: Annotated[int, Field(ge=2, strict=True)] | None = Field(
+        None, description="beta, comet: partitions in the buffer, fewer than all."
+    )
+    logical: Annotated[int, Field(ge=3, strict=True)] | None = Field(
+        None,
+        description="comet: groups of partitions, drawn every epoch, that move as one; default: 2 partitions / buffer.",
+    )
 
     @property
     def groups(self) -> int:
@@ -145,54 +146,48 @@ class LossConfig(Section):
     """`training.loss`."""
 
     kind: LossName = Field("softmax", description=f"Training loss. {values_of(LOSSES)}")
-    margin: PositiveFloat = 1.0
-    """Margin of margin ranking, gamma of self-adversarial sampling."""
-    temperature: PositiveFloat = 1.0
-    """Temperature of self-adversarial weights."""
+    margin: PositiveFloat = Field(1.0, description="Margin of margin ranking, gamma of self-adversarial sampling.")
+    temperature: PositiveFloat = Field(1.0, description="Temperature of self-adversarial weights.")
 
 
 class RegularizationConfig(Section):
     """`training.regularization`."""
 
-    kind: Literal["none", "l2", "n3"] = "none"
-    """Penalty on the embeddings of a batch's edges."""
-    weight: NonNegativeFloat = 0.0
-    """Factor of the penalty, averaged over the batch."""
+    kind: Literal["none", "l2", "n3"] = Field("none", description="Penalty on the embeddings of a batch's edges.")
+    weight: NonNegativeFloat = Field(0.0, description="Factor of the penalty, averaged over the batch.")
 
 
 class TrainingConfig(Section):
     """`training` of link prediction."""
 
-    epochs: PositiveInt = 10
-    """Passes over the training edges."""
-    batch_size: PositiveInt = 1000
-    """Edges per batch."""
+    epochs: PositiveInt = Field(10, description="Passes over the training edges.")
+    batch_size: PositiveInt = Field(1000, description="Edges per batch.")
     ordering: OrderingConfig = OrderingConfig()
     negatives: NegativesConfig = NegativesConfig()
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    early_stopping: EarlyStoppingConfig | None = None
-    """Stop when validation no longer improves."""
+    early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
 
 
 class EvaluationConfig(Section):
     """`evaluation` of link prediction."""
 
-    every: NonNegativeInt = 1
-    """Epochs between evaluations on the validation set; 0: never."""
-    candidates: Literal["all"] | PositiveInt = "all"
-    """Rank against all entities, or against so many drawn ones."""
-    degree_fraction: Fraction = 0.0
-    """Share of drawn candidates that are drawn by degree."""
-    filtered: Bool = True
-    """Leave other known true answers out of the ranking."""
-    max_edges: NonNegativeInt = 10_000
-    """Edges to validate on between epochs, drawn by the seed, the same each time; 0: all. The final results use all."""
-    memory: PositiveInt = 256
-    """MiB of scores held at once."""
-    metrics: OwnMetrics = ()
-    """More metrics: FILE.py:NAME of functions of your own, each from ranks to a number."""
+    every: NonNegativeInt = Field(1, description="Epochs between evaluations on the validation set; 0: never.")
+    candidates: Literal["all"] | PositiveInt = Field(
+        "all", description="Rank against all entities, or against so many drawn ones."
+    )
+    degree_fraction: Fraction = Field(0.0, description="Share of drawn candidates that are drawn by degree.")
+    filtered: Bool = Field(True, description="Leave other known true answers out of the ranking.")
+    max_edges: NonNegativeInt = Field(
+        10_000,
+        description="Edges to validate on between epochs, drawn by the seed, the same each time; 0: all. The final "
+        "results use all.",
+    )
+    memory: PositiveInt = Field(256, description="MiB of scores held at once.")
+    metrics: OwnMetrics = Field(
+        (), description="More metrics: FILE.py:NAME of functions of your own, each from ranks to a number."
+    )
 
 
 class Config(BaseConfig):
@@ -201,12 +196,14 @@ class Config(BaseConfig):
 
     how_to_ask = "was trained for link prediction: name an entity with --head or --tail"
 
-    task: Literal["graph"] = "graph"
-    """graph: link prediction; node_classification: classes of nodes; ctr: click-through rates."""
+    task: Literal["graph"] = Field(
+        "graph", description="graph: link prediction; node_classification: classes of nodes; ctr: click-through rates."
+    )
     data: GraphDataConfig
     model: ModelConfig = ModelConfig()
-    encoder: EncoderConfig | None = None
-    """Layers between the nodes' rows and the score function; default: none."""
+    encoder: EncoderConfig | None = Field(
+        None, description="Layers between the nodes' rows and the score function; default: none."
+    )
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 

@@ -16,28 +16,29 @@ ModeName = Literal["sync", "gba", "async", "bsp", "hop-bs", "hop-bw"]
 class ModesConfig(Section):
     """`nodes.mode_options`: settings of the modes other than sync."""
 
-    parts: PositiveInt | None = None
-    """Local batches that a global batch, `training.batch_size`, is cut into; default: one per trainer."""
-    window: PositiveInt = 1
-    """Batches of a trainer between pull and push; more of them make gradients staler."""
-    decay: Literal["threshold", "polynomial", "exponential"] = "threshold"
-    """gba: weight of a gradient that is s > 0 steps stale. threshold: 1 up to `threshold` steps, then 0. polynomial: (1
-    + s) ** -power. exponential: rate ** s."""
-    threshold: NonNegativeInt = 3
-    """gba, threshold: steps."""
-    power: PositiveFloat = 1.0
-    """gba, polynomial: the exponent."""
-    rate: Annotated[Number, Field(gt=0, le=1)] = 0.5
-    """gba, exponential: the base."""
-    rows_over: Literal["gradients", "holders"] = "gradients"
-    """Divisor of the sum of a row's gradients. gradients: all gradients of the step, as in sync. holders: those that
-    hold the row, as in the GBA paper, which needs another learning rate."""
-    ahead: NonNegativeInt = 2
-    """hop-bs: how many batches a trainer may be ahead of the slowest one."""
-    gradients: PositiveInt = 20
-    """bsp: gradients that make a step."""
-    backups: NonNegativeInt = 1
-    """hop-bw: number of slowest trainers that a step does not wait for."""
+    parts: PositiveInt | None = Field(
+        None,
+        description="Local batches that a global batch, `training.batch_size`, is cut into; default: one per trainer.",
+    )
+    window: PositiveInt = Field(
+        1, description="Batches of a trainer between pull and push; more of them make gradients staler."
+    )
+    decay: Literal["threshold", "polynomial", "exponential"] = Field(
+        "threshold",
+        description="gba: weight of a gradient that is s > 0 steps stale. threshold: 1 up to `threshold` steps, then "
+        "0. polynomial: (1 + s) ** -power. exponential: rate ** s.",
+    )
+    threshold: NonNegativeInt = Field(3, description="gba, threshold: steps.")
+    power: PositiveFloat = Field(1.0, description="gba, polynomial: the exponent.")
+    rate: Annotated[Number, Field(gt=0, le=1)] = Field(0.5, description="gba, exponential: the base.")
+    rows_over: Literal["gradients", "holders"] = Field(
+        "gradients",
+        description="Divisor of the sum of a row's gradients. gradients: all gradients of the step, as in sync. "
+        "holders: those that hold the row, as in the GBA paper, which needs another learning rate.",
+    )
+    ahead: NonNegativeInt = Field(2, description="hop-bs: how many batches a trainer may be ahead of the slowest one.")
+    gradients: PositiveInt = Field(20, description="bsp: gradients that make a step.")
+    backups: NonNegativeInt = Field(1, description="hop-bw: number of slowest trainers that a step does not wait for.")
 
     def rules(self) -> dict[str, Any]:
         """The settings as keyword arguments of `make_mode`."""
@@ -48,27 +49,31 @@ class ModesConfig(Section):
 class SwitchConfig(Section):
     """One planned change of the mode, from a global batch on."""
 
-    at: PositiveInt
-    """The first global batch in that mode."""
-    mode: ModeName
-    """As `nodes.mode`."""
+    at: PositiveInt = Field(description="The first global batch in that mode.")
+    mode: ModeName = Field(description="As `nodes.mode`.")
 
 
 class LoadConfig(Section):
     """`nodes.load`: artificial load, for experiments."""
 
-    trainers: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
-    """Numbers of the slow trainers, from 0, in the order of nodes.yaml."""
-    factor: Annotated[Number, Field(ge=1)] = 1.0
-    """Factor by which a batch takes longer; factors of overlapping entries are multiplied."""
-    seconds: NonNegativeFloat = 0.0
-    """Least seconds of a batch at full speed: emulates a separate machine."""
-    begin: NonNegativeFloat = 0.0
-    """Start of the slowdown, in seconds since the process began its first batch."""
-    end: PositiveFloat | None = None
-    """End of the slowdown, in the same seconds; default: the end of the run."""
-    period: PositiveFloat | None = None
-    """Seconds after which the slowdown repeats; default: it does not."""
+    trainers: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = Field(
+        description="Numbers of the slow trainers, from 0, in the order of nodes.yaml."
+    )
+    factor: Annotated[Number, Field(ge=1)] = Field(
+        1.0, description="Factor by which a batch takes longer; factors of overlapping entries are multiplied."
+    )
+    seconds: NonNegativeFloat = Field(
+        0.0, description="Least seconds of a batch at full speed: emulates a separate machine."
+    )
+    begin: NonNegativeFloat = Field(
+        0.0, description="Start of the slowdown, in seconds since the process began its first batch."
+    )
+    end: PositiveFloat | None = Field(
+        None, description="End of the slowdown, in the same seconds; default: the end of the run."
+    )
+    period: PositiveFloat | None = Field(
+        None, description="Seconds after which the slowdown repeats; default: it does not."
+    )
 
     @model_validator(mode="after")
     def _times(self) -> LoadConfig:
@@ -82,32 +87,37 @@ class LoadConfig(Section):
 class AutoConfig(Section):
     """The rules by which mode auto changes."""
 
-    every: PositiveInt = 50
-    """auto: global batches between two decisions; training pauses for each."""
-    margin: NonNegativeFloat = 0.03
-    """auto: gain in global examples/s at which gba is used instead of sync; 0.03 is 3 %."""
-    patience: PositiveInt = 2
-    """auto: decisions in a row that must favour a switch."""
+    every: PositiveInt = Field(50, description="auto: global batches between two decisions; training pauses for each.")
+    margin: NonNegativeFloat = Field(
+        0.03, description="auto: gain in global examples/s at which gba is used instead of sync; 0.03 is 3 %."
+    )
+    patience: PositiveInt = Field(2, description="auto: decisions in a row that must favour a switch.")
 
 
 class NodesConfig(Section):
     """`nodes`: settings of a run on several nodes, unused on one node."""
 
-    packing: Literal["measured", "even"] = "measured"
-    """How rows are placed on nodes. measured: by the look-ups of the first batches, so that the load is even. even: by
-    the hash of the key alone. Both respect `shards`, `memory` and `disk` of nodes.yaml."""
-    mode: Literal[ModeName, "auto"] = "sync"
-    """sync: all trainers compute a slice of every global batch (with `pipeline.mode: async` each at its own pace). The
-    other modes dispatch local batches to trainers that are free. gba: a step takes as many gradients as a global batch
-    has, and late ones decay, so sync's learning rates hold. async: each gradient is a step. bsp: a step takes
-    `gradients`. hop-bs: as async, with a bounded lead. hop-bw: as sync, without the slowest. auto: sync or gba,
-    whichever should train more examples per second, by measurement."""
+    packing: Literal["measured", "even"] = Field(
+        "measured",
+        description="How rows are placed on nodes. measured: by the look-ups of the first batches, so that the load "
+        "is even. even: by the hash of the key alone. Both respect `shards`, `memory` and `disk` of nodes.yaml.",
+    )
+    mode: Literal[ModeName, "auto"] = Field(
+        "sync",
+        description="sync: all trainers compute a slice of every global batch (with `pipeline.mode: async` each at its "
+        "own pace). The other modes dispatch local batches to trainers that are free. gba: a step takes as many "
+        "gradients as a global batch has, and late ones decay, so sync's learning rates hold. async: each gradient is "
+        "a step. bsp: a step takes `gradients`. hop-bs: as async, with a bounded lead. hop-bw: as sync, without the "
+        "slowest. auto: sync or gba, whichever should train more examples per second, by measurement.",
+    )
     auto: AutoConfig = AutoConfig()
-    switch: tuple[SwitchConfig, ...] = ()
-    """Later modes: the global batch `at` which each begins, and its `mode`."""
+    switch: tuple[SwitchConfig, ...] = Field(
+        (), description="Later modes: the global batch `at` which each begins, and its `mode`."
+    )
     mode_options: ModesConfig = ModesConfig()
-    load: tuple[LoadConfig, ...] = ()
-    """Trainers to slow down, for tests and measurements; the summary records it."""
+    load: tuple[LoadConfig, ...] = Field(
+        (), description="Trainers to slow down, for tests and measurements; the summary records it."
+    )
     dense: DenseConfig = DenseConfig()
 
     def mode_at(self, batch: int) -> ModeName | Literal["auto"]:

@@ -28,45 +28,40 @@ from marius_oac.types import present
 class LabelledDataConfig(GraphDataConfig):
     """`data` of node classification: a graph with labels."""
 
-    labels: Annotated[Name, FILE]
-    """Classes of nodes: .csv, .tsv (also .gz) or .parquet with the columns `name`, `label` and `split`."""
+    labels: Annotated[Name, FILE] = Field(
+        description="Classes of nodes: .csv, .tsv (also .gz) or .parquet with the columns `name`, `label` and `split`."
+    )
 
 
 class ClassesModelConfig(Section):
     """`model` of node classification."""
 
-    dimension: Width = 64
-    """Floats of a layer's output, unless the layer sets its own."""
+    dimension: Width = Field(64, description="Floats of a layer's output, unless the layer sets its own.")
     init: InitialName = Field(
         "normal",
         description="Distribution of the rows' initial values. "
         + values_of(INITIALS, "FILE.py:NAME, a function of your own"),
     )
-    init_scale: PositiveFloat = 1e-1
-    """Half-width (uniform) or standard deviation (normal)."""
+    init_scale: PositiveFloat = Field(1e-1, description="Half-width (uniform) or standard deviation (normal).")
 
 
 class ClassesTrainingConfig(Section):
     """`training` of node classification."""
 
-    epochs: PositiveInt = 10
-    """Passes over the nodes to train on."""
-    batch_size: PositiveInt = 1000
-    """Nodes per batch."""
+    epochs: PositiveInt = Field(10, description="Passes over the nodes to train on.")
+    batch_size: PositiveInt = Field(1000, description="Nodes per batch.")
     optimizer: OptimizerConfig = OptimizerConfig()
-    early_stopping: EarlyStoppingConfig | None = None
-    """Stop when validation no longer improves."""
+    early_stopping: EarlyStoppingConfig | None = Field(None, description="Stop when validation no longer improves.")
 
 
 class ClassesEvaluationConfig(Section):
     """`evaluation` of node classification."""
 
-    every: NonNegativeInt = 1
-    """Epochs between evaluations on the nodes to validate on; 0: never."""
-    memory: PositiveInt = 256
-    """MiB for encoding all nodes."""
-    metrics: OwnMetrics = ()
-    """More metrics: FILE.py:NAME of functions of your own, each from classes and scores to a number."""
+    every: NonNegativeInt = Field(1, description="Epochs between evaluations on the nodes to validate on; 0: never.")
+    memory: PositiveInt = Field(256, description="MiB for encoding all nodes.")
+    metrics: OwnMetrics = Field(
+        (), description="More metrics: FILE.py:NAME of functions of your own, each from classes and scores to a number."
+    )
 
 
 class NodeClassificationConfig(BaseConfig):

@@ -1,7 +1,7 @@
 """The reference of all configuration keys: Markdown tables, one for each thing that a user may want to set.
 
 `marius-oac config` prints them, and `docs/config.md` holds them in this order. Imports neither torch nor numba. Every
-field's docstring is its help text.
+field's description is its help text.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def _row(path: str, field: FieldInfo) -> str:
     default = "required"
     if not field.is_required():
         default = f"`{yaml.safe_dump(field.default, default_flow_style=True).splitlines()[0]}`"
-    meaning = " ".join((field.description or "").split())  # a docstring of several lines
-    cells = (f"`{path}`", default, f"{meaning}{_choices(field)}")
+    cells = (f"`{path}`", default, f"{field.description}{_choices(field)}")
     return " | ".join(("", *(cell.replace("|", "\\|") for cell in cells), "")).strip()
 
 

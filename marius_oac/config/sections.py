@@ -1,6 +1,6 @@
 """Sections of a configuration that every task shares, and the types of their numbers.
 
-Imports neither torch nor numba. Every field's docstring is its help text.
+Imports neither torch nor numba. Every field's description is its help text.
 """
 
 from __future__ import annotations
@@ -76,85 +76,67 @@ OwnMetrics = Annotated[
 class Section(BaseModel):
     """Base of all sections: frozen, keyword-only, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class OptimizerConfig(Section):
     """A row optimizer."""
 
     kind: RowOptimizerName = Field("adagrad", description=f"Row optimizer. {values_of(ROW_OPTIMIZERS)}")
-    learning_rate: PositiveFloat = 0.1
-    """Step size of the tables' rows."""
-    relation_learning_rate: PositiveFloat | None = None
-    """Step size of relations; default: the same."""
-    epsilon: PositiveFloat = 1e-10
-    """Added to the denominator (Adagrad, Adam)."""
-    initial_accumulator: NonNegativeFloat = 0.0
-    """Adagrad's accumulator before the first update."""
-    beta1: Beta = 0.9
-    """Adam's decay of the first moment."""
-    beta2: Beta = 0.999
-    """Adam's decay of the second moment."""
-    decay: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    """The learning rate's factor per epoch."""
+    learning_rate: PositiveFloat = Field(0.1, description="Step size of the tables' rows.")
+    relation_learning_rate: PositiveFloat | None = Field(None, description="Step size of relations; default: the same.")
+    epsilon: PositiveFloat = Field(1e-10, description="Added to the denominator (Adagrad, Adam).")
+    initial_accumulator: NonNegativeFloat = Field(0.0, description="Adagrad's accumulator before the first update.")
+    beta1: Beta = Field(0.9, description="Adam's decay of the first moment.")
+    beta2: Beta = Field(0.999, description="Adam's decay of the second moment.")
+    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
 
 
 class DenseOptimizerConfig(Section):
     """The optimizer of a network's parameters."""
 
-    kind: Literal["sgd", "adagrad", "adam"] = "adam"
-    """Optimizer of the network."""
-    learning_rate: PositiveFloat = 1e-3
-    """Step size of the network."""
-    epsilon: PositiveFloat = 1e-8
-    """Added to the denominator (Adagrad, Adam)."""
-    beta1: Beta = 0.9
-    """Adam's decay of the first moment."""
-    beta2: Beta = 0.999
-    """Adam's decay of the second moment."""
-    weight_decay: NonNegativeFloat = 0.0
-    """L2 penalty on the network's weights, half its factor."""
-    decay: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    """The learning rate's factor per epoch."""
+    kind: Literal["sgd", "adagrad", "adam"] = Field("adam", description="Optimizer of the network.")
+    learning_rate: PositiveFloat = Field(1e-3, description="Step size of the network.")
+    epsilon: PositiveFloat = Field(1e-8, description="Added to the denominator (Adagrad, Adam).")
+    beta1: Beta = Field(0.9, description="Adam's decay of the first moment.")
+    beta2: Beta = Field(0.999, description="Adam's decay of the second moment.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the network's weights, half its factor.")
+    decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
 
 
 class LinkConfig(Section):
     """A simulated link between host and device."""
 
-    bandwidth: PositiveFloat
-    """GB/s in each direction."""
-    latency: NonNegativeFloat = 0.0
-    """Microseconds per transfer."""
+    bandwidth: PositiveFloat = Field(description="GB/s in each direction.")
+    latency: NonNegativeFloat = Field(0.0, description="Microseconds per transfer.")
 
 
 class WorkersConfig(Section):
     """The number of threads of each stage."""
 
-    plan: Workers = 1
-    """Threads that make batches."""
-    read: Workers = 1
-    """Threads that read rows from the store."""
-    upload: Workers = 1
-    """Threads that move rows to the device."""
-    download: Workers = 1
-    """Threads that move rows back."""
-    write: Workers = 1
-    """Threads that commit rows to the store."""
+    plan: Workers = Field(1, description="Threads that make batches.")
+    read: Workers = Field(1, description="Threads that read rows from the store.")
+    upload: Workers = Field(1, description="Threads that move rows to the device.")
+    download: Workers = Field(1, description="Threads that move rows back.")
+    write: Workers = Field(1, description="Threads that commit rows to the store.")
 
 
 class PipelineConfig(Section):
     """`pipeline`: mode, number of batches in flight, and threads."""
 
-    mode: Literal["sync", "async", "async-delta", "oac"] = "oac"
-    """sync: one batch at a time. oac: many in flight, with the bits of sync. async, async-delta: many in flight, stale
-    rows."""
-    order: Annotated[Name, Named("file", words=("plan", "arrival"))] = "plan"
-    """Order in which batches compute: plan, arrival, or the path of an order.npy that a run has recorded."""
-    in_flight: AtOnce = 4
-    """Batches in flight; sync always has 1."""
+    mode: Literal["sync", "async", "async-delta", "oac"] = Field(
+        "oac",
+        description="sync: one batch at a time. oac: many in flight, with the bits of sync. async, async-delta: many "
+        "in flight, stale rows.",
+    )
+    order: Annotated[Name, Named("file", words=("plan", "arrival"))] = Field(
+        "plan",
+        description="Order in which batches compute: plan, arrival, or the path of an order.npy that a run has "
+        "recorded.",
+    )
+    in_flight: AtOnce = Field(4, description="Batches in flight; sync always has 1.")
     workers: WorkersConfig = WorkersConfig()
-    link: LinkConfig | None = None
-    """Emulate a link to the device (for measurements on a CPU)."""
+    link: LinkConfig | None = Field(None, description="Emulate a link to the device (for measurements on a CPU).")
 
     @model_validator(mode="after")
     def _order(self) -> PipelineConfig:
@@ -168,21 +150,21 @@ class PipelineConfig(Section):
 class StorageConfig(Section):
     """`storage`: where rows are, and in which type."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of stored values; optimizer state is always float32."""
-    memory: Bytes | None = None
-    """Memory for rows, such as 4GiB; the other rows stay on disk. Default: all rows are in memory."""
-    path: Files = ()
-    """Folders for rows on disk, one per device; default: a folder of the run."""
-    io: Literal["direct", "buffered", "mmap"] = "direct"
-    """direct: past the system's page cache; buffered: through it; mmap: the system alone decides what is in memory (for
-    measurements)."""
-    depth: AtOnce = 512
-    """I/O requests in flight."""
-    look_ahead: AtOnce = 64
-    """Batches that are planned ahead of those being fetched from disk."""
-    page: Bytes | None = None
-    """Bytes of a page, a multiple of 4KiB; default: by the rows' width."""
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Type of stored values; optimizer state is always float32."
+    )
+    memory: Bytes | None = Field(
+        None, description="Memory for rows, such as 4GiB; the other rows stay on disk. Default: all rows are in memory."
+    )
+    path: Files = Field((), description="Folders for rows on disk, one per device; default: a folder of the run.")
+    io: Literal["direct", "buffered", "mmap"] = Field(
+        "direct",
+        description="direct: past the system's page cache; buffered: through it; mmap: the system alone decides what "
+        "is in memory (for measurements).",
+    )
+    depth: AtOnce = Field(512, description="I/O requests in flight.")
+    look_ahead: AtOnce = Field(64, description="Batches that are planned ahead of those being fetched from disk.")
+    page: Bytes | None = Field(None, description="Bytes of a page, a multiple of 4KiB; default: by the rows' width.")
 
     @property
     def paged(self) -> bool:
@@ -210,32 +192,27 @@ class StorageConfig(Section):
 class CheckpointConfig(Section):
     """`checkpoint`: when checkpoints are saved, and how many are kept."""
 
-    every_epochs: PositiveInt = 1
-    """Epochs between checkpoints; the last epoch always has one."""
-    every_batches: NonNegativeInt = 0
-    """Also checkpoint after so many batches; 0: only at epochs."""
-    keep: PositiveInt = 2
-    """Checkpoints kept beside the best one."""
+    every_epochs: PositiveInt = Field(1, description="Epochs between checkpoints; the last epoch always has one.")
+    every_batches: NonNegativeInt = Field(0, description="Also checkpoint after so many batches; 0: only at epochs.")
+    keep: PositiveInt = Field(2, description="Checkpoints kept beside the best one.")
 
 
 class MetricsConfig(Section):
     """`metrics`: how often metrics are written."""
 
-    every_batches: PositiveInt = 100
-    """Batches between two lines of metrics.jsonl."""
+    every_batches: PositiveInt = Field(100, description="Batches between two lines of metrics.jsonl.")
 
 
 class EarlyStoppingConfig(Section):
     """`training.early_stopping`."""
 
-    patience: PositiveInt
-    """Evaluations without improvement before training stops."""
-    min_delta: NonNegativeFloat = 0.0
-    """Improvement of filtered MRR or AUC that counts."""
+    patience: PositiveInt = Field(description="Evaluations without improvement before training stops.")
+    min_delta: NonNegativeFloat = Field(0.0, description="Improvement of filtered MRR or AUC that counts.")
 
 
 class GraphDataConfig(Section):
     """`data` of a graph."""
 
-    path: Annotated[Name, GRAPH]
-    """Folder made by `marius-oac prepare`, or the name of an embedded data set (codex-s)."""
+    path: Annotated[Name, GRAPH] = Field(
+        description="Folder made by `marius-oac prepare`, or the name of an embedded data set (codex-s)."
+    )
