@@ -30,7 +30,7 @@ def make_config(days: list[Path], spec: LogSpec) -> Config:
 
 
 def progressive(path: Path) -> list[dict]:
-    return [line for line in RunFolder.open(path).metrics() if line.get("split") == "progressive"]
+    return [line for line in RunFolder.open(path).metrics.lines() if line.get("split") == "progressive"]
 
 
 def main() -> None:

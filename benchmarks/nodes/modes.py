@@ -90,7 +90,7 @@ def table(options: argparse.Namespace) -> None:
     base = None
     for mode in MODES:
         run = trained(options, mode, load, 2)
-        *_, second = (line for line in run.metrics() if line["kind"] == "epoch")
+        *_, second = (line for line in run.metrics.lines() if line["kind"] == "epoch")
         rate, found = options.batches * global_batch(options) / second["seconds"], run.summary()
         base = base or rate
         dropped = found.get("dealt.dense_dropped", 0) / max(found.get("dealt.dense_gradients", 0), 1)
@@ -114,8 +114,8 @@ def days(options: argparse.Namespace) -> None:
     for mode in ("sync", "gba", "auto"):
         run = trained(options, mode, load, 1)
         rates[mode] = phase_rates(options, run)
-        aucs[mode] = next(line["auc"] for line in run.metrics() if line["kind"] == "evaluation")
-        switches = [line for line in run.metrics() if line["kind"] == "mode"]
+        aucs[mode] = next(line["auc"] for line in run.metrics.lines() if line["kind"] == "evaluation")
+        switches = [line for line in run.metrics.lines() if line["kind"] == "mode"]
     print(f"| mode | {' | '.join(PHASES)} | AUC |\n|---|{'---|' * (len(PHASES) + 1)}")
     for mode, found in rates.items():
         print(f"| {mode} | {' | '.join(f'{each:,.0f}' for each in found)} | {aucs[mode]:.4f} |")
@@ -131,7 +131,7 @@ def days(options: argparse.Namespace) -> None:
 
 def phase_rates(options: argparse.Namespace, run: RunFolder) -> list[float]:
     """Examples/s of each phase, over all days: by the lines of the first trainer, which tell how far all are."""
-    lines = [line for line in run.metrics() if line["kind"] == "interval"]
+    lines = [line for line in run.metrics.lines() if line["kind"] == "interval"]
     seconds = np.cumsum([0.0, *(line["seconds"] for line in lines)])
     batches = np.array([0.0, *(line["batch"] + 1 for line in lines)])
     found = []

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -230,26 +230,12 @@ def _parser() -> Parser:
     command("datasets", _datasets, "List the known data sets: address, format, licence.")
     command("config", _config, "List every key of the config and of nodes.yaml: default and meaning.")
     _add_topology(command("topology", _topology, "The machine's cores, memory and devices, and what binding would do."))
-    checking = command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not.")
-    checking.add_argument("action", choices=("check",), help="reach each, compare versions and clocks, measure links")
-    described = checking.add_mutually_exclusive_group(required=True)
-    described.add_argument("file", type=Path, nargs="?", help="a nodes.yaml, one entry for each node")
-    described.add_argument("--local-nodes", type=int, metavar="N", help="N nodes on this machine")
+    _add_check(command("nodes", _nodes, "Could these nodes train together? Exit code 0 if so, 1 if not."))
     training = command(
         "train", _train, "Train a graph's embeddings, classes of its nodes, or a model of clicks; evaluate."
     )
-    training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
-    training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")
     resuming = command("resume", _resume, "Go on after Ctrl-C or a crash, or for more epochs.")
-    resuming.add_argument("run", type=Path, help="folder of the run")
-    training.add_argument(
-        "--progressive", action="store_true", help="a click log: predict each file before it is trained on"
-    )
-    for added, text in ((training, "click log to train on"), (resuming, "more of the click log to train on")):
-        _add_data(added, f"{text}: files or patterns")
-        _add_set(added)
-        added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
-        _add_nodes(added)
+    _add_training(training, resuming)
     attaching = command("attach", _attach, "Train in a run over nodes that dispatches batches; detach with Ctrl-C.")
     attaching.add_argument("nodes", type=Path, help="the run's nodes.yaml, with `elastic_workers`")
     _add_set(attaching)
@@ -268,18 +254,44 @@ def _parser() -> Parser:
     comparing.add_argument("second", type=Path, help="folder of the other")
     verifying = command("verify", _verify, "Read every byte of a run; is it as it was written? Exit code 2 if not.")
     verifying.add_argument("run", type=Path, help="folder of the run")
-    for added in (resuming, attaching, evaluating, commands.choices["predict"], exporting):
-        added.add_argument(
+    _add_opening(commands.choices)
+    return parser
+
+
+def _add_check(parser: Parser) -> None:
+    parser.add_argument("action", choices=("check",), help="reach each, compare versions and clocks, measure links")
+    described = parser.add_mutually_exclusive_group(required=True)
+    described.add_argument("file", type=Path, nargs="?", help="a nodes.yaml, one entry for each node")
+    described.add_argument("--local-nodes", type=int, metavar="N", help="N nodes on this machine")
+
+
+def _add_training(training: Parser, resuming: Parser) -> None:
+    training.add_argument("config", type=Path, help="a YAML file; five lines are enough")
+    training.add_argument("--out", type=Path, help="folder of the run (default: runs/ and the graph's name)")
+    resuming.add_argument("run", type=Path, help="folder of the run")
+    training.add_argument(
+        "--progressive", action="store_true", help="a click log: predict each file before it is trained on"
+    )
+    for added, text in ((training, "click log to train on"), (resuming, "more of the click log to train on")):
+        _add_data(added, f"{text}: files or patterns")
+        _add_set(added)
+        added.add_argument("--trace", action="store_true", help="write trace.json, for ui.perfetto.dev")
+        _add_nodes(added)
+
+
+def _add_opening(commands: Mapping[str, Parser]) -> None:
+    """The options of all commands that open a run."""
+    for name in ("resume", "attach", "eval", "predict", "export"):
+        commands[name].add_argument(
             "--trust", action="store_true", help="run the run's own code, FILE.py, though you have not trained with it"
         )
-    for added in (resuming, evaluating, commands.choices["predict"], exporting, comparing):
-        _add_data_path(added)
+    for name in ("resume", "eval", "predict", "export", "compare"):
+        _add_data_path(commands[name])
     result = "'best' (default: the run's result)"
     of_resume = "'best', or 'start', which removes all of them (default: the newest)"
-    for added in (resuming, evaluating, commands.choices["predict"], exporting):
-        choices = of_resume if added is resuming else result
-        added.add_argument("--checkpoint", metavar="NAME", help=f"a folder in RUN/checkpoints, or {choices}")
-    return parser
+    for name in ("resume", "eval", "predict", "export"):
+        choices = of_resume if name == "resume" else result
+        commands[name].add_argument("--checkpoint", metavar="NAME", help=f"a folder in RUN/checkpoints, or {choices}")
 
 
 def _add_data(parser: Parser, text: str) -> None:

@@ -151,7 +151,7 @@ class TrainingLoop:
         if metrics is None:
             return
         line = {"kind": "evaluation", "split": "progressive", "epoch": epoch, "batch": self.position.batch_index - 1}
-        self.folder.log(line | metrics)
+        self.folder.metrics.add(line | metrics)
         metric = self.session.task.decisive_metric
         progress.say(f"  epoch {epoch + 1}, predicted before it is trained on: {metric} {metrics[metric]:.4f}")
 
@@ -209,7 +209,7 @@ class TrainingLoop:
         segments = self.session.parts.segments
         last = min(last, segments.next_pause(first) or last)
         pipeline, telemetry = self.session.pipeline, self.session.telemetry
-        every, log = self.config.metrics.every_batches, self.folder.log
+        every, log = self.config.metrics.every_batches, self.folder.metrics.add
         report = SegmentReport(
             first, epoch, every, log, telemetry.take, pipeline.channel_fill, progress, pipeline.position
         )
@@ -230,7 +230,7 @@ class TrainingLoop:
         examples, loss = segments.trained_outside()
         self._advance(reached, report.totals + Totals(examples=examples, loss=loss))
         if self.config.pipeline.order == "arrival":
-            self.folder.append_order(report.computation_order())
+            self.folder.order.append(report.computation_order())
         if self._at_epoch():
             self._end_epoch(epoch, progress)
         if self._checkpoint_is_due(reached < last):
@@ -246,7 +246,7 @@ class TrainingLoop:
 
     def _decide(self, reached: int, epoch: int, progress: TrainingProgress) -> None:
         for line in self.session.parts.segments.mode_changes(reached):
-            self.folder.log({"kind": "mode", "epoch": epoch, "batch": reached - 1, **line})
+            self.folder.metrics.add({"kind": "mode", "epoch": epoch, "batch": reached - 1, **line})
             if line["switches"]:
                 progress.say(f"  {line['mode']} from batch {reached:,} on: {line['reason']}")
 
@@ -292,7 +292,8 @@ class TrainingLoop:
         totals = self._of_all(self.position.epoch)
         line = {"kind": "epoch", "epoch": epoch, "batch": self.position.batch_index - 1}
         run = {"training.seconds": self.position.total.seconds, "memory.peak_rss_bytes": peak_rss()}
-        self.folder.log(line | totals.metrics() | run | self.session.source.metrics() | self.session.task.summary())
+        line |= totals.metrics() | run | self.session.source.metrics() | self.session.task.summary()
+        self.folder.metrics.add(line)
         loss, rate = totals.mean_loss(), totals.rate()
         progress.say(f"epoch {epoch + 1} of {len(self.schedule.ends)}: loss {loss:.4f}, {rate:,.0f} examples/s")
 
@@ -315,7 +316,7 @@ class TrainingLoop:
         value, stopping = metrics[metric], self.config.training.early_stopping
         better = value > self.position.best + (stopping.min_delta if stopping else 0.0)
         line = {"kind": "evaluation", "split": "valid", "epoch": epochs - 1, "batch": self.position.batch_index - 1}
-        self.folder.log(line | {"training.seconds": self.position.total.seconds} | metrics)
+        self.folder.metrics.add(line | {"training.seconds": self.position.total.seconds} | metrics)
         progress.say(f"  valid {metric} {value:.4f} after epoch {epochs}" + (" (best so far)" if better else ""))
         if better:
             self.position = replace(self.position, best=value, best_epoch=epochs, worse=0)

@@ -6,14 +6,12 @@ These are elastic workers (`training.elastic`) and the run's own trainers that m
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import numpy as np
 
-from marius_oac.config.cluster import ClusterConfig, read_secret
 from marius_oac.config.modes import NodesConfig
 from marius_oac.nodes.dense.allreduce import AllReduce
 from marius_oac.nodes.groups.thread_group import ThreadGroup
@@ -21,7 +19,6 @@ from marius_oac.nodes.groups.trainers import Crowd
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.packing import Packed
 from marius_oac.nodes.shards.placement import Placement
-from marius_oac.nodes.transport.contract import Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.session import Session
@@ -29,12 +26,6 @@ from marius_oac.runs.sharded.segments import ShardedSegments
 from marius_oac.runs.sharded.speed_monitor import SpeedMonitor
 from marius_oac.runs.sharded.task import ShardedTask
 from marius_oac.runs.task import Task
-
-
-def security_of(cluster: ClusterConfig) -> Security:
-    """Returns the protection of connections to the servers of a run."""
-    secret = hashlib.sha256(read_secret(cluster).encode()).digest()
-    return Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption)
 
 
 @contextmanager

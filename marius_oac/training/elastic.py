@@ -25,6 +25,7 @@ from marius_oac.data.logs.run_log import LOG, RunLog
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.models.compute.user_code import admit
 from marius_oac.nodes.launch.cluster import listening_at, names
+from marius_oac.nodes.shards.connections import security_of
 from marius_oac.nodes.transport.contract import TAKEN, Limits, nonsense
 from marius_oac.nodes.transport.messages import Join, Malformed, Welcome, parse
 from marius_oac.nodes.transport.zmq_client import ZmqClient
@@ -34,7 +35,7 @@ from marius_oac.runs.task import Task
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import stop_on_interrupt
 from marius_oac.tasks.registry import entry_of
-from marius_oac.training.detached import outside, security_of
+from marius_oac.training.detached import outside
 
 PATIENCE = 600.0  # seconds that a run may take to be started, or started again
 _PAUSE = 1.0  # seconds between attempts to reach it

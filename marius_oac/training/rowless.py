@@ -17,12 +17,13 @@ from marius_oac.errors import Interrupted, NodeLost
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.nodes.launch.agent import SPARE
 from marius_oac.nodes.launch.cluster import Place, names
+from marius_oac.nodes.shards.connections import security_of
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.task import Task
 from marius_oac.runtime.signals import stop_on_interrupt
-from marius_oac.training.detached import outside, security_of
+from marius_oac.training.detached import outside
 
 
 def staying(config: TaskConfig, weights: Sequence[float]) -> list[int]:

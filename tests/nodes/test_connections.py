@@ -10,7 +10,7 @@ from marius_oac.config.cluster import SECRET_VARIABLE, ClusterConfig
 from marius_oac.errors import InputError, NodeLost
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.groups.trainers import Crowd
-from marius_oac.nodes.shards.connections import Connections, check_port
+from marius_oac.nodes.shards.connections import Connections, check_port, security_of
 from marius_oac.nodes.transport.contract import Limits
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from tests.threads import PATIENCE
@@ -27,7 +27,7 @@ def cluster(monkeypatch):
 @pytest.fixture
 def server(cluster):
     """That of node0, which knows node1."""
-    security = Connections(SimpleNamespace(cluster=cluster), None, True, 1)._security()
+    security = security_of(cluster)
     with ZmqServer("127.0.0.1:0", "node0", {1: "node1"}, security, Limits(), 2.0, lambda line: None) as server:
         yield server
 

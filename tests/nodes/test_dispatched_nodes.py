@@ -26,7 +26,7 @@ def in_mode(mode, *others):
 
 def check_lines(path, batches=BATCHES):
     """What is told of a run over clicks: every line knows how far it is, and nothing is counted twice."""
-    lines, summary = RunFolder.open(path).metrics(), RunFolder.open(path).summary()
+    lines, summary = RunFolder.open(path).metrics.lines(), RunFolder.open(path).summary()
     intervals = [line["batch"] for line in lines if line["kind"] == "interval"]
     assert intervals == sorted(intervals) and -1 < intervals[0] <= intervals[-1] < batches
     assert summary["training.batches"] == batches and [line["batch"] for line in lines if line["kind"] == "epoch"]

@@ -1,6 +1,5 @@
 """Slow trainers on demand: when, by how much, and that nothing else changes."""
 
-import math
 import threading
 
 import numpy as np
@@ -8,10 +7,14 @@ import pytest
 
 from marius_oac.config.modes import LoadConfig, NodesConfig
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.gba.load import Slowdown, TimedStep, slowed
-from marius_oac.runs.sharded.speed_monitor import SpeedMonitor, slowdowns_of, told
+from marius_oac.nodes.gba.load import TimedStep, slowed
+from marius_oac.runs.sharded.speed_monitor import SpeedMonitor, loads_of, told
 from marius_oac.runs.task import Peers
 from marius_oac.types import BatchData
+
+
+def slow(factor=1.0, **more):
+    return LoadConfig(trainers=(0,), factor=factor, **more)
 
 
 class World:
@@ -35,8 +38,8 @@ class World:
         self.now += seconds
         return self.ends
 
-    def step(self, *slowdowns):
-        return TimedStep(self, lambda: self.waited, self, slowdowns, lambda: self.now)
+    def step(self, *loads):
+        return TimedStep(self, lambda: self.waited, self, loads, lambda: self.now)
 
 
 def compute(step, share=0.5, timestamp=7):
@@ -47,7 +50,7 @@ def compute(step, share=0.5, timestamp=7):
 
 def test_a_batch_is_slowed_that_begins_while_the_load_is_on():
     world = World()
-    step = world.step(Slowdown(3.0, begin=2.0, end=4.0), Slowdown(2.0, begin=3.0))
+    step = world.step(slow(3.0, begin=2.0, end=4.0), slow(2.0, begin=3.0))
     began = []
     for _ in range(6):
         began.append(world.now - 100)
@@ -59,19 +62,19 @@ def test_a_batch_is_slowed_that_begins_while_the_load_is_on():
 
 
 def test_loads_that_meet_are_multiplied_and_come_again():
-    slow = Slowdown(4.0, begin=10.0, end=20.0, period=100.0)
+    often = slow(4.0, begin=10.0, end=20.0, period=100.0)
     times = (0, 9.9, 10, 19.9, 20, 109.9, 110, 120)
-    assert [slowed((slow,), 2.0, now) for now in times] == [2, 2, 8, 8, 2, 2, 8, 2]
-    assert slowed((slow, Slowdown(1.5)), 1.0, 112.0) == 6
+    assert [slowed((often,), 2.0, now) for now in times] == [2, 2, 8, 8, 2, 2, 8, 2]
+    assert slowed((often, slow(1.5)), 1.0, 112.0) == 6
     assert slowed((), 3.0, 0.0) == 3
 
 
 def test_a_slower_machine_is_emulated_by_what_a_batch_takes_at_least():
-    machine = (Slowdown(1.0, least=0.5), Slowdown(4.0, begin=10.0))
+    machine = (slow(1.0, seconds=0.5), slow(4.0, begin=10.0))
     assert [slowed(machine, 0.1, now) for now in (0, 10)] == [0.5, 2]
     assert [slowed(machine, 0.8, now) for now in (0, 10)] == [0.8, 3.2]
     world = World()
-    step = world.step(Slowdown(2.0, least=5.0))
+    step = world.step(slow(2.0, seconds=5.0))
     compute(step)
     assert world.waits == [9] and step.take() == [(0.5, 10)]
 
@@ -79,14 +82,14 @@ def test_a_slower_machine_is_emulated_by_what_a_batch_takes_at_least():
 def test_what_a_trainer_waits_for_others_is_not_made_longer():
     world = World()
     world.for_others = 50.0
-    step = world.step(Slowdown(3.0))
+    step = world.step(slow(3.0))
     compute(step)
     assert world.waits == [2] and step.take() == [(0.5, 3)]
 
 
 def test_a_part_that_counts_for_nothing_is_slowed_and_not_measured():
     world = World()
-    step = world.step(Slowdown(3.0))
+    step = world.step(slow(3.0))
     compute(step, share=0.0)
     assert world.waits == [2] and step.take() == []
 
@@ -107,7 +110,7 @@ def test_everything_else_is_the_steps_own():
 
 def test_who_is_stopped_waits_no_longer():
     world, stopped = World(), threading.Event()
-    step = TimedStep(world, lambda: 0.0, stopped, [Slowdown(1e6)], lambda: world.now)
+    step = TimedStep(world, lambda: 0.0, stopped, [slow(1e6)], lambda: world.now)
     found = []
 
     def run():
@@ -126,11 +129,9 @@ def config(*load):
 
 def test_each_trainer_has_the_load_that_names_it():
     both = config({"trainers": [0, 2], "factor": 2, "end": 5}, {"trainers": [2], "factor": 3, "period": 9})
-    assert slowdowns_of(both, 1) == []
-    assert slowdowns_of(both, 0) == [Slowdown(2.0, 0.0, 5.0)]
-    slower = config({"trainers": [0], "seconds": 0.25})
-    assert slowdowns_of(slower, 0) == [Slowdown(1.0, least=0.25)]
-    assert slowdowns_of(both, 2) == [Slowdown(2.0, 0.0, 5.0), Slowdown(3.0, 0.0, math.inf, 9.0)]
+    assert loads_of(both, 1) == []
+    assert loads_of(both, 0) == [both.load[0]]
+    assert loads_of(both, 2) == list(both.load)
 
 
 def test_a_trainer_that_there_is_not_is_refused():

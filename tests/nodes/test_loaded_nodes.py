@@ -55,7 +55,7 @@ def test_auto_goes_to_gba_while_a_trainer_is_slow_and_back(configs, tmp_path):
     load = loaded({"trainers": [0, 1], "seconds": SECONDS}, {"trainers": [1], "factor": 4, "begin": BEGIN, "end": END})
     auto = ["--set", "nodes.mode=auto", "--set", f"nodes.auto={{every: 6, margin: {MARGIN}}}"]
     said = run("train", configs / "clicks.yaml", "--local-nodes", 2, "--out", path, *auto, *load)
-    lines = [line for line in RunFolder.open(path).metrics() if line["kind"] == "mode"]
+    lines = [line for line in RunFolder.open(path).metrics.lines() if line["kind"] == "mode"]
     assert [line["mode"] for line in lines[:3]] == ["sync", "gba", "gba"]  # the trial
     assert all(line["reason"].startswith("trial") for line in lines[:4])
     switches = [line for line in lines[4:] if line["switches"]]

@@ -36,7 +36,7 @@ def test_trainers_in_threads_end_where_launched_ones_do(tmp_path, tree):
     found = train_together(CtrConfig.build(tree), 2)
     assert {f"test.{name}": value for name, value in found.test.items()}.items() <= summary.items()
     assert found.dense["syncs"] == summary["dense.syncs"] > 0
-    epochs = [line for line in RunFolder.open(run).metrics() if line["kind"] == "epoch"]
+    epochs = [line for line in RunFolder.open(run).metrics.lines() if line["kind"] == "epoch"]
     assert found.train_loss == pytest.approx(sum(line["loss"] for line in epochs) / len(epochs), rel=1e-6)
 
 

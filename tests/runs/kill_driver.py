@@ -75,9 +75,9 @@ def live(path: Path, config: Config) -> None:
         for batch in range(first, BATCHES):
             advance(store, batch)
             dense = dense * 0.5 + batch
-            folder.log({"kind": "interval", "batch": batch, "sum": float(dense.sum())})
+            folder.metrics.add({"kind": "interval", "batch": batch, "sum": float(dense.sum())})
             if (batch + 1) % EVERY == 0:
-                folder.append_order([batch, batch - 1])
+                folder.order.append([batch, batch - 1])
                 records = {"sequence": batch + 1} | folder.flushed_records(batch + 1)
                 written = partial(folder.note_saved, batch + 1)
                 folder.checkpoints.save(batch + 1, [store], {"dense": dense}, records, keep=1, written=written)
@@ -204,7 +204,7 @@ def fault_of(path: Path, config: Config, first: int, second: int, whole: dict[st
                 folder = RunFolder.open(path)
                 for name in folder.checkpoints.names():
                     rows_of(folder.checkpoints.open(name))
-                folder.metrics(), folder.order(), folder.summary(), folder.checkpoints.best()
+                folder.metrics.lines(), folder.order.read(), folder.summary(), folder.checkpoints.best()
             except MariusOacError as error:
                 return str(error)
     if in_child(partial(live_until, path, config, 0)):  # no operation has this number

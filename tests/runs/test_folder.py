@@ -22,7 +22,7 @@ def folder(graph, tmp_path):
 def test_a_new_folder_opens_again(folder):
     found = RunFolder.open(folder.path)
     assert (found.config, found.about.data) == (folder.config, "abc")
-    assert found.metrics() == [] and found.summary() == {} and found.order().tolist() == []
+    assert found.metrics.lines() == [] and found.summary() == {} and found.order.read().tolist() == []
     with pytest.raises(InputError, match="exists already"):
         RunFolder.create(folder.path, folder.config, "abc")
     with pytest.raises(CheckpointError, match="there is no checkpoint yet"):
@@ -44,29 +44,29 @@ def test_rewinding_keeps_what_came_before(folder):
     lines = [{"kind": "interval", "batch": 9}, {"kind": "interval", "batch": 19}, {"kind": "epoch", "batch": 19},
              {"kind": "evaluation", "batch": 19}, {"kind": "interval", "batch": 29}]  # fmt: skip
     for line in lines:
-        folder.log(line)
-    folder.append_order([1, 0, *range(2, 10)])
-    folder.append_order(list(range(10, 20)))
-    folder.append_order([21, 20])
+        folder.metrics.add(line)
+    folder.order.append([1, 0, *range(2, 10)])
+    folder.order.append(list(range(10, 20)))
+    folder.order.append([21, 20])
     folder.write_summary({"a": 1})
-    assert folder.summary() == {"a": 1} and len(folder.order()) == 22
+    assert folder.summary() == {"a": 1} and len(folder.order.read()) == 22
     folder.rewind(20)
-    assert folder.metrics() == lines[:3] and folder.summary() == {}  # the evaluation is made again
-    assert folder.order().tolist() == [1, 0, *range(2, 20)]
+    assert folder.metrics.lines() == lines[:3] and folder.summary() == {}  # the evaluation is made again
+    assert folder.order.read().tolist() == [1, 0, *range(2, 20)]
     folder.rewind(15)
-    assert folder.metrics() == lines[:1] and len(folder.order()) == 15
+    assert folder.metrics.lines() == lines[:1] and len(folder.order.read()) == 15
     folder.rewind(0)
-    assert folder.metrics() == [] and len(folder.order()) == 0
+    assert folder.metrics.lines() == [] and len(folder.order.read()) == 0
 
 
 def test_a_torn_line_ends_the_metrics(folder):
-    folder.log({"kind": "interval", "batch": 1})
+    folder.metrics.add({"kind": "interval", "batch": 1})
     with open(folder.path / "metrics.jsonl", "a") as file:
         file.write('{"kind": "int')
-    assert folder.metrics() == [{"kind": "interval", "batch": 1}]
+    assert folder.metrics.lines() == [{"kind": "interval", "batch": 1}]
     with open(folder.path / "metrics.jsonl", "ab") as file:
         file.write(b"\xff\x00")
-    assert folder.metrics() == [{"kind": "interval", "batch": 1}]
+    assert folder.metrics.lines() == [{"kind": "interval", "batch": 1}]
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,17 @@ def test_a_torn_line_ends_the_metrics(folder):
 )
 def test_a_damaged_line_is_named_and_left_out(folder, capsys, line):
     lines = [{"kind": "interval", "batch": 1}, {"kind": "interval", "batch": 2}]
-    folder.log(lines[0])
+    folder.metrics.add(lines[0])
     with open(folder.path / "metrics.jsonl", "ab") as file:
         file.write(line + b"\n")
-    folder.log(lines[1])
-    assert folder.metrics() == lines
+    folder.metrics.add(lines[1])
+    assert folder.metrics.lines() == lines
     said = f"note: {folder.path}/metrics.jsonl:2: is damaged; this line is left out\n"
     assert capsys.readouterr().err == said
-    folder.append_order(list(range(10)))
+    folder.order.append(list(range(10)))
     folder.rewind(10)
     assert capsys.readouterr().err == said
-    assert folder.metrics() == lines and capsys.readouterr().err == ""
+    assert folder.metrics.lines() == lines and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("order, message", [(b"", "is no .npy file"), (None, "holds 0 batches, 10 are expected")])
@@ -163,7 +163,7 @@ def test_what_a_resumed_run_may_change(folder, key, allowed):
 def test_no_pickle_in_the_order_is_opened(folder):
     np.save(folder.path / "order.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(CheckpointError, match=r"order.npy: holds Python objects"):
-        folder.order()
+        folder.order.read()
 
 
 def test_the_folder_says_what_made_it(folder):

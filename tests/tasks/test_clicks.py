@@ -137,7 +137,9 @@ def test_day_by_day_has_the_bits_of_all_days_at_once(days, tmp_path):
         resume(tmp_path / "daily", data=[str(day)])
     assert bits(tmp_path / "daily") == bits(tmp_path / "whole")
     assert story(tmp_path / "daily") == story(tmp_path / "whole")
-    predicted = [line for line in RunFolder.open(tmp_path / "whole").metrics() if line.get("split") == "progressive"]
+    predicted = [
+        line for line in RunFolder.open(tmp_path / "whole").metrics.lines() if line.get("split") == "progressive"
+    ]
     assert [line["file"] for line in predicted] == [str(day) for day in days]
     assert all(0 <= line["auc"] <= 1 and line["unknown_ids"] > 0 for line in predicted)
 
@@ -146,7 +148,7 @@ def test_the_millions_of_a_day_are_told_apart(days, tmp_path, monkeypatch):
     monkeypatch.setattr("marius_oac.tasks.ctr.predict.MILLION", 64)
     config = ctr_config(days[:2], "training.epochs=1", "training.progressive=true", "evaluation.batch_size=32")
     train(config, tmp_path / "run")
-    for line in RunFolder.open(tmp_path / "run").metrics():
+    for line in RunFolder.open(tmp_path / "run").metrics.lines():
         if line.get("split") == "progressive":
             assert [each["examples"] for each in line["millions"]] == [64, line["examples"] - 64]
             assert all(0 <= each["auc"] <= 1 for each in line["millions"])
@@ -157,7 +159,9 @@ def test_a_progressive_run_takes_days_in_order(tmp_path, command):
         small_log(tmp_path / f"day_{day}.parquet", seed=day)
     once = ("training.epochs=1", "training.progressive=true")
     train(ctr_config(tmp_path / "day_*.parquet", *once), tmp_path / "run")
-    told = [line["file"] for line in RunFolder.open(tmp_path / "run").metrics() if line.get("split") == "progressive"]
+    told = [
+        line["file"] for line in RunFolder.open(tmp_path / "run").metrics.lines() if line.get("split") == "progressive"
+    ]
     assert [Path(file).name for file in told] == ["day_9.parquet", "day_10.parquet"]
     small_log(tmp_path / "day_8.parquet", seed=8)
     code, _, err = command("resume", tmp_path / "run", "--data", tmp_path / "day_8.parquet")

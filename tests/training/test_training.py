@@ -171,10 +171,10 @@ def test_the_order_of_arrival_survives_a_resume(graph, tmp_path):
                          "pipeline.workers.read=3")  # fmt: skip
     crash(config, tmp_path / "run", "compute", 37)
     folder = RunFolder.open(tmp_path / "run")
-    assert len(folder.order()) >= 30
-    kept = folder.order()[:30]
+    assert len(folder.order.read()) >= 30
+    kept = folder.order.read()[:30]
     resume(tmp_path / "run")
-    order = folder.order()
+    order = folder.order.read()
     assert np.array_equal(order[:30], kept) and np.array_equal(np.sort(order), np.arange(50))
     for end in (10, 20, 25, 30, 40):
         assert sorted(order[:end]) == list(range(end))
@@ -268,7 +268,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_later(graph, tmp_path, monkeyp
     for name in checkpoints.names():
         checkpoints.open(name)
     resume(run)
-    assert open_run(run).summary["training.epochs"] == 2 and len(RunFolder.open(run).order()) == 50
+    assert open_run(run).summary["training.epochs"] == 2 and len(RunFolder.open(run).order.read()) == 50
 
 
 def test_a_trace_is_valid_json_also_after_an_error(graph, tmp_path):
@@ -292,7 +292,7 @@ def test_the_summary_and_the_metrics_hold_what_they_promise(finished):
     assert {"test.filtered.mrr", "test.filtered.mean_rank", "test.filtered.hits@1", "test.filtered.hits@10",
             "valid.filtered.mrr", "training.seconds", "training.examples_per_second", "training.lost_updates",
             "memory.peak_rss_bytes", "tables.entities.sha256", "tables.dense.sha256"} <= set(summary)  # fmt: skip
-    lines = RunFolder.open(finished).metrics()
+    lines = RunFolder.open(finished).metrics.lines()
     assert [line["kind"] for line in lines] == ["interval", "epoch", "evaluation"] * 2
     for line in lines:
         if line["kind"] != "evaluation":
@@ -308,13 +308,13 @@ def test_an_epoch_is_summed_over_its_checkpoints(graph, tmp_path):
     for name, every in (("whole", 0), ("parts", 7)):
         train(config.replace(f"checkpoint.every_batches={every}"), tmp_path / name)
     whole, parts = (
-        [line for line in RunFolder.open(tmp_path / name).metrics() if line["kind"] == "epoch"]
+        [line for line in RunFolder.open(tmp_path / name).metrics.lines() if line["kind"] == "epoch"]
         for name in ("whole", "parts")
     )
     for ours, theirs in zip(whole, parts, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
         assert ours["stage_seconds"].keys() == theirs["stage_seconds"].keys()
-    losses = [line["loss"] for line in RunFolder.open(tmp_path / "parts").metrics() if line["kind"] == "interval"]
+    losses = [line["loss"] for line in RunFolder.open(tmp_path / "parts").metrics.lines() if line["kind"] == "interval"]
     assert min(losses) < whole[0]["loss"] < max(losses)
 
 

@@ -114,7 +114,8 @@ class NeighborSampler:
     def _draw(
         self, key: np.uint64, nodes: np.ndarray, fanout: int, hidden: tuple[np.ndarray, np.ndarray]
     ) -> tuple[np.ndarray, Block]:
-        """Returns the ids of the nodes followed by those of the neighbours, int64 [n + m], and the neighbours."""
+        """Returns the ids of the nodes followed by those of the neighbours, int64 [n + m], and the neighbours. Their
+        block has a view of the ids, which relabelling in place gives the rows' numbers."""
         count = len(nodes)
         starts, degrees = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         most = int(find_neighborhoods(self._offsets, nodes, fanout, starts, degrees))

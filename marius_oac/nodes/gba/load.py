@@ -1,7 +1,7 @@
-"""Slows trainers down on purpose, and times their batches. Slowdowns are for tests and benchmarks.
+"""Slows trainers down on purpose, and times their batches. Loads are for tests and benchmarks.
 
-    LoadProfile   the slowdowns of one trainer
-    TimedStep     a step that takes as long as the profile says, and keeps how long its batches took
+    slowed        how long a batch takes under loads
+    TimedStep     a step that takes as long as its loads say, and keeps how long its batches took
 
 Guarantees:
 - A slowed batch gives the same bits: its thread only waits after the batch is computed.
@@ -17,43 +17,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from marius_oac.config.modes import LoadConfig
 from marius_oac.types import BatchData, Step
 
 _KEPT = 4096
 
 
-@dataclass(frozen=True)
-class Slowdown:
-    """Makes batches that begin in [begin, end) take `factor` times as long.
-
-    Attributes:
-        factor: by which the time is multiplied.
-        begin, end: seconds since training began.
-        period: seconds after which [begin, end) comes again.
-        least: seconds that a batch takes at least, before the factor.
-    """
-
-    factor: float
-    begin: float = 0.0
-    end: float = math.inf
-    period: float = math.inf
-    least: float = 0.0
-
-    def at(self, now: float) -> bool:
-        """Whether it is on, `now` seconds after training began."""
-        return self.begin <= now % self.period < self.end
-
-
-def slowed(slowdowns: Sequence[Slowdown], own: float, now: float) -> float:
+def slowed(loads: Sequence[LoadConfig], own: float, now: float) -> float:
     """Returns the seconds of a batch that begins `now` seconds after training began and took `own` seconds. Where
-    slowdowns overlap, their factors are multiplied."""
-    found = [each for each in slowdowns if each.at(now)]
-    return max([own, *(each.least for each in found)]) * math.prod(each.factor for each in found)
+    loads overlap, their factors are multiplied."""
+    found = [each for each in loads if each.begin <= now % (each.period or math.inf) < (each.end or math.inf)]
+    return max([own, *(each.seconds for each in found)]) * math.prod(each.factor for each in found)
 
 
 class TimedStep:
@@ -63,7 +41,7 @@ class TimedStep:
         step: the trainer's.
         waited: returns the seconds that the calling thread has waited for other trainers so far.
         stopped: set when the run can't go on.
-        slowdowns: of this trainer; their seconds count from the first batch of this process on.
+        loads: of this trainer; their seconds count from the first batch of this process on.
         clock: returns seconds.
 
     Attributes:
@@ -76,11 +54,11 @@ class TimedStep:
         step: Step,
         waited: Callable[[], float],
         stopped: threading.Event,
-        slowdowns: Sequence[Slowdown] = (),
+        loads: Sequence[LoadConfig] = (),
         clock: Callable[[], float] = time.perf_counter,
     ):
         self._step, self._waited, self._stopped = step, waited, stopped
-        self._slowdowns, self._clock = slowdowns, clock
+        self._loads, self._clock = loads, clock
         self._began: float | None = None
         self._times: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self.slowed, self.added = 0, 0.0
@@ -93,7 +71,7 @@ class TimedStep:
         if isinstance(loss, torch.Tensor) and loss.is_cuda:
             torch.cuda.current_stream(loss.device).synchronize()  # otherwise only the kernel launches would be timed
         own = self._clock() - begin - (self._waited() - waited)
-        taken = slowed(self._slowdowns, own, begin - self._began)
+        taken = slowed(self._loads, own, begin - self._began)
         if taken > own:
             self._linger(taken - own)
         if data.share:

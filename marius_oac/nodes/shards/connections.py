@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
-from marius_oac.config.cluster import read_secret
+from marius_oac.config.cluster import ClusterConfig, read_secret
 from marius_oac.errors import InputError
 from marius_oac.nodes.dense.sync_server import SyncServer
 from marius_oac.nodes.groups.contract import Group
@@ -103,10 +103,8 @@ class Connections:
             InputError: the server can't listen at its address.
             NodeLost, NodeRefused: see `ZmqClient`.
         """
-        self._tables, self._called = (
-            tables or (),
-            [name for name in names(self._place.cluster) if name not in self._rowless],
-        )
+        self._tables = tables or ()
+        self._called = [name for name in names(self._place.cluster) if name not in self._rowless]
         with binding.bound("network"):  # of the threads that the transport starts by itself
             served = self._served = self._serve(stack, binding) if tables is not None else None
             self._connect(stack)
@@ -124,7 +122,7 @@ class Connections:
             return stack.enter_context(source)
 
     def _connect(self, stack: ExitStack) -> None:
-        served, security, timeout = self._served, self._security(), self._place.cluster.timeout
+        served, security, timeout = self._served, security_of(self._place.cluster), self._place.cluster.timeout
         gathered = self._group.gather(served.endpoint.address if served else None)
         self._addresses = {other: where for other, where in enumerate(gathered) if where is not None}
         for other, where in self._addresses.items():
@@ -182,7 +180,7 @@ class Connections:
         every |= {first + number: elastic_worker_name(number) for number in range(cluster.elastic_workers)}
         outside = range(group.size, first + cluster.elastic_workers)
         here = listening_at(self._place.node.address, self._place.port)
-        outer = ZmqServer(here, mine, every, self._security(), _LIMITS, cluster.timeout, logger.warning, outside)
+        outer = ZmqServer(here, mine, every, security_of(cluster), _LIMITS, cluster.timeout, logger.warning, outside)
         sync = None if self._alpha is None else SyncServer(self._alpha)
         shard = Shard(self._tables, crowd.within, self._lockstep, sync, self._ahead)
         # It serves before others connect, since a server completes connections while it receives.
@@ -215,10 +213,11 @@ class Connections:
                 f"{trainers - self._lost} of {trainers} trainers are left"
             )
 
-    def _security(self) -> Security:
-        cluster = self._place.cluster
-        secret = hashlib.sha256(read_secret(cluster).encode()).digest()
-        return Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption)
+
+def security_of(cluster: ClusterConfig) -> Security:
+    """Returns the protection of connections to the servers of a run."""
+    secret = hashlib.sha256(read_secret(cluster).encode()).digest()
+    return Security(secret=secret, run=cluster.digest(), encrypted=cluster.encryption)
 
 
 def check_port(place: Place) -> None:

@@ -25,8 +25,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from marius_oac.config.dense import check_change
 from marius_oac.config.errors import read_mapping
 from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
@@ -68,12 +66,17 @@ _KEPT = ("checkpoints", "tables", "nodes", "encoded", "buckets")
 
 
 class RunFolder:
-    """The folder of a run, from `create` or `open`. Enter it to hold its lock while training."""
+    """The folder of a run, from `create` or `open`. Enter it to hold its lock while training.
+
+    Attributes:
+        metrics: its `metrics.jsonl`.
+        order: its `order.npy`.
+    """
 
     def __init__(self, path: Path, config: TaskConfig, about: About):
         self.path, self.config, self.about = path, config, about
-        self.checkpoints, self._metrics = Checkpoints(path / "checkpoints"), MetricsFile(path)
-        self._order = OrderFile(path)
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.metrics, self.order = MetricsFile(path), OrderFile(path)
         self.rows = path
         """Where rows and their checkpoints lie."""
         self._learned: dict[str, str] = {}
@@ -173,20 +176,12 @@ class RunFolder:
                 these = singular.get(name, f"these are other {name}")
                 raise CheckpointError(f"{these} than the run was trained on", getattr(getattr(config, section), name))
 
-    def log(self, line: Mapping[str, Any]) -> None:
-        """Appends a line to metrics.jsonl."""
-        self._metrics.add(line)
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, each with `kind` and `batch`; damaged ones are skipped with a warning."""
-        return self._metrics.lines()
-
     def flushed_records(self, batch_index: int) -> dict[str, Any]:
         """Flushes metrics.jsonl and order.npy to the disk, and returns what a checkpoint before batch `batch_index`
         records of them, as plain values."""
-        records: dict[str, Any] = {"metrics": self._metrics.flushed(batch_index).model_dump()}
+        records: dict[str, Any] = {"metrics": self.metrics.flushed(batch_index).model_dump()}
         if self.config.pipeline.order == "arrival":
-            records |= self._order.records(batch_index)
+            records |= self.order.records(batch_index)
         return records
 
     def has_saved(self) -> bool:
@@ -195,7 +190,7 @@ class RunFolder:
         saved = read_saved(self.rows)
         if saved is not None:
             return bool(saved)
-        evaluated = any(line["kind"] == "evaluation" and line.get("split") == "valid" for line in self.metrics())
+        evaluated = any(line["kind"] == "evaluation" and line.get("split") == "valid" for line in self.metrics.lines())
         return bool(self.summary()) or evaluated  # what is evaluated was saved before
 
     def note_saved(self, batch_index: int) -> None:
@@ -222,7 +217,7 @@ class RunFolder:
             InputError: another process reads a later checkpoint; nothing is dropped.
         """
         recorded = self.config.pipeline.order == "arrival"
-        order = self._order.checked(batch_index, records) if recorded else None
+        order = self.order.checked(batch_index, records) if recorded else None
         with self.checkpoints.alone_after(batch_index):
             there = name_of(batch_index) in self.checkpoints.names()
             for folder in {self.path, self.rows}:
@@ -233,20 +228,12 @@ class RunFolder:
                 remove_file(self.path / SUMMARY)
                 sync(self.path)  # before the checkpoint that it is about is removed
             self.checkpoints.drop_after(batch_index)
-        kept = self._metrics.rewind(batch_index).model_dump()
+        kept = self.metrics.rewind(batch_index).model_dump()
         if kept != records.get("metrics", kept):
             what = "is not what it was at this checkpoint: lines are missing, or have been changed"
             logger.warning(f"{self.path / METRICS}: {what}")
         if order is not None:
-            self._order.write(order)
-
-    def append_order(self, order: list[int]) -> None:
-        """Adds the numbers of the batches of a segment, in the order in which they were computed."""
-        self._order.append(order)
-
-    def order(self) -> np.ndarray:
-        """The recorded computation order, int64 [batches]. Raises CheckpointError if it can't be read."""
-        return self._order.read()
+            self.order.write(order)
 
     def write_config(self, config: TaskConfig, files: Mapping[str, str] = MappingProxyType({})) -> None:
         """Writes the configuration that the run continues with, and the task's own files; warns if the user's code has
@@ -288,7 +275,7 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes the results of a run that has ended."""
         text = json_text(summary, indent=1) + "\n"
-        result = Result(summary=hashlib.sha256(text.encode()).hexdigest(), metrics=self._metrics.flushed())
+        result = Result(summary=hashlib.sha256(text.encode()).hexdigest(), metrics=self.metrics.flushed())
         self._write_about(self.about.model_copy(update={"result": result}))
         write_atomically(self.path / SUMMARY, text)
 

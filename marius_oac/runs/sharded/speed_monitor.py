@@ -6,7 +6,6 @@ each has a `Policy` that takes the same decision.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from threading import Event
@@ -16,7 +15,7 @@ import numpy as np
 
 from marius_oac.config.modes import LoadConfig, NodesConfig
 from marius_oac.errors import ConfigError
-from marius_oac.nodes.gba.load import Slowdown, TimedStep
+from marius_oac.nodes.gba.load import TimedStep
 from marius_oac.nodes.gba.policy import Measured, Policy
 from marius_oac.runs.task import Peers
 from marius_oac.runtime.console import logger
@@ -73,7 +72,7 @@ class SpeedMonitor:
         if peers.leads:
             for entry in self._config.load:
                 logger.warning(f"emulated load: {told(entry)}")
-        self._step = TimedStep(step, waited, stopped, slowdowns_of(self._config, self._rank))
+        self._step = TimedStep(step, waited, stopped, loads_of(self._config, self._rank))
         return self._step
 
     def rests(self, batch: int) -> int | None:
@@ -118,10 +117,9 @@ class SpeedMonitor:
         return {"load.emulated_batches": slowed, "load.emulated_seconds": added}
 
 
-def slowdowns_of(config: NodesConfig, rank: int) -> list[Slowdown]:
-    """The slowdowns of one trainer."""
-    own = [entry for entry in config.load if rank in entry.trainers]
-    return [Slowdown(each.factor, each.begin, _end(each.end), _end(each.period), each.seconds) for each in own]
+def loads_of(config: NodesConfig, rank: int) -> list[LoadConfig]:
+    """The loads of one trainer."""
+    return [entry for entry in config.load if rank in entry.trainers]
 
 
 def told(entry: LoadConfig) -> str:
@@ -132,7 +130,3 @@ def told(entry: LoadConfig) -> str:
     again = "" if entry.period is None else f", again every {entry.period:g} s"
     least = f" (of {entry.seconds:g} s at least)" if entry.seconds else ""
     return f"{who} {entry.factor:g} times as long{least}, from {entry.begin:g} s {until}{again}"
-
-
-def _end(seconds: float | None) -> float:
-    return math.inf if seconds is None else seconds

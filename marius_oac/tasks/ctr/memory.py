@@ -58,6 +58,18 @@ def click_step_bytes(config: CtrConfig, tables: Sequence[FeatureTable], weighted
     return int(4 * max(config.training.batch_size * training, config.evaluation.batch_size * prediction))
 
 
+def _compute_bytes(
+    config: CtrConfig, on_cpu: bool, dense: int, row_bytes: int, tables: Sequence[FeatureTable], weighted: bool
+) -> int:
+    """Of the network's parameters, of `dense` bytes, with their optimizer's state, and of a batch. `row_bytes`: of the
+    rows that an example reads."""
+    if on_cpu:
+        examples = max(config.evaluation.batch_size, config.training.batch_size)
+        return 8 * dense + 4 * examples * sum(config.model.hidden) * 3 + 3 * examples * row_bytes
+    states = {"sgd": 0, "adagrad": 1, "adam": 2}[config.training.dense_optimizer.kind]
+    return (2 * (1 + states) + 1) * dense + click_step_bytes(config, tables, weighted)
+
+
 def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
     """Returns the memory plan of a run that starts now and writes to `folder`.
 
@@ -70,18 +82,14 @@ def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
     tables = tables_of(config, network)
     layouts = [row_layout(config, table, network) for table in tables]
     in_flight, held = batches_held(config.pipeline)
-    size, examples = config.training.batch_size, max(config.evaluation.batch_size, config.training.batch_size)
+    size = config.training.batch_size
     ids = sum(table.max_ids for table in tables)
     row_bytes = sum(table.max_ids * (4 * layout.width + 8) for table, layout in zip(tables, layouts, strict=True))
     plan_bytes = size * (ids * 30 + 4 * config.data.num_numbers)
     settled_bytes = size * (ids * 16 + 4 * config.data.num_numbers)
     plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, settled_bytes)
     dense = sum(parameter.nbytes for parameter in network.parameters())
-    if device.type == "cpu":
-        compute = 8 * dense + 4 * examples * sum(config.model.hidden) * 3 + 3 * examples * row_bytes
-    else:
-        states = {"sgd": 0, "adagrad": 1, "adam": 2}[config.training.dense_optimizer.kind]
-        compute = (2 * (1 + states) + 1) * dense + click_step_bytes(config, tables, bool(network.first_order))
+    compute = _compute_bytes(config, device.type == "cpu", dense, row_bytes, tables, bool(network.first_order))
     rows = [capacity_of(config, layout) if config.keys.capacity else 0 for layout in layouts]
     names = [table.name for table in tables]
     key_bytes = sum(rows) * KEY_BYTES
