@@ -107,7 +107,7 @@ def open_files(
     config: StorageConfig, folder: Path, layouts: list[RowLayout], writable: bool, binding: Binding
 ) -> PageFiles:
     """The page files of a run, made where there are none yet."""
-    make = partial(PageFiles, folder, io=config.io, depth=config.depth, warn=_warn, bind=binding.bind_thread)
+    make = partial(PageFiles, folder, io=config.io, depth=config.depth, warn=logger.warning, bind=binding.bind_thread)
     checkpoints = Checkpoints(folder.parent / "checkpoints")
     referred_to = any(any(checkpoints.folder.glob(f"{name}/*.slots.npy")) for name in checkpoints.names())
     if (folder / LISTING).exists() or referred_to or not writable:
@@ -149,7 +149,3 @@ def _clean(folder: Path) -> None:
         for path in list(folder.iterdir()):
             if is_page_file(path.name) and not path.is_symlink():
                 remove_file(path)
-
-
-def _warn(line: str) -> None:
-    logger.warning(line)

@@ -43,7 +43,7 @@ def check_network(make: type[Network], **keys: Any) -> None:
     assert all(torch.equal(one, other) for one, other in same), "parameters are not those of the seed alone"
     network.eval()
     inputs = _draw(schema, make.first_order)
-    before = _copied(inputs)
+    before = _rows(inputs, slice(None))
     with torch.no_grad():
         found = network(inputs)
         assert found.shape == (_EXAMPLES,), f"forward returns {list(found.shape)}, not a logit for each of {_EXAMPLES}"
@@ -96,10 +96,6 @@ def _draw(schema: Schema, first_order: bool) -> Inputs:
 def _tensors(inputs: Inputs) -> list[Tensor]:
     others = [each for each in (inputs.stacked, inputs.first_order) if each is not None]
     return [*inputs.fields, *others, *(each for pair in inputs.sequences.values() for each in pair)]
-
-
-def _copied(inputs: Inputs) -> Inputs:
-    return _rows(inputs, slice(None))
 
 
 def _rows(inputs: Inputs, rows: slice) -> Inputs:

@@ -74,13 +74,10 @@ class BatchMemory:
         """Floats of a row in all tables."""
         return sum(each.width for each in self.layouts.values())
 
-    @property
-    def _plan_bytes(self) -> int:
-        return 8 * self.rows * (not self.shared_rows) + sum(array.nbytes for array in arrays_of(self.plan.data))
-
     def needs(self, device: torch.device) -> list[Need]:
         """Of batches."""
-        pipeline, plan_bytes = self.config.pipeline, self._plan_bytes
+        pipeline = self.config.pipeline
+        plan_bytes = 8 * self.rows * (not self.shared_rows) + sum(array.nbytes for array in arrays_of(self.plan.data))
         in_flight, held = batches_held(pipeline)
         plans = (held + in_flight + pipeline.workers.plan) * plan_bytes + ahead_bytes(self.config, plan_bytes)
         key = key_to_lower(self.config, "pipeline.in_flight", *BATCH_KEYS)
