@@ -75,20 +75,18 @@ class KnownAnswers:
         pieces = [edges[start : start + chunk] for edges in sets for start in range(0, len(edges), chunk)]
         return cls([_collect(pieces, queries, side, num_relations > 0) for side in Side])
 
-    def others(self, side: Side, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The known answers of the queries [start, stop), except each query's own.
+    def others(self, side: Side) -> tuple[np.ndarray, np.ndarray]:
+        """The known answers of the queries, except each query's own.
 
         Args:
             side: the end to predict: `Side.TAIL` for (head, relation, ?).
-            stop: None: up to the last query.
 
         Returns:
-            offsets int64 [stop - start + 1] and ids int64 [offsets[-1]]: those of query start + i are
+            offsets int64 [num_queries + 1] and ids int64 [offsets[-1]]: those of query i are
             `ids[offsets[i] : offsets[i + 1]]`, ascending and unique.
         """
         answers = self.sides[side]
-        part = slice(start, self.num_queries if stop is None else stop)
-        groups, own = answers.groups[part], answers.own[part]
+        groups, own = answers.groups, answers.own
         offsets = np.empty(len(groups) + 1, dtype=np.int64)
         _count_others(groups, own, answers.offsets, answers.ids, offsets)
         ids = np.empty(offsets[-1], dtype=np.int64)

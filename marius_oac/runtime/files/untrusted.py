@@ -125,14 +125,14 @@ def check_file(
         raise error("is damaged: its checksum differs from the one it was written with", path)
 
 
-def read_json(path: Path, model: type[Model], error: Error = InputError, nan: bool = False) -> Model:
+def read_json(path: Path, model: type[Model]) -> Model:
     """The content of a JSON file as `model`; see `parse_json`.
 
     Raises:
         OSError: it can't be opened or read.
-        InputError, or what `error` makes: it is damaged, too large or no regular file.
+        InputError: it is damaged, too large or no regular file.
     """
-    return parse_json(read_bounded(path, error=error), path, model, error, nan)
+    return parse_json(read_bounded(path), path, model)
 
 
 def parse_json(
