@@ -383,7 +383,7 @@ def test_where_the_system_has_no_queue_left_requests_are_made_one_by_one(tmp_pat
         raise OSError(errno.EAGAIN, "none left")
 
     with PageFiles(tmp_path, Listing.new(PAGE), "direct", 256, create=True) as files:
-        monkeypatch.setattr(async_io, "Context", none_left)
+        monkeypatch.setattr(async_io, "take", none_left)
         files.grow(SLOTS_PER_SEGMENT)
         page, slots = reserve(3 * PAGE), np.arange(3)
         memory = np.frombuffer(page, np.uint8)
@@ -429,3 +429,21 @@ def test_a_file_that_lacks_slots_is_the_one_that_is_named(tmp_path, number):
     with open_files(tmp_path, listing) as files, pytest.raises(InputError, match="refers to slot 768") as caught:
         files.check_slots(slots)
     assert caught.value.where == listing.files[number]
+
+
+@pytest.mark.skipif(not async_io.supported(), reason="no asynchronous I/O here")
+def test_queues_are_used_again_and_a_process_that_is_forked_has_none(monkeypatch):
+    monkeypatch.setattr(async_io, "_IDLE", idle := [])
+    taken, closed = [async_io.take() for _ in range(6)], []
+    monkeypatch.setattr(async_io.Context, "close", lambda context: closed.append(context))
+    for each in taken:
+        async_io.give_back(each)
+    assert (idle, closed) == (taken[:4], taken[4:])
+    assert async_io.take() is taken[3] and idle == taken[:3]
+    monkeypatch.undo()
+    for each in taken:
+        each.close()
+    async_io.give_back(async_io.take())
+    if not (child := os.fork()):
+        os._exit(len(async_io._IDLE))
+    assert async_io._IDLE and os.waitpid(child, 0)[1] == 0

@@ -182,7 +182,7 @@ class PageFiles(Closable):
             os.nice(_NICE)
         if self._window:
             with suppress(OSError):  # beyond the system's limit this thread makes one request after another
-                self._own.context = async_io.Context()
+                self._own.context = async_io.take()
                 self._contexts.append(self._own.context)
 
     def _open(self, path: Path, number: int, io: str, create: bool, writable: bool, warn: Callable[[str], None]) -> int:
@@ -301,7 +301,7 @@ class PageFiles(Closable):
         """Ends the threads and closes the files. A second call does nothing."""
         self._threads.shutdown()
         while self._contexts:
-            self._contexts.pop().close()
+            async_io.give_back(self._contexts.pop())
         while self._descriptors:
             os.close(self._descriptors.pop())
 
