@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterator, Mapping
 from os.path import commonprefix
 from pathlib import Path
@@ -20,6 +21,9 @@ MOST_VALUES = 100_000
 """Of a YAML file, an alias counting as all that it stands for."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _NUMBER_LENGTH = 64
+_SHORT = 10_000
+"""Characters of a text whose nodes are kept: a run's configuration is read each time that it is opened."""
+_composed = functools.lru_cache(16)(yaml.compose)
 _NO_SCALARS = (ValueError, IndexError, KeyError, AttributeError, OverflowError)
 
 
@@ -74,11 +78,12 @@ def parse(text: str, source: object) -> tuple[Any, dict[tuple[Any, ...], int]]:
     """
     try:
         lines: dict[tuple[Any, ...], int] = {}
-        loader = _Loader(text)
-        if (node := loader.get_single_node()) is None:
+        kept = len(text) < _SHORT and "<<" not in text  # whose nodes change when values are made of them
+        node = (_composed if kept else yaml.compose)(text, _Loader)
+        if node is None:
             return None, lines
         _find_lines(node, source, (), lines)
-        return loader.construct_document(node), lines
+        return _Loader("").construct_document(node), lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = str(getattr(error, "problem", None) or getattr(error, "reason", "not YAML"))

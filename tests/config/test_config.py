@@ -1,5 +1,6 @@
 """Every kind of mistake in a configuration is one line that names file, line and key."""
 
+import copy
 import functools
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marius_oac.config import errors
 from marius_oac.config.link_prediction import Config
 from marius_oac.errors import ConfigError
 
@@ -267,3 +269,15 @@ def test_binding_may_be_off_though_yaml_takes_the_word_for_false(tmp_path):
     assert Config.load(tmp_path / "c.yaml", ["binding=auto"]).replace("binding=off").binding == "off"
     with pytest.raises(ConfigError, match="binding: must be 'auto' or 'off', not true"):
         Config.load(tmp_path / "c.yaml", ["binding=on"])
+
+
+def test_a_text_that_is_parsed_again_says_the_same_whatever_was_done_with_the_first_answer():
+    for text in ("a: &x {b: [1]}\nc: *x\n", "a: &x {b: [1]}\nc: {<<: *x, b: 2}\n"):
+        tree, lines = errors.parse(text, "x")
+        before = copy.deepcopy((tree, lines))
+        tree["a"]["b"].append(2)
+        lines.clear()
+        assert errors.parse(text, "x") == before
+    for source in ("one", "two"):
+        with pytest.raises(ConfigError, match=f"{source}:2: a: this key stands here twice"):
+            errors.parse("a: 1\na: 2\n", source)
