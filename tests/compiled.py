@@ -22,15 +22,20 @@ def _compile_once(dispatcher, signature):
     if kept is None:
         return _compile(dispatcher, signature)
     with global_compiler_lock:
-        if os.getpid() not in _open:
-            _FILE.parent.mkdir(exist_ok=True)
-            _open[os.getpid()] = os.open(_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        file, place = _open[os.getpid()], place_of(kept._index_path)
+        file, place = lock_file(), place_of(kept._index_path)
         fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
         try:
             return _compile(dispatcher, signature)
         finally:
             fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+
+
+def lock_file() -> int:
+    """Each process opens it for itself."""
+    if os.getpid() not in _open:
+        _FILE.parent.mkdir(exist_ok=True)
+        _open[os.getpid()] = os.open(_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    return _open[os.getpid()]
 
 
 def place_of(index: str) -> int:

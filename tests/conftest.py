@@ -21,6 +21,7 @@ settings.register_profile("repeatable", derandomize=True, database=None, max_exa
 settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
 compiled.once()
+compiled.lock_file()  # no test finds it to be new
 
 
 def pytest_addoption(parser):
@@ -41,6 +42,7 @@ def pytest_collection_finish():
     """What was imported and collected stays to the end: whoever collects garbage need not look through it."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*forked.SELDOM)
 
 
 def pytest_sessionfinish():
@@ -77,13 +79,18 @@ def forked_programs(template):
         yield
 
 
+@pytest.fixture(scope="session")
+def template_of_one_thread(state):
+    made = forked.Template(OMP_NUM_THREADS="1")
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="module")
-def forked_programs_of_one_thread(state):
+def forked_programs_of_one_thread(template_of_one_thread):
     """Likewise, those that are started with OMP_NUM_THREADS=1."""
-    template = forked.Template(OMP_NUM_THREADS="1")
-    with forked.programs(template):
+    with forked.programs(template_of_one_thread):
         yield
-    template.close()
 
 
 @pytest.fixture

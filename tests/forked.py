@@ -36,6 +36,8 @@ READ_BY_IMPORTS = (
     "CUDA_", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ",
 )  # fmt: skip
 """What such variables begin with."""
+SELDOM = (20_000, 20, 20)
+"""Thresholds of the garbage collector, which takes a twentieth of the tests' time with its own."""
 _ROOM = "TEMPLATE"  # variable: there is room for so many bytes of a program's variables where /proc shows them
 _BYTES = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of <sys/prctl.h>
@@ -187,6 +189,7 @@ def _import_all() -> None:
     compiled.once()
     numba.njit(lambda array: array.sum())(np.zeros(1))
     gc.freeze()
+    gc.set_threshold(*SELDOM)
 
 
 def _serve(line: socket.socket) -> Program | None:
