@@ -145,7 +145,7 @@ def test_a_killed_process_ends_its_connections_and_is_known_by_its_code():
 def test_a_host_that_is_unplugged_and_killed_is_gone_without_a_word():
     with Cluster(2, 100) as cluster:
         one, two = cluster.hosts
-        sink = start(two, SINK.replace("settimeout(20)", "settimeout(2)"))
+        sink = start(two, SINK.replace("settimeout(20)", "settimeout(0.5)"))
         sink.wait_for("listening", 20)
         mute = start(one, MUTE, two.address)
         sink.wait_for("first", 20)

@@ -21,7 +21,7 @@ NOBODY = "127.0.0.1:1"
 @pytest.fixture
 def cluster(monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, "0" * 64)
-    return ClusterConfig.local(3, 3).model_copy(update={"timeout": 2.0})
+    return ClusterConfig.local(3, 3).model_copy(update={"timeout": 0.8})
 
 
 @pytest.fixture

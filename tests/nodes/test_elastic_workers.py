@@ -20,6 +20,7 @@ from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.nodes.groups.thread_group import ThreadGroup
 from marius_oac.nodes.shards.connections import Connections
 from marius_oac.nodes.shards.table import NumberedTable
+from marius_oac.nodes.transport import zmq_client
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.folder.folder import RunFolder
@@ -215,6 +216,7 @@ def test_who_is_refused_does_not_wait(one_node, monkeypatch, encryption, other):
     else:
         cluster = cluster.model_copy(update={"restarts": 1})
     monkeypatch.setattr(_ElasticWorker, "pause", lambda self: pytest.fail("it waits"))
+    monkeypatch.setattr(zmq_client, "_TRIES", 2)
     with pytest.raises(NodeRefused, match="node a: .* secret") as refused:
         attach(cluster)
     assert refused.value.exit_code == 2 and "\n" not in str(refused.value)

@@ -115,6 +115,7 @@ def test_a_member_that_dies_is_named_at_once(kind, size):
     world.close()
 
 
+@pytest.mark.slow  # the next one's last member freezes, too
 def test_a_member_that_freezes_is_named_when_it_has_been_silent():
     world = ProcessWorld(3, timeout=2.0)
     assert world.play("freezing", heard=2) == ["lost rank 2: has not been heard of for 2 s"] * 2
@@ -124,7 +125,7 @@ def test_a_member_that_freezes_is_named_when_it_has_been_silent():
 
 def test_a_member_that_lives_is_waited_for_however_long_it_takes():
     """No number says how long: neither the seconds of silence, nor what gloo is told when it connects."""
-    timeout = 2.0
+    timeout = 1.0
     world = ProcessWorld(3, timeout)
     world.say("lateness", 0, 1, 2)
     for _ in range(2):  # at a channel, and in a call
@@ -139,7 +140,7 @@ def test_a_member_that_lives_is_waited_for_however_long_it_takes():
 
 
 def test_a_member_that_dies_where_a_channel_is_made_is_named():
-    world = ProcessWorld(3, timeout=3.0)
+    world = ProcessWorld(3, timeout=1.0)
     begin = time.monotonic()
     *found, _ = world.play("death_at_a_channel")
     assert time.monotonic() - begin < 30

@@ -10,6 +10,7 @@ import pytest
 
 from marius_oac.errors import InputError, NodeLost, NodeRefused
 from marius_oac.nodes.launch.tunnel import _HEAD, _LIMITS, _OPEN, LOOPBACK, StoreGate, StoreProxy
+from marius_oac.nodes.transport import zmq_client
 from marius_oac.nodes.transport.contract import TAKEN, Limits, Security
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from tests.nodes.transport.strangers import place
@@ -153,7 +154,8 @@ def test_the_first_node_is_lost(world):
     [Security(secret=bytes(32), run="rendezvous"), Security(secret=SECURE.secret, run="another")],
     ids=["secret", "run"],
 )
-def test_another_secret_is_refused_and_counted(world, security):
+def test_another_secret_is_refused_and_counted(world, security, monkeypatch):
+    monkeypatch.setattr(zmq_client, "_TRIES", 2)
     with pytest.raises(NodeRefused, match="another program or version, secret or run"):
         world.line(security=security)
     here, there = world.connect(world.line())

@@ -26,6 +26,8 @@ from marius_oac.types import present
 SLOTS = 128
 """Numbers in a message: whether the sender leaves, then for each group whether the sender has aborted it."""
 _TAG = 1
+INTERVAL = 1.0
+"""Seconds between two rounds, at most."""
 
 
 class Heartbeat:
@@ -50,7 +52,7 @@ class Heartbeat:
     ) -> None:
         self._group: ProcessGroup | None = group
         self._names, self._timeout, self._end = names, timeout, end
-        self._interval = min(1.0, timeout / 8)
+        self._interval = min(INTERVAL, timeout / 8)
         self._leaving = threading.Event()
         self._changed = threading.Condition()
         self._ended = False

@@ -59,7 +59,7 @@ def test_what_passes_is_no_refusal_for_good():
 
 
 def test_handshakes_in_progress_expire(request):
-    guarded = Guarded(timeout=1.0)
+    guarded = Guarded(timeout=0.4)
     request.addfinalizer(guarded.close)
     guarded.insider().hello()
     guarded.counted("handshake not finished")

@@ -103,7 +103,7 @@ def test_a_stranger_with_the_same_library(guarded):
 
 
 def test_connections_that_say_nothing_are_ended(request):
-    guarded = Guarded(timeout=1.0)
+    guarded = Guarded(timeout=0.6)
     request.addfinalizer(guarded.close)
     idle = [socket.create_connection(place(guarded.address), timeout=10) for _ in range(50)]
     guarded.go_on()

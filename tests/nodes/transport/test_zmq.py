@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import repeat
 
 import numpy as np
 import psutil
@@ -18,6 +19,7 @@ from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import EVENTS, POLLIN
 from marius_oac.nodes.transport.zmq_server import ZmqServer
 from tests.nodes.transport.conformance import NAMES, SERVER, Conformance, Wires, beside, content, outcome_of
+from tests.run_folders import slow
 from tests.threads import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -231,23 +233,35 @@ def away():
         process.wait()
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-@pytest.mark.parametrize("call", ["receive", "send"])
+KILLED, FROZEN = signal.SIGKILL, signal.SIGSTOP
+PLAIN, ENCRYPTED = False, True
+
+
+@pytest.mark.parametrize(
+    "wires, way, call",
+    [
+        (PLAIN, KILLED, "receive"), (ENCRYPTED, KILLED, "send"),
+        (PLAIN, FROZEN, "send"), (ENCRYPTED, FROZEN, "receive"),
+        slow(ENCRYPTED, KILLED, "receive"), slow(PLAIN, KILLED, "send"), slow(ENCRYPTED, FROZEN, "send"),
+        slow(PLAIN, FROZEN, "receive"),
+    ],
+    indirect=["wires"],
+)  # fmt: skip
 def test_a_trainer_that_is_killed_or_frozen_is_lost_in_time(away, wires, way, call):
-    wires.timeout = TIMEOUT if way == signal.SIGKILL else 2.0
+    wires.timeout = TIMEOUT if way == KILLED else 1.0
     server = wires.server()
     process = away(wires, server, 1, "wait")
     if call == "receive":
         waiting = beside(server.receive)
     else:
-        waiting = beside(lambda: [server.send(1, [b"x" * 1_000_000]) for _ in range(1000)])
+        waiting = beside(lambda: [server.send(1, part) for part in repeat([b"x" * 1_000_000])])
     waiting[0].join(0.2)
     start = time.monotonic()
     process.send_signal(way)
     lost = outcome_of(*waiting)
     waited = time.monotonic() - start
     assert isinstance(lost, NodeLost) and lost.node == "green"
-    assert waited < (SOON if way == signal.SIGKILL else wires.timeout + SOON)
+    assert waited < (SOON if way == KILLED else wires.timeout + SOON)
 
 
 def test_a_trainer_that_is_killed_in_the_middle_of_a_message_leaves_the_others_alone(away, wires):
@@ -264,26 +278,32 @@ def test_a_trainer_that_is_killed_in_the_middle_of_a_message_leaves_the_others_a
     assert content(client.receive()) == [b"on we go"]
 
 
+@pytest.mark.parametrize("wires", [PLAIN, slow(ENCRYPTED)], indirect=True)
 def test_a_trainer_that_keeps_its_interpreter_busy_is_not_lost(away, wires):
-    wires.timeout = 0.8
+    wires.timeout = 0.6
     server = wires.server()
-    away(wires, server, 1, "busy")  # 2 s in which none of its Python threads can run
+    away(wires, server, 1, "busy")  # 1.5 s in which none of its Python threads can run
     assert server.receive() == Request(1, [b"done"])
 
 
+@pytest.mark.parametrize("wires", [slow(PLAIN), ENCRYPTED], indirect=True)
 def test_a_server_that_keeps_its_interpreter_busy_is_not_lost(away, wires):
-    wires.timeout = 0.8
+    wires.timeout = 0.6
     server = wires.server()
     away(wires, server, 1, "echo")
-    ctypes.PyDLL(None).usleep(2_000_000)
+    ctypes.PyDLL(None).usleep(1_500_000)
     for number in range(3):
         server.send(1, [b"%d" % number])
         assert server.receive() == Request(1, [b"%d" % number])
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize(
+    "wires, way",
+    [(PLAIN, KILLED), (ENCRYPTED, FROZEN), slow(ENCRYPTED, KILLED), slow(PLAIN, FROZEN)],
+    indirect=["wires"],
+)
 def test_a_server_that_is_killed_or_frozen_is_lost_in_time(wires, way):
-    wires.timeout = TIMEOUT if way == signal.SIGKILL else 2.0
+    wires.timeout = TIMEOUT if way == KILLED else 1.0
     options = [str(int(wires.security.encrypted)), str(wires.timeout)]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.nodes.transport.peer", "127.0.0.1:0", "0", "serve", *options],
@@ -298,13 +318,13 @@ def test_a_server_that_is_killed_or_frozen_is_lost_in_time(wires, way):
             answers = iter(client.receive, None)  # some may come before the signal does
             waiting = [
                 beside(lambda: [None for _ in answers]),
-                beside(lambda: [client.send([bytes(1_000_000)]) for _ in range(1000)]),
+                beside(lambda: [client.send(part) for part in repeat([bytes(1_000_000)])]),
             ]
             start = time.monotonic()
             process.send_signal(way)
             for lost in (outcome_of(*one) for one in waiting):
                 assert isinstance(lost, NodeLost) and lost.node == SERVER
-            assert time.monotonic() - start < (SOON if way == signal.SIGKILL else wires.timeout + SOON)
+            assert time.monotonic() - start < (SOON if way == KILLED else wires.timeout + SOON)
     finally:
         process.kill()
         process.wait()
