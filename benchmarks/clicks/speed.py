@@ -16,7 +16,7 @@ import argparse
 import importlib.util
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime import blas
 from marius_oac.runtime.telemetry import Telemetry
+from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.tasks.ctr.build import capacity_of, make_ctr_step, make_key_table, make_schema, row_layout, tables_of
 
 MANY_PASSES = 1000
@@ -164,9 +165,10 @@ class OurPipeline(Contestant):
             layouts = {table.name: row_layout(config, table, network) for table in tables}
             capacities = {name: capacity_of(config, layout) for name, layout in layouts.items()}
             place = Tables(config.storage, None, layouts, capacities, stack)
-            key_tables = [make_key_table(config, place, table.name) for table in tables]
+            pool = stack.enter_context(closing(ThreadPool(race.cores)))
+            key_tables = [make_key_table(config, place, table.name, pool=pool) for table in tables]
             schedule = LogSchedule(files, [LogSegment(0, 1, MANY_PASSES)], BATCH)
-            planner = LogPlanner(config, files, schedule, tables, key_tables)
+            planner = LogPlanner(config, files, schedule, tables, key_tables, pool=pool)
             stack.callback(planner.close)
             step = make_ctr_step(config, tables, network, torch.device("cpu"), race.cores)
             stack.callback(step.close)

@@ -27,10 +27,10 @@ from benchmarks.machine import machine
 from benchmarks.turns import Contestant, take_turns
 from marius_oac.config.encoder import EncoderConfig
 from marius_oac.models.compute.products import PooledProducts
-from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import make_encoder
 from marius_oac.runtime import blas
+from marius_oac.runtime.thread_pool import ThreadPool
 
 NODES, FAN_OUT, HEADS = 100_000, 10, 5
 DRAWN = 4  # blocks, again and again

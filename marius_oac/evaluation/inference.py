@@ -28,7 +28,7 @@ from marius_oac.data.neighbors.neighbors import Neighbors
 from marius_oac.kernels.cpu.relabel import relabel_behind
 from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import ThreadPool, torch_threads
+from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
 from marius_oac.models.gnn.layers import GatLayer, Layer, SageLayer
@@ -36,6 +36,7 @@ from marius_oac.runtime import blas
 from marius_oac.runtime.files.atomic import disk_errors, sync, unfinished
 from marius_oac.runtime.files.npy import mapped_npy
 from marius_oac.runtime.progress import Progress
+from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.types import present
 
 Read = Callable[[np.ndarray], np.ndarray]

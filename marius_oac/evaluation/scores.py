@@ -23,7 +23,7 @@ from marius_oac.evaluation.ranks import Candidates
 from marius_oac.kernels.cpu.decoders import L2, MODULI
 from marius_oac.kernels.cpu.jit import compiled
 from marius_oac.models.compute.parts import blaming_own
-from marius_oac.models.compute.thread_pool import torch_threads
+from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.link_prediction.decoders import KEY, Decoder, make_decoder
 from marius_oac.storage.contract import ParameterStore
 from marius_oac.storage.snapshots import RowArray

@@ -15,7 +15,7 @@ import torch
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.prepare.splits import Split
 from marius_oac.errors import ConfigError, shown
-from marius_oac.models.compute.thread_pool import torch_threads
+from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.pipeline.rows import LocalSource
 from marius_oac.pipeline.runner import BatchResult, Pipeline, Probe
 from marius_oac.runs.task import Task

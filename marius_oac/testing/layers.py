@@ -14,9 +14,10 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
-from marius_oac.models.compute.thread_pool import ThreadPool, seeded_by
+from marius_oac.models.compute.torch_state import seeded_by
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.layers import Layer
+from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.testing.gradients import check_gradient
 
 _INPUTS = 4

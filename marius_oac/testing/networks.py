@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from marius_oac.config.ctr import NetworkConfig
-from marius_oac.models.compute.thread_pool import seeded_by
+from marius_oac.models.compute.torch_state import seeded_by
 from marius_oac.models.ctr.network import Network
 from marius_oac.models.ctr.schema import Field, Inputs, Schema, SequenceField
 

@@ -18,9 +18,9 @@ from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.errors import InputError
 from marius_oac.evaluation import inference
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
-from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn.block import Block
 from marius_oac.runtime import progress
+from marius_oac.runtime.thread_pool import ThreadPool
 from tests.data import naive_sampling
 from tests.data.test_batches import random_edges
 from tests.models.gnn.test_layers import INPUTS, LAYERS, expected, make

@@ -12,13 +12,13 @@ from marius_oac.batches import BlockData, EdgeBatch, EncodedBatch, NodeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.neighbors.neighborhoods import feature_means
 from marius_oac.models.compute.dense_moments import RELATIONS
-from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.compute.update import Update
 from marius_oac.models.gnn.encoder import make_encoder
 from marius_oac.models.gnn.step import EncodedStep, blocks_of
 from marius_oac.models.heads.classes import ClassesHead, class_metrics
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.step import LinkPredictionStep, relation_width
+from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.types import map_arrays
 from tests.models.naive_gnn import draw_blocks
 

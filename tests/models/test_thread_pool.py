@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from marius_oac.models.compute.thread_pool import ThreadPool
+from marius_oac.runtime.thread_pool import ThreadPool
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

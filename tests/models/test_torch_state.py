@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from marius_oac.models.compute.thread_pool import seeded, torch_threads
+from marius_oac.models.compute.torch_state import seeded, torch_threads
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda:1"])

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from marius_oac.errors import InputError
-from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.layers import Layer
+from marius_oac.runtime.thread_pool import ThreadPool
 
 _LOCK = threading.Lock()
 _FIRST: list[ThreadPoolExecutor] = []

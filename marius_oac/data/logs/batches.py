@@ -30,6 +30,8 @@ from marius_oac.data.logs.pieces import Pieces
 from marius_oac.data.logs.tables import FeatureTable, TableKeys
 from marius_oac.kernels.cpu.permutation import Permutation
 from marius_oac.kernels.cpu.relabel import relabel
+from marius_oac.runtime.thread_pool import ALONE, ThreadPool
+from marius_oac.storage.keys.distinct import DistinctKeys
 from marius_oac.types import Plan, TableSpec
 
 _BLOCK_EXAMPLES = 1 << 16  # of a block without shuffling, large enough to parse efficiently
@@ -51,11 +53,13 @@ class LogPlan(Plan[ClickBatch[np.ndarray]]):
 
     Attributes:
         keys: of each table.
-        ids: int64 [n] of each table, the row of each key, -1 if it has none.
+        distinct: the different ones of them.
+        ids: int64 [m] of each table, the row of each different key, -1 if it has none.
         file: the number of the log's file.
     """
 
     keys: Sequence[TableKeys] = ()
+    distinct: Sequence[DistinctKeys] = ()
     ids: Sequence[np.ndarray] = ()
     file: int = 0
 
@@ -112,9 +116,10 @@ class LogPlanner:
         files: of the whole schedule, in order.
         schedule: which examples each batch has.
         tables: of `feature_tables`.
-        key_tables: the rows of each table's keys: objects with `find`, `admit`, `seen_in` and `capacity` of
-            `storage.keys.table.KeyTable`.
+        key_tables: the rows of each table's keys: objects with `find`, `admit`, `seen_in`, `counts_keys` and
+            `capacity` of `storage.keys.table.KeyTable`.
         pieces: of each file, to check that its contents haven't changed; None: not checked.
+        pool: tells a batch's keys apart.
 
     Attributes:
         share: the part of each batch that is planned; see `with_share`.
@@ -128,7 +133,9 @@ class LogPlanner:
         tables: Sequence[FeatureTable],
         key_tables: Sequence[Any],
         pieces: Sequence[Pieces] | None = None,
+        pool: ThreadPool = ALONE,
     ):
+        self._pool = pool
         self._config, self._schedule, self._feature_tables, self._key_tables = config, schedule, tables, key_tables
         self._files = files
         self.share = WHOLE
@@ -147,15 +154,17 @@ class LogPlanner:
         skip, stop, part = self.share.of_batch(end - first)
         examples = self._examples(number, file, first + skip, first + stop)
         keys = [table_keys(table, examples) for table in self._feature_tables]
-        ids = [table.find(*each.asked) for table, each in zip(self._key_tables, keys, strict=True)]
+        named = zip(self._feature_tables, keys, strict=True)
+        distinct = [DistinctKeys.of(table.name, *each.asked, self._pool) for table, each in named]
+        ids = [table.find(*each.asked) for table, each in zip(self._key_tables, distinct, strict=True)]
         data = ClickBatch(epoch=number, share=float(part), numbers=examples.numbers, labels=examples.labels)
-        plan = LogPlan(batch_index, (), data, stop - skip if part else 0, keys, ids, file)
+        plan = LogPlan(batch_index, (), data, stop - skip if part else 0, keys, distinct, ids, file)
         return self._relabelled(plan) if all((each >= 0).all() for each in ids) else plan
 
     def assign_rows(self, plan: LogPlan) -> Plan:
         """Assigns rows to new keys, in the order of the log, and returns the plan with all rows."""
-        for table, keys, ids in zip(self._key_tables, plan.keys, plan.ids, strict=True):
-            table.admit(*keys.asked, ids)
+        for table, keys, ids in zip(self._key_tables, plan.distinct, plan.ids, strict=True):
+            table.admit(*keys.asked, ids, keys.counts if table.counts_keys else None, distinct=True)
             table.seen_in(ids, plan.file)
         settled = plan if plan.rows else self._relabelled(plan)
         # Without the keys, since many plans wait if rows come from disk.
@@ -193,10 +202,10 @@ class LogPlanner:
 
     def _relabelled(self, plan: LogPlan) -> LogPlan:
         rows, tables = [], []
-        for table, spec, keys, ids in zip(self._feature_tables, self.tables, plan.keys, plan.ids, strict=True):
-            local = ids.copy()
+        for number, (table, spec) in enumerate(zip(self._feature_tables, self.tables, strict=True)):
+            local = plan.ids[number].copy()
             rows.append(relabel(local, spec.num_rows).copy())
-            tables.append(table_indices(table, keys, local))
+            tables.append(table_indices(table, plan.keys[number], local[plan.distinct[number].numbers]))
         return replace(plan, rows=rows, data=replace(plan.data, tables=tuple(tables)))
 
 

@@ -22,6 +22,9 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+LANES = 16
+"""Halves of a cache line: 4 bytes each."""
+
 if config.DISABLE_JIT:
     _LOCK = threading.Lock()
 
@@ -57,6 +60,21 @@ if config.DISABLE_JIT:
 
     def prefetch(address, for_writing):
         pass
+
+    def load_half(address):
+        with _LOCK:
+            return ctypes.c_uint32.from_address(int(address)).value
+
+    def store_half(address, value):
+        with _LOCK:
+            ctypes.c_uint32.from_address(int(address)).value = int(value)
+
+    def first_hit(line, lane, step, mask, wanted):
+        for at in range(step, LANES):
+            found = load_half(line + 4 * ((lane + at) % LANES))
+            if found == 0 or found & mask == wanted:
+                return at
+        return LANES
 
     def copy_bytes(target, source, count):
         ctypes.memmove(int(target), int(source), int(count))
@@ -160,6 +178,53 @@ else:
             return context.get_dummy_value()
 
         return types.void(types.int64, for_writing), codegen
+
+    @intrinsic
+    def load_half(typingctx, address):
+        """The 4 bytes at `address`, a multiple of 4, as an int64; acquires, as `load`."""
+
+        def codegen(context, builder, signature, args):
+            found = builder.load_atomic(_pointer(builder, args[0], _INT), ordering="acquire", align=4)
+            return builder.zext(found, _WORD)
+
+        return types.int64(types.int64), codegen
+
+    @intrinsic
+    def store_half(typingctx, address, value):
+        """Sets the 4 bytes at `address`, a multiple of 4; releases, as `store`."""
+
+        def codegen(context, builder, signature, args):
+            half = builder.trunc(args[1], _INT)
+            builder.store_atomic(half, _pointer(builder, args[0], _INT), ordering="release", align=4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    @intrinsic
+    def first_hit(typingctx, line, lane, step, mask, wanted):
+        """Of the 16 halves of the cache line at `line`, taken in turn from `lane` on, the first from number `step` on
+        that is 0 or has `wanted` in its bits `mask`; 16: there is none.
+
+        It takes no branch, and is a hint: whoever acts on a half must `load_half` it, since other threads may store.
+        """
+
+        def codegen(context, builder, signature, args):
+            line, lane, step, mask, wanted = args
+            kind, turns = ir.VectorType(_INT, LANES), _WORD(LANES)
+
+            def everywhere(value):
+                one = builder.insert_element(ir.Constant(kind, ir.Undefined), builder.trunc(value, _INT), _INT(0))
+                return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(kind, [0] * LANES))
+
+            halves = builder.load(_pointer(builder, line, kind), align=4 * LANES)
+            tagged = builder.icmp_unsigned("==", builder.and_(halves, everywhere(mask)), everywhere(wanted))
+            empty = builder.icmp_unsigned("==", halves, ir.Constant(kind, [0] * LANES))
+            hits = builder.zext(builder.bitcast(builder.or_(tagged, empty), ir.IntType(LANES)), _WORD)
+            in_turn = builder.lshr(builder.or_(hits, builder.shl(hits, turns)), lane)
+            from_step = builder.and_(in_turn, builder.shl(_WORD(-1), step))
+            return builder.cttz(builder.or_(from_step, _WORD(1 << LANES)), ir.IntType(1)(0))
+
+        return types.int64(*[types.int64] * 5), codegen
 
     @intrinsic
     def copy_bytes(typingctx, target, source, count):

@@ -1,15 +1,19 @@
 """Compiled operations on an index of keys: from (vocabulary, key) to row.
 
 The records, one per row, are two words, `[ key 8 bytes | check 4 | vocabulary 2 | state 2 ]`, and never move. The slots
-are in shards, each an open-addressed table with linear probing. A slot is 4 bytes, two to a word: the number of a row
-+ 1, or 0, and in the bits left above it a part of the hash (the *tag*), so that few records of other keys are read. The
-directory has one word per shard: the size class and the address of its slots.
+are in shards, each an open-addressed table. A slot is 4 bytes: the number of a row + 1, or 0, and in the bits left
+above it a part of the hash (the *tag*), so that few records of other keys are read. The directory has one word per
+shard: the size class and the address of its slots.
 
-Guarantees, for any number of threads in `find` beside one in `insert` or `move`:
+A key is looked for in a cache line of slots, 16 of them, in turn from a place that its hash says; only if all are taken
+in the next line. A look-up thus waits for two cache lines, of slots and of a record, and these waits are shared by many
+keys (`_GROUP`): the lines of all are asked for before the first is read.
+
+Guarantees, for any number of threads in `find` beside one in `number_new`, `place` or `move` of each shard:
 - A record is complete before its row is in a slot, and a block of slots before it is in the directory. Loads acquire
   and stores release, so a thread that sees the slot or block sees its content.
 - Slots are only filled, never changed, and `move` publishes a block only when it has every key of the old one: a key
-  that was inserted before `find` began is found, whichever block `find` reads.
+  that was placed before `find` began is found, whichever block `find` reads.
 - A row is returned only if its record has the same vocabulary and key.
 - Blocks that were in the directory when `find` began must stay in memory until it has returned: `keys.index` ensures
   that.
@@ -20,13 +24,12 @@ from typing import NamedTuple
 import numpy as np
 
 from marius_oac.kernels.cpu import atomics
+from marius_oac.kernels.cpu.atomics import LANES
 from marius_oac.kernels.cpu.jit import compiled, inlined
 
 RECORD = np.dtype([("key", "<i8"), ("check", "<u4"), ("vocabulary", "<u2"), ("state", "<u2")])
 LIVE, FREE = 1, 2  # states of a row; 0: not handed out yet
 NUM_ROWS, FREE_TAKEN = 0, 1  # places of `counters`
-# What stopped `insert`, where it is not a shard that must grow.
-DONE, FULL, COLLISION = -1, -2, -3
 
 ADDRESS_BITS = 48
 _ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
@@ -39,8 +42,8 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _SHIFT_HALF = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 _ONE, _LOW_HALF = np.uint64(1), np.uint64(_HALF_MASK)
-_GROUP = 32  # keys whose cache misses are waited for together
-_AHEAD = 16  # distance of the prefetch where keys are taken one by one
+_GROUP = 64  # keys whose cache misses are waited for together; with 32 a look-up takes 1.4 times as long
+_AHEAD = 32  # distance of the prefetch where keys are taken one by one
 
 
 class Index(NamedTuple):
@@ -48,7 +51,7 @@ class Index(NamedTuple):
 
     records: int
     directory: int
-    sizes: int  # slots of each size class, int64
+    sizes: int  # slots of each size class, int64: a multiple of 16. A block begins at a multiple of 64 bytes.
     num_shards: int
     row_bits: int
 
@@ -62,7 +65,8 @@ def _mix(state):
 
 
 @inlined
-def _hash(vocabulary, key):
+def hash_of(vocabulary, key):
+    """The hash of a key, uint64."""
     # By way of int64, because without the JIT a negative key may be one of Python's integers.
     return _mix(np.uint64(np.int64(key)) ^ _mix((np.uint64(vocabulary) + _ONE) * _GOLDEN))
 
@@ -79,6 +83,11 @@ def _tag_of(index, hashed):
 
 
 @inlined
+def _tag_mask(index):
+    return _HALF_MASK ^ ((1 << index.row_bits) - 1)
+
+
+@inlined
 def _start_of(hashed, size):
     """The first slot to look at."""
     return (np.int64(hashed & _LOW_HALF) * size) >> 32
@@ -90,42 +99,30 @@ def _size_of(index, word):
 
 
 @inlined
-def _slot(slots, place):
-    return (atomics.load(slots + 8 * (place >> 1)) >> (32 * (place & 1))) & _HALF_MASK
-
-
-@inlined
-def _fill_slot(slots, place, content):
-    """For the only writer, and an empty slot."""
-    at = slots + 8 * (place >> 1)
-    atomics.store(at, atomics.load(at) | (content << (32 * (place & 1))))
-
-
-@inlined
 def _row_of(index, slot):
     return (slot & ((1 << index.row_bits) - 1)) - 1
 
 
 @inlined
-def _candidate(index, slots, size, place, tag):
-    """The first slot from `place` on that has the tag or is empty."""
-    tag_mask = _HALF_MASK ^ ((1 << index.row_bits) - 1)
-    while True:
-        slot = _slot(slots, place)
-        if slot == 0 or slot & tag_mask == tag:
-            return place
-        place += 1
-        if place == size:
-            place = 0
+def _address(slots, size, start, step):
+    """The slot that a search from `start` looks at after `step` others."""
+    line = (start & ~(LANES - 1)) + (step & ~(LANES - 1))
+    return slots + 4 * ((line if line < size else line % size) + ((start + step) & (LANES - 1)))
 
 
 @inlined
-def _empty_from(slots, size, place):
-    while _slot(slots, place) != 0:
-        place += 1
-        if place == size:
-            place = 0
-    return place
+def _next_step(slots, size, start, step, mask, wanted):
+    """The first step from `step` on whose slot is empty or has `wanted` in its bits `mask`."""
+    lane = start & (LANES - 1)
+    while True:
+        line = (start - lane) + (step & ~(LANES - 1))
+        if line >= size:
+            line %= size
+        in_line = step & (LANES - 1)
+        hit = atomics.first_hit(slots + 4 * line, lane, in_line, mask, wanted)
+        step += hit - in_line
+        if hit < LANES:
+            return step
 
 
 @inlined
@@ -135,54 +132,64 @@ def _about(vocabulary, check):
 
 
 @inlined
-def _resolve(index, slots, size, place, tag, key, about):
-    """The row of a key, -1 if there is none, and the place where the search ended; row -2: another check."""
+def _resolve(index, word, hashed, step, key, about):
+    """Searches the slots of `word` from `step` on: the row of a key, -1 if there is none, -2 if it has another check;
+    and the address of the slot where the search ended."""
+    slots, size = word & _ADDRESS_MASK, _size_of(index, word)
+    start, mask, tag = _start_of(hashed, size), _tag_mask(index), _tag_of(index, hashed)
     while True:
-        place = _candidate(index, slots, size, place, tag)
-        slot = _slot(slots, place)
+        step = _next_step(slots, size, start, step, mask, tag)
+        at = _address(slots, size, start, step)
+        slot = atomics.load_half(at)
         # An empty slot may have been filled since: the key is being inserted, and to be found or not is both right.
         if slot == 0:
-            return -1, place
+            return -1, at
         row = _row_of(index, slot)
-        at = index.records + row * _RECORD_BYTES
-        found = atomics.load(at + 8)
-        if atomics.load(at) == key and (found ^ about) & _CHECK_MASK == 0:
-            return (row if found == about else -2), place
-        place += 1
-        if place == size:
-            place = 0
+        record = index.records + row * _RECORD_BYTES
+        found = atomics.load(record + 8)
+        if atomics.load(record) == key and (found ^ about) & _CHECK_MASK == 0:
+            return (row if found == about else -2), at
+        step += 1
 
 
 @compiled
 def hashes(vocabularies, keys, out):
     """Fills in the hash of each (vocabulary, key), `out` int64 [n]."""
     for i in range(keys.size):
-        out[i] = np.int64(_hash(vocabularies[i], keys[i]))
+        out[i] = np.int64(hash_of(vocabularies[i], keys[i]))
 
 
 @compiled
 def find(index, vocabularies, keys, checks, rows):
     """Fills in `rows`, -1 where a key is missing; returns how many are and the first key with another check, or -1."""
-    missing, collision = 0, -1
-    work = np.empty((4, _GROUP), np.int64)
+    missing, collision, mask = 0, -1, _tag_mask(index)
+    hashed, words = np.empty(_GROUP, np.uint64), np.empty(_GROUP, np.int64)
+    starts, found = np.empty(_GROUP, np.int64), np.empty(_GROUP, np.int64)
     for first in range(0, keys.size, _GROUP):
         count = min(_GROUP, keys.size - first)
+        for j in range(count):  # a loop of its own, which is vectorised
+            hashed[j] = hash_of(vocabularies[first + j], keys[first + j])
         for j in range(count):
-            hashed = _hash(vocabularies[first + j], keys[first + j])
-            word = atomics.load(index.directory + 8 * _shard_of(index, hashed))
-            size = _size_of(index, word)
-            slots, place = word & _ADDRESS_MASK, _start_of(hashed, size)
-            atomics.prefetch(slots + 4 * place, 0)
-            work[0, j], work[1, j], work[2, j], work[3, j] = slots, size, place, _tag_of(index, hashed)
+            word = atomics.load(index.directory + 8 * _shard_of(index, hashed[j]))
+            start = _start_of(hashed[j], _size_of(index, word))
+            atomics.prefetch((word & _ADDRESS_MASK) + 4 * start, 0)
+            words[j], starts[j] = word, start
         for j in range(count):
-            place = _candidate(index, work[0, j], work[1, j], work[2, j], work[3, j])
-            atomics.prefetch(index.records + _row_of(index, _slot(work[0, j], place)) * _RECORD_BYTES, 0)
-            work[2, j] = place
+            lane, slots = starts[j] & (LANES - 1), words[j] & _ADDRESS_MASK
+            line = slots + 4 * (starts[j] - lane)
+            step = atomics.first_hit(line, lane, 0, mask, _tag_of(index, hashed[j]))
+            # Of a full line without the tag any slot will do: its record is another key's, and `_resolve` goes on.
+            slot = atomics.load_half(line + 4 * ((lane + step) & (LANES - 1)))
+            atomics.prefetch(index.records + _row_of(index, slot) * _RECORD_BYTES, 0)
+            found[j] = slot
         for j in range(count):
-            i = first + j
+            i, row = first + j, _row_of(index, found[j])
             check = checks[i] if checks.size > 0 else np.uint32(0)
             about = _about(vocabularies[i], check)
-            row, _ = _resolve(index, work[0, j], work[1, j], work[2, j], work[3, j], keys[i], about)
+            if row >= 0:
+                at = index.records + row * _RECORD_BYTES
+                if atomics.load(at) != keys[i] or atomics.load(at + 8) != about:
+                    row, _ = _resolve(index, words[j], hashed[j], 0, keys[i], about)
             rows[i] = row
             if row == -1:
                 missing += 1
@@ -191,93 +198,85 @@ def find(index, vocabularies, keys, checks, rows):
     return missing, collision
 
 
-@inlined
-def _row_to_come(free, counters, capacity):
-    """The row that the next new key gets, -1 if there is none."""
-    if counters[FREE_TAKEN] < free.size:
-        return free[counters[FREE_TAKEN]]
-    return counters[NUM_ROWS] if counters[NUM_ROWS] < capacity else -1
-
-
 @compiled
-def insert(index, vocabularies, keys, checks, rows, first, capacity, free, counters, room):
-    """Fills in the rows of keys from number `first` on, new ones where needed; returns the number of the first key left
-    and the reason why it stopped.
+def number_new(index, vocabularies, keys, checks, rows, capacity, free, counters, hashed, counts):
+    """Gives rows to new keys, all different, and writes their records; returns how many got one.
 
-    `free` are rows to be reused before new ones; `room`, int64 [shards], counts the keys that each shard can still
-    take.
+    Fewer than all if the table is full. They are found once they are placed.
+
+    Args:
+        rows: int64 [n], filled in: `free` ones, ascending, before those that were never used.
+        hashed, counts: the keys' hashes, uint64 [n], and how many each shard has, int64 [shards], filled in.
     """
-    for i in range(first, keys.size):
-        if i + _AHEAD < keys.size:
-            hashed = _hash(vocabularies[i + _AHEAD], keys[i + _AHEAD])
-            word = atomics.load(index.directory + 8 * _shard_of(index, hashed))
-            atomics.prefetch((word & _ADDRESS_MASK) + 4 * _start_of(hashed, _size_of(index, word)), 1)
-        hashed = _hash(vocabularies[i], keys[i])
-        shard, tag = _shard_of(index, hashed), _tag_of(index, hashed)
-        word = atomics.load(index.directory + 8 * shard)
-        slots, size = word & _ADDRESS_MASK, _size_of(index, word)
+    for i in range(keys.size):
+        if counters[FREE_TAKEN] < free.size:
+            row = free[counters[FREE_TAKEN]]
+            counters[FREE_TAKEN] += 1
+        elif counters[NUM_ROWS] < capacity:
+            row = counters[NUM_ROWS]
+            counters[NUM_ROWS] += 1
+        else:
+            return i
         check = checks[i] if checks.size > 0 else np.uint32(0)
-        about = _about(vocabularies[i], check)
-        row, place = _resolve(index, slots, size, _start_of(hashed, size), tag, keys[i], about)
-        if row == -2:
-            return i, COLLISION
-        if row == -1:
-            row = _row_to_come(free, counters, capacity)
-            if row < 0:
-                return i, FULL
-            if room[shard] == 0:
-                return i, shard
-            at = index.records + row * _RECORD_BYTES
-            atomics.store(at, keys[i])
-            atomics.store(at + 8, about)
-            _fill_slot(slots, place, tag | (row + 1))
-            room[shard] -= 1
-            counters[FREE_TAKEN if counters[FREE_TAKEN] < free.size else NUM_ROWS] += 1
-        rows[i] = row
-    return keys.size, DONE
+        at = index.records + row * _RECORD_BYTES
+        atomics.store(at, keys[i])
+        atomics.store(at + 8, _about(vocabularies[i], check))
+        hashed[i], rows[i] = hash_of(vocabularies[i], keys[i]), row
+        counts[_shard_of(index, hashed[i])] += 1
+    return keys.size
 
 
 @compiled
-def move(index, shard, word):
-    """Copies a shard's rows, except dropped ones, to the empty slots of `word`, and puts these in the directory."""
-    old = atomics.load(index.directory + 8 * shard)
-    slots, size = word & _ADDRESS_MASK, _size_of(index, word)
-    old_slots, old_size = old & _ADDRESS_MASK, _size_of(index, old)
-    for place in range(old_size):
-        if place + _AHEAD < old_size:
-            ahead = _row_of(index, _slot(old_slots, place + _AHEAD))
-            atomics.prefetch(index.records + ahead * _RECORD_BYTES, 0)
-        slot = _slot(old_slots, place)
-        if slot == 0:
-            continue
-        at = index.records + _row_of(index, slot) * _RECORD_BYTES
-        about = atomics.load(at + 8)
-        if about >> 48 == LIVE:
-            hashed = _hash((about >> 32) & 0xFFFF, atomics.load(at))
-            _fill_slot(slots, _empty_from(slots, size, _start_of(hashed, size)), slot)
-    atomics.store(index.directory + 8 * shard, word)
-
-
-@compiled
-def count_keys(index, rows, counts):
-    """Adds to `counts`, int64 [shards], how many of the rows' keys each shard has."""
+def read_hashes(index, rows, hashed, counts):
+    """Fills in the hashes of rows' keys, uint64 [n], and adds to `counts`, int64 [shards], how many each shard has."""
     for i in range(rows.size):
         at = index.records + rows[i] * _RECORD_BYTES
-        counts[_shard_of(index, _hash((atomics.load(at + 8) >> 32) & 0xFFFF, atomics.load(at)))] += 1
+        hashed[i] = hash_of((atomics.load(at + 8) >> 32) & 0xFFFF, atomics.load(at))
+        counts[_shard_of(index, hashed[i])] += 1
 
 
 @compiled
-def place_rows(index, rows):
-    """Puts rows, whose records are complete and whose shards have room, into slots; returns the first row whose key
-    another row has, or -1."""
+def place(index, rows, hashed, first, end):
+    """Puts those rows into slots whose keys have a shard in [first, end), in their order.
+
+    Their records are complete and their shards have room. Returns the first row whose key another one has, with
+    whatever check, or -1; no row after it is placed.
+    """
+    mine, count = np.empty(rows.size, np.int64), 0
     for i in range(rows.size):
-        at = index.records + rows[i] * _RECORD_BYTES
-        key, about = atomics.load(at), atomics.load(at + 8)
-        hashed = _hash((about >> 32) & 0xFFFF, key)
-        word, tag = atomics.load(index.directory + 8 * _shard_of(index, hashed)), _tag_of(index, hashed)
-        slots, size = word & _ADDRESS_MASK, _size_of(index, word)
-        row, place = _resolve(index, slots, size, _start_of(hashed, size), tag, key, about)
-        if row != -1:
-            return rows[i]
-        _fill_slot(slots, place, tag | (rows[i] + 1))
+        mine[count] = i
+        shard = _shard_of(index, hashed[i])
+        count += first <= shard < end
+    for k in range(count):
+        if k + _AHEAD < count:
+            ahead = hashed[mine[k + _AHEAD]]
+            word = atomics.load(index.directory + 8 * _shard_of(index, ahead))
+            atomics.prefetch((word & _ADDRESS_MASK) + 4 * _start_of(ahead, _size_of(index, word)), 1)
+        row, of_key = rows[mine[k]], hashed[mine[k]]
+        at = index.records + row * _RECORD_BYTES
+        word = atomics.load(index.directory + 8 * _shard_of(index, of_key))
+        found, slot = _resolve(index, word, of_key, 0, atomics.load(at), atomics.load(at + 8))
+        if found != -1:
+            return row
+        atomics.store_half(slot, _tag_of(index, of_key) | (row + 1))
     return -1
+
+
+@compiled
+def move(index, shards, words):
+    """Copies shards' rows, except dropped ones, to the empty slots of `words`, and puts these in the directory."""
+    for k in range(shards.size):
+        old, slots, size = atomics.load(index.directory + 8 * shards[k]), words[k] & _ADDRESS_MASK, 0
+        old_slots, old_size, size = old & _ADDRESS_MASK, _size_of(index, old), _size_of(index, words[k])
+        for at in range(old_size):
+            if at + _AHEAD < old_size:
+                ahead = _row_of(index, atomics.load_half(old_slots + 4 * (at + _AHEAD)))
+                atomics.prefetch(index.records + ahead * _RECORD_BYTES, 0)
+            slot = atomics.load_half(old_slots + 4 * at)
+            record = index.records + _row_of(index, slot) * _RECORD_BYTES
+            if slot != 0 and atomics.load(record + 8) >> 48 == LIVE:
+                hashed = hash_of((atomics.load(record + 8) >> 32) & 0xFFFF, atomics.load(record))
+                start = _start_of(hashed, size)
+                step = _next_step(slots, size, start, 0, 0, 1)  # no slot has a 1 in no bits: an empty one
+                atomics.store_half(_address(slots, size, start, step), slot)
+        atomics.store(index.directory + 8 * shards[k], words[k])

@@ -82,34 +82,6 @@ def group(nodes, order, offsets):
 
 
 @compiled
-def unique_keys(salt, vocabularies, keys, checks, slots, local, firsts):
-    """Numbers the different (vocabulary, key, check) in order of first occurrence; returns how many there are.
-
-    Args:
-        slots: int32 [a power of two that is larger than n], 0: an open-addressed set of numbers + 1, linear probing.
-        local, firsts: int64 [n], filled in: each key's number; where in the batch each number comes first.
-    """
-    mask, count = slots.size - 1, 0
-    for i in range(keys.size):
-        vocabulary, key, check = vocabularies[i], keys[i], checks[i]
-        place = np.int64(key_bits(salt, vocabulary, key) & np.uint64(mask))
-        while True:
-            number = slots[place] - 1
-            if number < 0:
-                slots[place] = count + 1
-                firsts[count] = i
-                local[i] = count
-                count += 1
-                break
-            j = firsts[number]
-            if keys[j] == key and vocabularies[j] == vocabulary and checks[j] == check:
-                local[i] = number
-                break
-            place = (place + 1) & mask
-    return count
-
-
-@compiled
 def count_sums(ids, offsets, nodes, num_values, num_sums, ends):
     """Adds to int64 [nodes], for each node, the number of bags' values stored there and the number of bags with any.
 

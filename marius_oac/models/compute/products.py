@@ -27,9 +27,9 @@ from torch.overrides import TorchFunctionMode
 
 from marius_oac.kernels.cpu.jit import float_compiled
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Shared, Task, ThreadPool
 from marius_oac.models.compute.tiles import blocks
 from marius_oac.runtime.aligned import ALIGNMENT
+from marius_oac.runtime.thread_pool import Shared, Task, ThreadPool
 
 _BLOCK_ROWS = 512
 _BLOCK_OUTPUTS = 128

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from marius_oac.config.ctr import NetworkConfig
 from marius_oac.config.parts import own_file
 from marius_oac.errors import ConfigError
-from marius_oac.models.compute.thread_pool import seeded_by
+from marius_oac.models.compute.torch_state import seeded_by
 from marius_oac.models.compute.user_code import load_own
 from marius_oac.models.ctr.schema import Inputs, Schema
 

@@ -23,8 +23,8 @@ from marius_oac.kernels.cpu import bags as kernels
 from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.models.compute.row_optimizers import RowUpdate
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Task, ThreadPool
 from marius_oac.models.compute.tiles import blocks
+from marius_oac.runtime.thread_pool import Task, ThreadPool
 
 _BLOCK_EXAMPLES = 256
 _BLOCK_WORK = 4096  # rows and their occurrences

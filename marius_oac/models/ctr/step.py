@@ -28,7 +28,7 @@ from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import compute_threads, seeded, torch_threads
+from marius_oac.models.compute.torch_state import compute_threads, seeded, torch_threads
 from marius_oac.models.compute.update import Update, Updated
 from marius_oac.models.ctr.network import KEY, Network
 from marius_oac.models.ctr.rows import ArrayRows, Fields, Gathered, TableColumns

@@ -16,10 +16,11 @@ from marius_oac.config.encoder import EncoderConfig, GatConfig, SageConfig
 from marius_oac.config.parts import own_file
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.products import relu
-from marius_oac.models.compute.thread_pool import Shared, seeded_by
+from marius_oac.models.compute.torch_state import seeded_by
 from marius_oac.models.compute.user_code import blaming, load_own
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.layers import GatLayer, Layer, Means, SageLayer
+from marius_oac.runtime.thread_pool import Shared
 from marius_oac.types import present
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from marius_oac.models.compute.products import linear
-from marius_oac.models.compute.thread_pool import Shared
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.segments import attention, neighbours, weighted_sum
+from marius_oac.runtime.thread_pool import Shared
 from marius_oac.types import present
 
 _SLOPE = 0.2  # Velickovic et al., section 2.1

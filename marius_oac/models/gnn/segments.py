@@ -24,8 +24,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from marius_oac.kernels.cpu import messages as kernels
-from marius_oac.models.compute.thread_pool import Shared
 from marius_oac.models.gnn.block import Block
+from marius_oac.runtime.thread_pool import Shared
 
 _KERNEL_WORK = 4096  # edges and output rows of a task
 _BAG_WORK = 16384  # a call of torch takes about 20 microseconds besides its work

@@ -25,13 +25,14 @@ from marius_oac.config.sections import DenseOptimizerConfig
 from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Shared, ThreadPool, seeded, torch_threads
 from marius_oac.models.compute.tiles import blocks
+from marius_oac.models.compute.torch_state import seeded, torch_threads
 from marius_oac.models.compute.update import Update, Updated
 from marius_oac.models.compute.user_code import blaming_frames
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder
 from marius_oac.models.gnn.layers import Means
+from marius_oac.runtime.thread_pool import Shared, ThreadPool
 from marius_oac.types import map_arrays, present
 
 _BLOCK_ROWS = 4096

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from marius_oac.batches import NodeBatch
-from marius_oac.models.compute.thread_pool import compute_threads
+from marius_oac.models.compute.torch_state import compute_threads
 
 
 class ClassesHead:

@@ -32,11 +32,11 @@ from marius_oac.kernels.cpu import losses as loss_kernels
 from marius_oac.kernels.cpu.row_updates import Rule
 from marius_oac.models.compute.row_optimizers import RowUpdate
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import Task, ThreadPool
 from marius_oac.models.compute.tiles import Tile, blocks, stretches
 from marius_oac.models.link_prediction.decoders import Decoder, make_decoder
 from marius_oac.models.link_prediction.losses import make_loss
 from marius_oac.models.link_prediction.regularizers import penalized
+from marius_oac.runtime.thread_pool import Task, ThreadPool
 from marius_oac.types import Side, present
 
 _TILE_EDGES = 256  # at least, if the chunk has as many; fewer make products inefficient

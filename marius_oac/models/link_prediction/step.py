@@ -23,7 +23,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.config.parts import WITHOUT_RELATIONS
 from marius_oac.errors import ConfigError
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
-from marius_oac.models.compute.thread_pool import compute_threads, torch_threads
+from marius_oac.models.compute.torch_state import compute_threads, torch_threads
 from marius_oac.models.compute.update import Update, Updated
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.decoders import make_decoder

@@ -22,6 +22,7 @@ import numpy as np
 from marius_oac.kernels.cpu import routes as kernels
 from marius_oac.kernels.cpu.permutation import MAX_SIZE
 from marius_oac.kernels.cpu.random import stream_key, wrapping
+from marius_oac.storage.keys.distinct import number_distinct
 
 NUM_SHARDS = 256
 """By benchmarks/nodes/packing.py 32 balance 16 nodes. 256 also do for 100 nodes, for nodes of different speed and for
@@ -145,10 +146,8 @@ def unique_keys(vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) 
     vocabularies, keys, checks = _keys(vocabularies, keys, checks)
     if keys.size >= MAX_KEYS:
         raise ValueError(f"a batch of {keys.size} keys is too large")
-    local, firsts = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-    slots = np.zeros(2 << keys.size.bit_length(), np.int32)
-    count = kernels.unique_keys(_SALT, vocabularies, keys, checks, slots, local, firsts)
-    return local, firsts[:count].copy()
+    numbers, firsts, _ = number_distinct(vocabularies, keys, checks)
+    return numbers.astype(np.int64), firsts
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.data.batches.rank_slice import SlicedPlanner
 from marius_oac.data.logs.batches import LogPlan
-from marius_oac.data.logs.tables import FeatureTable, TableKeys
+from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.nodes.shards.exchange import RemoteSource
 from marius_oac.nodes.shards.placement import Placement, Route, route_keys, shard_of_keys, unique_keys
@@ -28,15 +28,15 @@ from marius_oac.storage.keys.table import NO_KEY, KeyTable, SharedKeys, is_share
 
 
 class BatchKeys:
-    """Numbers the different keys of each batch; a planner uses it instead of a `KeyTable`."""
+    """Numbers the keys of each batch; a planner uses it instead of a `KeyTable`."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
         """No batch has more of them."""
 
     def find(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
-        """Numbers the keys in the order in which they first occur: int64 [n]."""
-        return unique_keys(vocabularies, keys, checks)[0]
+        """Numbers different keys, in their order: int64 [m]."""
+        return np.arange(keys.size)
 
 
 class RemoteKeys:
@@ -105,16 +105,18 @@ class KeyedRows(SpreadRows):
     def routed(self, plan: LogPlan) -> RoutedPlan:
         """See `SpreadRows.routed`."""
         routes, rows, tables = [], [], []
-        of_table = zip(self.tables, plan.keys, plan.ids, plan.rows, plan.data.tables, strict=True)
-        for table, keys, ids, own, indices in of_table:
-            asked: Sequence[np.ndarray] = _different(keys, ids, own.size)
+        of_table = zip(self.tables, plan.keys, plan.distinct, plan.rows, plan.data.tables, strict=True)
+        for table, keys, distinct, own, indices in of_table:
+            asked: Sequence[np.ndarray] = distinct.asked
             pooled = self._bags(table)
             if self.admit_after > 1:
-                times = np.bincount(ids, minlength=own.size) * (plan.data.share > 0)  # else it is another's example
+                times = distinct.counts * (plan.data.share > 0)  # else it is another's example
                 asked = (*asked, times.astype(np.uint32))
             if pooled:
                 route: Route
-                route, indices = pool_table(table, pooled, keys, ids, asked, self.part.placement)
+                route, indices = pool_table(
+                    table, pooled, keys, distinct.numbers.astype(np.int64), asked, self.part.placement
+                )
                 own = np.arange(route.order.size)
             else:
                 route = route_keys(self.part.placement, *asked)
@@ -126,11 +128,13 @@ class KeyedRows(SpreadRows):
     def shards(self, plan: LogPlan) -> list[np.ndarray]:
         """See `SpreadRows.shards`."""
         found = []
-        for table, keys, ids, own in zip(self.tables, plan.keys, plan.ids, plan.rows, strict=True):
-            vocabularies, numbers, _ = _different(keys, ids, own.size)
+        for table, keys, distinct in zip(self.tables, plan.keys, plan.distinct, strict=True):
+            vocabularies, numbers, _ = distinct.asked
             shards, spans = shard_of_keys(vocabularies, numbers), spans_of(table, keys)
             # A node that pools reads a row for every bag that contains it.
-            found.append(np.concatenate([shards, *(shards[ids[spans[name]]] for name in self._bags(table))]))
+            found.append(
+                np.concatenate([shards, *(shards[distinct.numbers[spans[name]]] for name in self._bags(table))])
+            )
         return found
 
     def known(self) -> None:
@@ -245,11 +249,3 @@ def keys_on(
 def _of_table(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     """Those of `TABLE.NAME` that belong to a table, by `NAME`."""
     return {each.removeprefix(f"{name}."): array for each, array in arrays.items() if each.startswith(f"{name}.")}
-
-
-def _different(keys: TableKeys, ids: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Vocabularies, keys and checks of a batch's `count` different keys; `ids` are the numbers of all keys, int64
-    [n]."""
-    firsts = np.empty(count, np.int64)
-    firsts[ids[::-1]] = np.arange(ids.size)[::-1]
-    return keys.vocabularies[firsts], keys.keys[firsts], keys.checks[firsts]

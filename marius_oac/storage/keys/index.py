@@ -3,28 +3,34 @@
 A row needs 16 bytes for its key and 5 to 7.5 bytes of slots (`kernels.cpu.keys` describes the layout). The records of
 rows are reserved for the whole capacity and allocated as rows are added, so they never move. They may be in a file that
 the system pages, whose disk space is allocated as rows are added; a search reads the record of the row it finds, and
-rarely another one. The slots are divided into many shards. Each shard grows by half when it is four fifths full: it is
-built separately, then published by one store.
+rarely another one. The slots are divided into many shards. A shard grows by half, or by as much as a batch needs, when
+it would be more than four fifths full: it is built separately, then published by one store.
+
+Both look-ups and insertions share their work with the threads of a pool: look-ups by parts of the batch, insertions by
+shards, each of which one thread fills. New rows are numbered before that by one thread.
 
 Guarantees:
-- Any number of threads may call `find` while one thread calls `insert`; it takes no lock and never waits. A key that
-  was inserted before `find` began is found; a key that was never inserted is not; a key that is being inserted may or
-  may not be found. `len`, `nbytes` and the properties of assigned rows may be read at any time.
+- Any number of threads may call `find` while one thread calls `insert`; it takes no lock and never waits for an
+  insertion. A key that was inserted before `find` began is found; a key that was never inserted is not; a key that is
+  being inserted may or may not be found. `len`, `nbytes` and the properties of assigned rows may be read at any time.
 - `insert` is called by one thread at a time; `drop` and `load` while nothing else uses the index.
 - The memory of a shard that has grown is freed when no `find` can be using it: every call of `find` holds the epoch in
   which it began, an epoch holds the slots that were replaced in it and the epoch after it, and the index holds the last
   epoch. Slots that a call can have seen are replaced in its epoch or a later one, so they live as long as the call.
-- Which key gets which row is a function only of the calls of `insert` and `drop`.
+- Which key gets which row is a function only of the calls of `insert` and `drop`, not of the number of threads.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import keys as kernels
-from marius_oac.kernels.cpu.keys import ADDRESS_BITS, COLLISION, DONE, FREE, FREE_TAKEN, FULL, LIVE, NUM_ROWS, RECORD
+from marius_oac.kernels.cpu.atomics import LANES
+from marius_oac.kernels.cpu.keys import ADDRESS_BITS, FREE, FREE_TAKEN, LIVE, NUM_ROWS, RECORD
+from marius_oac.runtime.thread_pool import ALONE, ThreadPool
+from marius_oac.storage.keys.distinct import fingerprint_taken, number_distinct
 from marius_oac.storage.reserved import MappedFile, reserve
 
 MAX_CAPACITY = (1 << 32) - 2
@@ -32,31 +38,39 @@ MAX_CAPACITY = (1 << 32) - 2
 # Keys in a shard of a full table: 1 to 2 ms to grow, and a directory that the L1 cache holds at 33 million keys.
 _KEYS_PER_SHARD = 1 << 15
 _MAX_SHARDS = 1 << 14
-_FIRST_SLOTS = 8
 _GROWTH = 1.5
+_LINE_WORDS = LANES // 2
 _MAX_SLOTS = 1 << 32
 _HUGE_PAGE = 1 << 21
 _ROWS_PER_BLOCK = 1 << 16
+_LEAST_KEYS = 1 << 13  # for a thread: looking them up takes as long as handing them over ten times
 _SAVED = {"keys": np.int64, "vocabularies": np.uint16, "checks": np.uint32, "free": np.int64}
 _NO_CHECKS = np.empty(0, np.uint32)
 
 
-def _room(slots: np.ndarray) -> np.ndarray:
-    """The number of keys for so many slots, int64 [n]; linear probing needs some slots empty."""
-    return slots * 4 // 5
+def _rooms(sizes: np.ndarray) -> np.ndarray:
+    """The number of keys that each size class takes, int64 [n]: a search needs some slots empty."""
+    return np.concatenate([[0], sizes[1:] * 4 // 5])
 
 
 def _size_classes() -> np.ndarray:
     """The number of slots of each size class, int64 [n], even. Class 0 takes no keys: all shards begin with one block
     of it."""
-    sizes = [2, _FIRST_SLOTS]
+    sizes = [LANES, LANES]
     while sizes[-1] < _MAX_SLOTS:
-        sizes.append(int(sizes[-1] * _GROWTH) // 2 * 2)
+        sizes.append(-(-int(sizes[-1] * _GROWTH) // LANES) * LANES)
     return np.array(sizes, np.int64)
 
 
+def _empty_slots(count: int) -> np.ndarray:
+    """So many slots, int64 [count / 2], that begin with a cache line."""
+    memory = np.zeros(count // 2 + _LINE_WORDS - 1, np.int64)
+    first = -memory.ctypes.data % (8 * _LINE_WORDS) // 8
+    return memory[first : first + count // 2]
+
+
 _SIZES = _size_classes()
-_ROOMS = _room(_SIZES)
+_ROOMS = _rooms(_SIZES)
 
 
 def saved_array(arrays: Mapping[str, np.ndarray], name: str, dtype: type, table: str) -> np.ndarray:
@@ -111,30 +125,31 @@ class KeyIndex:
         name: of the table, for messages.
         capacity: the largest number of rows, at most `MAX_CAPACITY`.
         folder: for a file with the records of rows; None: they are in memory.
+        pool: looks up and inserts.
 
     Raises:
         ValueError: the capacity is invalid.
         OSError: there is not enough address space, or no file can be made in `folder`.
     """
 
-    def __init__(self, name: str, capacity: int, folder: Path | None = None) -> None:
+    def __init__(self, name: str, capacity: int, folder: Path | None = None, pool: ThreadPool = ALONE) -> None:
         if not 0 <= capacity <= MAX_CAPACITY:
             raise ValueError(f"table {name!r}: capacity {capacity} is not in 0 to {MAX_CAPACITY}")
-        self.name, self.capacity = name, capacity
+        self.name, self.capacity, self._pool = name, capacity, pool
         size = capacity * RECORD.itemsize
         self._file = MappedFile(size, folder=folder) if folder is not None else None
         memory = self._file.memory if self._file else reserve(size, _HUGE_PAGE)
         self._records = np.frombuffer(memory, RECORD, capacity)
         self._num_shards = min(max(capacity // _KEYS_PER_SHARD, 1), _MAX_SHARDS)
         self._directory = np.empty(self._num_shards, np.int64)
-        self._no_slots = np.zeros(_SIZES[0] // 2, np.int64)
+        self._no_slots = _empty_slots(int(_SIZES[0]))
         self._clear()
 
     def _clear(self) -> None:
         """No rows, no slots."""
         self._counters = np.zeros(2, np.int64)
         self._free = np.empty(0, np.int64)  # ascending
-        self._room = np.zeros(self._num_shards, np.int64)
+        self._held = np.zeros(self._num_shards, np.int64)  # keys in each shard
         self._directory[:] = self._no_slots.ctypes.data
         self._slots: list[object] = [None] * self._num_shards
         self._slot_bytes = 0
@@ -151,7 +166,7 @@ class KeyIndex:
     @property
     def nbytes(self) -> int:
         """The memory in use, in bytes."""
-        return len(self) * RECORD.itemsize + self._slot_bytes + self._directory.nbytes + self._room.nbytes
+        return len(self) * RECORD.itemsize + self._slot_bytes + self._directory.nbytes + self._held.nbytes
 
     def find(
         self, vocabularies: np.ndarray, keys: np.ndarray, rows: np.ndarray, checks: np.ndarray | None = None
@@ -173,17 +188,38 @@ class KeyIndex:
         self, epoch: _Epoch, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray
     ) -> int:
         """`find`, which holds `epoch` until it returns; see the guarantees."""
-        with np.errstate(over="ignore"):
-            missing, collision = kernels.find(self._index, vocabularies, keys, checks, rows)
+        missing, collision = self._look_up(vocabularies, keys, checks, rows)
         if collision >= 0:
-            raise self._collision(vocabularies[collision], keys[collision])
+            raise fingerprint_taken(self.name, vocabularies[collision], keys[collision])
         return missing
 
+    def _look_up(
+        self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray
+    ) -> tuple[int, int]:
+        """Fills in `rows`; returns how many keys have none, and the first that exists with another check, or -1."""
+
+        def part(first: int, end: int) -> tuple[int, int]:
+            some = slice(first, end)
+            with np.errstate(over="ignore"):
+                found = kernels.find(self._index, vocabularies[some], keys[some], checks[some], rows[some])
+            return found[0], found[1] if found[1] < 0 else first + found[1]
+
+        found = self._pool.over(keys.size, _LEAST_KEYS, part)
+        return sum(missing for missing, _ in found), next((at for _, at in found if at >= 0), -1)
+
     def insert(
-        self, vocabularies: np.ndarray, keys: np.ndarray, rows: np.ndarray, checks: np.ndarray | None = None
+        self,
+        vocabularies: np.ndarray,
+        keys: np.ndarray,
+        rows: np.ndarray,
+        checks: np.ndarray | None = None,
+        distinct: bool = False,
     ) -> int:
         """As `find`, but assigns a row to each key without one, in order of first occurrence: the lowest dropped row,
         else the next number. Returns how many are new.
+
+        Args:
+            distinct: no key comes twice, which saves looking for those that do.
 
         Raises:
             InputError: no row is left, or a key exists with another check. The keys before that one have their rows.
@@ -191,27 +227,52 @@ class KeyIndex:
             ValueError: an array has another type or shape.
         """
         asked = self._asked(vocabularies, keys, checks, rows)
-        self._make_room(len(self) + keys.size)
-        before, done, outcome = int(self._counters.sum()), 0, 0
-        with np.errstate(over="ignore"):
-            while outcome >= 0:
-                done, outcome = kernels.insert(
-                    self._index, *asked, rows, done, self.capacity, self._free, self._counters, self._room
-                )
-                if outcome >= 0:
-                    self._grow(outcome)
-        new = int(self._counters.sum()) - before
-        self._free = self._free[self._counters[FREE_TAKEN] :]
-        self._counters[FREE_TAKEN] = 0
-        if outcome == COLLISION:
-            raise self._collision(asked[0][done], asked[1][done])
-        if outcome == FULL:
+        _, collision = self._look_up(*asked, rows)
+        new = np.flatnonzero(rows[: collision if collision >= 0 else rows.size] < 0)
+        numbers, firsts = np.arange(new.size), np.arange(new.size)
+        if new.size and not distinct:
+            numbers, firsts, twice = number_distinct(*_taken(asked, new), self._pool)
+            if twice >= 0:
+                collision, new, numbers, firsts = new[twice], new[:twice], numbers[:twice], firsts[firsts < twice]
+        given = self._add(*_taken(asked, new[firsts])) if new.size else new
+        if given.size < firsts.size:
+            end = firsts[given.size]
+            rows[new[:end]] = given[numbers[:end]]
             raise InputError(
-                f"table {self.name}: all {self.capacity} rows are taken and there is none for key {keys[done]}",
+                f"table {self.name}: all {self.capacity} rows are taken and there is none for key {keys[new[end]]}",
                 "keys.capacity",
             )
-        assert outcome == DONE
-        return new
+        rows[new] = given[numbers]
+        if collision >= 0:
+            raise fingerprint_taken(self.name, vocabularies[collision], keys[collision])
+        return given.size
+
+    def _add(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
+        """Gives rows to different keys that have none, in their order: int64 [n], or fewer if the table is full."""
+        self._make_room(len(self) + keys.size)
+        rows, hashed = np.empty(keys.size, np.int64), np.empty(keys.size, np.uint64)
+        counts, counters = np.zeros(self._num_shards, np.int64), self._counters.copy()
+        with np.errstate(over="ignore"):
+            count = kernels.number_new(
+                self._index, vocabularies, keys, checks, rows, self.capacity, self._free, counters, hashed, counts
+            )
+        self._grow(counts)
+        twice = self._place(rows[:count], hashed[:count])
+        assert twice < 0
+        self._held += counts
+        self._free = self._free[counters[FREE_TAKEN] :]
+        self._counters[NUM_ROWS] = counters[NUM_ROWS]  # they can be found from here on
+        return rows[:count]
+
+    def _place(self, rows: np.ndarray, hashed: np.ndarray) -> int:
+        """Puts rows into slots, each thread those of some shards. Returns a row whose key another row has, or -1."""
+
+        def part(first: int, end: int) -> int:
+            with np.errstate(over="ignore"):
+                return kernels.place(self._index, rows, hashed, first, end)
+
+        shards_at_once = max(1, _LEAST_KEYS * self._num_shards // max(rows.size, 1))
+        return max(self._pool.over(self._num_shards, shards_at_once, part))
 
     def vocabularies_of(self, rows: np.ndarray) -> np.ndarray:
         """The vocabulary of each row's key, uint16 [n]; 0 for a free row. Rows are int64 [n]."""
@@ -238,13 +299,11 @@ class KeyIndex:
         rows = np.sort(np.asarray(rows, np.int64))
         if not (self._of("state", rows) == LIVE).all() or (rows[1:] == rows[:-1]).any():
             raise ValueError(f"table {self.name!r}: rows to drop must be in use and named once")
-        counts = np.zeros(self._num_shards, np.int64)
-        with np.errstate(over="ignore"):
-            kernels.count_keys(self._index, rows, counts)
-            self._records[rows] = (0, 0, 0, FREE)
-            for shard in np.flatnonzero(counts).tolist():
-                size_class = int(self._directory[shard]) >> ADDRESS_BITS
-                self._replace(shard, size_class, int(self._room[shard] + counts[shard]))
+        counts = self._hashed(rows)[1]
+        self._records[rows] = (0, 0, 0, FREE)
+        self._held -= counts
+        shards = np.flatnonzero(counts)
+        self._replace(shards, self._directory[shards] >> ADDRESS_BITS)
         self._free = np.sort(np.concatenate([self._free, rows]))
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -291,19 +350,24 @@ class KeyIndex:
         if self._file is not None:
             self._file.take(min(num_rows, self.capacity) * RECORD.itemsize)
 
+    def _hashed(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The hashes of rows' keys, uint64 [n], and how many each shard has, int64 [shards]."""
+        hashed, counts = np.empty(rows.size, np.uint64), np.zeros(self._num_shards, np.int64)
+        with np.errstate(over="ignore"):
+            kernels.read_hashes(self._index, rows, hashed, counts)
+        return hashed, counts
+
     def _place_all(self, count: int) -> int:
         """Makes slots for the live rows below `count`. Returns a row whose key another row has, or -1."""
         counts = np.zeros(self._num_shards, np.int64)
-        with np.errstate(over="ignore"):
-            for rows in self._live_rows(count):
-                kernels.count_keys(self._index, rows, counts)
-            for shard in np.flatnonzero(counts).tolist():
-                size_class = int(np.searchsorted(_ROOMS, counts[shard]))
-                self._replace(shard, size_class, int(_ROOMS[size_class] - counts[shard]))
-            for rows in self._live_rows(count):
-                twice = kernels.place_rows(self._index, rows)
-                if twice >= 0:
-                    return twice
+        for rows in self._live_rows(count):
+            counts += self._hashed(rows)[1]
+        self._grow(counts)
+        self._held += counts
+        for rows in self._live_rows(count):
+            twice = self._place(rows, self._hashed(rows)[0])
+            if twice >= 0:
+                return twice
         return -1
 
     def _live_rows(self, count: int) -> Iterator[np.ndarray]:
@@ -311,25 +375,34 @@ class KeyIndex:
             last = min(first + _ROWS_PER_BLOCK, count)
             yield first + np.flatnonzero(self._records["state"][first:last] == LIVE)
 
-    def _grow(self, shard: int) -> None:
-        size_class = int(self._directory[shard]) >> ADDRESS_BITS
-        more = _ROOMS[size_class + 1] - _ROOMS[size_class]
-        self._replace(shard, size_class + 1, int(self._room[shard] + more))
+    def _grow(self, counts: np.ndarray) -> None:
+        """Makes room for so many more keys in each shard, int64 [shards]."""
+        needed = np.searchsorted(_ROOMS, self._held + counts)
+        shards = np.flatnonzero((counts > 0) & (needed > self._directory >> ADDRESS_BITS))
+        if shards.size:
+            self._replace(shards, needed[shards])
 
-    def _replace(self, shard: int, size_class: int, room: int) -> None:
-        """Moves a shard to new slots, which can take `room` more keys."""
-        old, new = self._slots[shard], np.zeros(_SIZES[size_class] // 2, np.int64)
-        old_bytes = 4 * int(_SIZES[int(self._directory[shard]) >> ADDRESS_BITS]) if old is not None else 0
+    def _replace(self, shards: np.ndarray, size_classes: np.ndarray) -> None:
+        """Moves shards to new slots of the given size classes, both int64 [n]."""
+        old = [self._slots[shard] for shard in shards.tolist()]
+        new = [_empty_slots(int(_SIZES[size_class])) for size_class in size_classes.tolist()]
+        self._slot_bytes += sum(each.nbytes for each in new) - sum(each.nbytes for each in old if each is not None)
         # Both are referenced until the directory has changed, since an interrupt may come between any two lines.
-        self._slots[shard] = (old, new)
-        kernels.move(self._index, shard, (size_class << ADDRESS_BITS) | new.ctypes.data)
-        self._room[shard] = room
+        for shard, *both in zip(shards.tolist(), old, new, strict=True):
+            self._slots[shard] = both
+        words = (size_classes << ADDRESS_BITS) | np.array([each.ctypes.data for each in new], np.int64)
+
+        def part(first: int, end: int) -> None:
+            with np.errstate(over="ignore"):
+                kernels.move(self._index, shards[first:end], words[first:end])
+
+        self._pool.over(shards.size, 1, part)
         epoch, following = self._epoch, _Epoch()
-        epoch.replaced.append(old)
+        epoch.replaced += old
         epoch.following = following
         self._epoch = following
-        self._slots[shard] = new
-        self._slot_bytes += new.nbytes - old_bytes
+        for shard, slots in zip(shards.tolist(), new, strict=True):
+            self._slots[shard] = slots
 
     def _of(self, field: str, rows: np.ndarray) -> np.ndarray:
         if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
@@ -348,8 +421,8 @@ class KeyIndex:
             raise ValueError(f"checks must be uint32 [{keys.size}], not {checks.dtype} {list(checks.shape)}")
         return vocabularies, keys, np.ascontiguousarray(checks)
 
-    def _collision(self, vocabulary: np.uint16, key: np.int64) -> InputError:
-        return InputError(
-            f"table {self.name}: two different texts of vocabulary {vocabulary} have the fingerprint {key} "
-            f"({int(key) & (1 << 64) - 1:016x})"
-        )
+
+def _taken(asked: Sequence[np.ndarray], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The vocabularies, keys and checks at some places; without checks there are none."""
+    vocabularies, keys, checks = asked
+    return vocabularies[places], keys[places], checks[places] if checks.size else checks

@@ -17,7 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from marius_oac.errors import InputError
+from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.contract import ROWS_PER_BLOCK, ParameterStore
+from marius_oac.storage.keys.distinct import number_distinct
 from marius_oac.storage.keys.index import KeyIndex, initial_keys, saved_array
 
 NO_KEY = -(2**63) + 1
@@ -42,6 +44,7 @@ class KeyTable:
         admit_after: a key gets its own row when it has been seen so often. Before, it uses a shared row. 1: at once.
         drop_after: `drop_unseen` removes keys that were not in the last so many files; 0: never.
         folder: for files with the keys; None: they are in memory.
+        pool: looks up and inserts.
         shared: which row that is, by the first of them; those that a table of other origin may have follow, for
             look-ups.
     """
@@ -53,10 +56,13 @@ class KeyTable:
         drop_after: int = 0,
         folder: Path | None = None,
         shared: Sequence[SharedKeys] = (shared_by_all,),
+        pool: ThreadPool = ALONE,
     ):
-        self.store, self.index = store, KeyIndex(store.name, store.capacity, folder)
+        self.store, self.index, self._pool = store, KeyIndex(store.name, store.capacity, folder, pool), pool
         self._admit_after, self._drop_after, self._shared = admit_after, drop_after, shared
-        self._waiting = KeyIndex(f"{store.name}, not admitted", store.capacity, folder) if admit_after > 1 else None
+        self._waiting: KeyIndex | None = None
+        if admit_after > 1:
+            self._waiting = KeyIndex(f"{store.name}, not admitted", store.capacity, folder, pool)
         self._seen = np.zeros(0, np.int64)  # how often each waiting key was seen
         self._last_file = np.zeros(0, np.int32)  # the last file with each row's key
         self.dropped = 0
@@ -89,6 +95,8 @@ class KeyTable:
         checks: np.ndarray,
         rows: np.ndarray,
         counts: np.ndarray | None = None,
+        *,
+        distinct: bool = False,
     ) -> None:
         """Replaces the rows, int64 [n], of a batch's keys that `find` did not find, in place.
 
@@ -96,6 +104,7 @@ class KeyTable:
             vocabularies, keys, checks: as for `find`.
             rows: the result of `find`.
             counts: how often each key was seen, an integer [n]; None: once.
+            distinct: see `KeyIndex.insert`.
 
         Raises:
             InputError: the table is full, or two texts have the same fingerprint.
@@ -107,7 +116,8 @@ class KeyTable:
             if self._waiting is not None:
                 times = np.ones(places.size, np.int64) if counts is None else counts[places]
                 asked = self._admitted(self._waiting, *asked, found, times)
-            rows[places] = self._insert(*asked)
+            # Keys that are not admitted yet share a key.
+            rows[places] = self._insert(*asked, distinct=distinct and self._waiting is None)
 
     def seen_in(self, rows: np.ndarray, file: int) -> None:
         """Notes that a file has the keys of these rows, int64 [n]; called in the order of the batches."""
@@ -122,8 +132,10 @@ class KeyTable:
         A key without a row gets its initial row, or, with `admit_after` above 1, the shared row. Arguments are as for
         `find`.
         """
+        numbers, firsts, _ = number_distinct(vocabularies, keys, checks, self._pool)
+        vocabularies, keys, checks = vocabularies[firsts], keys[firsts], checks[firsts]
         rows = self.find(vocabularies, keys, checks)
-        unknown = np.flatnonzero(rows < 0)
+        unknown = rows < 0
         for shared in self._shared if self._admit_after > 1 else ():
             rare = np.flatnonzero(rows < 0)
             asked = vocabularies[rare], shared(vocabularies[rare], keys[rare]), np.zeros(rare.size, np.uint32)
@@ -136,12 +148,12 @@ class KeyTable:
         self.store.initial.fill(first_keys, values[known.size :], self.store.layout.dimension)
         local = np.searchsorted(known, rows)
         local[missing] = known.size + of_missing
-        return values, local, unknown.size
+        return values, local[numbers], int(np.count_nonzero(unknown[numbers]))
 
-    def _insert(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray) -> np.ndarray:
+    def _insert(self, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, distinct: bool) -> np.ndarray:
         rows, before = np.empty(keys.size, np.int64), self.store.num_rows
         known = self.find(vocabularies, keys, checks) if self.dropped else None
-        if self.index.insert(vocabularies, keys, rows, checks=checks):
+        if self.index.insert(vocabularies, keys, rows, checks=checks, distinct=distinct):
             if known is not None:  # new keys may have got rows of dropped keys
                 again = np.unique(rows[(known < 0) & (rows < before)])
                 self.store.reset(again, self.index.initial_keys(again))

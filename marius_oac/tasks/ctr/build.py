@@ -16,6 +16,7 @@ from marius_oac.models.ctr.schema import Field, Schema, SequenceField
 from marius_oac.models.ctr.step import CtrStep
 from marius_oac.runs.stores import Tables
 from marius_oac.runtime.machine import cgroups
+from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.contract import RowLayout
 from marius_oac.storage.initial import RowInitial
 from marius_oac.storage.keys.table import KeyTable, SharedKeys, shared_by_all
@@ -84,14 +85,18 @@ def capacity_of(config: CtrConfig, layout: RowLayout) -> int:
 
 
 def make_key_table(
-    config: CtrConfig, tables: Tables, name: str, shared: Sequence[SharedKeys] = (shared_by_all,)
+    config: CtrConfig,
+    tables: Tables,
+    name: str,
+    shared: Sequence[SharedKeys] = (shared_by_all,),
+    pool: ThreadPool = ALONE,
 ) -> KeyTable:
-    """Makes an empty table; the initial value of a row is a pure function of (seed, table, key). `shared`: see
-    `KeyTable`."""
+    """Makes an empty table; the initial value of a row is a pure function of (seed, table, key). `shared`, `pool`:
+    see `KeyTable`."""
     optimizer = RowOptimizer(config.training.optimizer)
     initial = RowInitial("normal", config.model.init_scale, config.seed, name, optimizer.initial_state)
     keys = config.keys
-    return KeyTable(tables.make(name, 0, initial), keys.admit_after, keys.drop_after, tables.scratch, shared)
+    return KeyTable(tables.make(name, 0, initial), keys.admit_after, keys.drop_after, tables.scratch, shared, pool)
 
 
 def make_ctr_step(

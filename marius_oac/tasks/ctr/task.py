@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,7 @@ from marius_oac.runs.spread.keyed import KeyedRows, key_arrays, key_counts, load
 from marius_oac.runs.stores import Tables
 from marius_oac.runs.task import Components, Schedule, Task
 from marius_oac.runtime.machine.binding import UNBOUND, Binding
+from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.contract import ParameterStore, RowLayout
 from marius_oac.storage.keys.table import KeyTable, SharedKeys, shared_by_all
 from marius_oac.tasks.ctr import build
@@ -149,8 +150,9 @@ class CtrTask(Task):
     def build(self, stack: ExitStack, device: torch.device, threads: int, binding: Binding = UNBOUND) -> Components:
         """See `Task.build`; a table for each width of rows."""
         # A model that was trained over nodes is read here, too.
-        self._tables = self._make_tables(stack, self.folder, binding, (shared_by_all, shared_by_shard))
-        planner = self._make_planner(stack, self._tables)
+        pool = stack.enter_context(closing(ThreadPool(threads)))
+        self._tables = self._make_tables(stack, self.folder, binding, (shared_by_all, shared_by_shard), pool)
+        planner = self._make_planner(stack, self._tables, pool)
         training = self.config.training
         step = self.make_step(device, threads, Update.here(training.optimizer, training.embedding_l2))
         stack.callback(step.close)
@@ -173,15 +175,20 @@ class CtrTask(Task):
         )  # fmt: skip
 
     def _make_tables(
-        self, stack: ExitStack, folder: Path | None, binding: Binding, shared: Sequence[SharedKeys]
+        self,
+        stack: ExitStack,
+        folder: Path | None,
+        binding: Binding,
+        shared: Sequence[SharedKeys],
+        pool: ThreadPool = ALONE,
     ) -> list[KeyTable]:
         config = self.config
         capacities = {name: build.capacity_of(config, layout) for name, layout in self._layouts.items()}
         place = Tables(config.storage, folder, self._layouts, capacities, stack, binding, self._writable)
-        return [build.make_key_table(config, place, name, shared) for name in self._layouts]
+        return [build.make_key_table(config, place, name, shared, pool) for name in self._layouts]
 
-    def _make_planner(self, stack: ExitStack, key_tables: Sequence[Any]) -> LogPlanner:
-        planner = LogPlanner(self.config, self.log.files, self._schedule, self._features, key_tables, self.pieces)
+    def _make_planner(self, stack: ExitStack, key_tables: Sequence[Any], pool: ThreadPool = ALONE) -> LogPlanner:
+        planner = LogPlanner(self.config, self.log.files, self._schedule, self._features, key_tables, self.pieces, pool)
         stack.callback(planner.close)
         return planner
 

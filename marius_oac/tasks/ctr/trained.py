@@ -20,7 +20,7 @@ from marius_oac.data.prepare.splits import check_split
 from marius_oac.errors import CheckpointError, InputError
 from marius_oac.evaluation.metrics import Metrics
 from marius_oac.models.compute.network_parameters import OPTIMIZER
-from marius_oac.models.compute.thread_pool import torch_threads
+from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.export import Names
 from marius_oac.runs.folder.folder import RunFolder

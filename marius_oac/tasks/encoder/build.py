@@ -29,7 +29,6 @@ from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
 from marius_oac.models.compute.network_parameters import NETWORK
-from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import blaming_frames, own_files
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
@@ -38,6 +37,7 @@ from marius_oac.runs.checkpoints.checkpoint import Checkpoint
 from marius_oac.runs.task import Components
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link, made_of
+from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.storage.snapshots import RowArray
 from marius_oac.types import present
 

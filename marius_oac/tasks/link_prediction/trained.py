@@ -18,7 +18,7 @@ from marius_oac.evaluation.own_metrics import admit_metrics
 from marius_oac.evaluation.predict import Prediction, predict
 from marius_oac.evaluation.scores import EntityReader, LinkScorer
 from marius_oac.models.compute.dense_moments import RELATIONS
-from marius_oac.models.compute.thread_pool import torch_threads
+from marius_oac.models.compute.torch_state import torch_threads
 from marius_oac.models.link_prediction.step import relation_width
 from marius_oac.runs.export import Names
 from marius_oac.runs.session import num_threads

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from marius_oac.models.compute.products import PooledProducts, linear, relu
 from marius_oac.models.compute.scratch import Scratch
-from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.runtime import blas
+from marius_oac.runtime.thread_pool import ThreadPool
 
 
 def numbers(*shape, seed=0):

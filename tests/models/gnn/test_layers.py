@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from marius_oac.config.encoder import EncoderConfig
 from marius_oac.models.compute.products import PooledProducts
-from marius_oac.models.compute.thread_pool import ThreadPool
 from marius_oac.models.gnn import segments
 from marius_oac.models.gnn.block import Block
 from marius_oac.models.gnn.encoder import Encoder, make_encoder
 from marius_oac.models.gnn.layers import GatLayer, Means, SageLayer
 from marius_oac.runtime import blas
+from marius_oac.runtime.thread_pool import ThreadPool
 from tests.device import DEVICE
 from tests.models import naive_gnn as naive
 from tests.without_jit import only_with_the_jit, pass_without_the_jit
