@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marius_oac.storage.initial import RowInitial, natural_logarithm, normal_quantile
+from marius_oac.kernels.cpu import normal
+from marius_oac.kernels.cpu.normal import logarithms, quantiles
+from marius_oac.storage.initial import RowInitial
 
 COUNT = 2000 if numba.config.DISABLE_JIT else 20_000
 
@@ -76,13 +78,68 @@ def test_normal_is_normal():
 @settings(deadline=None, max_examples=300)
 @given(st.floats(2.0**-53, 1 - 2.0**-53))
 def test_logarithm_and_quantile_against_the_standard_library(p):
-    assert natural_logarithm(p) == pytest.approx(math.log(p), rel=2e-15)
-    assert normal_quantile(p) == pytest.approx(NormalDist().inv_cdf(p), rel=2e-15, abs=1e-16)
+    logarithms(np.array([p]), found := np.empty(1))
+    assert found[0] == pytest.approx(math.log(p), rel=2e-15)
+    quantiles(np.array([p]), found)
+    assert found[0] == pytest.approx(NormalDist().inv_cdf(p), rel=2e-15, abs=1e-16)
 
 
 @pytest.mark.parametrize("p", [2.0**-53, 1e-12, 1.3e-11, 1.5e-11, 0.0749, 0.0751, 0.5, 0.9249, 0.9251, 1 - 2.0**-53])
 def test_quantile_where_its_pieces_meet(p):
-    assert normal_quantile(p) == pytest.approx(NormalDist().inv_cdf(p), rel=2e-15)
+    quantiles(np.array([p]), found := np.empty(1))
+    assert found[0] == pytest.approx(NormalDist().inv_cdf(p), rel=2e-15)
+
+
+def naive_logarithm(x):
+    exponent = 0
+    while x < normal._SQRT_HALF:
+        x, exponent = 2.0 * x, exponent - 1
+    s = (x - 1.0) / (x + 1.0)
+    series = 0.0
+    for power in range(21, 0, -2):
+        series = series * (s * s) + 1.0 / power
+    return exponent * normal._LN_2 + 2.0 * s * series
+
+
+def naive_quantile(p):
+    """One number at a time, in Python's floats."""
+
+    def ratio(coefficients, x):
+        top, bottom = 0.0, 0.0
+        for above, below in zip(*coefficients, strict=True):
+            top, bottom = top * x + above, bottom * x + below
+        return top / bottom
+
+    q = p - 0.5
+    if abs(q) <= 0.425:
+        return q * ratio(normal._CENTRE, 0.180625 - q * q)
+    r = math.sqrt(-naive_logarithm(p if q < 0.0 else 1.0 - p))
+    tail = ratio(normal._TAIL, r - 1.6) if r <= 5.0 else ratio(normal._FAR_TAIL, r - 5.0)
+    return -tail if q < 0.0 else tail
+
+
+EDGES = [
+    2.0**-53,
+    1e-300,
+    1e-12,
+    1.3e-11,
+    0.075,
+    np.nextafter(0.075, 0),
+    0.5,
+    0.925,
+    np.nextafter(0.925, 1),
+    1 - 2.0**-53,
+]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(2.0**-53, 1 - 2.0**-53) | st.sampled_from(EDGES), max_size=40))
+def test_many_quantiles_have_the_bits_of_one(p):
+    out = np.empty(len(p))
+    quantiles(np.array(p, np.float64), out)
+    assert out.tobytes() == np.array([naive_quantile(each) for each in p], np.float64).tobytes()
+    logarithms(np.array(p, np.float64), out)
+    assert out.tobytes() == np.array([naive_logarithm(each) for each in p], np.float64).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,10 @@ inlined = kept(**_OPTIONS, forceinline=True)
 pasted = kept(**_OPTIONS, inline="always")
 """For a few lines with an array in a kernel's inner loop: a call would count references to it, with locks."""
 
+exact_compiled = kept(**_OPTIONS, error_model="numpy")
+"""For kernels on floats whose bits are the same on every machine: no operation is moved or fused. Divisions don't raise
+an error, so that loops vectorise."""
+
 _FLOAT_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
 _REORDERING = {"contract", "nsz", "reassoc"}
 
