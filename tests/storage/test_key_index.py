@@ -272,7 +272,7 @@ def test_slots_that_were_replaced_live_as_long_as_the_call_that_may_see_them():
     while epoch is not None:
         replaced += [array.size for array in epoch.replaced if array is not None]
         epoch = epoch.following
-    assert len(replaced) > 5 and replaced == sorted(replaced)
+    assert len(replaced) >= 5 and replaced == sorted(replaced)
     assert not index._epoch.replaced, "nothing is held for calls to come"
 
 

@@ -11,7 +11,7 @@ from marius_oac.kernels.cpu.keys import hash_of
 from marius_oac.kernels.cpu.permutation import bit_length
 
 MAX_KEYS = 1 << 30  # of one batch: a position and the bits of a hash that tell keys apart share a word
-_KEYS_PER_PART = 1 << 11
+_KEYS_PER_PART = 1 << 10
 _MAX_PART_BITS = 12
 _EMPTY = -1  # no word is: positions are below 2**bits - 1
 

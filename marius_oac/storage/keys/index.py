@@ -4,7 +4,8 @@ A row needs 16 bytes for its key and 5 to 7.5 bytes of slots (`kernels.cpu.keys`
 rows are reserved for the whole capacity and allocated as rows are added, so they never move. They may be in a file that
 the system pages, whose disk space is allocated as rows are added; a search reads the record of the row it finds, and
 rarely another one. The slots are divided into many shards. A shard grows by half, or by as much as a batch needs, when
-it would be more than four fifths full: it is built separately, then published by one store.
+it would be more than four fifths full: it is built separately, then published by one store. Shards grow at different
+times, a few in each batch.
 
 Both look-ups and insertions share their work with the threads of a pool: look-ups by parts of the batch, insertions by
 shards, each of which one thread fills. New rows are numbered before that by one thread.
@@ -39,6 +40,7 @@ MAX_CAPACITY = (1 << 32) - 2
 _KEYS_PER_SHARD = 1 << 15
 _MAX_SHARDS = 1 << 14
 _GROWTH = 1.5
+_PHASES = 8  # a shard has every eighth size class, so that shards of as many keys don't all grow at the same time
 _LINE_WORDS = LANES // 2
 _MAX_SLOTS = 1 << 32
 _HUGE_PAGE = 1 << 21
@@ -54,11 +56,12 @@ def _rooms(sizes: np.ndarray) -> np.ndarray:
 
 
 def _size_classes() -> np.ndarray:
-    """The number of slots of each size class, int64 [n], even. Class 0 takes no keys: all shards begin with one block
-    of it."""
-    sizes = [LANES, LANES]
+    """The number of slots of each size class, int64 [n], multiples of a cache line's. Class 0 takes no keys: all shards
+    begin with one block of it."""
+    sizes, exact = [LANES], float(LANES)
     while sizes[-1] < _MAX_SLOTS:
-        sizes.append(-(-int(sizes[-1] * _GROWTH) // LANES) * LANES)
+        sizes.append(-(-int(exact) // LANES) * LANES)
+        exact *= _GROWTH ** (1 / _PHASES)
     return np.array(sizes, np.int64)
 
 
@@ -377,10 +380,10 @@ class KeyIndex:
 
     def _grow(self, counts: np.ndarray) -> None:
         """Makes room for so many more keys in each shard, int64 [shards]."""
-        needed = np.searchsorted(_ROOMS, self._held + counts)
-        shards = np.flatnonzero((counts > 0) & (needed > self._directory >> ADDRESS_BITS))
+        shards = np.flatnonzero(self._held + counts > _ROOMS[self._directory >> ADDRESS_BITS])
         if shards.size:
-            self._replace(shards, needed[shards])
+            needed = np.searchsorted(_ROOMS, (self._held + counts)[shards])
+            self._replace(shards, needed + (shards - needed) % _PHASES)
 
     def _replace(self, shards: np.ndarray, size_classes: np.ndarray) -> None:
         """Moves shards to new slots of the given size classes, both int64 [n]."""
