@@ -24,6 +24,7 @@ HALVES = [
     ],
     [
         "storage/test_atomics.py",
+        "storage/test_distinct.py",
         "storage/test_bfloat16.py",
         "storage/test_initial.py",
         "storage/test_key_index.py",

@@ -29,6 +29,16 @@ def _each(words):
 
 
 @compiled
+def _hits(words, lane, mask, wanted, out):
+    """`first_hit` in the line at the first whole one, for every first step; and the first half, stored and loaded."""
+    line = atomics.address_of(words)
+    line += -line & 63
+    for step in range(atomics.LANES):
+        out[step] = atomics.first_hit(line, lane, step, mask, wanted)
+    atomics.store_half(line + 4, atomics.load_half(line) + 1)
+
+
+@compiled
 def _count(words, steps):
     word = atomics.address_of(words)
     for _ in range(steps):
@@ -117,3 +127,20 @@ def test_elements_by_address():
 def test_an_address_needs_a_contiguous_array():
     with pytest.raises(numba.core.errors.TypingError):
         _count(np.zeros(4, np.int64)[::2], 1)
+
+
+@pytest.mark.parametrize("lane", [0, 5, 15])
+@pytest.mark.parametrize(("mask", "wanted"), [(0xF0000000, 0x80000000), (0, 1)], ids=["a tag", "an empty half"])
+def test_the_first_hit_of_a_line_is_found_in_turn(lane, mask, wanted):
+    rng, memory, out = np.random.default_rng(lane), np.zeros(16, np.int64), np.empty(atomics.LANES, np.int64)
+    first = -memory.ctypes.data % 64 // 8
+    halves = memory[first : first + 8].view(np.uint32)
+    for share in (0.0, 0.1, 0.6):
+        halves[:] = rng.integers(1, 1 << 28, 16)
+        halves[rng.random(16) < share] |= 0x80000000
+        halves[rng.random(16) < share] = 0
+        hit = [(each & mask == wanted) or each == 0 for each in np.roll(halves, -lane).tolist()]
+        before = int(halves[0])
+        _hits(memory, lane, mask, wanted, out)
+        assert out.tolist() == [next((at for at in range(step, 16) if hit[at]), 16) for step in range(16)]
+        assert halves[1] == (before + 1) % (1 << 32)

@@ -3,6 +3,7 @@
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numba
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.errors import InputError
+from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.storage.keys import index as key_index
 from marius_oac.storage.keys.index import KeyIndex, initial_keys
 
@@ -83,17 +85,19 @@ calls = st.lists(
 )
 
 
-@pytest.fixture(params=[1, 1 << 15], ids=["many shards", "one shard"], scope="module")
-def shard_keys(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_index, "_KEYS_PER_SHARD", request.param)
-        yield request.param
+@pytest.fixture(params=[(9, 3), (1, 1), (1 << 15, 1)], ids=["threads", "many shards", "one shard"], scope="module")
+def pool(request):
+    keys_per_shard, threads = request.param
+    with pytest.MonkeyPatch.context() as patch, closing(ThreadPool(threads)) as pool:
+        patch.setattr(key_index, "_KEYS_PER_SHARD", keys_per_shard)
+        patch.setattr(key_index, "_LEAST_KEYS", 1)
+        yield pool
 
 
 @settings(deadline=None, max_examples=100 if JIT else 30)
 @given(calls=calls, seed=st.integers(0, 9))
-def test_rows_are_those_of_the_dictionary(shard_keys, calls, seed):
-    index, naive, rng = KeyIndex("t", 200), NaiveIndex(), np.random.default_rng(seed)
+def test_rows_are_those_of_the_dictionary(pool, calls, seed):
+    index, naive, rng = KeyIndex("t", 200, pool=pool), NaiveIndex(), np.random.default_rng(seed)
     others = [(vocabulary, key) for vocabulary in (0, 1, 2) for key in EXTREMES]
     for call, argument in calls:
         if call == "insert":
@@ -110,7 +114,7 @@ def test_rows_are_those_of_the_dictionary(shard_keys, calls, seed):
             for row in rows.tolist():
                 naive.drop(row)
         check_all(index, naive, others)
-    copy = KeyIndex("t", 200)
+    copy = KeyIndex("t", 200, pool=pool)
     inserted(copy, others)  # is forgotten
     copy.load(index.arrays())
     check_all(copy, naive, others)
@@ -168,6 +172,42 @@ def test_a_fingerprint_with_another_check_is_refused():
         with pytest.raises(InputError, match="vocabulary 0"):
             act(index, [(0, -2)])
     assert len(index) == 2
+
+
+def test_keys_before_one_with_two_checks_have_their_rows():
+    index = KeyIndex("t", 10)
+    inserted(index, [(0, 1)])
+    keys, checks = [(0, 7), (0, 1), (0, 7), (0, 8), (0, 7), (0, 9)], np.array([4, 0, 4, 0, 5, 0], np.uint32)
+    with pytest.raises(InputError, match="two different texts of vocabulary 0 have the fingerprint 7"):
+        inserted(index, keys, checks)
+    assert found(index, keys, np.array([4, 0, 4, 0, 4, 0], np.uint32)) == [1, 0, 1, 2, 1, -1]
+    with pytest.raises(InputError, match="the fingerprint 1 "):  # of a key that was there before
+        inserted(index, [(0, 5), (0, 1), (0, 6)], np.array([0, 3, 0], np.uint32))
+    assert found(index, [(0, 5), (0, 6)]) == [3, -1] and len(index) == 4
+
+
+@pytest.mark.skipif(not JIT, reason="too many keys without the JIT")
+def test_few_shards_grow_in_one_batch_and_threads_change_nothing(monkeypatch):
+    monkeypatch.setattr(key_index, "_KEYS_PER_SHARD", 1 << 8)
+    count, batch, zeros = 1 << 16, 1 << 10, np.zeros(1 << 16, np.uint16)
+    keys, grown = np.random.default_rng(0).permutation(count), []
+    replace = KeyIndex._replace
+
+    def counted(index, shards, size_classes):
+        grown[-1].append(shards.size)
+        replace(index, shards, size_classes)
+
+    monkeypatch.setattr(KeyIndex, "_replace", counted)
+    with closing(ThreadPool(2)) as pool:
+        monkeypatch.setattr(key_index, "_LEAST_KEYS", 1)
+        one, two, rows = KeyIndex("t", count), KeyIndex("t", count, pool=pool), np.empty(batch, np.int64)
+        for index in (one, two):
+            for first in range(0, count, batch):
+                grown.append([0])
+                assert index.insert(zeros[:batch], keys[first : first + batch], rows, distinct=True) == batch
+                assert rows.tolist() == list(range(first, first + batch))
+    assert max(map(max, grown[len(grown) // 4 : len(grown) // 2])) < 256 // 2, "of as many shards"
+    assert one.nbytes == two.nbytes
 
 
 def test_rows_to_drop_must_be_in_use_and_named_once():

@@ -7,12 +7,13 @@ cache, and threads have parts of their own. What comes out depends neither on th
 import numpy as np
 
 from marius_oac.kernels.cpu.jit import compiled
-from marius_oac.kernels.cpu.keys import hash_of
+from marius_oac.kernels.cpu.keys import hashes
 from marius_oac.kernels.cpu.permutation import bit_length
 
 MAX_KEYS = 1 << 30  # of one batch: a position and the bits of a hash that tell keys apart share a word
 _KEYS_PER_PART = 1 << 10
 _MAX_PART_BITS = 12
+_BLOCK = 512  # keys whose hashes are made at once
 _EMPTY = -1  # no word is: positions are below 2**bits - 1
 
 
@@ -32,22 +33,25 @@ def divide(vocabularies, keys, bits, words, starts):
     """
     size, parts = keys.size, 1 << bits
     position_mask = (1 << bit_length(size)) - 1
-    hashed = np.empty(size, np.int64)
-    for i in range(size):  # a loop of its own, which is vectorised
-        hashed[i] = np.int64(hash_of(vocabularies[i], keys[i]))
-    following = np.zeros(parts, np.int64)
-    for i in range(size):
-        following[(hashed[i] >> (63 - bits)) >> 1 & (parts - 1)] += 1
-    total = 0
+    following, hashed, total = np.zeros(parts, np.int64), np.empty(_BLOCK, np.int64), 0
+    # Hashes are made twice, since that costs less than writing them to memory and reading them.
+    for begin in range(0, size, _BLOCK):
+        count = min(_BLOCK, size - begin)
+        hashes(vocabularies[begin : begin + count], keys[begin : begin + count], hashed)
+        for k in range(count):
+            following[(hashed[k] >> (63 - bits)) >> 1 & (parts - 1)] += 1
     for part in range(parts):
         starts[part] = total
         total += following[part]
         following[part] = starts[part]
     starts[parts] = total
-    for i in range(size):
-        part = (hashed[i] >> (63 - bits)) >> 1 & (parts - 1)
-        words[following[part]] = (hashed[i] & ~position_mask) | i
-        following[part] += 1
+    for begin in range(0, size, _BLOCK):
+        count = min(_BLOCK, size - begin)
+        hashes(vocabularies[begin : begin + count], keys[begin : begin + count], hashed)
+        for k in range(count):
+            part = (hashed[k] >> (63 - bits)) >> 1 & (parts - 1)
+            words[following[part]] = (hashed[k] & ~position_mask) | (begin + k)
+            following[part] += 1
 
 
 @compiled

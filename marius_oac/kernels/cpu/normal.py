@@ -42,8 +42,10 @@ def _power_series(c, x):
 
 @exact_compiled
 def logarithms(numbers, out):
-    """Fills in ln x, float64 [n], for 2**-1022 <= x < 1, to about 1e-15: of x = m * 2**e it is e ln 2 + 2 artanh((m - 1)
-    / (m + 1)), with m from the square root of a half on."""
+    """Fills in ln x, float64 [n], for 2**-1022 <= x < 1, to about 1e-15.
+
+    For x = m * 2**e, with m from the square root of a half on, it is e ln 2 + 2 artanh((m - 1) / (m + 1)).
+    """
     mantissas, exponents = np.empty(numbers.size), np.empty(numbers.size, np.int64)
     bits, into = numbers.view(np.int64), mantissas.view(np.int64)
     for i in range(numbers.size):

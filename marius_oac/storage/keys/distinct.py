@@ -37,7 +37,7 @@ def number_distinct(
         raise ValueError(f"a batch of {size} keys is too large")
     bits = kernels.part_bits(size)
     words, starts = np.empty(size, np.int64), np.empty((1 << bits) + 1, np.int64)
-    numbers, firsts = np.empty(size, np.int32), np.empty(size, np.int64)
+    numbers = np.empty(size, np.int32)
     with np.errstate(over="ignore"):
         kernels.divide(vocabularies, keys, bits, words, starts)
 
@@ -45,8 +45,8 @@ def number_distinct(
         return kernels.find_firsts(vocabularies, keys, checks, bits, words, starts, first, end, numbers)
 
     collisions = [at for at in pool.over(1 << bits, _LEAST_PARTS, part) if at >= 0]
-    count = kernels.number(numbers, firsts)
-    return numbers, firsts[:count].copy(), min(collisions, default=-1)
+    count = kernels.number(numbers, words)  # which nobody needs any more
+    return numbers, words[:count].copy(), min(collisions, default=-1)
 
 
 @dataclass(frozen=True)

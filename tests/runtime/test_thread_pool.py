@@ -1,6 +1,7 @@
 """The pool of threads."""
 
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -113,3 +114,14 @@ def test_a_lane_that_the_system_does_not_start_ends_the_others_first(monkeypatch
         assert done == ["first lane", *["task"] * 4], "the first lane was still at work"
     finally:
         thread_pool.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "least", "parts"),
+    [(1, 10, 1, [10]), (3, 10, 1, [3, 3, 4]), (3, 10, 4, [5, 5]), (3, 10, 6, [10]), (4, 0, 1, [0]), (4, 2, 1, [1, 1])],
+)
+def test_parts_cover_everything_and_answer_in_order(count, size, least, parts):
+    with closing(ThreadPool(count)) as pool:
+        found = pool.over(size, least, lambda first, end: (first, end))
+    assert [end - first for first, end in found] == parts
+    assert [first for first, _ in found] + [size] == [0] + [end for _, end in found]
