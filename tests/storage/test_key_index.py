@@ -15,6 +15,7 @@ from marius_oac.errors import InputError
 from marius_oac.runtime.thread_pool import ThreadPool
 from marius_oac.storage.keys import index as key_index
 from marius_oac.storage.keys.index import KeyIndex, initial_keys
+from marius_oac.storage.keys.shards import Shards
 
 JIT = not numba.config.DISABLE_JIT
 EXTREMES = (-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 1)
@@ -191,13 +192,13 @@ def test_few_shards_grow_in_one_batch_and_threads_change_nothing(monkeypatch):
     monkeypatch.setattr(key_index, "_KEYS_PER_SHARD", 1 << 8)
     count, batch, zeros = 1 << 16, 1 << 10, np.zeros(1 << 16, np.uint16)
     keys, grown = np.random.default_rng(0).permutation(count), []
-    replace = KeyIndex._replace
+    move = Shards._move
 
-    def counted(index, shards, size_classes):
+    def counted(self, shards, size_classes):
         grown[-1].append(shards.size)
-        replace(index, shards, size_classes)
+        move(self, shards, size_classes)
 
-    monkeypatch.setattr(KeyIndex, "_replace", counted)
+    monkeypatch.setattr(Shards, "_move", counted)
     with closing(ThreadPool(2)) as pool:
         monkeypatch.setattr(key_index, "_LEAST_KEYS", 1)
         one, two, rows = KeyIndex("t", count), KeyIndex("t", count, pool=pool), np.empty(batch, np.int64)
@@ -305,7 +306,7 @@ def test_readers_beside_an_insert_find_all_there_was_and_nothing_else(monkeypatc
 def test_slots_that_were_replaced_live_as_long_as_the_call_that_may_see_them():
     index = KeyIndex("t", 10_000)
     inserted(index, [(0, 0)])
-    call = index._epoch  # what `find` holds while it runs
+    call = index._shards.epoch  # what `find` holds while it runs
     for key in range(1, 200):
         inserted(index, [(0, key)])
     replaced, epoch = [], call
@@ -313,7 +314,7 @@ def test_slots_that_were_replaced_live_as_long_as_the_call_that_may_see_them():
         replaced += [array.size for array in epoch.replaced if array is not None]
         epoch = epoch.following
     assert len(replaced) >= 5 and replaced == sorted(replaced)
-    assert not index._epoch.replaced, "nothing is held for calls to come"
+    assert not index._shards.epoch.replaced, "nothing is held for calls to come"
 
 
 class Disk:

@@ -15,7 +15,7 @@ Guarantees, for any number of threads in `find` beside one in `number_new`, `pla
 - Slots are only filled, never changed, and `move` publishes a block only when it has every key of the old one: a key
   that was placed before `find` began is found, whichever block `find` reads.
 - A row is returned only if its record has the same vocabulary and key.
-- Blocks that were in the directory when `find` began must stay in memory until it has returned: `keys.index` ensures
+- Blocks that were in the directory when `find` began must stay in memory until it has returned: `keys.shards` ensures
   that.
 """
 

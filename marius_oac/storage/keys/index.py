@@ -1,11 +1,11 @@
 """An exact index from keys to rows of a table, which grows while it is read.
 
-A row needs 16 bytes for its key and 5 to 7.5 bytes of slots (`kernels.cpu.keys` describes the layout). The records of
-rows are reserved for the whole capacity and allocated as rows are added, so they never move. They may be in a file that
-the system pages, whose disk space is allocated as rows are added; a search reads the record of the row it finds, and
-rarely another one. The slots are divided into many shards. A shard grows by half, or by as much as a batch needs, when
-it would be more than four fifths full: it is built separately, then published by one store. Shards grow at different
-times, a few in each batch.
+A row needs 16 bytes for its key and 5 to 7.5 bytes of slots: `kernels.cpu.keys` describes the layout, `keys.shards` how
+slots grow. The records of rows are reserved for the whole capacity and allocated as rows are added, so they never move.
+They may be in a file that the system pages, whose disk space is allocated as rows are added; a search reads the record
+of the row it finds, and rarely another one. The slots are divided into many shards. A shard grows by half, or by as much
+as a batch needs, when it would be more than four fifths full: it is built separately, then published by one store.
+Shards grow at different times, a few in each batch.
 
 Both look-ups and insertions share their work with the threads of a pool: look-ups by parts of the batch, insertions by
 shards, each of which one thread fills. New rows are numbered before that by one thread.
@@ -15,9 +15,6 @@ Guarantees:
   insertion. A key that was inserted before `find` began is found; a key that was never inserted is not; a key that is
   being inserted may or may not be found. `len`, `nbytes` and the properties of assigned rows may be read at any time.
 - `insert` is called by one thread at a time; `drop` and `load` while nothing else uses the index.
-- The memory of a shard that has grown is freed when no `find` can be using it: every call of `find` holds the epoch in
-  which it began, an epoch holds the slots that were replaced in it and the epoch after it, and the index holds the last
-  epoch. Slots that a call can have seen are replaced in its epoch or a later one, so they live as long as the call.
 - Which key gets which row is a function only of the calls of `insert` and `drop`, not of the number of threads.
 """
 
@@ -28,10 +25,10 @@ import numpy as np
 
 from marius_oac.errors import InputError
 from marius_oac.kernels.cpu import keys as kernels
-from marius_oac.kernels.cpu.atomics import LANES
-from marius_oac.kernels.cpu.keys import ADDRESS_BITS, FREE, FREE_TAKEN, LIVE, NUM_ROWS, RECORD
+from marius_oac.kernels.cpu.keys import FREE, FREE_TAKEN, LIVE, NUM_ROWS, RECORD
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 from marius_oac.storage.keys.distinct import fingerprint_taken, number_distinct
+from marius_oac.storage.keys.shards import Epoch, Shards
 from marius_oac.storage.reserved import MappedFile, reserve
 
 MAX_CAPACITY = (1 << 32) - 2
@@ -39,41 +36,11 @@ MAX_CAPACITY = (1 << 32) - 2
 # Keys in a shard of a full table: 1 to 2 ms to grow, and a directory that the L1 cache holds at 33 million keys.
 _KEYS_PER_SHARD = 1 << 15
 _MAX_SHARDS = 1 << 14
-_GROWTH = 1.5
-_PHASES = 8  # a shard has every eighth size class, so that shards of as many keys don't all grow at the same time
-_LINE_WORDS = LANES // 2
-_MAX_SLOTS = 1 << 32
 _HUGE_PAGE = 1 << 21
 _ROWS_PER_BLOCK = 1 << 16
 _LEAST_KEYS = 1 << 13  # for a thread: looking them up takes as long as handing them over ten times
 _SAVED = {"keys": np.int64, "vocabularies": np.uint16, "checks": np.uint32, "free": np.int64}
 _NO_CHECKS = np.empty(0, np.uint32)
-
-
-def _rooms(sizes: np.ndarray) -> np.ndarray:
-    """The number of keys that each size class takes, int64 [n]: a search needs some slots empty."""
-    return np.concatenate([[0], sizes[1:] * 4 // 5])
-
-
-def _size_classes() -> np.ndarray:
-    """The number of slots of each size class, int64 [n], multiples of a cache line's. Class 0 takes no keys: all shards
-    begin with one block of it."""
-    sizes, exact = [LANES], float(LANES)
-    while sizes[-1] < _MAX_SLOTS:
-        sizes.append(-(-int(exact) // LANES) * LANES)
-        exact *= _GROWTH ** (1 / _PHASES)
-    return np.array(sizes, np.int64)
-
-
-def _empty_slots(count: int) -> np.ndarray:
-    """So many slots, int64 [count / 2], that begin with a cache line."""
-    memory = np.zeros(count // 2 + _LINE_WORDS - 1, np.int64)
-    first = -memory.ctypes.data % (8 * _LINE_WORDS) // 8
-    return memory[first : first + count // 2]
-
-
-_SIZES = _size_classes()
-_ROOMS = _rooms(_SIZES)
 
 
 def saved_array(arrays: Mapping[str, np.ndarray], name: str, dtype: type, table: str) -> np.ndarray:
@@ -83,14 +50,6 @@ def saved_array(arrays: Mapping[str, np.ndarray], name: str, dtype: type, table:
         found = "missing" if array is None else f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} [n]"
         raise InputError(f"table {table}: the saved keys are damaged: {name!r} is {found}")
     return array
-
-
-class _Epoch:
-    """The time between two replacements of slots."""
-
-    def __init__(self) -> None:
-        self.replaced: list[object] = []
-        self.following: _Epoch | None = None
 
 
 def initial_keys(vocabularies: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -144,23 +103,15 @@ class KeyIndex:
         memory = self._file.memory if self._file else reserve(size, _HUGE_PAGE)
         self._records = np.frombuffer(memory, RECORD, capacity)
         self._num_shards = min(max(capacity // _KEYS_PER_SHARD, 1), _MAX_SHARDS)
-        self._directory = np.empty(self._num_shards, np.int64)
-        self._no_slots = _empty_slots(int(_SIZES[0]))
         self._clear()
 
     def _clear(self) -> None:
         """No rows, no slots."""
         self._counters = np.zeros(2, np.int64)
         self._free = np.empty(0, np.int64)  # ascending
-        self._held = np.zeros(self._num_shards, np.int64)  # keys in each shard
-        self._directory[:] = self._no_slots.ctypes.data
-        self._slots: list[object] = [None] * self._num_shards
-        self._slot_bytes = 0
-        self._epoch = _Epoch()
-        self._index = kernels.Index(
-            self._records.ctypes.data if self.capacity else 0, self._directory.ctypes.data, _SIZES.ctypes.data,
-            self._num_shards, self.capacity.bit_length(),
-        )  # fmt: skip
+        records = self._records.ctypes.data if self.capacity else 0
+        self._shards = Shards(self._num_shards, records, self.capacity, self._pool)
+        self._index = self._shards.index
 
     def __len__(self) -> int:
         """The number of rows assigned so far, including dropped ones, which is the next new row."""
@@ -169,7 +120,7 @@ class KeyIndex:
     @property
     def nbytes(self) -> int:
         """The memory in use, in bytes."""
-        return len(self) * RECORD.itemsize + self._slot_bytes + self._directory.nbytes + self._held.nbytes
+        return len(self) * RECORD.itemsize + self._shards.nbytes
 
     def find(
         self, vocabularies: np.ndarray, keys: np.ndarray, rows: np.ndarray, checks: np.ndarray | None = None
@@ -185,10 +136,10 @@ class KeyIndex:
             InputError: a key exists with another check, that is, two texts have the same fingerprint.
             ValueError: an array has another type or shape.
         """
-        return self._find(self._epoch, *self._asked(vocabularies, keys, checks, rows), rows)
+        return self._find(self._shards.epoch, *self._asked(vocabularies, keys, checks, rows), rows)
 
     def _find(
-        self, epoch: _Epoch, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray
+        self, epoch: Epoch, vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, rows: np.ndarray
     ) -> int:
         """`find`, which holds `epoch` until it returns; see the guarantees."""
         missing, collision = self._look_up(vocabularies, keys, checks, rows)
@@ -259,10 +210,10 @@ class KeyIndex:
             count = kernels.number_new(
                 self._index, vocabularies, keys, checks, rows, self.capacity, self._free, counters, hashed, counts
             )
-        self._grow(counts)
+        self._shards.make_room(counts)
         twice = self._place(rows[:count], hashed[:count])
         assert twice < 0
-        self._held += counts
+        self._shards.held += counts
         self._free = self._free[counters[FREE_TAKEN] :]
         self._counters[NUM_ROWS] = counters[NUM_ROWS]  # they can be found from here on
         return rows[:count]
@@ -304,9 +255,8 @@ class KeyIndex:
             raise ValueError(f"table {self.name!r}: rows to drop must be in use and named once")
         counts = self._hashed(rows)[1]
         self._records[rows] = (0, 0, 0, FREE)
-        self._held -= counts
-        shards = np.flatnonzero(counts)
-        self._replace(shards, self._directory[shards] >> ADDRESS_BITS)
+        self._shards.held -= counts
+        self._shards.rebuild(np.flatnonzero(counts))
         self._free = np.sort(np.concatenate([self._free, rows]))
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -365,8 +315,8 @@ class KeyIndex:
         counts = np.zeros(self._num_shards, np.int64)
         for rows in self._live_rows(count):
             counts += self._hashed(rows)[1]
-        self._grow(counts)
-        self._held += counts
+        self._shards.make_room(counts)
+        self._shards.held += counts
         for rows in self._live_rows(count):
             twice = self._place(rows, self._hashed(rows)[0])
             if twice >= 0:
@@ -377,35 +327,6 @@ class KeyIndex:
         for first in range(0, count, _ROWS_PER_BLOCK):
             last = min(first + _ROWS_PER_BLOCK, count)
             yield first + np.flatnonzero(self._records["state"][first:last] == LIVE)
-
-    def _grow(self, counts: np.ndarray) -> None:
-        """Makes room for so many more keys in each shard, int64 [shards]."""
-        shards = np.flatnonzero(self._held + counts > _ROOMS[self._directory >> ADDRESS_BITS])
-        if shards.size:
-            needed = np.searchsorted(_ROOMS, (self._held + counts)[shards])
-            self._replace(shards, needed + (shards - needed) % _PHASES)
-
-    def _replace(self, shards: np.ndarray, size_classes: np.ndarray) -> None:
-        """Moves shards to new slots of the given size classes, both int64 [n]."""
-        old = [self._slots[shard] for shard in shards.tolist()]
-        new = [_empty_slots(int(_SIZES[size_class])) for size_class in size_classes.tolist()]
-        self._slot_bytes += sum(each.nbytes for each in new) - sum(each.nbytes for each in old if each is not None)
-        # Both are referenced until the directory has changed, since an interrupt may come between any two lines.
-        for shard, *both in zip(shards.tolist(), old, new, strict=True):
-            self._slots[shard] = both
-        words = (size_classes << ADDRESS_BITS) | np.array([each.ctypes.data for each in new], np.int64)
-
-        def part(first: int, end: int) -> None:
-            with np.errstate(over="ignore"):
-                kernels.move(self._index, shards[first:end], words[first:end])
-
-        self._pool.over(shards.size, 1, part)
-        epoch, following = self._epoch, _Epoch()
-        epoch.replaced += old
-        epoch.following = following
-        self._epoch = following
-        for shard, slots in zip(shards.tolist(), new, strict=True):
-            self._slots[shard] = slots
 
     def _of(self, field: str, rows: np.ndarray) -> np.ndarray:
         if rows.size and not 0 <= rows.min() <= rows.max() < len(self):

@@ -85,7 +85,7 @@ def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
     size = config.training.batch_size
     ids = sum(table.max_ids for table in tables)
     row_bytes = sum(table.max_ids * (4 * layout.width + 8) for table, layout in zip(tables, layouts, strict=True))
-    plan_bytes = size * (ids * 30 + 4 * config.data.num_numbers)
+    plan_bytes = size * (ids * 56 + 4 * config.data.num_numbers)
     settled_bytes = size * (ids * 16 + 4 * config.data.num_numbers)
     plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, settled_bytes)
     dense = sum(parameter.nbytes for parameter in network.parameters())
