@@ -40,6 +40,7 @@ def pool(request):
     with pytest.MonkeyPatch.context() as patch, closing(ThreadPool(threads)) as pool:
         patch.setattr(kernels, "_KEYS_PER_PART", keys_per_part)
         patch.setattr(distinct, "_LEAST_PARTS", 1)
+        patch.setattr(distinct, "_LEAST_KEYS", 1)
         yield pool
 
 

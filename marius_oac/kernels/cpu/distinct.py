@@ -23,30 +23,30 @@ def part_bits(count: int) -> int:
 
 
 @compiled
-def divide(vocabularies, keys, bits, words, starts):
-    """Fills in the keys in the order of their parts, those of a part as they come.
+def count_parts(vocabularies, keys, bits, counts):
+    """Counts the keys of each part, int64 [2**bits]: of 0s."""
+    hashed, parts = np.empty(_BLOCK, np.int64), 1 << bits
+    # Hashes are made twice, here and in `divide`: that costs less than writing them to memory and reading them.
+    for begin in range(0, keys.size, _BLOCK):
+        count = min(_BLOCK, keys.size - begin)
+        hashes(vocabularies[begin : begin + count], keys[begin : begin + count], hashed)
+        for k in range(count):
+            counts[(hashed[k] >> (63 - bits)) >> 1 & (parts - 1)] += 1
+
+
+@compiled
+def divide(vocabularies, keys, bits, first, end, following, words):
+    """Puts the keys from position `first` to `end` into their parts, as they come.
 
     Args:
         bits: there are 2**bits parts.
+        following: int64 [2**bits], where in `words` the next key of each part comes.
         words: int64 [n], filled in: the first bits of a key's hash, and its position in the others.
-        starts: int64 [2**bits + 1], filled in: where each part begins in `words`.
     """
-    size, parts = keys.size, 1 << bits
-    position_mask = (1 << bit_length(size)) - 1
-    following, hashed, total = np.zeros(parts, np.int64), np.empty(_BLOCK, np.int64), 0
-    # Hashes are made twice, since that costs less than writing them to memory and reading them.
-    for begin in range(0, size, _BLOCK):
-        count = min(_BLOCK, size - begin)
-        hashes(vocabularies[begin : begin + count], keys[begin : begin + count], hashed)
-        for k in range(count):
-            following[(hashed[k] >> (63 - bits)) >> 1 & (parts - 1)] += 1
-    for part in range(parts):
-        starts[part] = total
-        total += following[part]
-        following[part] = starts[part]
-    starts[parts] = total
-    for begin in range(0, size, _BLOCK):
-        count = min(_BLOCK, size - begin)
+    hashed, parts = np.empty(_BLOCK, np.int64), 1 << bits
+    position_mask = (1 << bit_length(keys.size)) - 1
+    for begin in range(first, end, _BLOCK):
+        count = min(_BLOCK, end - begin)
         hashes(vocabularies[begin : begin + count], keys[begin : begin + count], hashed)
         for k in range(count):
             part = (hashed[k] >> (63 - bits)) >> 1 & (parts - 1)
@@ -106,3 +106,11 @@ def number(numbers, firsts):
         else:
             numbers[i] = numbers[first]  # the first has its number already
     return count
+
+
+@compiled
+def pick(firsts, first, end, vocabularies, keys, checks, own_vocabularies, own_keys, own_checks):
+    """Copies what is at the positions `firsts[first:end]`, each array to the same places of its own."""
+    for i in range(first, end):
+        at = firsts[i]
+        own_vocabularies[i], own_keys[i], own_checks[i] = vocabularies[at], keys[at], checks[at]

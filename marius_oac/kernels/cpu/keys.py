@@ -43,6 +43,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _SHIFT_HALF = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 _ONE, _LOW_HALF = np.uint64(1), np.uint64(_HALF_MASK)
 _GROUP = 64  # keys whose cache misses are waited for together; with 32 a look-up takes 1.4 times as long
+_MOVED = 256  # slots whose records are waited for together when a shard grows
 _AHEAD = 32  # distance of the prefetch where keys are taken one by one
 
 
@@ -265,18 +266,22 @@ def place(index, rows, hashed, first, end):
 @compiled
 def move(index, shards, words):
     """Copies shards' rows, except dropped ones, to the empty slots of `words`, and puts these in the directory."""
+    taken = np.empty(_MOVED, np.int64)
     for k in range(shards.size):
         old, slots, size = atomics.load(index.directory + 8 * shards[k]), words[k] & _ADDRESS_MASK, 0
         old_slots, old_size, size = old & _ADDRESS_MASK, _size_of(index, old), _size_of(index, words[k])
-        for at in range(old_size):
-            if at + _AHEAD < old_size:
-                ahead = _row_of(index, atomics.load_half(old_slots + 4 * (at + _AHEAD)))
-                atomics.prefetch(index.records + ahead * _RECORD_BYTES, 0)
-            slot = atomics.load_half(old_slots + 4 * at)
-            record = index.records + _row_of(index, slot) * _RECORD_BYTES
-            if slot != 0 and atomics.load(record + 8) >> 48 == LIVE:
-                hashed = hash_of((atomics.load(record + 8) >> 32) & 0xFFFF, atomics.load(record))
-                start = _start_of(hashed, size)
-                step = _next_step(slots, size, start, 0, 0, 1)  # no slot has a 1 in no bits: an empty one
-                atomics.store_half(_address(slots, size, start, step), slot)
+        for first in range(0, old_size, _MOVED):
+            count = 0
+            for at in range(first, min(first + _MOVED, old_size)):
+                slot = atomics.load_half(old_slots + 4 * at)
+                atomics.prefetch(index.records + _row_of(index, slot) * _RECORD_BYTES, 0)
+                taken[count] = slot
+                count += slot != 0
+            for j in range(count):
+                record = index.records + _row_of(index, taken[j]) * _RECORD_BYTES
+                about = atomics.load(record + 8)
+                if about >> 48 == LIVE:
+                    start = _start_of(hash_of((about >> 32) & 0xFFFF, atomics.load(record)), size)
+                    step = _next_step(slots, size, start, 0, 0, 1)  # no slot has a 1 in no bits: an empty one
+                    atomics.store_half(_address(slots, size, start, step), taken[j])
         atomics.store(index.directory + 8 * shards[k], words[k])

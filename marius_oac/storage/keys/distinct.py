@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,22 @@ from marius_oac.kernels.cpu import distinct as kernels
 from marius_oac.runtime.thread_pool import ALONE, ThreadPool
 
 _LEAST_PARTS = 4  # for a thread
+_LEAST_KEYS = 1 << 14
+
+
+class _Scratch(threading.local):
+    """A thread's memory, used again: new memory costs as much as what is done with it here."""
+
+    words = np.empty(0, np.int64)
+
+    def of(self, size: int) -> np.ndarray:
+        """int64 [size]."""
+        if self.words.size < size:
+            self.words = np.empty(size, np.int64)
+        return self.words[:size]
+
+
+_SCRATCH = _Scratch()
 
 
 def number_distinct(
@@ -32,21 +49,43 @@ def number_distinct(
     Raises:
         ValueError: there are `MAX_KEYS` keys or more.
     """
+    numbers, firsts, twice = _numbered(vocabularies, keys, checks, pool)
+    return numbers, firsts.copy(), twice
+
+
+def _numbered(
+    vocabularies: np.ndarray, keys: np.ndarray, checks: np.ndarray, pool: ThreadPool
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """`number_distinct`, with positions that stay until this thread's next call."""
     size = keys.size
     if size >= kernels.MAX_KEYS:
         raise ValueError(f"a batch of {size} keys is too large")
-    bits = kernels.part_bits(size)
-    words, starts = np.empty(size, np.int64), np.empty((1 << bits) + 1, np.int64)
-    numbers = np.empty(size, np.int32)
-    with np.errstate(over="ignore"):
-        kernels.divide(vocabularies, keys, bits, words, starts)
+    bits, words, numbers = kernels.part_bits(size), _SCRATCH.of(size), np.empty(size, np.int32)
 
-    def part(first: int, end: int) -> int:
+    def count(first: int, end: int) -> tuple[int, np.ndarray]:
+        counts = np.zeros(1 << bits, np.int64)
+        with np.errstate(over="ignore"):
+            kernels.count_parts(vocabularies[first:end], keys[first:end], bits, counts)
+        return first, counts
+
+    # Of a part the keys of the first thread come first: `following` of each thread begins behind those before it.
+    counted = pool.over(size, _LEAST_KEYS, count)
+    counts = np.stack([each for _, each in counted], axis=1)
+    behind = np.concatenate([[0], np.cumsum(counts)])
+    following = {first: behind[place :: len(counted)][: 1 << bits].copy() for place, (first, _) in enumerate(counted)}
+    starts = behind[:: len(counted)].copy()
+
+    def divide(first: int, end: int) -> None:
+        with np.errstate(over="ignore"):
+            kernels.divide(vocabularies, keys, bits, first, end, following[first], words)
+
+    def find_firsts(first: int, end: int) -> int:
         return kernels.find_firsts(vocabularies, keys, checks, bits, words, starts, first, end, numbers)
 
-    collisions = [at for at in pool.over(1 << bits, _LEAST_PARTS, part) if at >= 0]
-    count = kernels.number(numbers, words)  # which nobody needs any more
-    return numbers, words[:count].copy(), min(collisions, default=-1)
+    pool.over(size, _LEAST_KEYS, divide)
+    collisions = [at for at in pool.over(1 << bits, _LEAST_PARTS, find_firsts) if at >= 0]
+    found = kernels.number(numbers, words)  # which nobody needs any more
+    return numbers, words[:found], min(collisions, default=-1)
 
 
 @dataclass(frozen=True)
@@ -72,10 +111,16 @@ class DistinctKeys:
         Raises:
             InputError: a key comes with two checks, that is, two texts have the same fingerprint.
         """
-        numbers, firsts, twice = number_distinct(vocabularies, keys, checks, pool)
+        numbers, firsts, twice = _numbered(vocabularies, keys, checks, pool)
         if twice >= 0:
             raise fingerprint_taken(table, vocabularies[twice], keys[twice])
-        return cls(numbers, vocabularies[firsts], keys[firsts], checks[firsts])
+        own = [np.empty(firsts.size, each.dtype) for each in (vocabularies, keys, checks)]
+
+        def pick(first: int, end: int) -> None:
+            kernels.pick(firsts, first, end, vocabularies, keys, checks, *own)
+
+        pool.over(firsts.size, _LEAST_KEYS, pick)
+        return cls(numbers, *own)
 
     @property
     def asked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

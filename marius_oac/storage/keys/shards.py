@@ -15,11 +15,13 @@ from marius_oac.kernels.cpu import keys as kernels
 from marius_oac.kernels.cpu.atomics import LANES
 from marius_oac.kernels.cpu.keys import ADDRESS_BITS
 from marius_oac.runtime.thread_pool import ThreadPool
+from marius_oac.storage.reserved import reserve
 
 _GROWTH = 1.5
 _PHASES = 8  # a shard has every eighth size class, so that shards of as many keys don't all grow at the same time
 _LINE_WORDS = LANES // 2
 _MAX_SLOTS = 1 << 32
+_HUGE_PAGE = 1 << 21
 
 
 def _size_classes() -> np.ndarray:
@@ -32,11 +34,20 @@ def _size_classes() -> np.ndarray:
     return np.array(sizes, np.int64)
 
 
-def _empty_slots(count: int) -> np.ndarray:
-    """So many slots, int64 [count / 2], that begin with a cache line."""
-    memory = np.zeros(count // 2 + _LINE_WORDS - 1, np.int64)
-    first = -memory.ctypes.data % (8 * _LINE_WORDS) // 8
-    return memory[first : first + count // 2]
+def _empty_slots(counts: np.ndarray) -> list[np.ndarray]:
+    """Blocks of so many slots, int64 [count / 2] each, that begin with a cache line.
+
+    Large ones lie in huge pages together. As shards that grew at one time grow again at about one time, their memory is
+    not kept for long by one of them.
+    """
+    words = int(counts.sum()) // 2
+    if 8 * words >= _HUGE_PAGE:
+        memory = np.frombuffer(reserve(8 * words), np.int64, words)
+    else:
+        memory = np.zeros(words + _LINE_WORDS - 1, np.int64)
+        memory = memory[-memory.ctypes.data % (8 * _LINE_WORDS) // 8 :]
+    ends = np.cumsum(counts // 2).tolist()
+    return [memory[first:end] for first, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
 
 _SIZES = _size_classes()
@@ -67,7 +78,7 @@ class Shards:
 
     def __init__(self, count: int, records: int, capacity: int, pool: ThreadPool) -> None:
         self.held, self.epoch, self._pool = np.zeros(count, np.int64), Epoch(), pool
-        self._none = _empty_slots(int(_SIZES[0]))
+        self._none = _empty_slots(_SIZES[:1])[0]
         self._directory = np.full(count, self._none.ctypes.data)
         self._slots: list[object] = [None] * count
         self._slot_bytes = 0
@@ -94,7 +105,7 @@ class Shards:
     def _move(self, shards: np.ndarray, size_classes: np.ndarray) -> None:
         """Moves shards to new slots of the given size classes, both int64 [n]."""
         old = [self._slots[shard] for shard in shards.tolist()]
-        new = [_empty_slots(int(_SIZES[size_class])) for size_class in size_classes.tolist()]
+        new = _empty_slots(_SIZES[size_classes])
         more = sum(each.nbytes for each in new) - sum(each.nbytes for each in old if isinstance(each, np.ndarray))
         # Both are referenced until the directory has changed, since an interrupt may come between any two lines.
         for shard, *both in zip(shards.tolist(), old, new, strict=True):
