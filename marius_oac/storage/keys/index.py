@@ -183,20 +183,20 @@ class KeyIndex:
         asked = self._asked(vocabularies, keys, checks, rows)
         _, collision = self._look_up(*asked, rows)
         new = np.flatnonzero(rows[: collision if collision >= 0 else rows.size] < 0)
-        numbers, firsts = np.arange(new.size), np.arange(new.size)
+        some = asked if new.size == keys.size else _taken(asked, new)
+        numbers, firsts = None, np.arange(new.size)
         if new.size and not distinct:
-            numbers, firsts, twice = number_distinct(*_taken(asked, new), self._pool)
+            numbers, firsts, twice = number_distinct(*some, self._pool)
             if twice >= 0:
                 collision, new, numbers, firsts = new[twice], new[:twice], numbers[:twice], firsts[firsts < twice]
-        given = self._add(*_taken(asked, new[firsts])) if new.size else new
-        if given.size < firsts.size:
-            end = firsts[given.size]
-            rows[new[:end]] = given[numbers[:end]]
+        given = self._add(*(some if firsts.size == some[1].size else _taken(some, firsts))) if new.size else new
+        end = new.size if given.size == firsts.size else int(firsts[given.size])
+        rows[new[:end]] = given if numbers is None else given[numbers[:end]]
+        if end < new.size:
             raise InputError(
                 f"table {self.name}: all {self.capacity} rows are taken and there is none for key {keys[new[end]]}",
                 "keys.capacity",
             )
-        rows[new] = given[numbers]
         if collision >= 0:
             raise fingerprint_taken(self.name, vocabularies[collision], keys[collision])
         return given.size
