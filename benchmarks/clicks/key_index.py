@@ -5,8 +5,9 @@
 
 Batches: of 409,600 ids (100 ids of 4,096 examples), in millions of ids a second, as training resolves them: the
 different ones are told apart and looked up once, and those without a row get one. "known": all keys have rows, drawn
-uniformly; "zipf": drawn by a power law; "new": no key has a row, and the index grows from nothing to its size; "mixed":
-half of each batch is new, and the index grows by a tenth. Medians over batches; all of "new".
+uniformly; "zipf": drawn by a power law; "new": no key has a row, and the index grows from nothing to its size; every
+second of these batches is handed to `insert` at once, which tells its keys apart: "inserted". "mixed": half of each
+batch is new, and the index grows by a tenth. Medians over batches; all of "new" and "inserted".
 
 Beside "known", in turns of the same batches: "gather" is the limit, two independent reads a key, a line of slots and
 a record, at places that are known and fetched ahead, by as many threads; "searchsorted" is `numpy.unique` of the batch
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -122,12 +124,21 @@ def batches(num_keys: int, threads: int, repeats: int) -> None:
     rng = np.random.default_rng(0)
     with closing(ThreadPool(threads)) as pool:
         resolve(KeyIndex("warm", 1 << 20, pool=pool), keys_of(np.arange(_BATCH)), pool)
-        index, longest, inserting = KeyIndex("keys", num_keys + num_keys // 5 + _BATCH, pool=pool), 0.0, 0.0
+        index, longest = KeyIndex("keys", num_keys + num_keys // 5 + _BATCH, pool=pool), 0.0
+        rows = np.empty(_BATCH, np.int64)
+        ways = {
+            "inserted": lambda keys: index.insert(_ZEROS[: keys.size], keys, rows[: keys.size]),
+            "new": lambda keys: resolve(index, keys, pool),
+        }
+        spent = {name: [0, 0.0] for name in ways}
         for first in range(0, num_keys, _BATCH):
             keys = keys_of(np.arange(first, min(first + _BATCH, num_keys)))
-            took = seconds(lambda keys=keys: resolve(index, keys, pool))
-            inserting, longest = inserting + took, max(longest, took)
-        rates = {"new": [num_keys / inserting / 1e6]}
+            name = list(ways)[first // _BATCH % 2]
+            took = seconds(partial(ways[name], keys))
+            spent[name][0] += keys.size
+            spent[name][1] += took
+            longest = max(longest, took)
+        rates = {name: [count / took / 1e6] for name, (count, took) in spent.items() if count}
         key_bytes = index.nbytes / num_keys
         places = [rng.integers(0, num_keys, _BATCH) for _ in range(_BATCHES)]
         skewed = [powers(rng, num_keys) for _ in range(_BATCHES)]
@@ -143,7 +154,7 @@ def batches(num_keys: int, threads: int, repeats: int) -> None:
                 took = seconds(lambda run=run, many=many: [run(number) for number in many])
                 rates.setdefault(name, []).append(len(many) * _BATCH / took / 1e6)
             if not turn:
-                rates = {name: found if name == "new" else [] for name, found in rates.items()}
+                rates = {name: found if name in ways else [] for name, found in rates.items()}
         for first in range(num_keys, num_keys + num_keys // 10, _BATCH // 2):
             half = np.arange(first, first + _BATCH // 2), rng.integers(0, num_keys, _BATCH // 2)
             keys = keys_of(rng.permutation(np.concatenate(half)))

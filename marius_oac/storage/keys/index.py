@@ -1,11 +1,11 @@
 """An exact index from keys to rows of a table, which grows while it is read.
 
-A row needs 16 bytes for its key and 5 to 7.5 bytes of slots: `kernels.cpu.keys` describes the layout, `keys.shards` how
-slots grow. The records of rows are reserved for the whole capacity and allocated as rows are added, so they never move.
-They may be in a file that the system pages, whose disk space is allocated as rows are added; a search reads the record
-of the row it finds, and rarely another one. The slots are divided into many shards. A shard grows by half, or by as
-much as a batch needs, when it would be more than four fifths full: it is built separately, then published by one store.
-Shards grow at different times, a few in each batch.
+A row needs 16 bytes for its key and 5 to 8.5 bytes of slots, 6.6 on average: `kernels.cpu.keys` describes the layout,
+`keys.shards` how slots grow. The records of rows are reserved for the whole capacity and allocated as rows are added,
+so they never move. They may be in a file that the system pages, whose disk space is allocated as rows are added; a
+search reads the record of the row it finds, and rarely another one. The slots are divided into many shards. A shard
+that would be more than four fifths full grows, by 0.7 or as much as a batch needs: it is built separately, then
+published by one store. Shards grow at different times, a few in each batch.
 
 Both look-ups and insertions share their work with the threads of a pool: look-ups by parts of the batch, insertions by
 shards, each of which one thread fills. New rows are numbered before that by one thread.
