@@ -44,7 +44,13 @@ test-dgl: .venv/tested  ## the tests that need dgl, in an environment of its own
 	  echo 'test-dgl: SKIPPED, as dgl and what it needs can not be installed here'; \
 	else .venv-dgl/bin/python -m pytest -q -m 'slow or not slow' $(DGL_TESTS); fi
 
-test-all: .venv/tested test-dgl  ## the tests with the slow ones, and those that need dgl
+# The Triton of an older torch, for which kernels are compiled, too.
+.venv-triton/installed: .venv/tested
+	rm -rf .venv-triton
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target .venv-triton triton==3.6.0
+	touch $@
+
+test-all: .venv/tested .venv-triton/installed test-dgl  ## the tests with the slow ones, and those that need dgl
 	$(BIN)/python -m pytest -q -n 2 $(BY_FILE) -m 'slow or not slow'
 
 chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
@@ -69,7 +75,7 @@ lint: .venv/tested  ## style and types
 	$(BIN)/python -m mypy
 
 clean:  ## remove .venv and caches; runs stay
-	rm -rf .venv .venv-dgl build *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf .venv .venv-dgl .venv-triton build *.egg-info .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: help setup train test test-dgl test-all chaos fuzz mutants gpu-wheels wheel lint clean

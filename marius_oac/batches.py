@@ -14,6 +14,34 @@ from marius_oac.types import BatchData, present
 Array = TypeVar("Array")
 
 
+@dataclass(frozen=True, eq=False)
+class SumOrder(Generic[Array]):
+    """Where rows occur, in the order of the sums over these places, for the kernels of a GPU.
+
+    Attributes:
+        places: [P]; those of row k are places[first[k]:first[k + 1]], ascending.
+        first: [n + 1].
+    """
+
+    places: Array
+    first: Array
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeOrder(Generic[Array]):
+    """The sums over a batch of edges.
+
+    Attributes:
+        rows: places are numbered: heads [B], tails [B], negatives [S, C, K], or each row if all are negatives.
+        relations: the edges of each of the batch's relations; None as `EdgeBatch.relations`.
+        chunk_bounds: [C + 1], `EdgeBatch.chunk_offsets`; None if all rows are negatives.
+    """
+
+    rows: SumOrder[Array]
+    relations: SumOrder[Array] | None
+    chunk_bounds: Array | None
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EdgeBatch(BatchData, Generic[Array]):
     """Edges with shared negatives, for link prediction; nodes are indices into the batch's rows, or its seeds.
@@ -25,6 +53,7 @@ class EdgeBatch(BatchData, Generic[Array]):
         chunk_offsets: edges of chunk c are [chunk_offsets[c], chunk_offsets[c + 1]).
         negatives: [S, C, K] of S sides, C chunks; S = 2: axis 0 is `types.Side`; S = 1: tails are replaced. None: every
             row is a negative.
+        order: of the sums; a batch gets it on its way to a device whose kernels need it.
     """
 
     heads: Array
@@ -33,6 +62,7 @@ class EdgeBatch(BatchData, Generic[Array]):
     relation_rows: Array | None = None
     chunk_offsets: tuple[int, ...] = ()
     negatives: Array | None = None
+    order: EdgeOrder[Array] | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -116,11 +146,14 @@ class TableIndices(Generic[Array]):
     Attributes:
         singles: [F, B] of the F single-valued features.
         bags, sequences: of the other features.
+        order: of the sums over singles, then bags, then sequences; a batch gets it on its way to a device whose
+            kernels need it.
     """
 
     singles: Array
     bags: tuple[Jagged[Array], ...] = ()
     sequences: tuple[Jagged[Array], ...] = ()
+    order: SumOrder[Array] | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import os
 
 import pytest
 import torch
@@ -12,8 +13,12 @@ from marius_oac.models.compute import user_code as own_code
 from marius_oac.runtime import console
 from marius_oac.training import local as training
 from tests import compiled, costs, forked, skips
+from tests.device import DEVICE
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
+
+if DEVICE.type == "cpu":  # before anything imports Triton
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # Property tests draw the same examples every time. `make fuzz`, with which CI ends, takes the other profile: more
 # examples, and a seed that it prints.

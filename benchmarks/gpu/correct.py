@@ -40,6 +40,8 @@ TABLES = [
            "same": "same bits", "again": "`sync` again: same bits"}),
 ]  # fmt: skip
 FILES = (
+    "tests/kernels/test_gpu_links.py", "tests/kernels/test_gpu_sums.py", "tests/kernels/test_gpu_clicks.py",
+    "tests/pipeline/test_validation.py",
     "tests/devices/test_path.py", "tests/models/test_link_prediction.py", "tests/models/ctr/test_step.py",
     "tests/models/ctr/test_networks.py", "tests/models/gnn/test_layers.py", "tests/evaluation/test_evaluate.py",
 )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from marius_oac.pipeline.packing import Packing
 from marius_oac.types import NEVER, BatchData, Plan, present
 
 
@@ -14,14 +15,16 @@ from marius_oac.types import NEVER, BatchData, Plan, present
 class Buffers:
     """Buffers for one batch's rows of every table, on the host or on the device (NumPy arrays or tensors).
 
-    `rows[k]` int64 [capacity], `timestamps[k]` int64 [capacity], `values[k]` float32 [capacity, width].
+    `rows[k]` int64 [n or more], `timestamps[k]` int64 [n or more], `values[k]` float32 [n or more, width].
     `free_after` is a CUDA event that must have passed before the buffers are written again, or None.
+    `block`, uint8 [bytes], holds all of them where they are copied together (`packing`); then they have n rows.
     """
 
-    rows: Sequence[Any]
-    timestamps: Sequence[Any]
-    values: Sequence[Any]
+    rows: Sequence[Any] = ()
+    timestamps: Sequence[Any] = ()
+    values: Sequence[Any] = ()
     free_after: Any = None
+    block: Any = None
 
 
 @dataclass
@@ -37,6 +40,8 @@ class Batch:
     staging: Buffers | None = None
     resident: Buffers | None = None
     """The buffers on the device; None before they are borrowed."""
+    packing: Packing | None = None
+    """Where the batch's arrays are in the blocks of its buffers, on a device that copies."""
     data: BatchData = field(default_factory=BatchData)
     """The plan's data, with its arrays on the device that computes."""
     uploaded: Any = None

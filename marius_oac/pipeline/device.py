@@ -17,22 +17,30 @@ import numpy as np
 import torch
 
 from marius_oac.kernels.cpu.bfloat16 import round_to_bfloat16
+from marius_oac.kernels.gpu import choice
+from marius_oac.pipeline.arranged import arranged
 from marius_oac.pipeline.batch import Batch, Buffers, Pool
 from marius_oac.pipeline.link import Link
+from marius_oac.pipeline.packing import Packing, data_bytes, rows_bytes
 from marius_oac.pipeline.streams import CudaStreams, HostStreams, Streams
-from marius_oac.pipeline.validation import Replace, replace_older, replace_older_torch
+from marius_oac.pipeline.validation import Replace, replace_older, replacing
 from marius_oac.runtime.aligned import aligned_empty
 from marius_oac.storage.contract import RowLayout
-from marius_oac.types import BatchData, TableSpec, map_arrays, present
+from marius_oac.types import BatchData, TableSpec, present
+
+Room = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+SLACK = 1.25
+"""Room for the data of batches, in that of the first one: some have more neighbours or values than others."""
 
 Span = tuple[float, float]
 """Begin and end of something, in seconds before now."""
 
 
-def buffer_bytes(tables: Sequence[TableSpec], layouts: Iterable[RowLayout]) -> int:
-    """Bytes of one set of buffers: ids, timestamps and rows of the largest batch."""
-    pairs = zip(tables, layouts, strict=True)
-    return sum(table.max_batch_rows * (4 * layout.width + 16) for table, layout in pairs)
+def buffer_bytes(tables: Sequence[TableSpec], layouts: Iterable[RowLayout], data: BatchData) -> int:
+    """Bytes of one set of buffers of a device that copies: of the most rows that a batch may have, with their ids and
+    timestamps, and of data like that of the first batch."""
+    rows = rows_bytes([table.max_batch_rows for table in tables], [layout.width for layout in layouts])
+    return rows + int(SLACK * data_bytes(data))
 
 
 class Device(ABC):
@@ -49,6 +57,14 @@ class Device(ABC):
 
     def begin(self) -> None:
         """Called before the first of a run of batches."""
+        return
+
+    def arranges(self) -> bool:
+        """Whether `arrange` has anything to do."""
+        return False
+
+    def arrange(self, batch: Batch) -> None:
+        """Computes on the host what the device needs of a batch beside its plan; before `borrow`."""
         return
 
     def borrow(self, batch: Batch) -> None:
@@ -148,8 +164,6 @@ class TorchDevice(Device):
     `streams` are the device's own, unless a test gives others.
     """
 
-    replace = staticmethod(replace_older_torch)
-
     def __init__(
         self,
         device: torch.device,
@@ -160,19 +174,40 @@ class TorchDevice(Device):
         streams: Streams | None = None,
     ):
         super().__init__(tables, layouts, in_flight, caching)
+        self.replace = replacing(device)
         self._streams = streams or (CudaStreams(device) if device.type == "cuda" else HostStreams())
-        self._staging = Pool("staging", in_flight, lambda: self._room(self._streams.staging))
+        self._staging = Pool("staging", in_flight, Buffers)
+        self._device, self._widths = device, [layout.width for layout in layouts]
+        self._outgrown: list[torch.Tensor] = []  # work that is queued may still use them
 
     def begin(self) -> None:
         """Waits until copies of parameters to the device have finished."""
         self._streams.begin()
 
+    def arranges(self) -> bool:
+        """Whether the device has kernels that need the order of sums."""
+        return choice.chosen(self._device)
+
+    def arrange(self, batch: Batch) -> None:
+        """Finds the order of sums, and the places of all arrays in a block."""
+        rows = batch.plan.rows
+        data = arranged(batch.plan.data, rows, self._device)
+        batch.packing = Packing([len(each) for each in rows], self._widths, data)
+
     def borrow(self, batch: Batch) -> None:
         """Takes a staging buffer, which the store is read into, and a resident one."""
+        if batch.packing is None:
+            self.arrange(batch)
+        packing = present(batch.packing)
         batch.staging, batch.resident = self._staging.take(), self._resident.take()
+        for buffers, room in ((batch.staging, self._streams.staging), (batch.resident, self._streams.empty)):
+            block = self._fitting(buffers, packing, room)
+            buffers.values, buffers.timestamps, buffers.rows = (
+                [place.of(block) for place in places] for places in (packing.values, packing.timestamps, packing.rows)
+            )
 
     def upload(self, batch: Batch) -> None:
-        """Starts copies of rows, ids, timestamps and data to the device."""
+        """Starts one copy of rows, ids, timestamps and data to the device."""
         with self._streams.on("up"):
             free_after = present(batch.resident).free_after
             if free_after is not None:
@@ -209,7 +244,7 @@ class TorchDevice(Device):
     def written(self, batch: Batch, cached: bool) -> None:
         """Frees the staging buffer, and unless the batch is cached the resident one."""
         self._staging.give_back(batch.staging)
-        batch.data = BatchData()  # a cached batch needs its rows alone
+        batch.data, batch.packing = BatchData(), None  # a cached batch needs its rows alone
         super().written(batch, cached)
 
     def evicted(self, batch: Batch) -> None:
@@ -219,23 +254,26 @@ class TorchDevice(Device):
         super().evicted(batch)
 
     def _copy_up(self, batch: Batch) -> None:
-        for table, rows in enumerate(batch.plan.rows):
-            staged = batch.rows_in(batch.staging, table)
-            np.copyto(staged[0].numpy(), rows)  # not torch's copy, which refuses read-only arrays, such as plans share
-            for target, source in zip(batch.rows_in(batch.resident, table), staged, strict=True):
-                target.copy_(source, non_blocking=True)
-        batch.data = map_arrays(batch.plan.data, self._streams.move)
+        packing, staging, resident = present(batch.packing), present(batch.staging), present(batch.resident)
+        for staged, rows in zip(staging.rows, batch.plan.rows, strict=True):
+            np.copyto(staged.numpy(), rows)  # not torch's copy, which refuses read-only arrays, such as plans share
+        packing.put(staging.block)
+        used = slice(0, packing.num_bytes)
+        resident.block[used].copy_(staging.block[used], non_blocking=True)
+        batch.data = packing.data(resident.block)
 
-    def _room(self, empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> Buffers:
-        shapes = list(self._shapes())
-        return Buffers(
-            rows=[empty((count,), torch.int64) for count, _ in shapes],
-            timestamps=[empty((count,), torch.int64) for count, _ in shapes],
-            values=[empty(shape, torch.float32) for shape in shapes],
-        )
+    def _fitting(self, buffers: Buffers, packing: Packing, room: Room) -> torch.Tensor:
+        """The buffers' block, made with the first batch, for the largest number of rows; and anew for a batch with more
+        data than any before."""
+        block: torch.Tensor | None = buffers.block
+        if block is None or block.numel() < packing.num_bytes:
+            if block is not None:
+                self._outgrown.append(block)
+            buffers.block = block = room((buffer_bytes(self._tables, self._layouts, packing.source),), torch.uint8)
+        return block
 
     def _make_resident(self) -> Buffers:
-        return self._room(self._streams.empty)
+        return Buffers()
 
     def _round(self, values: torch.Tensor) -> None:
         values.copy_(values.to(torch.bfloat16))

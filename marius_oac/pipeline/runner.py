@@ -242,6 +242,9 @@ class _Run:
         if self.looks_ahead:
             with self._begin("wait", batch.batch_index):
                 self.rows.wait(batch)
+        if self.pipeline.device.arranges():  # before the batch's place in the window begins
+            with self.pipeline.telemetry.stage("arrange", batch.batch_index):
+                self.pipeline.device.arrange(batch)
         batch.mft_at_read = self.ledger.enter(batch.batch_index)
         self.pipeline.device.borrow(batch)
         with self._begin("read", batch.batch_index):

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from marius_oac.pipeline.pinned import PinnedMemory
@@ -59,10 +58,6 @@ class Streams(ABC):
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor on the host that the device's streams copy to and from."""
 
-    @abstractmethod
-    def move(self, array: np.ndarray) -> torch.Tensor:
-        """Copies an array to the device, on the stream that was entered; for use on that stream and on `compute`."""
-
 
 class HostStreams(Streams):
     """Streams of a CPU, where work is done when its call returns; an event is the time at which it was recorded."""
@@ -95,10 +90,6 @@ class HostStreams(Streams):
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """See `Streams.staging`."""
         return torch.empty(shape, dtype=dtype)
-
-    def move(self, array: np.ndarray) -> torch.Tensor:
-        """See `Streams.move`."""
-        return torch.tensor(array)
 
 
 class CudaStreams(Streams):
@@ -139,9 +130,3 @@ class CudaStreams(Streams):
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """See `Streams.staging`."""
         return self._pinned.empty(shape, dtype)
-
-    def move(self, array: np.ndarray) -> torch.Tensor:
-        """See `Streams.move`."""
-        moved = torch.tensor(array).pin_memory().to(self._device, non_blocking=True)
-        moved.record_stream(self._streams["compute"])  # else its memory could be reused while `compute` reads it
-        return moved

@@ -16,9 +16,13 @@ import numpy as np
 import torch
 
 from marius_oac.kernels.cpu.jit import kept
+from marius_oac.kernels.gpu import choice
 from marius_oac.pipeline.batch import Batch
 
-Replace = Callable[[Any, Any, int, Any, Any, Any], Any]
+Replace = Callable[..., Any]
+
+_ROWS, _COLUMNS = 16, 128
+"""The tile of a kernel."""
 
 
 @kept(nogil=True)
@@ -47,13 +51,17 @@ def replace_older(
     rows: np.ndarray,
     timestamps: np.ndarray,
     values: np.ndarray,
+    replaced: int = 0,
 ) -> int:
-    """Copies `newer_values` over the rows that both hold and whose timestamp is smaller; returns how many.
+    """Copies `newer_values` over the rows that both hold and whose timestamp is smaller.
 
     Row ids are int64, sorted and unique: `newer_rows` [m], `rows` [n]; `newer_values` float32 [m, width];
     `timestamps` int64 [n] and `values` float32 [n, width] are changed in place.
+
+    Returns:
+        `replaced` and how many rows were.
     """
-    return int(_replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, values))
+    return replaced + int(_replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, values))
 
 
 def replace_older_torch(
@@ -63,15 +71,50 @@ def replace_older_torch(
     rows: torch.Tensor,
     timestamps: torch.Tensor,
     values: torch.Tensor,
+    replaced: int | torch.Tensor = 0,
 ) -> torch.Tensor:
-    """The same on tensors of any device; returns the count as a 0-d tensor, so that nothing waits for the device."""
+    """The same on tensors of any device, with torch's operations; it returns a 0-d tensor, so that nothing waits for
+    the device."""
     if not len(rows) or not len(newer_rows):
-        return torch.zeros((), dtype=torch.int64, device=values.device)
+        return _counter(replaced, values)
     place = torch.searchsorted(newer_rows, rows).clamp_(max=len(newer_rows) - 1)
     hit = (newer_rows[place] == rows) & (timestamps < newer_timestamp)
     values.copy_(torch.where(hit[:, None], newer_values[place], values))
     timestamps.masked_fill_(hit, newer_timestamp)
-    return hit.sum()
+    return replaced + hit.sum()
+
+
+def replace_older_fused(
+    newer_rows: torch.Tensor,
+    newer_values: torch.Tensor,
+    newer_timestamp: int,
+    rows: torch.Tensor,
+    timestamps: torch.Tensor,
+    values: torch.Tensor,
+    replaced: int | torch.Tensor = 0,
+) -> torch.Tensor:
+    """The same in one kernel, which moves no row but those that it replaces; `replaced` is changed in place."""
+    from marius_oac.kernels.gpu.jit import launch
+    from marius_oac.kernels.gpu.rows import replace_older as kernel
+
+    (count, width), replaced = values.shape, _counter(replaced, values)
+    launch(
+        kernel, (-(-count // _ROWS) * (len(newer_rows) > 0),), newer_rows, newer_values, newer_values.stride(0),
+        newer_timestamp, len(newer_rows), rows, timestamps, values, values.stride(0), count, width, replaced,
+        ROWS=_ROWS, COLUMNS=_COLUMNS,
+    )  # fmt: skip
+    return replaced
+
+
+def _counter(replaced: int | torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if isinstance(replaced, torch.Tensor):
+        return replaced
+    return torch.full((), replaced, dtype=torch.int64, device=values.device)
+
+
+def replacing(device: torch.device) -> Replace:
+    """How rows are replaced on a device."""
+    return replace_older_fused if choice.chosen(device) else replace_older_torch
 
 
 class Cache:
@@ -99,7 +142,7 @@ class Cache:
             for table in range(len(batch.plan.rows)):
                 newer_rows, _, newer_values = newer.rows_in(newer.resident, table)
                 rows, timestamps, values = batch.rows_in(batch.resident, table)
-                replaced += self._replace(newer_rows, newer_values, newer.timestamp, rows, timestamps, values)
+                replaced = self._replace(newer_rows, newer_values, newer.timestamp, rows, timestamps, values, replaced)
         return replaced
 
     def add(self, batch: Batch) -> None:

@@ -14,6 +14,8 @@ import torch
 
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.errors import ConfigError
+from marius_oac.kernels.gpu import choice
+from marius_oac.models.compute import user_code as own_code
 from marius_oac.pipeline.runner import Pipeline
 from marius_oac.runs import loop as training_loop
 from marius_oac.runs import session
@@ -26,6 +28,7 @@ from tests.click_logs import ctr_config, small_log
 from tests.copying import copying
 from tests.device import DEVICE
 from tests.graphs import jitter, tiny_config, workers
+from tests.kernels.interpreted import by_kernels, quiet  # noqa: F401 (a fixture)
 from tests.models.own_parts import EXAMPLE
 from tests.pipeline.stream_order import Order, OrderedDevice, watch
 from tests.tasks.test_encoders import ENCODERS
@@ -47,7 +50,7 @@ class Found:
     losses: list
 
 
-def run(task, prepare=None):
+def run(task, prepare=None, batches=BATCHES):
     """Trains the first batches; returns fingerprints, values of all rows, and losses in plan order.
 
     `prepare(pipeline)` is called before."""
@@ -56,9 +59,9 @@ def run(task, prepare=None):
         if prepare:
             prepare(session.pipeline)
         session.report_to(lambda result: losses.update({result.batch_index: result.loss}))
-        assert session.pipeline.run(0, BATCHES) == BATCHES
+        assert session.pipeline.run(0, batches) == batches
         bits = (*(store.fingerprint() for store in session.stores), session.dense_fingerprint())
-        return Found(bits, [values_of(store) for store in session.stores], [losses[n] for n in range(BATCHES)])
+        return Found(bits, [values_of(store) for store in session.stores], [losses[n] for n in range(batches)])
 
 
 def values_of(store):
@@ -68,16 +71,17 @@ def values_of(store):
     return values
 
 
-def check(monkeypatch, make):
+def check(monkeypatch, make, batches=BATCHES):
     """`make(*overrides)` makes the task."""
     task = make("pipeline.mode=sync")
     tolerance = TOLERANCE if task.config.storage.dtype == "float32" else 2**-6  # bfloat16: two steps of its rounding
-    compiled = run(task)
+    with choice.forced(False):
+        compiled = run(task, batches=batches)
     monkeypatch.setattr(Pipeline, "_make_device", copying)
-    sync = run(make("pipeline.mode=sync", ON_DEVICE))
-    found = run(make("pipeline.mode=oac", "pipeline.in_flight=4", *workers(2), ON_DEVICE))
+    sync = run(make("pipeline.mode=sync", ON_DEVICE), batches=batches)
+    found = run(make("pipeline.mode=oac", "pipeline.in_flight=4", *workers(2), ON_DEVICE), batches=batches)
     assert found.bits == sync.bits and found.losses == sync.losses
-    assert_ordered(monkeypatch, make)
+    assert_ordered(monkeypatch, make, batches)
     encoder = getattr(task.config, "encoder", None)
     if DEVICE.type != "cpu" and encoder and encoder.dropout:  # a GPU draws other masks
         return
@@ -86,11 +90,11 @@ def check(monkeypatch, make):
         assert np.abs(table - expected).max() <= tolerance * max(1.0, np.abs(expected).max())
 
 
-def assert_ordered(monkeypatch, make):
+def assert_ordered(monkeypatch, make, batches=BATCHES):
     """Nothing that a step or the pipeline does to a tensor lacks an order, and no step waits for the device."""
     if DEVICE.type != "cpu":  # what is seen are CPU tensors
         return
-    order = Order()
+    order, fused = Order(), choice.chosen(DEVICE)  # kernels of Triton are not seen
     watch(monkeypatch, order)
     real = torch.Tensor.tolist
 
@@ -104,8 +108,8 @@ def assert_ordered(monkeypatch, make):
         pipeline.device = OrderedDevice(order, pipeline)
         pipeline.bind = lambda stage: pipeline.device._streams.enter_thread()
 
-    run(make("pipeline.mode=oac", "pipeline.in_flight=4", *workers(2)), prepare)
-    assert order.found == {} and order.unfinished == 0 and order.accesses > 100 * BATCHES
+    run(make("pipeline.mode=oac", "pipeline.in_flight=4", *workers(2)), prepare, batches)
+    assert order.found == {} and order.unfinished == 0 and order.accesses > (20 if fused else 100) * batches
     # A block is checked where it is made, if that is on a CPU; on a GPU it isn't.
     assert {file for stream, file in order.waits if stream == "compute"} <= {"block.py"}, "a step waits for the device"
     assert {file for stream, file in order.waits if stream == "default"} == {"runner.py"}, "who writes reads the loss"
@@ -133,11 +137,31 @@ def test_links(monkeypatch, graph, name):
     check(monkeypatch, lambda *more: GraphTask(tiny_config(graph, *GRAPHS[name], *more), graph))
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="there Triton compiles, and test_links takes its kernels")
+@quiet
+@pytest.mark.parametrize("name", few([*GRAPHS, *ENCODERS], ("complex adagrad",)))
+def test_links_in_the_kernels_of_a_gpu(monkeypatch, graph, by_kernels, name):  # noqa: F811
+    """The same steps, validation and checks as on a GPU, by Triton's interpreter."""
+    if "own" in name:
+        monkeypatch.setattr(own_code, "is_known", lambda text: True)
+    overrides = GRAPHS.get(name) or ENCODERS[name]
+    check(monkeypatch, lambda *more: GraphTask(tiny_config(graph, *overrides, *more), graph), batches=3)
+
+
 @pytest.mark.device
 @pytest.mark.parametrize("network", few(NETWORKS, ("dcnv2", "dien")))
 def test_clicks(monkeypatch, tmp_path, network):
     log = small_log(tmp_path / "log.parquet", rows=700)
     check(monkeypatch, lambda *more: start_ctr_task(ctr_config(log, *more, network=network))[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="there Triton compiles, and test_clicks takes its kernels")
+@quiet
+@pytest.mark.parametrize("network", ["dcnv2", "dien"])
+def test_clicks_in_the_kernels_of_a_gpu(monkeypatch, tmp_path, by_kernels, network):  # noqa: F811
+    log = small_log(tmp_path / "log.parquet", rows=700)
+    check(monkeypatch, lambda *more: start_ctr_task(ctr_config(log, *more, network=network))[0], batches=3)
 
 
 @pytest.mark.device
@@ -182,7 +206,7 @@ def test_buffers_are_what_the_memory_plan_says(monkeypatch, graph, tmp_path, tas
         session.pipeline.run(0, 9)
         pool = session.pipeline.device._resident
         held = pool.take()
-        buffer = sum(each.nbytes for part in (held.rows, held.timestamps, held.values) for each in part)
+        buffer = held.block.nbytes
     here = sys.modules[type(task).__module__]
     memory = sys.modules[getattr(here, "plan_memory", getattr(here, "plan_ctr_memory", None)).__module__]
     monkeypatch.setattr(memory, "pick_device", lambda name: torch.device("cuda:0"))

@@ -30,7 +30,8 @@ def test_files_that_are_mapped_to_be_written_have_their_place_on_the_disk():
 
 
 ONE_PLACE = {
-    r"\b(n?jit|numba\.vectorize)\(|@n?jit\b": "kernels/cpu/jit.py",
+    r"(?<!triton\.)\b(n?jit|numba\.vectorize)\(|@n?jit\b": "kernels/cpu/jit.py",
+    r"\btriton\.jit\b": "kernels/gpu/jit.py",
     r"\bnp\.save[z(]|write_array_header|open_memmap": "runtime/files/npy.py",
     r"\btqdm\(": "runtime/progress.py",
 }

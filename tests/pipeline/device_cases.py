@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from marius_oac.data.generate.nodes import write_labels
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.edge_file import ReadOptions
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.kernels.gpu import choice
 from marius_oac.models.compute.soundness import is_sound
 from marius_oac.models.compute.update import Update
 from marius_oac.pipeline.batch import Batch
@@ -70,6 +72,10 @@ LINKS = {
     "bfloat16": ["storage.dtype=bfloat16"],
 }
 """ComplEx, softmax, Adagrad, 500 negatives on each side, but for what a name says."""
+BY_TORCH = {f"{name}, by torch": LINKS[name] for name in (
+    "DistMult", "ComplEx", "TransE, L2", "RotatE", "self-adversarial", "7 ragged chunks", "all nodes", "N3", "bfloat16"
+)}  # fmt: skip
+"""Where Triton is missing."""
 ENCODERS = {
     "GraphSAGE": ["encoder.layers=[{kind: sage}]"],
     "GraphSAGE, gcn": ["encoder.layers=[{kind: sage, aggregator: gcn}]"],
@@ -99,11 +105,12 @@ NETWORKS = {
     "DeepFM, a bag": ["data.multi_valued=[{name: bag, pooling: mean, max_values: 8}]"],
 }
 """26 categorical columns and 13 numbers; YouTubeDNN and DIEN with a history of 20 clicks."""
+CLICKS_BY_TORCH = {f"{name}, by torch": NETWORKS[name] for name in ("LR", "FM", "DeepFM, a bag")}
 CASES = {
-    **{f"links, {name}": ("graph", overrides) for name, overrides in LINKS.items()},
+    **{f"links, {name}": ("graph", overrides) for name, overrides in (LINKS | BY_TORCH).items()},
     **{f"encoded, {name}": ("encoded", overrides) for name, overrides in ENCODERS.items()},
     **{f"classes, {name}": ("classes", overrides) for name, overrides in CLASSES_OF_NODES.items()},
-    **{f"clicks, {name}": ("ctr", overrides) for name, overrides in NETWORKS.items()},
+    **{f"clicks, {name}": ("ctr", overrides) for name, overrides in (NETWORKS | CLICKS_BY_TORCH).items()},
 }
 
 
@@ -149,10 +156,16 @@ class Cost:
     at: str
 
 
+def by_kernels(case: str) -> AbstractContextManager[None]:
+    """Within it, a step is computed as the case says."""
+    return choice.forced("by torch" not in case)
+
+
 def make(data: Data, case: str, size: int) -> Made:
     task, overrides = CASES[case]
     overrides = [f"training.batch_size={size}", *overrides]
     with (
+        by_kernels(case),
         mock.patch.object(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40)),
         mock.patch.object(graph_memory, "pick_device", lambda name: CUDA),
         mock.patch.object(classes_memory, "pick_device", lambda name: CUDA),
@@ -223,8 +236,13 @@ def _clicks(data: Data, overrides: list[str]) -> Made:
     return Made(step, plan, specs, layouts, ctr_memory.plan_ctr_memory(config, data.folder))
 
 
-def cost_of(made: Made) -> Cost:
+def cost_of(made: Made, case: str) -> Cost:
     """Of a batch on the device: uploaded, computed, rounded, checked."""
+    with by_kernels(case):
+        return _cost_of(made)
+
+
+def _cost_of(made: Made) -> Cost:
     device = TorchDevice(META, made.tables, made.layouts, 1, False, streams=MetaStreams())
     batch, dense = Batch(made.plan), sum(each.nbytes for each in made.step.dense_state().values())
     with as_on_cuda(), Costs() as first:
@@ -255,7 +273,7 @@ def table(data: Data) -> str:
         costs = []
         for size in SIZES:
             made = make(data, case, size)
-            costs.append(cost_of(made))
+            costs.append(cost_of(made, case))
             made.step.close()
         copies, launches, memory = zip(*map(cells, costs), strict=True)
         lines.append(f"| {' | '.join((case, copies[0], *launches, *memory))} |")

@@ -4,9 +4,9 @@
 
 - whatever needs a number from the device fails, as meta tensors have none (`item`, `nonzero`, a mask as an index, a
   copy to the host), and so does a number of the host's that torch would copy to the device, where the host waits;
-- `launches` counts the operations that start at least one kernel on a GPU: neither views nor room that is made. What
-  torch itself puts together from other operations is counted by its parts. Some operations are several kernels, above
-  all those that sort: the gradient of an index, of an embedding;
+- `launches` counts the operations that start at least one kernel on a GPU, and kernels of Triton: neither views nor
+  room that is made. What torch itself puts together from other operations is counted by its parts. Some operations are
+  several kernels, above all those that sort: the gradient of an index, of an embedding;
 - `copies` counts copies from the host;
 - `peak` is the most bytes held at once by what the operations made, with what autograd keeps of it, and `WITHIN`.
   Each takes a multiple of 512 bytes, as in torch's allocator. What lies around it is not counted: the CUDA context, the
@@ -26,6 +26,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from marius_oac.kernels.gpu import jit
 from marius_oac.pipeline.streams import HostStreams
 
 META = torch.device("meta")
@@ -63,13 +64,31 @@ class Costs(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.ops: Counter[str] = Counter()
-        self.copies = self.peak = self.live = 0
+        self.copies = self.peak = self.live = self._entered = 0
         self.at = ""
         self._held: dict[int, weakref.ref] = {}
 
     @property
     def launches(self) -> int:
         return self.ops.total()
+
+    def __enter__(self) -> "Costs":
+        if not self._entered:
+            jit.observers.append(self._launched)
+        self._entered += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._entered -= 1
+        if not self._entered:
+            jit.observers.remove(self._launched)
+
+    def _launched(self, launch: jit.Launch) -> None:
+        given = _tensors(launch.arguments)
+        assert all(each.device == META for each in given), f"{launch.kernel.__name__}: a tensor of the host's"
+        self.ops[launch.kernel.__name__] += 1
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None) -> Any:
         kwargs, name = kwargs or {}, function._schema.name.removeprefix("aten::")
@@ -150,6 +169,3 @@ class MetaStreams(HostStreams):
 
     def empty(self, shape, dtype):
         return torch.empty(shape, dtype=dtype, device=META)
-
-    def move(self, array):
-        return torch.tensor(array).to(META)

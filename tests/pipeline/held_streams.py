@@ -44,9 +44,6 @@ class StreamsOver(Streams):
     def staging(self, shape, dtype):
         return self._streams.staging(shape, dtype)
 
-    def move(self, array):
-        return self._streams.move(array)
-
 
 class HeldStreams(StreamsOver):
     """`sleep(cycles)` holds the stream that the calling thread has entered."""

@@ -10,11 +10,12 @@ missing; what counts is the *happens-before* relation that the calls make, kept 
 - A channel's item, a pool's buffers and the ledger carry the clock of who hands over to who takes.
 
 What a step computes with, and was not made on a stream, is a parameter. Two accesses to one storage, at least one of
-them a write, must be ordered. A tensor that a stream has made may be used on another one only if that was said when it
-was made (`move`): else its room could be given away too soon.
+them a write, must be ordered. A tensor that a stream has made is used on no other one: its room could be given away too
+soon.
 
-Accesses are seen by a dispatch mode of torch, so those of any code that computes with torch. The host's own, by NumPy,
-are booked where a batch borrows its staging buffers (written) and where it hands them back (read).
+Accesses are seen by a dispatch mode of torch, so those of any code that computes with torch, and where kernels of
+Triton are launched. The host's own, by NumPy, are booked where a batch borrows its staging buffers (written) and where
+it hands them back (read).
 """
 
 import os
@@ -24,8 +25,9 @@ from collections import Counter, defaultdict
 from contextlib import contextmanager
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from marius_oac.kernels.gpu import jit
 from marius_oac.pipeline.batch import Pool
 from marius_oac.pipeline.device import TorchDevice
 from marius_oac.pipeline.ledger import Ledger
@@ -36,16 +38,30 @@ WAITS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.defa
 """Operations whose caller needs a number that is on the device, so waits for the stream."""
 
 
+WRITTEN = {
+    "queries": {"into", "positives"},
+    "query_gradients": {"by_queries", "by_positives", "losses", "firsts", "seconds"},
+    "candidate_gradients": {"by_candidates"},
+    "end_gradients": {"parts", "relation_parts", "losses"},
+    "block_sums": {"sums"},
+    "update_rows": {"rows", "told"},
+    "replace_older": {"timestamps", "values", "replaced"},
+    "look": {"sound"},
+}
+"""What kernels of Triton write; that they write nothing else is looked at."""
+
+
 class Order:
     """Clocks of agents, accesses to storages, and what was found wrong."""
 
     def __init__(self):
         self.lock = threading.RLock()
         self.clocks = defaultdict(Counter)
-        self.names, self.alive, self.maker, self.lent = {}, {}, {}, defaultdict(set)
+        self.names, self.alive, self.maker = {}, {}, {}
         self.writes, self.reads = {}, defaultdict(dict)
         self.carried, self.kept = {}, []
         self.found, self.waits, self.accesses, self.orders = Counter(), Counter(), 0, 0
+        self.current = None
         self.unfinished = 0
         """Times that were asked for between events that the thread did not know to have happened."""
 
@@ -96,8 +112,8 @@ class Order:
             for other, tick in others:
                 if clock[other] < tick:
                     self.report(name, other, agent)
-            if key in self.maker and agent in ("up", "compute", "down") and agent not in self.lent[key]:
-                self.found[f"{name}: made on {self.maker[key]}, and {agent} was not named"] += 1
+            if key in self.maker and agent in ("up", "compute", "down") and agent != self.maker[key]:
+                self.found[f"{name}: made on {self.maker[key]}, but used on {agent}"] += 1
             if write:
                 self.writes[key], self.reads[key] = (agent, clock[agent]), {}
             else:
@@ -169,7 +185,6 @@ class Seen(TorchDispatchMode):
                 key = tensor.untyped_storage().data_ptr()
                 if agent in ("up", "compute", "down"):
                     self.order.maker[key] = agent
-                    self.order.lent[key] = {agent}
                 self.order.access(tensor, agent, write=True)
 
 
@@ -184,6 +199,7 @@ class OrderedStreams(Streams):
 
     def __init__(self, order):
         self.order, self.current = order, Current()
+        order.current = self.current
 
     def begin(self):
         self.order.join(self.order.thread(), self.order.now("default"))
@@ -224,14 +240,6 @@ class OrderedStreams(Streams):
     def staging(self, shape, dtype):
         return self._named(torch.full(shape, 77, dtype=dtype), "staging")
 
-    def move(self, array):
-        moved = self._named(torch.tensor(array), "an array")
-        key, agent = moved.untyped_storage().data_ptr(), self.current.stream or "default"
-        self.order.maker[key], self.order.lent[key] = agent, {agent, "compute"}
-        self.order.join(agent, self.order.now(self.order.thread()))
-        self.order.access(moved, agent, write=True)
-        return moved
-
     def _named(self, tensor, name):
         self.order.name(tensor, name)
         return tensor
@@ -257,6 +265,14 @@ class OrderedDevice(TorchDevice):
         super().written(batch, cached)
 
 
+def is_tensor(argument):
+    return isinstance(argument, torch.Tensor)
+
+
+def same(one, other):
+    return bool((one.reshape(-1).view(torch.uint8) == other.reshape(-1).view(torch.uint8)).all())
+
+
 def watch(monkeypatch, order):
     """From now on channels, pools and ledgers carry clocks."""
 
@@ -273,6 +289,23 @@ def watch(monkeypatch, order):
 
         monkeypatch.setattr(cls, name, watched)
 
+    real = jit.launch
+
+    def launch(kernel, grid, *arguments, **constants):
+        if current := order.current:
+            tensors = {name: each for name, each in zip(kernel.arg_names, arguments, strict=False) if is_tensor(each)}
+            written = WRITTEN[kernel.__name__]
+            with _disable_current_modes():
+                before = {name: each.clone() for name, each in tensors.items() if name not in written}
+                for name, tensor in tensors.items():
+                    if order.is_known(tensor):
+                        order.access(tensor, current.stream or "default", write=name in written)
+                real(kernel, grid, *arguments, **constants)
+                assert all(same(tensors[name], each) for name, each in before.items()), kernel.__name__
+        else:
+            real(kernel, grid, *arguments, **constants)
+
+    monkeypatch.setattr(jit, "launch", launch)
     around(Channel, "put", before=lambda channel, item: (id(channel), id(item)))
     around(Channel, "get", after=lambda channel, item: (id(channel), id(item)))
     around(Pool, "give_back", before=lambda pool, buffers: id(buffers))

@@ -8,6 +8,7 @@ import torch
 
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.link_prediction import autograd
+from marius_oac.models.link_prediction.fused import FusedGradient
 from marius_oac.tasks.link_prediction import memory as graph_memory
 from tests.pipeline.device_cases import BEGIN, CASES, END, PAGE, SIZES, Data, cells, cost_of, make
 from tests.pipeline.device_cost import META, Costs
@@ -40,7 +41,7 @@ def written():
 def costs(data, case, size=SIZES[0]):
     made = make(data, case, size)
     try:
-        return cost_of(made)
+        return cost_of(made, case)
     finally:
         made.step.close()
 
@@ -143,6 +144,14 @@ def operation_on_a_gradient(monkeypatch):
     beside(monkeypatch, RowOptimizer, "_update_tensor", lambda args: args[2].abs())
 
 
+def operation_on_parts(monkeypatch):
+    beside(monkeypatch, RowOptimizer, "update_parts", lambda args: args[2].order.first.abs())
+
+
+def queries_that_are_held_twice(monkeypatch):
+    beside(monkeypatch, FusedGradient, "_scores", lambda args: KEPT.append(args[2].clone()))
+
+
 def scores_that_are_kept(monkeypatch):
     beside(monkeypatch, autograd, "_left_out", lambda args: KEPT.append(args[0]))
 
@@ -159,22 +168,26 @@ def beside(monkeypatch, target, name, extra):
     """The function does something more before."""
     real = getattr(target, name)
 
-    def mistaken(*args):
+    def mistaken(*args, **named):
         extra(args)
-        return real(*args)
+        return real(*args, **named)
 
     monkeypatch.setattr(target, name, mistaken)
 
 
 @pytest.mark.parametrize("size", [1_000, 10_000])
-@pytest.mark.parametrize("mistake, wrong", [
-    (operation_on_a_gradient, {"launches"}), (scores_that_are_kept, {"memory"}), (plan_that_is_too_small, {"memory"}),
+@pytest.mark.parametrize("case, mistake, wrong", [
+    ("links, ComplEx, by torch", operation_on_a_gradient, {"launches"}),
+    ("links, ComplEx, by torch", scores_that_are_kept, {"memory"}),
+    ("links, ComplEx", operation_on_parts, {"launches"}),
+    ("links, ComplEx", queries_that_are_held_twice, {"launches", "memory"}),
+    ("links, ComplEx", plan_that_is_too_small, {"memory"}),
 ])  # fmt: skip
-def test_a_planted_mistake_is_found(data, monkeypatch, size, mistake, wrong):
+def test_a_planted_mistake_is_found(data, monkeypatch, size, case, mistake, wrong):
     mistake(monkeypatch)
-    cost = costs(data, "links, ComplEx", size)
+    cost = costs(data, case, size)
     KEPT.clear()
-    copies, *others = written()["links, ComplEx"]
+    copies, *others = written()[case]
     expected = (copies, *others[SIZES.index(size) :: len(SIZES)])
     names = ("copies", "launches", "memory")
     assert {name for name, *pair in zip(names, cells(cost), expected, strict=True) if pair[0] != pair[1]} == wrong
@@ -185,4 +198,4 @@ def test_a_planted_mistake_is_found(data, monkeypatch, size, mistake, wrong):
 def test_a_number_that_is_asked_for_is_found(data, monkeypatch):
     item_of_a_gradient(monkeypatch)
     with pytest.raises(RuntimeError, match="item"):
-        costs(data, "links, ComplEx")
+        costs(data, "links, ComplEx, by torch")

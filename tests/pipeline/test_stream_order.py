@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -208,13 +209,11 @@ def evicted_by(stream, device, batch):
     device._resident.give_back(batch.resident)
 
 
-def moved_for_nobody(streams, array):
-    moved = MOVE(streams, array)
-    streams.order.lent[moved.untyped_storage().data_ptr()] -= {"compute"}
-    return moved
+def data_made_anew(device, batch):
+    """The block would keep it until the batch has been computed; what the upload makes is the upload's."""
+    TorchDevice._copy_up(device, batch)
+    batch.data = replace(batch.data, x=batch.data.x.clone())
 
-
-MOVE = OrderedStreams.move
 
 MISTAKES = {
     "an upload does not wait for who read its buffer": ("oac", lambda m: streams_with(m, wait=no_wait("up"))),
@@ -248,7 +247,7 @@ MISTAKES = {
         "oac",
         lambda m: device_with(evicted=lambda *a: evicted_by("up", *a)),
     ),
-    "an array is made for the upload alone": ("oac", lambda m: streams_with(m, move=moved_for_nobody)),
+    "an array is made for the upload alone": ("oac", lambda m: device_with(_copy_up=data_made_anew)),
 }
 
 

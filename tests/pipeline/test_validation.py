@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 
 from marius_oac.pipeline.batch import Batch, Buffers, Pool
 from marius_oac.pipeline.ledger import Ledger
-from marius_oac.pipeline.validation import Cache, _replace_older, replace_older, replace_older_torch
+from marius_oac.pipeline.validation import (
+    Cache,
+    _replace_older,
+    replace_older,
+    replace_older_fused,
+    replace_older_torch,
+)
 from marius_oac.runtime.channel import Closed
 from marius_oac.types import BatchData, Plan
+from tests.kernels.interpreted import moved, quiet
 
 WIDTH = 3
 
@@ -24,7 +31,17 @@ def without_jit(*arrays):
     return _replace_older.py_func(*arrays)
 
 
-KERNELS = pytest.mark.parametrize("replace", [replace_older, without_jit, on_torch])
+def in_triton(*arrays):
+    tensors = [moved(array) if isinstance(array, np.ndarray) else array for array in arrays]
+    replaced = int(replace_older_fused(*tensors))
+    for place in (4, 5):  # timestamps and values, which are changed in place
+        arrays[place][:] = tensors[place].cpu()
+    return replaced
+
+
+KERNELS = pytest.mark.parametrize("replace", [
+    replace_older, without_jit, on_torch, pytest.param(in_triton, marks=[pytest.mark.device, quiet]),
+])  # fmt: skip
 ids = st.lists(st.integers(0, 20), unique=True, max_size=12).map(lambda rows: np.array(sorted(rows), np.int64))
 
 

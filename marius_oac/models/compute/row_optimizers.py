@@ -11,11 +11,12 @@ unique, and only they are updated (the "lazy" variants). With value x, gradient 
 | adam | m (D), v (D) | m, v averages of g, g*g; x -= a m' / (sqrt(v') + eps) | Kingma and Ba, ICLR 2015, algorithm 1 |
 
 In adam m' = m / (1 - beta1^step), v' = v / (1 - beta2^step), and step = timestamp + 1 counts batches, not the row's
-updates. A Numba kernel runs on the CPU, torch on CUDA; their results agree up to rounding.
+updates. A Numba kernel runs on the CPU, a Triton kernel or torch on CUDA; their results agree up to rounding.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ import torch
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.kernels.cpu.row_updates import PASS_THROUGH, Rule, update_rows
 from marius_oac.models.compute.parts import blaming_own
+from marius_oac.models.compute.soundness import is_sound
+from marius_oac.models.compute.summed import Parts, update_summed
 from marius_oac.models.compute.update_rules import KEY, make_update_rule
 
 _PASS_THROUGH = Rule(PASS_THROUGH, *[np.float32(1)] * 6)
@@ -106,6 +109,33 @@ class RowOptimizer:
             self._update_by_user(rows, gradients, timestamp, factor)
         else:
             update_rows(rows, gradients, self.rule(timestamp, factor).rule)
+
+    def update_parts(
+        self,
+        rows: torch.Tensor,
+        parts: Parts,
+        timestamp: int,
+        factor: float = 1.0,
+        picks: torch.Tensor | None = None,
+        told: torch.Tensor | None = None,
+        largest: float = math.inf,
+        decay: float = 0.0,
+    ) -> None:
+        """Sums up gradients and updates rows in place, in the kernels of a GPU; see `summed.update_summed`."""
+        update = self.rule(timestamp, factor)
+        if update.after is None:
+            update_summed(rows, parts, update.rule, picks, told, largest, decay)
+            return
+        gradients = parts.values.new_empty((parts.count, parts.values.shape[1]))
+        update_summed(gradients, parts, _PASS_THROUGH)
+        chosen = rows if picks is None else rows[picks]
+        if decay:
+            gradients.add_(chosen[:, : gradients.shape[1]], alpha=decay)
+        self._update_tensor(chosen, gradients, timestamp, factor)
+        if picks is not None:
+            rows[picks] = chosen
+        if told is not None:
+            told.view(-1)[:1].masked_fill_(~is_sound(chosen, gradients.shape[1], largest), math.nan)
 
     def _update_by_user(self, rows: np.ndarray, gradients: np.ndarray, timestamp: int, factor: float) -> None:
         rate, dimension = self._learning_rate * factor, gradients.shape[1]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from marius_oac.kernels.cpu.jit import float_compiled
+from marius_oac.kernels.gpu import choice
 
 LARGEST_VALUE = 2.0**20
 
@@ -34,11 +35,24 @@ def is_sound(rows: Any, dimension: int, largest: float = LARGEST_VALUE) -> Any:
     """
     largest = min(largest, float(np.finfo(np.float32).max))
     if isinstance(rows, torch.Tensor):
+        if choice.chosen(rows.device) and rows.dtype == torch.float32:
+            return _is_sound_fused(rows, dimension, largest)
         parts = [(rows[:, :dimension], largest), (rows[:, dimension:], float(np.finfo(np.float32).max))]
         sound = [torch.linalg.vector_norm(part, math.inf) <= most for part, most in parts if part.numel()]
         return reduce(torch.logical_and, sound) if sound else torch.ones((), dtype=torch.bool, device=rows.device)
     value, other = _largest_bits(rows.view(np.int32), dimension)
     return value <= np.float32(largest).view(np.int32) and other < _INFINITE
+
+
+def _is_sound_fused(rows: torch.Tensor, dimension: int, largest: float) -> torch.Tensor:
+    from marius_oac.kernels.gpu.jit import launch
+    from marius_oac.kernels.gpu.rows import look
+
+    (count, width), sound = rows.shape, torch.ones((), dtype=torch.bool, device=rows.device)
+    tile = {"ROWS": 32, "COLUMNS": 128}
+    launch(look, (-(-count // tile["ROWS"]),), rows, rows.stride(0), count, dimension, width, sound.view(torch.uint8),
+           largest, float(np.finfo(np.float32).max), **tile)  # fmt: skip
+    return sound
 
 
 @float_compiled

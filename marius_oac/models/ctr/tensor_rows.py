@@ -1,4 +1,5 @@
-"""The counterpart of `rows.ArrayRows` for tensors, on CUDA, with torch's operations.
+"""The counterpart of `rows.ArrayRows` for tensors, on CUDA, with torch's operations; gradients are summed up and rows
+updated by the kernels of `kernels.gpu` where they are used.
 
 Guarantees:
 - The same tensors give the same bits on the same device, since the operations sum in a fixed order (the forward pass of
@@ -14,7 +15,9 @@ import torch
 from torch.nn.functional import embedding_bag
 
 from marius_oac.batches import Jagged, TableIndices
+from marius_oac.kernels.gpu import choice
 from marius_oac.models.compute.row_optimizers import RowOptimizer
+from marius_oac.models.compute.summed import Parts, sorted_there
 from marius_oac.models.ctr.rows import BagColumn, Fields, Gathered, TableColumns, values_of
 
 
@@ -64,6 +67,12 @@ class TensorRows:
         penalty, sheets = gradients.values.new_zeros(()), list(gradients.padded)
         for table, table_rows, indices in zip(self._layout, rows, tables, strict=True):
             picks, parts = self._occurrences(table, indices, gradients, sheets)
+            if choice.chosen(parts.device) and parts.dtype == torch.float32:
+                if weight:
+                    penalty += table_rows[:, : parts.shape[1]].square().sum()
+                found = Parts(parts, indices.order or sorted_there(picks, len(table_rows)))
+                self._optimizer.update_parts(table_rows, found, timestamp, factor, decay=weight)
+                continue
             total = torch.ops.aten.embedding_dense_backward(parts, picks, len(table_rows), -1, False)
             if weight:
                 values = table_rows[:, : total.shape[1]]

@@ -20,6 +20,7 @@ from marius_oac.models.compute.dense_moments import OWN, RELATIONS, relations_fr
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
+from marius_oac.models.compute.summed import Parts
 from marius_oac.models.link_prediction.handwritten import Relations
 from marius_oac.types import present
 
@@ -99,6 +100,22 @@ class RelationTable:
         self._optimizer.update(rows, gradients, timestamp, self.decay**data.epoch)
         self._table[picks] = rows
         return is_sound(rows, self.width, LARGEST_VALUE)
+
+    @property
+    def table(self) -> torch.Tensor:
+        """All relations with their state, float32 [R, Dr + state]; not to be changed."""
+        return self._table
+
+    def take_parts(self, parts: Parts, data: EdgeBatch[torch.Tensor], timestamp: int, told: torch.Tensor) -> None:
+        """As `take_gradients`, of gradients that are not summed up; the first number of `told` becomes NaN if not all
+        is sound."""
+        picks = present(data.relation_rows)
+        if self._at_once:
+            factor = self.decay**data.epoch
+            self._optimizer.update_parts(self._table, parts, timestamp, factor, picks, told, LARGEST_VALUE)
+        else:
+            gradients = present(self._values.grad).zero_()
+            GradientPassThrough().update_parts(gradients, parts, timestamp, 1.0, picks, told)
 
     def _accumulate(self, gradients: torch.Tensor, picks: torch.Tensor) -> None:
         present(self._values.grad).zero_()[picks] = gradients

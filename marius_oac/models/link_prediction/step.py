@@ -27,6 +27,7 @@ from marius_oac.models.compute.torch_state import compute_threads, torch_threads
 from marius_oac.models.compute.update import Update, Updated
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.decoders import make_decoder
+from marius_oac.models.link_prediction.fused import FusedGradient, is_fused
 from marius_oac.models.link_prediction.handwritten import HandwrittenGradient, Relations, is_handwritten
 from marius_oac.models.link_prediction.relations import RelationTable
 from marius_oac.types import map_arrays, present
@@ -48,8 +49,8 @@ def relation_width(config: Config) -> int:
 class LinkPredictionStep(Updated):
     """Loss, gradient and row optimizer of a batch of edges.
 
-    Rows in a NumPy array use the handwritten gradient for the CPU, rows in a tensor use autograd. A user's decoder or
-    loss uses autograd on the CPU, too.
+    Rows in a NumPy array use the handwritten gradient for the CPU. Rows in a tensor use the kernels of `fused`, or
+    autograd where the device has none of them. A user's decoder or loss uses autograd everywhere.
 
     The loss is the mean over edges and sides plus the penalty; `autograd` gives the formula. Relations, the only dense
     parameters, are a table on the device; a batch updates its `relation_rows`.
@@ -100,6 +101,7 @@ class LinkPredictionStep(Updated):
             self._update.own(self._relations)
         self._autograd, self._stack = AutogradGradient(config), ExitStack()
         self.thread_pool = self._stack.enter_context(compute_threads(device, threads))
+        self._fused = FusedGradient(config) if is_fused(config, device) else None
         self._handwritten = HandwrittenGradient(config, self.thread_pool) if is_handwritten(config) else None
         self._update.ready()
 
@@ -130,6 +132,8 @@ class LinkPredictionStep(Updated):
         return update.dense(loss, data, timestamp)
 
     def _compute_tensors(self, rows: torch.Tensor, data: EdgeBatch[torch.Tensor], timestamp: int) -> torch.Tensor:
+        if self._fused is not None and rows.dtype == torch.float32:
+            return self._compute_fused(self._fused, rows, data, timestamp)
         update, values = self._update, rows[:, : self._dimension]
         if rows.device.type == "cpu":
             values = values.clone()  # bits of products depend on the addresses of their arguments
@@ -143,6 +147,16 @@ class LinkPredictionStep(Updated):
         loss = update.dense(loss, data, timestamp)
         update.rows.update(rows, gradients, timestamp, update.factor(data))
         return loss
+
+    def _compute_fused(
+        self, fused: FusedGradient, rows: torch.Tensor, data: EdgeBatch[torch.Tensor], timestamp: int
+    ) -> torch.Tensor:
+        update, relations = self._update, self._relations
+        found = fused(rows, None if relations is None else relations.table, data)
+        if relations is not None:
+            relations.take_parts(present(found.relations), data, timestamp, told=found.losses)
+        update.rows.update_parts(rows, found.entities, timestamp, update.factor(data))
+        return update.dense(found.losses.mean(), data, timestamp)
 
     def close(self) -> None:
         """Ends the threads."""

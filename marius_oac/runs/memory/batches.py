@@ -9,7 +9,9 @@ import torch
 
 from marius_oac.config.sections import StorageConfig
 from marius_oac.config.task import TaskConfig
+from marius_oac.pipeline.arranged import arranged
 from marius_oac.pipeline.device import buffer_bytes
+from marius_oac.pipeline.packing import data_bytes
 from marius_oac.runs.memory.plan import BATCH_KEYS, Need, batches_held, key_to_lower, room_for
 from marius_oac.storage.contract import ROWS_PER_BLOCK, RowLayout
 from marius_oac.storage.sizes import check_batch, paged_sizes
@@ -83,10 +85,12 @@ class BatchMemory:
         key = key_to_lower(self.config, "pipeline.in_flight", *BATCH_KEYS)
         if device.type == "cpu":
             return [Need("host", "batches", held * self.rows * (4 * self.width + 8) + plans, key)]
-        staged = buffer_bytes(self.tables, self.layouts.values())
+        data = arranged(self.plan.data, self.plan.rows, device)
+        staged = buffer_bytes(self.tables, self.layouts.values(), data)
+        beside = data_bytes(data) - data_bytes(self.plan.data)
         return [
-            Need("host", "batches", in_flight * staged + plans, key),
-            Need("device", "batches", room_for(pipeline) * staged + in_flight * plan_bytes, key),
+            Need("host", "batches", in_flight * (staged + beside) + plans, key),
+            Need("device", "batches", room_for(pipeline) * staged, key),
         ]
 
     def saved(self, rows: int, dense: int, evaluation: int, device: torch.device) -> list[Need]:

@@ -11,10 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import torch
 
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.logs.tables import FeatureTable
 from marius_oac.kernels.cpu.keys import RECORD
+from marius_oac.kernels.gpu import choice
+from marius_oac.pipeline.device import SLACK
 from marius_oac.runs.memory.batches import ahead_bytes, rows_place, table_needs
 from marius_oac.runs.memory.plan import (
     BATCH_KEYS,
@@ -30,9 +33,9 @@ from marius_oac.runs.session import pick_device
 from marius_oac.tasks.ctr.build import KEY_BYTES, capacity_of, make_ctr_network, row_layout, tables_of
 
 
-def click_step_bytes(config: CtrConfig, tables: Sequence[FeatureTable], weighted: bool) -> int:
+def click_step_bytes(config: CtrConfig, tables: Sequence[FeatureTable], weighted: bool, kernels: bool) -> int:
     """Of a batch of examples, or of those that are predicted at once: what was gathered, the network's layers, and
-    gradients, above all by rows. A network of the user's is taken for an MLP."""
+    gradients, above all by rows, which torch's operations sort. A network of the user's is taken for an MLP."""
     model, numbers = config.model, config.data.num_numbers
     occurrences = [(table.max_ids, table.dimension + weighted) for table in tables]
     ids, gathered = sum(count for count, _ in occurrences), sum(count * width for count, width in occurrences)
@@ -53,21 +56,22 @@ def click_step_bytes(config: CtrConfig, tables: Sequence[FeatureTable], weighted
         model.network, 2 * width + 2 * hidden
     )
     largest = max(count * width for count, width in occurrences)
-    training = max(gathered + trained, 2 * gathered + 3 * largest + 12 * ids)
+    summing = 2 * largest if kernels else 3 * largest + 12 * ids
+    training = max(gathered + trained, 2 * gathered + summing)
     prediction = gathered + max(gathered, predicted)
     return int(4 * max(config.training.batch_size * training, config.evaluation.batch_size * prediction))
 
 
 def _compute_bytes(
-    config: CtrConfig, on_cpu: bool, dense: int, row_bytes: int, tables: Sequence[FeatureTable], weighted: bool
+    config: CtrConfig, device: torch.device, dense: int, row_bytes: int, tables: Sequence[FeatureTable], weighted: bool
 ) -> int:
     """Of the network's parameters, of `dense` bytes, with their optimizer's state, and of a batch. `row_bytes`: of the
     rows that an example reads."""
-    if on_cpu:
+    if device.type == "cpu":
         examples = max(config.evaluation.batch_size, config.training.batch_size)
         return 8 * dense + 4 * examples * sum(config.model.hidden) * 3 + 3 * examples * row_bytes
     states = {"sgd": 0, "adagrad": 1, "adam": 2}[config.training.dense_optimizer.kind]
-    return (2 * (1 + states) + 1) * dense + click_step_bytes(config, tables, weighted)
+    return (2 * (1 + states) + 1) * dense + click_step_bytes(config, tables, weighted, choice.chosen(device))
 
 
 def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
@@ -89,7 +93,7 @@ def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
     settled_bytes = size * (ids * 16 + 4 * config.data.num_numbers)
     plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, settled_bytes)
     dense = sum(parameter.nbytes for parameter in network.parameters())
-    compute = _compute_bytes(config, device.type == "cpu", dense, row_bytes, tables, bool(network.first_order))
+    compute = _compute_bytes(config, device, dense, row_bytes, tables, bool(network.first_order))
     rows = [capacity_of(config, layout) if config.keys.capacity else 0 for layout in layouts]
     names = [table.name for table in tables]
     key_bytes = sum(rows) * KEY_BYTES
@@ -110,8 +114,9 @@ def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
     ]
     if place == "device":
         staged = sum(table.max_ids * (4 * layout.width + 16) for table, layout in zip(tables, layouts, strict=True))
-        rows_there = room_for(config.pipeline) * size * staged
-        needs.append(Need("device", "batches", rows_there + in_flight * settled_bytes, key))
+        arranged = 16 * size * ids * choice.chosen(device)
+        there = size * staged + int(SLACK * (settled_bytes + arranged))
+        needs.append(Need("device", "batches", room_for(config.pipeline) * there, key))
     disk = (config.checkpoint.keep + 2 - config.storage.paged) * (
         sum(count * (4 * layout.width + 22) for count, layout in zip(rows, layouts, strict=True)) + 3 * dense
     )

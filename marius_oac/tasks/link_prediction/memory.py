@@ -23,6 +23,7 @@ from marius_oac.evaluation.scores import Blocks, EntityReader, LinkScorer, round
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.link_prediction.decoders import make_decoder
 from marius_oac.models.link_prediction.distances import tile_bytes
+from marius_oac.models.link_prediction.fused import fused_bytes, is_fused
 from marius_oac.models.link_prediction.handwritten import _WAVE_SCORES, is_handwritten, needs_distances
 from marius_oac.models.link_prediction.losses import make_loss
 from marius_oac.models.link_prediction.regularizers import penalized
@@ -45,8 +46,10 @@ from marius_oac.tasks.link_prediction.build import make_planner, num_model_relat
 from marius_oac.types import present
 
 
-def link_step_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int) -> int:
+def link_step_bytes(config: Config, data: EdgeBatch[np.ndarray], rows: int, device: torch.device) -> int:
     """Of a batch of `rows` entities."""
+    if is_fused(config, device):
+        return fused_bytes(config, data, rows)
     training, model, drawn = config.training, config.model, data.negatives
     decoder, loss = make_decoder(model), make_loss(training.loss)
     dimension, edges, sides = model.dimension, len(data.heads), 1 if model.reciprocal else 2
@@ -102,9 +105,10 @@ def plan_memory(
     on_cpu = device.type == "cpu"
     links = edges_of(plan.data)
     in_kernels = on_cpu and is_handwritten(config)
-    compute = (
-        _scratch_bytes(config, links, nodes, graph.num_nodes) if in_kernels else link_step_bytes(config, links, nodes)
-    )
+    if in_kernels:
+        compute = _scratch_bytes(config, links, nodes, graph.num_nodes)
+    else:
+        compute = link_step_bytes(config, links, nodes, device)
     needs = [
         Need("host", "this program", program + KERNEL_BYTES, None),
         Need("host", "edges", edges, "data.path", mapped=True),
