@@ -13,6 +13,7 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.data.generate.graph import GeneratedGraph, write_graph
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.data.prepare.prepare import PrepareRequest, prepare
+from marius_oac.pipeline.runner import Probe
 from marius_oac.runs.session import Session
 from marius_oac.tasks.link_prediction.task import GraphTask
 
@@ -62,8 +63,8 @@ def complex_config(graph: Graph, epochs: int) -> Config:
 class TimedSession:
     """A session that runs a few batches at a time, again and again over its epochs; the first ones warm it up."""
 
-    def __init__(self, config: Config, graph: Graph, warm_up: int = 3):
-        self.session, self.results = Session(GraphTask(config, graph)), []
+    def __init__(self, config: Config, graph: Graph, warm_up: int = 3, probe: Probe | None = None):
+        self.session, self.results = Session(GraphTask(config, graph), probe=probe), []
         self.session.report_to(self.results.append)
         self.next = 0
         self.run(warm_up)

@@ -31,6 +31,11 @@ Workers = Annotated[int, Field(gt=0, le=1024, strict=True)]
 """Threads of one kind: as many are started."""
 AtOnce = Annotated[int, Field(gt=0, le=1 << 20, strict=True)]
 """Number of items that wait or are in flight at once: each takes its own memory."""
+Auto = Literal["auto"]
+MOST_WORKERS = 4
+"""The most threads of a stage where their number is `auto`."""
+FIXED_IN_FLIGHT = 4
+"""What `auto` stands for where the number of batches in flight changes results."""
 PositiveFloat = Annotated[Number, Field(gt=0)]
 NonNegativeFloat = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
@@ -112,13 +117,18 @@ class LinkConfig(Section):
 
 
 class WorkersConfig(Section):
-    """The number of threads of each stage."""
+    """The number of threads of each stage; `auto`: by measurement, 1 to `MOST_WORKERS`."""
 
-    plan: Workers = Field(1, description="Threads that make batches.")
-    read: Workers = Field(1, description="Threads that read rows from the store.")
-    upload: Workers = Field(1, description="Threads that move rows to the device.")
-    download: Workers = Field(1, description="Threads that move rows back.")
-    write: Workers = Field(1, description="Threads that commit rows to the store.")
+    plan: Auto | Workers = Field("auto", description="Threads that make batches; auto: by measurement, 4 at most.")
+    read: Auto | Workers = Field("auto", description="Threads that read rows from the store.")
+    upload: Auto | Workers = Field("auto", description="Threads that move rows to the device.")
+    download: Auto | Workers = Field("auto", description="Threads that move rows back.")
+    write: Auto | Workers = Field("auto", description="Threads that commit rows to the store.")
+
+
+def _all_auto(value: Any) -> Any:
+    """`workers: auto` is short for `auto` at each stage."""
+    return {} if value == "auto" else value
 
 
 class PipelineConfig(Section):
@@ -134,9 +144,45 @@ class PipelineConfig(Section):
         description="Order in which batches compute: plan, arrival, or the path of an order.npy that a run has "
         "recorded.",
     )
-    in_flight: AtOnce = Field(4, description="Batches in flight; sync always has 1.")
-    workers: WorkersConfig = WorkersConfig()
+    in_flight: Auto | AtOnce = Field(
+        "auto",
+        description="Batches in flight; sync always has 1. auto: by measurement while training, with the same bits; 4 "
+        "where the number changes results (async, async-delta, order arrival) and over nodes.",
+    )
+    most_in_flight: AtOnce = Field(
+        16, description="in_flight auto: no more than that; a run lowers it where memory is short."
+    )
+    workers: Annotated[WorkersConfig, BeforeValidator(_all_auto)] = WorkersConfig()
     link: LinkConfig | None = Field(None, description="Emulate a link to the device (for measurements on a CPU).")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether numbers that are `auto` may change while training: they don't change the bits."""
+        return self.mode in ("sync", "oac") and self.order != "arrival"
+
+    @property
+    def room(self) -> int:
+        """The most batches in flight."""
+        if self.mode == "sync":
+            return 1
+        if self.in_flight != "auto":
+            return self.in_flight
+        return self.most_in_flight if self.adapts else min(FIXED_IN_FLIGHT, self.most_in_flight)
+
+    def most_workers(self, stage: str) -> int:
+        """The most threads of a stage of `WorkersConfig`."""
+        number = getattr(self.workers, stage)
+        if number != "auto":
+            return int(number)
+        most = MOST_WORKERS if self.adapts else 1
+        return most if stage == "plan" else min(most, self.room)
+
+    def with_fixed_numbers(self) -> PipelineConfig:
+        """With a number in place of each `auto`: for runs in which nothing is measured."""
+        workers = {stage: 1 for stage, number in self.workers if number == "auto"}
+        in_flight = min(FIXED_IN_FLIGHT, self.most_in_flight) if self.in_flight == "auto" else self.in_flight
+        fixed = {"in_flight": in_flight, "workers": self.workers.model_copy(update=workers)}
+        return self.model_copy(update=fixed)
 
     @model_validator(mode="after")
     def _order(self) -> PipelineConfig:

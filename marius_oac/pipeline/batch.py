@@ -54,6 +54,8 @@ class Batch:
     replaced: Any = 0
     refused: int = 0
     lost: int = 0
+    cached: bool = True
+    """Whether later batches may need its rows from the cache."""
     cached_rows: int = 0
 
     @property

@@ -69,7 +69,8 @@ class RowExchange(ABC):
 
     @abstractmethod
     def computed(self, batch: Batch) -> None:
-        """Called when the step has computed: the resident buffer holds the new rows."""
+        """Called when the step has computed: the resident buffer holds the new rows. Unless the batch is `cached` no
+        other one reads before it is written."""
 
     @abstractmethod
     def write(self, batch: Batch) -> None:
@@ -174,8 +175,8 @@ class LocalRows(RowExchange):
         batch.replaced = self._cache.validate(batch)
 
     def computed(self, batch: Batch) -> None:
-        """Puts the batch into the cache."""
-        if self._caching:
+        """Puts the batch into the cache, if one of the next may have read its rows too early."""
+        if self._caching and batch.cached:
             self._cache.add(batch)
 
     def write(self, batch: Batch) -> None:

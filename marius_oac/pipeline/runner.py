@@ -11,6 +11,7 @@ Guarantees:
   stage that has not begun to. `request_stop` ends the run early, without an error, at a batch boundary.
 - Memory is bounded: at most `in_flight` batches between read and write, as many again in the cache (three times as
   many in order of arrival).
+- Where numbers are `auto`, a tuner changes them between batches, up to those limits (`tuner`, `controller`).
 
 One thread validates and computes, because validation must see the rows of the batch computed just before.
 """
@@ -18,6 +19,7 @@ One thread validates and computes, because validation must see the rows of the b
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,10 +33,13 @@ from marius_oac.config.sections import PipelineConfig
 from marius_oac.errors import DivergedError
 from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
 from marius_oac.pipeline.batch import Batch
+from marius_oac.pipeline.crews import Crew
 from marius_oac.pipeline.device import Device, HostDevice, TorchDevice
 from marius_oac.pipeline.ledger import Ledger
 from marius_oac.pipeline.link import Link
 from marius_oac.pipeline.rows import RowSource
+from marius_oac.pipeline.setting import STAGES, Limits, Setting
+from marius_oac.pipeline.tuner import Tuner
 from marius_oac.runtime.channel import ArrivalChannel, Channel, OrderedChannel
 from marius_oac.runtime.telemetry import Stage, Telemetry
 from marius_oac.runtime.workers import Workers
@@ -67,6 +72,11 @@ class Pipeline:
         probe: called by a worker with (stage, batch_index) before each stage of each batch; tests inject delays and
             errors with it.
         bind: called by each worker with its stage before its first batch (`runtime/machine/binding.py`).
+        start: batches in flight and threads to begin with, where they are `auto`.
+
+    Attributes:
+        in_flight: the most batches in flight.
+        tuner: measures and chooses the numbers that are `auto`; None where there are none.
     """
 
     def __init__(
@@ -80,10 +90,15 @@ class Pipeline:
         on_result: Callable[[BatchResult], None],
         probe: Probe | None = None,
         bind: Callable[[str], object] | None = None,
+        start: Setting | None = None,
     ):
         self.planner, self.source, self.step, self.config = planner, source, step, config
         self.telemetry, self.on_result, self.probe, self.bind = telemetry, on_result, probe, bind
-        self.in_flight = 1 if config.mode == "sync" else config.in_flight
+        self.limits = Limits.of(config)
+        self.in_flight, first = self.limits.most.window, start or self.limits.start()
+        self.tuner = (
+            Tuner(self.limits, first, len(os.sched_getaffinity(0)), telemetry) if self.limits.adapt else None
+        )
         self._stopped, self._stop_requested = threading.Event(), threading.Event()
         self._channels: Sequence[Channel[Batch]] = ()
         self.device = self._make_device(device)
@@ -134,11 +149,13 @@ class _Run:
         self.pipeline, self.first = pipeline, first
         self.next_planned = self.next_timestamp = first
         self.plan_lock, self.settle_lock, self.result_lock = threading.Lock(), threading.Lock(), threading.Lock()
-        self.ledger = Ledger(first, pipeline.in_flight)
+        setting = pipeline.tuner.setting if pipeline.tuner else pipeline.limits.most
+        self.crews = {stage: Crew(setting.threads(stage)) for stage in STAGES}
+        self.ledger = Ledger(first, setting.window)
         self.rows = pipeline.source.begin(first, last, pipeline.device, pipeline._stop_requested.is_set)
         self.last = self.rows.planned_until(last)
         room = pipeline.in_flight
-        self.planned: Channel[Batch] = OrderedChannel("planned", room + pipeline.config.workers.plan, first)
+        self.planned: Channel[Batch] = OrderedChannel("planned", setting.window + setting.plan, first)
         self.looks_ahead = pipeline.source.look_ahead > 0
         self.announced: Channel[Batch] = Channel("announced", max(1, pipeline.source.look_ahead))
         # Few, because their rows take room. Rows of later batches are being fetched already.
@@ -159,23 +176,25 @@ class _Run:
         return OrderedChannel("uploaded", room, self.first)
 
     def run(self) -> int:
-        count = self.pipeline.config.workers
+        most = self.pipeline.limits.most
         if self.pipeline._stopped.is_set():
             raise RuntimeError("this pipeline has failed before; make a new one")
         self.pipeline.device.begin()
+        if self.pipeline.tuner:
+            self.pipeline.tuner.begin()
         with Workers(on_failure=self._abort, bind=self.pipeline.bind) as workers:
-            workers.start("plan", count.plan, self._plan, self.planned.close)
+            workers.start("plan", most.plan, self._plan, self.planned.close)
             stages = (
                 *self._stages_before_read(),
-                ("read", count.read, self.fetched.get if self.looks_ahead else self._assigned, self._read, self.filled),
-                ("upload", count.upload, self.filled.get, self._upload, self.uploaded),
+                ("read", most.read, self.fetched.get if self.looks_ahead else self._assigned, self._read, self.filled),
+                ("upload", most.upload, self.filled.get, self._upload, self.uploaded),
                 ("compute", 1, self.uploaded.get, self._compute, self.computed),
-                ("download", count.download, self.computed.get, self._download, self.downloaded),
-                ("write", count.write, self.downloaded.get, self._write, None),
+                ("download", most.download, self.computed.get, self._download, self.downloaded),
+                ("write", most.write, self.downloaded.get, self._write, None),
             )
             for name, number, take, work, target in stages:
                 done = target.close if target is not None else lambda: None
-                workers.start(name, number, self._stage(take, work, target), done)
+                workers.start(name, number, self._stage(take, work, target, self.crews.get(name)), done)
             workers.join()
         self.rows.end(self.next_timestamp)
         return self.rows.reached(self.next_planned)
@@ -194,34 +213,66 @@ class _Run:
         self.rows.abort()
         for channel in self.channels:
             channel.abort()
+        for crew in self.crews.values():
+            crew.open()
+
+    def _resize(self, setting: Setting) -> None:
+        """Changes the window and the threads for the batches that follow."""
+        self.planned.resize(setting.window + setting.plan)
+        for stage, crew in self.crews.items():
+            crew.resize(setting.threads(stage))
+        self.ledger.resize(setting.window)
 
     def _begin(self, stage: str, batch_index: int) -> Stage:
+        timed = self.pipeline.telemetry.stage(stage, batch_index)
         if self.pipeline.probe:
             self.pipeline.probe(stage, batch_index)
-        return self.pipeline.telemetry.stage(stage, batch_index)
+        return timed
 
     def _stage(
-        self, take: Callable[[], Batch], work: Callable[[Batch], None], target: Channel[Batch] | None
+        self,
+        take: Callable[[], Batch],
+        work: Callable[[Batch], None],
+        target: Channel[Batch] | None,
+        crew: Crew | None,
     ) -> Callable[[], None]:
+        crew = crew or Crew(1)
+
         def loop() -> None:
-            while True:
-                batch = take()
-                work(batch)
-                if target is not None:
-                    target.put(batch)
+            number = crew.enlist()
+            try:
+                while True:
+                    crew.wait_for_work(number)
+                    batch = take()
+                    work(batch)
+                    if target is not None:
+                        target.put(batch)
+            finally:
+                crew.open()
 
         return loop
 
     def _plan(self) -> None:
-        while True:
-            with self.plan_lock:
-                batch_index = self.next_planned
-                if batch_index >= self.last or self.rows.stops_before(batch_index):
-                    return
-                self.next_planned += 1
-            with self._begin("plan", batch_index):
-                batch = Batch(self.pipeline.planner.plan(batch_index))
-            self.planned.put(batch)
+        crew = self.crews["plan"]
+        number = crew.enlist()
+        try:
+            while self._plan_next(crew, number):
+                pass
+        finally:
+            crew.open()
+
+    def _plan_next(self, crew: Crew, number: int) -> bool:
+        """Plans a batch; returns whether there was one left."""
+        crew.wait_for_work(number)
+        with self.plan_lock:
+            batch_index = self.next_planned
+            if batch_index >= self.last or self.rows.stops_before(batch_index):
+                return False
+            self.next_planned += 1
+        with self._begin("plan", batch_index):
+            batch = Batch(self.pipeline.planner.plan(batch_index))
+        self.planned.put(batch)
+        return True
 
     def _assigned(self) -> Batch:
         """The next batch in plan order, with its rows assigned; one thread at a time."""
@@ -274,6 +325,7 @@ class _Run:
                     self._check_sound(batch)
                 for new, old in zip(values, before or (), strict=False):
                     new -= old
+        batch.cached = self.pipeline.source.caching and self.ledger.needs_caching(batch.timestamp)
         self.rows.computed(batch)
 
     def _check_downloaded(self, batch: Batch) -> None:
@@ -314,10 +366,13 @@ class _Run:
             if not isinstance(batch.loss, float):
                 self._check_downloaded(batch)
             self.rows.write(batch)
-            self.pipeline.device.written(batch, cached=self.pipeline.source.caching)
+            self.pipeline.device.written(batch, cached=batch.cached)
             self.ledger.finish(batch.timestamp)
         with self.result_lock:
             self.pipeline.on_result(self._result(batch))
+            setting = self.pipeline.tuner.written() if self.pipeline.tuner else None
+            if setting is not None:
+                self._resize(setting)
 
     @staticmethod
     def _result(batch: Batch) -> BatchResult:

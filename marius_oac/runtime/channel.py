@@ -64,6 +64,12 @@ class Channel(Generic[Item]):
             self._changed.notify_all()
             return item
 
+    def resize(self, capacity: int) -> None:
+        """Sets how many items may wait, at least one; those beyond it stay."""
+        with self._changed:
+            self.capacity = capacity
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Says that no more items come; those that wait are still handed out."""
         with self._changed:

@@ -88,15 +88,15 @@ class Telemetry(Closable):
 
 
 class Stage:
-    """Times one stage of one batch; see `Telemetry.stage`."""
+    """Times one stage of one batch, from when it is made; see `Telemetry.stage`."""
 
     __slots__ = ("_telemetry", "_name", "_batch_index", "_begin")
 
     def __init__(self, telemetry: Telemetry, name: str, batch_index: int):
         self._telemetry, self._name, self._batch_index = telemetry, name, batch_index
+        self._begin = time.perf_counter()
 
     def __enter__(self) -> Stage:
-        self._begin = time.perf_counter()
         return self
 
     def began(self, at: float) -> None:

@@ -328,8 +328,8 @@ def node_task(
     """
     config, cluster = task.config, place.cluster
     lockstep = config.pipeline.mode != "async"
-    workers = config.pipeline.workers
-    ahead = 2 * (config.pipeline.in_flight + workers.plan + workers.read) + 4
+    pipeline = config.pipeline
+    ahead = 2 * (pipeline.room + pipeline.most_workers("plan") + pipeline.most_workers("read")) + 4
     every, called, trains = weights_of(cluster), names(cluster), trains_of(cluster)
     within = range(len(every)) if ranks is None else ranks
     weights = [every[rank] for rank in within]

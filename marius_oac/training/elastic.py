@@ -31,6 +31,7 @@ from marius_oac.nodes.transport.messages import Join, Malformed, Welcome, parse
 from marius_oac.nodes.transport.zmq_client import ZmqClient
 from marius_oac.nodes.transport.zmq_endpoint import LEFT
 from marius_oac.runs.reporting import LINE_SECONDS
+from marius_oac.runs.sharded.place import with_fixed_numbers
 from marius_oac.runs.task import Task
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import stop_on_interrupt
@@ -172,7 +173,7 @@ class _ElasticWorker:
         for key in ("device", "threads"):  # those of the process that described the run, on another machine
             tree.pop(key, None)
         tree["binding"] = "off"  # the run's other processes on this machine are unknown
-        config = build_config(tree).replace(*self._overrides)
+        config = with_fixed_numbers(build_config(tree).replace(*self._overrides))
         admit(config, self._trust)
         log = run["files"].get(LOG)
         task = entry_of(config).resume(config, RunLog.parse(log.encode(), Path(LOG)) if log else None, ())

@@ -19,7 +19,7 @@ from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
 from marius_oac.runs.folder.user_code import code_to_resume, code_to_train
 from marius_oac.runs.loop import TrainingLoop
-from marius_oac.runs.memory.plan import return_freed_memory
+from marius_oac.runs.memory.plan import MemoryPlan, return_freed_memory
 from marius_oac.runs.session import Session, pick_device
 from marius_oac.runs.stores import check_places
 from marius_oac.runs.task import Task
@@ -174,8 +174,25 @@ def check_task(task: Task, path: Path) -> None:
     for note in task.notes:
         logger.warning(note)
     return_freed_memory()
-    task.plan_memory(path).announce()
+    plan_memory(task, path).announce()
     check_places(task.config.storage)
+
+
+def plan_memory(task: Task, path: Path) -> MemoryPlan:
+    """The memory plan of a run. Where `pipeline.in_flight` is `auto` and memory is short, halves the task's
+    `pipeline.most_in_flight` until the plan fits, or there is no less."""
+    while True:
+        pipeline = task.config.pipeline
+        less = pipeline.room // 2 if pipeline.in_flight == "auto" else 0
+        try:
+            plan = task.plan_memory(path)
+            if less:
+                plan.check()
+            return plan
+        except InputError:
+            if not less:
+                raise
+            task.config = task.config.replace(f"pipeline.most_in_flight={less}")
 
 
 def run_task(

@@ -12,8 +12,10 @@ from tests.threads import in_thread, joined, watched
 @settings(deadline=None, max_examples=100)
 @given(st.data(), st.integers(0, 9), st.integers(1, 5), st.integers(1, 20))
 def test_every_interleaving_of_batches_that_arrive_in_any_order(data, first, in_flight, batches):
-    """Batches enter in turn, are validated and written in any order; timestamps follow the order of validation."""
+    """Batches enter in turn, are validated and written in any order; timestamps follow the order of validation.
+    Meanwhile the window changes, and batches that nobody has read too early are left out of the cache."""
     ledger = Ledger(first, in_flight)
+    widest, closed_until, resizes = in_flight, first - 1, 5
     entered, mft_at_read, computed, written = 0, {}, 0, set()
 
     def mft():
@@ -22,8 +24,10 @@ def test_every_interleaving_of_batches_that_arrive_in_any_order(data, first, in_
     unwritten = []
     while len(written) < batches:
         moves = [("validate", n) for n in mft_at_read] + [("write", t) for t in unwritten]
-        if entered < batches and mft() >= first + entered - in_flight:
+        if entered < batches and mft() >= max(first + entered - in_flight, closed_until):
             moves.append(("enter", first + entered))
+        if resizes:
+            moves.append(("resize", 0))
         assert moves, "the window has closed for good"
         move, number = data.draw(st.sampled_from(moves))
         if move == "enter":
@@ -34,12 +38,20 @@ def test_every_interleaving_of_batches_that_arrive_in_any_order(data, first, in_
             assert ledger.validating(number) == min(mft_at_read.values())
             del mft_at_read[number]
             unwritten.append(first + computed)
+            cached = ledger.needs_caching(first + computed)
+            assert cached == (in_flight > 1 or bool(mft_at_read))
+            closed_until = closed_until if cached else first + computed
             computed += 1
+        elif move == "resize":
+            in_flight, resizes = data.draw(st.integers(1, 6)), resizes - 1
+            widest = max(widest, in_flight)
+            ledger.resize(in_flight)
         else:
             ledger.finish(number)
             unwritten.remove(number)
             written.add(number)
         assert ledger.maximum_finished == mft()
+        assert entered - len(written) <= widest
 
 
 def test_a_batch_beyond_the_window_waits_for_the_mft():
@@ -65,3 +77,20 @@ def test_abort_ends_every_wait_and_every_later_one():
     assert all(isinstance(joined(*pair), Closed) for pair in waiting)
     with pytest.raises(Closed):
         ledger.enter(0)
+
+
+def test_a_wider_window_lets_those_in_that_wait_but_none_before_a_batch_that_is_not_cached():
+    ledger = watched(Ledger(first=0, in_flight=1))
+    assert ledger.enter(0) == -1 and ledger.validating(0) == -1
+    assert not ledger.needs_caching(0)  # 1. with a window of one: batch 0 is in no cache
+    waiting = in_thread(lambda: ledger.enter(1))
+    ledger._changed.parked()
+    ledger.resize(3)
+    ledger._changed.parked()  # 2. the window has room for 1, which must not read before 0 is written
+    assert not waiting[1]
+    ledger.finish(0)
+    assert joined(*waiting) == 0
+    waiting = in_thread(lambda: ledger.enter(4))
+    ledger._changed.parked()
+    ledger.resize(4)  # 3. wide enough
+    assert joined(*waiting) == 0

@@ -65,7 +65,8 @@ def toy_stores(planner, dtype="float32"):
 
 
 def run_toy(
-    planner=None, probe=None, device=None, dtype="float32", first=0, last=None, stores=None, step=None, **config
+    planner=None, probe=None, device=None, dtype="float32", first=0, last=None, stores=None, step=None, start=None,
+    **config,
 ):
     """Runs the toy; returns (fingerprints of both tables, dense value, results by timestamp, pipeline)."""
     planner = planner or ToyPlanner()
@@ -74,7 +75,9 @@ def run_toy(
     results = []
     settings = PipelineConfig(**config)
     source = LocalSource(stores, settings.mode)
-    pipeline = Pipeline(planner, source, step, settings, torch.device("cpu"), Telemetry(), results.append, probe)
+    pipeline = Pipeline(
+        planner, source, step, settings, torch.device("cpu"), Telemetry(), results.append, probe, start=start
+    )
     if device is not None:
         pipeline.device = device(pipeline)
     end = pipeline.run(first, planner.batches_per_epoch if last is None else last)

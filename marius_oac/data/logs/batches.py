@@ -142,7 +142,7 @@ class LogPlanner:
         size, shuffle = config.training.batch_size, config.data.shuffle
         self._block_examples = -(-max(shuffle, _BLOCK_EXAMPLES if not shuffle else 0) // size) * size
         reader = BlockReader(files, config.data, pieces=pieces)
-        self._blocks = _Blocks(reader, self._block_examples, config.pipeline.workers.plan + 1)
+        self._blocks = _Blocks(reader, self._block_examples, config.pipeline.most_workers("plan") + 1)
         self.tables = [
             TableSpec(table.name, keys.capacity, min(keys.capacity, size * table.max_ids))
             for table, keys in zip(tables, key_tables, strict=True)

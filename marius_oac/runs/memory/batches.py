@@ -81,7 +81,7 @@ class BatchMemory:
         pipeline = self.config.pipeline
         plan_bytes = 8 * self.rows * (not self.shared_rows) + sum(array.nbytes for array in arrays_of(self.plan.data))
         in_flight, held = batches_held(pipeline)
-        plans = (held + in_flight + pipeline.workers.plan) * plan_bytes + ahead_bytes(self.config, plan_bytes)
+        plans = (held + in_flight + pipeline.most_workers("plan")) * plan_bytes + ahead_bytes(self.config, plan_bytes)
         key = key_to_lower(self.config, "pipeline.in_flight", *BATCH_KEYS)
         if device.type == "cpu":
             return [Need("host", "batches", held * self.rows * (4 * self.width + 8) + plans, key)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from marius_oac.config.sections import PipelineConfig
+from marius_oac.config.sections import FIXED_IN_FLIGHT, PipelineConfig
 from marius_oac.config.task import TaskConfig
 from marius_oac.errors import InputError, size_text
 from marius_oac.runs.checkpoints.checkpoint import TABLES
@@ -60,12 +60,12 @@ class MemoryPlan:
         return sum(need.num_bytes for need in self.needs if need.place == place and (mapped or not need.mapped))
 
     def announce(self) -> None:
-        """Prints the plan on standard error.
-
-        Raises:
-            InputError: it can't fit; names the largest part and the key that lowers it.
-        """
+        """Prints the plan on standard error. Raises InputError as `check` does."""
         logger.info(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raises InputError if it can't fit; names the largest part and the key that lowers it."""
         for place, available in self.available.items():
             needed = self.total(place, mapped=False)
             if needed > available:
@@ -129,7 +129,8 @@ def key_to_lower(config: TaskConfig, *keys: str) -> str:
         value, usual = getattr(config, section, None), defaults.get(section)
         for part in rest:
             value, usual = getattr(value, part, None), getattr(usual, part, None)
-        return value / usual if value and usual else 0.0
+        usual = FIXED_IN_FLIGHT if usual == "auto" else usual
+        return value / usual if value and usual and value != "auto" else 0.0
 
     return max(keys, key=times)
 
@@ -171,8 +172,8 @@ def batches_held(pipeline: PipelineConfig) -> tuple[int, int]:
     fewer than are in flight, in order of arrival of twice as many (see `ledger`)."""
     if pipeline.mode == "sync":
         return 1, 1
-    cached = (2 if pipeline.order == "arrival" else 1) * (pipeline.in_flight - 1) * (pipeline.mode == "oac")
-    return pipeline.in_flight, pipeline.in_flight + cached
+    cached = (2 if pipeline.order == "arrival" else 1) * (pipeline.room - 1) * (pipeline.mode == "oac")
+    return pipeline.room, pipeline.room + cached
 
 
 def room_for(pipeline: PipelineConfig) -> int:

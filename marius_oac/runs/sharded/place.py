@@ -16,7 +16,8 @@ from marius_oac.runtime.machine.topology import running_kernel
 
 
 def config_of(config: TaskConfig, place: Place) -> TaskConfig:
-    """Returns the run's configuration with this process's own threads, device and budgets.
+    """Returns the run's configuration with this process's own threads, device and budgets, and a number in place of
+    each `auto` of the pipeline: processes that wait for each other can't measure what one of them should change.
 
     Unless a GPU is configured, the trainers that torchrun started on this machine take one after the other.
     """
@@ -31,7 +32,12 @@ def config_of(config: TaskConfig, place: Place) -> TaskConfig:
         overrides.append(f"storage.memory={int(node.memory) // node.processes}")
     if node.path:
         overrides.append(f"storage.path={json.dumps(list(node.path))}")
-    return config.replace(*overrides)
+    return with_fixed_numbers(config.replace(*overrides))
+
+
+def with_fixed_numbers(config: TaskConfig) -> TaskConfig:
+    """See `PipelineConfig.with_fixed_numbers`."""
+    return config.model_copy(update={"pipeline": config.pipeline.with_fixed_numbers()})
 
 
 def check_gpus(config: TaskConfig, group: Group) -> None:

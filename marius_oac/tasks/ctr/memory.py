@@ -91,14 +91,14 @@ def plan_ctr_memory(config: CtrConfig, folder: Path) -> MemoryPlan:
     row_bytes = sum(table.max_ids * (4 * layout.width + 8) for table, layout in zip(tables, layouts, strict=True))
     plan_bytes = size * (ids * 56 + 4 * config.data.num_numbers)
     settled_bytes = size * (ids * 16 + 4 * config.data.num_numbers)
-    plans = (held + in_flight + config.pipeline.workers.plan) * plan_bytes + ahead_bytes(config, settled_bytes)
+    plans = (held + in_flight + config.pipeline.most_workers("plan")) * plan_bytes + ahead_bytes(config, settled_bytes)
     dense = sum(parameter.nbytes for parameter in network.parameters())
     compute = _compute_bytes(config, device, dense, row_bytes, tables, bool(network.first_order))
     rows = [capacity_of(config, layout) if config.keys.capacity else 0 for layout in layouts]
     names = [table.name for table in tables]
     key_bytes = sum(rows) * KEY_BYTES
     mapped = sum(rows) * RECORD.itemsize * config.storage.on_disk
-    blocks = (config.pipeline.workers.plan + 1) * max(config.data.shuffle, 1 << 16) * (ids * 12 + 64)
+    blocks = (config.pipeline.most_workers("plan") + 1) * max(config.data.shuffle, 1 << 16) * (ids * 12 + 64)
     place = "host" if device.type == "cpu" else "device"
     key = key_to_lower(config, "pipeline.in_flight", *BATCH_KEYS)
     needs = [

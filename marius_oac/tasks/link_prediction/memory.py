@@ -128,7 +128,7 @@ def _check_negatives(config: Config, free: int, drawn_rows: bool) -> None:
     """Raises InputError, before a batch is planned, if the negatives of the batches in flight don't fit into memory;
     with `drawn_rows` the step has two copies of the row of each."""
     negatives, sides = config.training.negatives, 1 if config.model.reciprocal else 2
-    plans = sum(batches_held(config.pipeline)) + config.pipeline.workers.plan
+    plans = sum(batches_held(config.pipeline)) + config.pipeline.most_workers("plan")
     words = plans + config.model.dimension * drawn_rows
     needed = sides * negatives.chunks * negatives.count * 8 * words
     if not negatives.all and needed > free:
