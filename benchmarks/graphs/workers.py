@@ -3,13 +3,13 @@
     python -m benchmarks.graphs.workers nothing --cores 1 --setting graph  # nothing can be hidden: against `sync`
     python -m benchmarks.graphs.workers planted --load link  # something can: from the worst start, against a grid
 
-`nothing` trains on a graph (ComplEx, batches of 1,000, 500 negatives a side) or on clicks (DLRM): all rows in memory, no link.
-Contestants have a process each, on the same cores, and take turns; `auto, first` are the turns in which `auto` looks for its
+`nothing` trains on a graph (ComplEx, batches of 1,000, 500 negatives a side) or on clicks (DLRM): all rows in memory,
+no link. Contestants have a process each, on the same cores, and take turns; in the first turns `auto` looks for its
 numbers.
 
-`planted` trains on a graph's edges over something that waits: `link`, which moves a batch in the time of computing it and
-has 20 ms of latency; `disk`, `plans` or `writes`: a probe holds the stage fetch, plan or write for a multiple of the time of
-computing. `auto` begins with the worst setting of the grid. All take turns.
+`planted` trains on a graph's edges over something that waits: `link`, which moves a batch in the time of computing it
+and has 20 ms of latency; `disk`, `plans` or `writes`: a probe holds the stage fetch, plan or write for a multiple of
+the time of computing. `auto` begins with the worst setting of the grid. All take turns.
 """
 
 from __future__ import annotations
@@ -79,7 +79,12 @@ def nothing(options: argparse.Namespace) -> None:
         }
         times = take_turns(factories, options.cores, batches, options.rounds)
     print(f"\n| {options.setting}, {options.cores} cores | examples/s | / sync |\n|---|---|---|")
-    for name, part in (("sync", slice(None)), ("oac", slice(None)), ("auto", slice(FIRST)), ("auto", slice(FIRST, None))):
+    for name, part in (
+        ("sync", slice(None)),
+        ("oac", slice(None)),
+        ("auto", slice(FIRST)),
+        ("auto", slice(FIRST, None)),
+    ):
         mine, sync = (Times(times[each].seconds[part]) for each in (name, "sync"))
         told = f"{name}, first {FIRST} turns" if part == slice(FIRST) else name
         print(f"| {told} | {size / mine.middle:,.0f} | {mine.times_faster(sync):.3f} |")

@@ -24,11 +24,12 @@ _BLOCK_SECONDS = 0.06  # of an observation: longer than a few slices of the sche
 _LEAST_BATCHES = 8
 _SHORTEST = 1e-7  # seconds of a batch
 _CLEAR = 0.08  # decided by one pair of blocks
+_WORSE = 0.02  # this, too, for what should be faster
 _PAIRS = 4  # at most, in a trial
 _GAIN = 0.01  # a larger setting must be faster by so much,
 _LOSS = 0.002  # and a smaller one may be slower by so much
 _PATIENCE, _MOST_PATIENCE = 128, 1 << 16  # batches until what failed is tried again, the least and the most
-_COST = 0.005  # of the time may be lost by trials of one kind
+_COST = 0.003  # of the time may be lost by trials of one kind
 _CHANGED = 1.3  # a block that takes so many times as long, or as short, is another load
 _WORTH = 0.98  # of the present time that a larger setting must promise
 _BUSY = 0.85  # of the cores: then much waiting is for a core, and would be less if fewer batches were in flight
@@ -125,6 +126,7 @@ class Controller:
         self._seen = 0
         self._not_before: dict[str, int] = {}
         self._patience: dict[str, int] = {}
+        self._failed: dict[Setting, int] = {}
         self.batches = _LEAST_BATCHES
         self.skip = 2 * self.setting.window + 2
         self.settings = 1
@@ -152,7 +154,8 @@ class Controller:
         else:
             self._reference = seen.period
         for kind, candidate in self._proposals(self._costs, seen.period):
-            if candidate != self.kept and self._seen >= self._not_before.get(kind, 0):
+            waits = max(self._not_before.get(kind, 0), self._failed.get(candidate, 0))
+            if candidate != self.kept and self._seen >= waits:
                 self._trial = _Trial(kind, candidate, not kind.startswith("less"), seen.period)
                 return candidate
         return self.kept
@@ -162,9 +165,12 @@ class Controller:
         stays = self._reference / _CHANGED < period < self._reference * _CHANGED
         self._strange = 0 if stays else self._strange + 1
         if self._strange >= 2:
-            self._not_before.clear()
-            self._patience.clear()
+            self._forget()
             self._reference, self._strange = period, 0
+
+    def _forget(self) -> None:
+        for waits in (self._not_before, self._patience, self._failed):
+            waits.clear()
 
     def _proposals(self, costs: Costs, period: float) -> Iterator[tuple[str, Setting]]:
         """What may be faster, or as fast and smaller; the most promising first."""
@@ -202,7 +208,8 @@ class Controller:
             return trial.candidate
         trial.ratios.append(math.log(trial.before / seen.period))
         count, mean = len(trial.ratios), sum(trial.ratios) / len(trial.ratios)
-        if abs(mean) <= _CLEAR / count and count < _PAIRS:
+        decided = abs(mean) > _CLEAR / count or (trial.grows and mean < -_WORSE)
+        if not decided and count < _PAIRS:
             return self.kept
         better = mean > (_GAIN if trial.grows else -_LOSS)
         return self._accepted(trial, mean) if better else self._rejected(trial)
@@ -211,8 +218,7 @@ class Controller:
         """Keeps the candidate. The way back may not be tried for a while; all else may, after a clear gain."""
         back = {kind: self._patience.get(kind, _PATIENCE) for kind in _KINDS if kind.startswith("less") == trial.grows}
         if gain > _CLEAR / 2:
-            self._not_before.clear()
-            self._patience.clear()
+            self._forget()
         self._not_before |= {kind: self._seen + patience for kind, patience in back.items()}
         self._patience |= {kind: 2 * patience for kind, patience in back.items()}
         self.kept, self._trial, self._reference = trial.candidate, None, 0.0
@@ -221,7 +227,7 @@ class Controller:
     def _rejected(self, trial: _Trial) -> Setting:
         lost = sum(math.exp(-ratio) - 1 for ratio in trial.ratios) * (self.batches + trial.candidate.window)
         patience = min(max(self._patience.get(trial.kind, _PATIENCE), math.ceil(lost / _COST)), _MOST_PATIENCE)
-        self._not_before[trial.kind] = self._seen + patience
+        self._not_before[trial.kind] = self._failed[trial.candidate] = self._seen + patience
         self._patience[trial.kind] = 2 * patience
         self._trial = None
         return self.kept

@@ -1,4 +1,4 @@
-"""The threads of a stage, of which some work and the others are parked until they are wanted.
+"""The threads of a stage, of which some work and the others are parked. They are started when they are first wanted.
 
 Guarantees:
 - A thread whose number is below `working` never waits here.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 
 
 class Crew:
@@ -22,6 +24,12 @@ class Crew:
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._open = False
+        self._started = working
+        self._start: Callable[[int], None] = _none
+
+    def started_by(self, start: Callable[[int], None]) -> None:
+        """`working` threads have been started; `start` starts so many more, which call `enlist`."""
+        self._start = start
 
     def enlist(self) -> int:
         """The calling thread's number."""
@@ -35,14 +43,22 @@ class Crew:
             self._changed.wait_for(lambda: self._open or number < self.working)
 
     def resize(self, working: int) -> None:
-        """Sets how many work; wakes those that begin to."""
+        """Sets how many work; wakes or starts those that begin to. Called by one thread at a time."""
         with self._changed:
             grows, self.working = working > self.working, working
             if grows:
                 self._changed.notify_all()
+        if working > self._started:
+            with suppress(RuntimeError):  # the system starts no more threads: those that there are do the work
+                self._start(working - self._started)
+            self._started = working
 
     def open(self) -> None:
         """Lets every thread pass from now on."""
         with self._changed:
             self._open = True
             self._changed.notify_all()
+
+
+def _none(_: int) -> None:
+    """Starts nothing."""

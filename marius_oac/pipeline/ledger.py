@@ -44,7 +44,9 @@ class Ledger:
     def enter(self, batch_index: int) -> int:
         """Waits until batch `batch_index` is within the window; returns the MFT at which it reads."""
         with self._changed:
-            self._changed.wait_for(lambda: self._aborted or self._mft >= max(batch_index - self._in_flight, self._uncached))
+            self._changed.wait_for(
+                lambda: self._aborted or self._mft >= max(batch_index - self._in_flight, self._uncached)
+            )
             if self._aborted:
                 raise Closed("ledger")
             self._noted[batch_index] = self._mft

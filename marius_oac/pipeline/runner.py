@@ -96,9 +96,7 @@ class Pipeline:
         self.telemetry, self.on_result, self.probe, self.bind = telemetry, on_result, probe, bind
         self.limits = Limits.of(config)
         self.in_flight, first = self.limits.most.window, start or self.limits.start()
-        self.tuner = (
-            Tuner(self.limits, first, len(os.sched_getaffinity(0)), telemetry) if self.limits.adapt else None
-        )
+        self.tuner = Tuner(self.limits, first, len(os.sched_getaffinity(0)), telemetry) if self.limits.adapt else None
         self._stopped, self._stop_requested = threading.Event(), threading.Event()
         self._channels: Sequence[Channel[Batch]] = ()
         self.device = self._make_device(device)
@@ -121,6 +119,11 @@ class Pipeline:
     def position(self, number: int) -> int:
         """See `RowExchange.position`."""
         return self._rows.position(number)
+
+    @property
+    def setting(self) -> Setting:
+        """Batches in flight and threads at this moment."""
+        return self.tuner.setting if self.tuner else self.limits.most
 
     @property
     def stop_requested(self) -> bool:
@@ -149,7 +152,7 @@ class _Run:
         self.pipeline, self.first = pipeline, first
         self.next_planned = self.next_timestamp = first
         self.plan_lock, self.settle_lock, self.result_lock = threading.Lock(), threading.Lock(), threading.Lock()
-        setting = pipeline.tuner.setting if pipeline.tuner else pipeline.limits.most
+        setting = pipeline.setting
         self.crews = {stage: Crew(setting.threads(stage)) for stage in STAGES}
         self.ledger = Ledger(first, setting.window)
         self.rows = pipeline.source.begin(first, last, pipeline.device, pipeline._stop_requested.is_set)
@@ -176,35 +179,43 @@ class _Run:
         return OrderedChannel("uploaded", room, self.first)
 
     def run(self) -> int:
-        most = self.pipeline.limits.most
         if self.pipeline._stopped.is_set():
             raise RuntimeError("this pipeline has failed before; make a new one")
         self.pipeline.device.begin()
         if self.pipeline.tuner:
             self.pipeline.tuner.begin()
         with Workers(on_failure=self._abort, bind=self.pipeline.bind) as workers:
-            workers.start("plan", most.plan, self._plan, self.planned.close)
+            self._start(workers, "plan", self._plan, self.planned.close)
             stages = (
                 *self._stages_before_read(),
-                ("read", most.read, self.fetched.get if self.looks_ahead else self._assigned, self._read, self.filled),
-                ("upload", most.upload, self.filled.get, self._upload, self.uploaded),
-                ("compute", 1, self.uploaded.get, self._compute, self.computed),
-                ("download", most.download, self.computed.get, self._download, self.downloaded),
-                ("write", most.write, self.downloaded.get, self._write, None),
+                ("read", self.fetched.get if self.looks_ahead else self._assigned, self._read, self.filled),
+                ("upload", self.filled.get, self._upload, self.uploaded),
+                ("compute", self.uploaded.get, self._compute, self.computed),
+                ("download", self.computed.get, self._download, self.downloaded),
+                ("write", self.downloaded.get, self._write, None),
             )
-            for name, number, take, work, target in stages:
+            for name, take, work, target in stages:
                 done = target.close if target is not None else lambda: None
-                workers.start(name, number, self._stage(take, work, target, self.crews.get(name)), done)
+                loop = self._stage(take, work, target, self.crews.get(name))
+                if name in self.crews:
+                    self._start(workers, name, loop, done)
+                else:
+                    workers.start(name, 1, loop, done)
             workers.join()
         self.rows.end(self.next_timestamp)
         return self.rows.reached(self.next_planned)
+
+    def _start(self, workers: Workers, stage: str, loop: Callable[[], None], done: Callable[[], None]) -> None:
+        """Starts as many threads of a stage as work, and lets its crew start the others when they are first wanted."""
+        crew = self.crews[stage]
+        crew.started_by(workers.start(stage, crew.working, loop, done))
 
     def _stages_before_read(self) -> tuple[tuple[Any, ...], ...]:
         if not self.looks_ahead:
             return ()
         return (
-            ("settle", 1, self._assigned, self.rows.announce, self.announced),
-            ("fetch", 1, self.announced.get, self._fetch, self.fetched),
+            ("settle", self._assigned, self.rows.announce, self.announced),
+            ("fetch", self.announced.get, self._fetch, self.fetched),
         )
 
     def _abort(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Interrupted
+from marius_oac.pipeline.bound import bound
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.retention import START, read_saved
 from marius_oac.runs.folder.folder import RunFolder
@@ -324,9 +325,17 @@ class TrainingLoop:
         else:
             self.position = replace(self.position, worse=self.position.worse + 1)
 
+    def _say_what_bound_it(self, progress: TrainingProgress) -> None:
+        """Of this process, and the numbers of threads with which it ends."""
+        total, pipeline = self.position.total, self.session.pipeline
+        found = bound(total.stage_seconds, total.seconds, pipeline.setting, self.config.data_grows)
+        if found:
+            progress.say(found.line)
+
     def _finish(self, progress: TrainingProgress) -> None:
         """Writes the summary; with early stopping that of the best checkpoint."""
         position, total, checkpoints = self.position, self._of_all(self.position.total), self.folder.checkpoints
+        self._say_what_bound_it(progress)
         chosen = name_of(position.batch_index)
         best = checkpoints.best()
         if self.config.training.early_stopping and best:

@@ -32,49 +32,21 @@ class Workers:
         self._running = 0
         self._error: BaseException | None = None
 
-    def start(self, name: str, count: int, work: Callable[[], None], when_all_done: Callable[[], None]) -> None:
+    def start(
+        self, name: str, count: int, work: Callable[[], None], when_all_done: Callable[[], None]
+    ) -> Callable[[int], None]:
         """Starts `count` threads that call `work()`; the last one to end without an error calls `when_all_done()`.
+
+        Returns:
+            A function for these threads: it starts so many more, unless the last one has ended.
 
         Raises:
             RuntimeError: the system starts no more threads; leaving the `with` block ends those already started.
         """
-        left = [count]
-
-        def attempt() -> None:
-            try:
-                if self._bind is not None:
-                    self._bind(name)
-                work()
-            except Closed:
-                pass
-            except BaseException as error:  # noqa: BLE001 - any error of a worker stops everything and is re-raised
-                self._fail(error)
-                return
-            with self._lock:
-                left[0] -= 1
-                last = left[0] == 0
-            if last:
-                when_all_done()
-
-        def run() -> None:
-            try:
-                attempt()
-            finally:
-                with self._ended:
-                    self._running -= 1
-                    self._ended.notify_all()
-
-        for number in range(count):
-            thread = threading.Thread(target=run, name=f"{name}-{number}")
-            with self._lock:
-                self._running += 1
-            try:
-                thread.start()
-            except RuntimeError:  # the system starts no more threads: `_wait` must not count this one
-                with self._ended:
-                    self._running -= 1
-                raise
-            self._threads.append(thread)
+        group = _Group(self, name, work, when_all_done, count)
+        for _ in range(count):
+            group.begin()
+        return group.more
 
     def join(self) -> None:
         """Waits for every thread, then raises the first error if there was one."""
@@ -111,3 +83,69 @@ class Workers:
                 return
             except KeyboardInterrupt:  # they are stopping already; leaving now would leave them behind
                 continue
+
+
+class _Group:
+    """The threads of one call of `Workers.start`; `left` have not ended, or will be started."""
+
+    def __init__(
+        self, workers: Workers, name: str, work: Callable[[], None], when_all_done: Callable[[], None], left: int
+    ):
+        self._workers, self._name, self._work, self._when_all_done = workers, name, work, when_all_done
+        self._left, self._begun = left, 0
+
+    def more(self, count: int) -> None:
+        """Starts so many more, unless the last one has ended. Called by one thread at a time, of the same workers."""
+        for _ in range(count):
+            with self._workers._lock:
+                if not self._left:
+                    return
+                self._left += 1
+            try:
+                self.begin()
+            except RuntimeError:
+                self._one_ended()
+                raise
+
+    def begin(self) -> None:
+        """Starts one of those that are `left`."""
+        workers = self._workers
+        thread = threading.Thread(target=self._run, name=f"{self._name}-{self._begun}")
+        self._begun += 1
+        with workers._lock:
+            workers._running += 1
+        try:
+            thread.start()
+        except RuntimeError:  # the system starts no more threads: `_wait` must not count this one
+            with workers._ended:
+                workers._running -= 1
+            raise
+        workers._threads.append(thread)
+
+    def _run(self) -> None:
+        workers = self._workers
+        try:
+            self._attempt()
+        finally:
+            with workers._ended:
+                workers._running -= 1
+                workers._ended.notify_all()
+
+    def _attempt(self) -> None:
+        try:
+            if self._workers._bind is not None:
+                self._workers._bind(self._name)
+            self._work()
+        except Closed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - any error of a worker stops everything and is re-raised
+            self._workers._fail(error)
+            return
+        self._one_ended()
+
+    def _one_ended(self) -> None:
+        with self._workers._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._when_all_done()

@@ -20,7 +20,7 @@ from tests.run_folders import says, write_config
 )
 def test_the_key_that_makes_a_graphs_run_too_large(command, graph, tmp_path, setting, key):
     config = write_config(tmp_path / "c.yaml", tiny_config(graph))
-    settings = ("--set", "training.batch_size=1000", "--set", setting)
+    settings = ("--set", "training.batch_size=1000", "--set", "pipeline.in_flight=4", "--set", setting)
     code, _, err = command("train", config, "--out", tmp_path / "run", *settings)
     assert code == 2 and says(err, f"marius-oac: {key}: ", "GiB of host memory are needed"), err
     assert not (tmp_path / "run").exists()

@@ -65,7 +65,15 @@ def toy_stores(planner, dtype="float32"):
 
 
 def run_toy(
-    planner=None, probe=None, device=None, dtype="float32", first=0, last=None, stores=None, step=None, start=None,
+    planner=None,
+    probe=None,
+    device=None,
+    dtype="float32",
+    first=0,
+    last=None,
+    stores=None,
+    step=None,
+    start=None,
     **config,
 ):
     """Runs the toy; returns (fingerprints of both tables, dense value, results by timestamp, pipeline)."""

@@ -20,6 +20,7 @@ from marius_oac.tasks.ctr.task import start_ctr_task
 from marius_oac.tasks.link_prediction import memory as graph_memory
 from marius_oac.tasks.link_prediction.memory import plan_memory
 from marius_oac.tasks.link_prediction.task import GraphTask
+from marius_oac.training import local
 from tests.click_logs import ctr_config, small_log
 from tests.graphs import tiny_config
 from tests.run_folders import says, write_config
@@ -55,7 +56,7 @@ def test_terms_are_what_is_held(graph, tmp_path, overrides):
 
 
 def test_more_of_anything_needs_more(graph, tmp_path):
-    plain = tiny_config(graph, *BIG)
+    plain = tiny_config(graph, *BIG, "pipeline.in_flight=4")
 
     def total(*overrides):
         plan = plan_memory(plain.replace(*overrides), graph, tmp_path)
@@ -214,3 +215,31 @@ def test_freed_blocks_go_back():
         assert psutil.Process().memory_info().rss - held < 5 << 20
     """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_auto_takes_as_few_batches_in_flight_as_memory_allows(graph, tmp_path, monkeypatch):
+    config = tiny_config(graph, *BIG)
+    task = GraphTask(config, graph)
+    needed = {
+        room: plan_memory(config.replace(f"pipeline.most_in_flight={room}"), graph, tmp_path).total("host")
+        for room in (16, 8, 4, 2, 1)
+    }
+    between = {room: (needed[room] + needed[2 * room]) // 2 for room in (8, 4, 2, 1)}
+    free = {}
+
+    def short(*given):
+        plan = plan_memory(*given)
+        return MemoryPlan(plan.needs, plan.available | {"host": free["host"]})
+
+    monkeypatch.setattr("marius_oac.tasks.link_prediction.task.plan_memory", short)
+    for room, free["host"] in {16: 2 * needed[16], **between}.items():
+        task.config = config
+        made = local.plan_memory(task, tmp_path)
+        made.check()
+        assert task.config.pipeline.most_in_flight == room
+    task.config, free["host"] = config, needed[1] // 2
+    with pytest.raises(InputError, match="are needed"):
+        local.plan_memory(task, tmp_path).announce()
+    by_hand = task.config = config.replace("pipeline.in_flight=16")
+    local.plan_memory(task, tmp_path)
+    assert task.config == by_hand, "a number stays what it is"
