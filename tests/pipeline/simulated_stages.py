@@ -1,7 +1,7 @@
 """A model of the pipeline: stages that wait and compute on so many cores, in simulated time, without threads.
 
 Every batch passes plan, read, upload, compute, download and write. A thread that computes has its share of the cores;
-one that waits has none. Cores are shared evenly among those that want them, and none has more than it can use (`width`).
+one that waits has none. Cores are shared evenly among those that want them; none has more than it can use (`width`).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def rows_place(config: StorageConfig) -> str:
 
 def ahead_bytes(config: TaskConfig, plan_bytes: int) -> int:
     """What plans take that wait for their rows to come from disk."""
-    return (config.storage.look_ahead + config.pipeline.in_flight) * plan_bytes if config.storage.paged else 0
+    return (config.storage.look_ahead + config.pipeline.room) * plan_bytes if config.storage.paged else 0
 
 
 @dataclass(frozen=True)
