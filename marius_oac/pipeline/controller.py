@@ -104,7 +104,7 @@ class _Trial:
     before: float
     """Seconds a batch of the setting that is kept, just before."""
     ratios: list[float] = field(default_factory=list)
-    """Of each pair of blocks, the logarithm of how many times as fast the candidate was."""
+    """Of each pair of blocks, how much faster the candidate was, as a part of the mean time."""
 
 
 class Controller:
@@ -206,7 +206,7 @@ class Controller:
         if self.setting == self.kept:
             self._costs, trial.before = Costs.of(seen, self._cores), seen.period
             return trial.candidate
-        trial.ratios.append(math.log(trial.before / seen.period))
+        trial.ratios.append(2 * (trial.before - seen.period) / (trial.before + seen.period))
         count, mean = len(trial.ratios), sum(trial.ratios) / len(trial.ratios)
         decided = abs(mean) > _CLEAR / count or (trial.grows and mean < -_WORSE)
         if not decided and count < _PAIRS:
@@ -225,7 +225,7 @@ class Controller:
         return self.kept
 
     def _rejected(self, trial: _Trial) -> Setting:
-        lost = sum(math.exp(-ratio) - 1 for ratio in trial.ratios) * (self.batches + trial.candidate.window)
+        lost = -sum(trial.ratios) * (self.batches + trial.candidate.window)
         patience = min(max(self._patience.get(trial.kind, _PATIENCE), math.ceil(lost / _COST)), _MOST_PATIENCE)
         self._not_before[trial.kind] = self._failed[trial.candidate] = self._seen + patience
         self._patience[trial.kind] = 2 * patience
