@@ -94,7 +94,7 @@ def kept_curves(kept: Path | None) -> dict[str, Curve] | None:
 
 def overlap(config: Config, graph: Graph, batches: int = 20) -> str:
     """How many rows a batch has, and which shares of them the next batch has, too, and any of those in flight."""
-    several = config.pipeline.in_flight
+    several = config.pipeline.room
     with Session(GraphTask(config, graph)) as session:
         rows = [session.planner.plan(number).rows[0] for number in range(batches + several - 1)]
     near = np.mean([np.isin(rows[i], rows[i + 1]).mean() for i in range(batches)])

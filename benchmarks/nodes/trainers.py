@@ -141,7 +141,7 @@ class _Here:
         binding: Binding,
     ) -> RemoteSource:
         group, pipeline, server = self._group, self._config.pipeline, None
-        ahead = 2 * (pipeline.in_flight + pipeline.workers.plan + pipeline.workers.read) + 4
+        ahead = 2 * (pipeline.room + pipeline.most_workers("plan") + pipeline.most_workers("read")) + 4
         if tables is not None:
             ranks = dict(enumerate(group.names))
             door = self._network.server(SERVER, ranks)
