@@ -187,6 +187,7 @@ class StoreConformance(Making):
             assert not values[done:].any()
             assert (timestamps[:done] == 9).all() and (timestamps[done:] == NEVER).all()
             assert store.commit(np.arange(count), np.zeros_like(values), 10) == 0
+            assert store.commit(np.arange(count), np.zeros_like(values), 9) == count
 
     @pytest.mark.parametrize("value_dtype", ["float32", "bfloat16"])
     def test_blocks_carry_a_table_to_another_store(self, value_dtype):
