@@ -197,14 +197,15 @@ def _update_touched(
     table: torch.Tensor, gradients: torch.Tensor, optimizer: RowOptimizer, timestamp: int, factor: Any
 ) -> None:
     """One step of the optimizer on the rows that have a gradient."""
-    touched = gradients.any(1)
     if table.device.type != "cpu":
-        update_without_waiting(table, gradients, touched, optimizer, timestamp, factor)
+        update_without_waiting(table, gradients, gradients.any(1), optimizer, timestamp, factor)
         return
-    picks = touched.nonzero().reshape(-1)
-    rows = table[picks]
-    optimizer.update(rows.numpy(), gradients[picks].numpy(), timestamp, factor)
-    table[picks] = rows
+    # NumPy's, since torch would index in threads that wait for each other longer than the indexing takes.
+    rows, found = table.numpy(), gradients.numpy()
+    picks = np.flatnonzero(found.any(1))
+    chosen = rows[picks]
+    optimizer.update(chosen, found[picks], timestamp, factor)
+    rows[picks] = chosen
 
 
 def update_without_waiting(

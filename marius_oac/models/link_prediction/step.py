@@ -118,15 +118,20 @@ class LinkPredictionStep(Updated):
             return self._compute_tensors(entities, data, timestamp)
         if entities.dtype != np.float32 or not entities.flags.c_contiguous:
             raise ValueError(f"rows must be float32 in C order, not {entities.dtype} with strides {entities.strides}")
-        if self._handwritten is None:  # products of several threads, or of other addresses, would have other bits
-            with torch_threads(1):
+        with torch_threads(1):  # more would wait for each other actively, and take the cores from the thread pool
+            if self._handwritten is None:  # and products of several threads, or of other addresses, have other bits
                 return self._compute_tensors(
                     torch.from_numpy(entities), map_arrays(data, torch.from_numpy), timestamp
                 ).item()
+            return self._compute_arrays(self._handwritten, entities, data, timestamp)
+
+    def _compute_arrays(
+        self, gradient: HandwrittenGradient, rows: np.ndarray, data: EdgeBatch[np.ndarray], timestamp: int
+    ) -> float:
         update, relations = self._update, self._relations
         rule = update.rows.rule(timestamp, update.factor(data))
         opened = _NO_RELATIONS if relations is None else relations.opened(data, timestamp)
-        loss = self._handwritten.compute(entities, data, rule, opened)
+        loss = gradient.compute(rows, data, rule, opened)
         if relations is not None:
             loss += relations.closed(opened, data)
         return update.dense(loss, data, timestamp)
