@@ -6,12 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.nodes.trainers import train_together
 from marius_oac.config.ctr import CtrConfig
+from marius_oac.config.sections import OptimizerConfig
 from marius_oac.data.batches.rank_slice import RankSlice
 from marius_oac.models.compute.update import Update
 from marius_oac.models.ctr.step import CtrStep
+from marius_oac.models.link_prediction.relations import RelationTable
 from marius_oac.models.link_prediction.step import LinkPredictionStep
 from marius_oac.nodes.dense.kinds import make_dense_sync
 from marius_oac.nodes.groups.thread_group import ThreadGroup
@@ -34,7 +37,7 @@ class Told:
     dispatched = False
 
     def __init__(self, moves=True, own=None):
-        self.moves, self.own, self.calls = moves, own, []
+        self.moves, self.own, self.calls, self.threads = moves, own, [], set()
 
     def optimizer(self, parameters):
         return self.own(self, parameters) if self.own else None
@@ -43,6 +46,7 @@ class Told:
         self.calls.append("attach")
 
     def reduce(self, gradients, share):
+        self.threads.add(torch.get_num_threads())
         self.calls.append(("reduce", share, sum(float(each.abs().sum()) for each in gradients) > 0))
         return self.moves
 
@@ -106,6 +110,43 @@ def test_every_batch_is_reduced_updated_and_told_of(task):
     world.compute(8, share=0.25)
     assert told.calls == ["attach", ("reduce", 0.25, True), ("updated", 7), ("reduce", 0.25, True), ("updated", 8)]
     assert bits(world.parameters()) != before
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_torch_has_one_thread_beside_the_steps_own(task):
+    """Two wait for each other actively: where processes share cores, for longer than a batch takes."""
+    before, told = torch.get_num_threads(), Told()
+    try:
+        torch.set_num_threads(3)
+        World(task, told).compute(0)
+        assert told.threads == {1} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Operations(TorchDispatchMode):
+    """The names of torch's operations within the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_shards_relations_are_updated_without_torchs_threads():
+    """The thread that serves has as many as the process, and torch would index in all of them."""
+    values = np.ones((5, 6), np.float32)
+    served = RelationTable(values, OptimizerConfig(), CPU, at_once=False).slice(0, values.size)
+    before, gradient = served.values().copy(), np.zeros(values.size, np.float32)
+    gradient[6:18] = 1.0
+    with _Operations() as seen:
+        served.apply(gradient, 0, 0)
+    assert not [name for name in seen.names if "index" in name]
+    moved = np.flatnonzero(served.values() != before)
+    assert moved.tolist() == list(range(6, 18))
 
 
 @pytest.mark.parametrize("task", TASKS)
