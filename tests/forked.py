@@ -178,15 +178,12 @@ def _import_all() -> None:
     """What training imports, on one box and on nodes; Numba and torch's optimizers import much when first used."""
     import numba
     import numpy as np
-    import torch._dynamo  # noqa: F401
     from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
 
     from marius_oac.cli import commands  # noqa: F401
     from marius_oac.nodes.launch import elastic, guard, launch, remote  # noqa: F401
     from marius_oac.training import cluster, local  # noqa: F401
-    from tests import compiled
 
-    compiled.once()
     numba.njit(lambda array: array.sum())(np.zeros(1))
     gc.freeze()
     gc.set_threshold(*SELDOM)

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -21,22 +21,31 @@ from marius_oac.runtime.closing import Closable
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import present
 
-_OF_THE_DISK = (duckdb.IOException, duckdb.FatalException, duckdb.TransactionException)
-"""Raised by DuckDB if one of its files can't be read, written or flushed. Our queries raise TransactionException for no
-other reason."""
+if TYPE_CHECKING:
+    import duckdb
 
 
 @contextmanager
 def query_errors(where: object, hint: str) -> Iterator[None]:
     """Within the block, errors of a full or failing disk become an InputError that names `where` and ends in `hint`."""
+    import duckdb  # which takes a sixth of a second, and is used by few runs
+
     try:
         yield
     except (OSError, duckdb.Error, pa.ArrowException) as error:
         if disk_full(error):
             raise InputError(f"the disk is full; {hint}", where) from error
-        if isinstance(error, _OF_THE_DISK):
+        if _of_the_disk(error):
             raise InputError(f"can't be written: {str(error).splitlines()[0]}; {hint}", where) from error
         raise
+
+
+def _of_the_disk(error: BaseException) -> bool:
+    """Whether DuckDB says that one of its files can't be read, written or flushed. Our queries raise
+    TransactionException for no other reason."""
+    import duckdb
+
+    return isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.TransactionException)
 
 
 def disk_full(error: BaseException) -> bool:
@@ -159,6 +168,8 @@ def connect(
     work: Path, memory_limit: int = MEMORY_LIMIT_BYTES, most_threads: int = MAX_THREADS
 ) -> duckdb.DuckDBPyConnection:
     """Opens a database in the existing folder `work`, where it spills data beyond `memory_limit` bytes."""
+    import duckdb  # see `query_errors`
+
     settings: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{memory_limit >> 20}MiB",
         "temp_directory": str(work / "spill"),

@@ -16,8 +16,11 @@ from torch.nn.utils import get_total_norm
 
 from marius_oac.config.sections import DenseOptimizerConfig
 from marius_oac.models.compute.dense_moments import network_from_kstep, network_to_kstep
+from marius_oac.models.compute.eager import eager
 from marius_oac.models.compute.soundness import LARGEST_VALUE
 from marius_oac.types import present
+
+_SGD, _Adagrad, _Adam = eager(torch.optim.SGD), eager(torch.optim.Adagrad), eager(torch.optim.Adam)
 
 NETWORK, OPTIMIZER = "network.", "optimizer."
 """Prefixes in a state: of the names of parameters and buffers, and of the optimizer's state of each parameter."""
@@ -196,10 +199,10 @@ def _make(given: Iterable[nn.Parameter], config: DenseOptimizerConfig) -> torch.
     parameters = list(given)
     rate, decay, betas = config.learning_rate, config.weight_decay, (config.beta1, config.beta2)
     if config.kind == "sgd":
-        return torch.optim.SGD(parameters, rate, weight_decay=decay)
+        return _SGD(parameters, rate, weight_decay=decay)
     if config.kind == "adagrad":
-        return torch.optim.Adagrad(parameters, rate, eps=config.epsilon, weight_decay=decay)
-    optimizer = torch.optim.Adam(parameters, rate, betas, config.epsilon, weight_decay=decay)
+        return _Adagrad(parameters, rate, eps=config.epsilon, weight_decay=decay)
+    optimizer = _Adam(parameters, rate, betas, config.epsilon, weight_decay=decay)
     for parameter in parameters:  # as its first step would
         optimizer.state[parameter] = {
             "step": torch.tensor(0.0),

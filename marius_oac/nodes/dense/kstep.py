@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from marius_oac.models.compute.eager import eager
 from marius_oac.nodes.dense.contract import DenseAgreement, Flat
 from marius_oac.nodes.groups.contract import Group
 from marius_oac.types import present
@@ -36,6 +37,7 @@ Mean = Callable[[Sequence[torch.Tensor]], None]
 """Replaces tensors, in place, by their mean over the trainers."""
 
 
+@eager
 class KStepAdam(torch.optim.Optimizer):
     """One trainer's part of Algorithm 2. A parameter without a gradient counts as having gradient zero.
 
