@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from pyarrow import csv
 
 HERE = Path(__file__).resolve().parents[1]
 DIGITS = 16
@@ -169,6 +170,8 @@ def _write_clicks(path: Path, draw: np.random.Generator, rows: int = 2000) -> No
         "history": pa.array([draw.integers(99, size=size).tolist() for size in draw.integers(6, size=rows)], lists),
     }
     pq.write_table(pa.table(columns), path)
+    flat = {name: columns[name] for name in ("label", "number", "user", "item")}
+    csv.write_csv(pa.table(flat), path.with_suffix(".csv"))
 
 
 def train_all(tree: Path, folder: Path, cases: Sequence[Case] = CASES) -> dict[str, dict[str, str]]:

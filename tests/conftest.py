@@ -9,10 +9,11 @@ import torch
 from hypothesis import settings
 
 from marius_oac.cli import commands as cli
+from marius_oac.kernels import ahead
 from marius_oac.models.compute import user_code as own_code
 from marius_oac.runtime import console
 from marius_oac.training import local as training
-from tests import compiled, costs, forked, skips
+from tests import costs, forked, skips
 from tests.device import DEVICE
 from tests.graphs import tiny_config, tiny_graph
 from tests.runtime.sysfs_trees import build
@@ -25,8 +26,7 @@ if DEVICE.type == "cpu":  # before anything imports Triton
 settings.register_profile("repeatable", derandomize=True, database=None, max_examples=40)
 settings.register_profile("random", deadline=None, database=None)
 settings.load_profile("repeatable")
-compiled.once()
-compiled.lock_file()  # no test finds it to be new
+ahead.MOST_PROCESSES = 1  # nothing is compiled beside tests, which say which kernels they want
 
 
 def pytest_addoption(parser):

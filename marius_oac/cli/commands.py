@@ -15,7 +15,7 @@ from marius_oac import __version__
 from marius_oac.cli.data_arguments import KINDS, add_init, add_prepare
 from marius_oac.config.renamed import COMMANDS, tell
 from marius_oac.errors import ConfigError, InputError
-from marius_oac.runtime.command import check_present_folder, check_system, run_command
+from marius_oac.runtime.command import check_present_folder, check_system, end_at_once, run_command
 from marius_oac.runtime.console import answer, report
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def _init(args: argparse.Namespace) -> None:
 
 
 def _train(args: argparse.Namespace) -> int | None:
-    from marius_oac.config.task import load_config
+    from marius_oac.config.task import kernel_groups, load_config
+    from marius_oac.kernels.ahead import compiling
 
     overrides = list(args.set)
     if args.data:
@@ -83,11 +84,12 @@ def _train(args: argparse.Namespace) -> int | None:
         if value and error.message.startswith("unknown key"):
             raise InputError("is for click logs (task: ctr)", option) from None
         raise
-    if _request(args).wanted:
-        return _train_on_nodes(args, config)
-    from marius_oac.training.local import train
+    if (request := _request(args)).wanted:
+        return _train_on_nodes(request, args, config)
+    with compiling(kernel_groups(config)):  # while libraries are imported
+        from marius_oac.training.local import train
 
-    report(train(config, args.out, trace=args.trace))
+        report(train(config, args.out, trace=args.trace))
     return None
 
 
@@ -115,15 +117,18 @@ def _request(args: argparse.Namespace) -> Request:
     return Request(args.argv, args.nodes, args.local_nodes, args.node, args.dry_run)
 
 
-def _train_on_nodes(args: argparse.Namespace, config: TaskConfig) -> int:
+def _train_on_nodes(request: Request, args: argparse.Namespace, config: TaskConfig) -> int:
+    from marius_oac.config.task import kernel_groups
+    from marius_oac.kernels.ahead import compiling
     from marius_oac.nodes.launch.launch import on_nodes
 
     def train(place: Place) -> object:
-        from marius_oac.training.cluster import train_on_nodes
+        with compiling(kernel_groups(config, over_nodes=True)):
+            from marius_oac.training.cluster import train_on_nodes
 
-        return train_on_nodes(config, place, args.out, trace=args.trace)
+            return train_on_nodes(config, place, args.out, trace=args.trace)
 
-    return on_nodes(_request(args), train)
+    return on_nodes(request, train)
 
 
 def _resume_on_nodes(args: argparse.Namespace) -> int:
@@ -370,6 +375,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.function(args)
 
     return run_command("marius-oac", work)
+
+
+def program() -> int:
+    """The command as a process of its own, which ends at once."""
+    return end_at_once(main())
 
 
 if __name__ == "__main__":

@@ -37,10 +37,12 @@ class BaseConfig(Section):
     Attributes:
         data_grows: whether a run may continue with more files; `log.json` in its folder lists them all.
         how_to_ask: what such a run was trained for, and what to predict with it.
+        kernels: the group of compiled kernels that such a run uses (`kernels/signatures.txt`).
     """
 
     data_grows: ClassVar[bool] = False
     how_to_ask: ClassVar[str]
+    kernels: ClassVar[str]
 
     seed: NonNegativeInt = Field(0, description="Seed of initial values, shuffles, negatives and splits.")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")

@@ -318,6 +318,7 @@ class CtrConfig(BaseConfig):
     """Training a CTR model on a click log."""
 
     data_grows = True
+    kernels = "clicks"
     how_to_ask = "was trained on a click log: name the files to predict with --data"
 
     task: Literal["ctr"] = "ctr"

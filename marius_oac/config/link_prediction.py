@@ -194,6 +194,7 @@ class Config(BaseConfig):
     """Training a graph's embeddings. `Config.load` and `Config.build` make a configuration of another task's class
     where `task` says so."""
 
+    kernels = "links"
     how_to_ask = "was trained for link prediction: name an entity with --head or --tail"
 
     task: Literal["graph"] = Field(

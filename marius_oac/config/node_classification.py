@@ -67,6 +67,7 @@ class ClassesEvaluationConfig(Section):
 class NodeClassificationConfig(BaseConfig):
     """Training an encoder for node classification."""
 
+    kernels = "classes"
     how_to_ask = "was trained for node classification: name the node to predict with --node"
 
     task: Literal["node_classification"]

@@ -27,6 +27,12 @@ def build_config(
     return cast(TaskConfig, Config.build(tree, source=source, lines=lines))
 
 
+def kernel_groups(config: TaskConfig, over_nodes: bool = False) -> tuple[str, ...]:
+    """The groups of compiled kernels that a run uses (`kernels/signatures.txt`)."""
+    added = {"encoder": getattr(config, "encoder", None), "disk": config.storage.on_disk, "nodes": over_nodes}
+    return (config.kernels, *(group for group, used in added.items() if used))
+
+
 def of_an_older_run(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Converts the plain values of an older run's configuration."""
     kind: type[BaseConfig] = Config.of_task(tree.get("task"))

@@ -22,7 +22,6 @@ from marius_oac.evaluation.filters import Answers, KnownAnswers
 from marius_oac.evaluation.own_metrics import Metric
 from marius_oac.evaluation.ranks import (
     HITS,
-    NAN,
     NO_METRICS,
     Candidates,
     RankingMetrics,
@@ -35,6 +34,7 @@ from marius_oac.evaluation.ranks import (
 )
 from marius_oac.evaluation.scores import Blocks, LinkScorer
 from marius_oac.kernels.cpu.random import stream_key
+from marius_oac.kernels.cpu.ranks import NAN
 from marius_oac.runtime.progress import Progress
 from marius_oac.types import Side
 

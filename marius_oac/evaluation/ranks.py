@@ -16,13 +16,19 @@ import numpy as np
 import torch
 
 from marius_oac.evaluation.filters import Answers
-from marius_oac.kernels.cpu.jit import compiled
+from marius_oac.kernels.cpu.ranks import (
+    BETTER,
+    EQUAL,
+    KNOWN_BETTER,
+    KNOWN_EQUAL,
+    NAN,
+    count,
+    find_among,
+    find_in_range,
+)
 
 HITS = (1, 3, 10)
 NO_METRICS: Mapping[str, Any] = MappingProxyType({})
-
-BETTER, EQUAL, KNOWN_BETTER, KNOWN_EQUAL, NAN = range(5)
-"""Rows of the counts of a block of queries, int64 [5, n]. The first four don't count the answer itself."""
 
 Candidates = range | np.ndarray
 """Ids of the candidates of a block: consecutive entities, or drawn ones, int64 [m], ascending, perhaps repeated."""
@@ -117,9 +123,9 @@ def known_columns(answers: Answers | None, queries: np.ndarray, candidates: Cand
     offsets = np.zeros(len(queries) + 1, np.int64)
     if answers is None:
         return Columns(offsets, np.empty(0, np.int64))
-    find, where = _find_among, list[Any]([candidates])
+    find, where = find_among, list[Any]([candidates])
     if isinstance(candidates, range):
-        find, where = _find_in_range, [candidates.start, candidates.stop]
+        find, where = find_in_range, [candidates.start, candidates.stop]
     known = (answers.groups, answers.own, answers.offsets, answers.ids)
     find(*known, queries, *where, np.empty(0, np.int64), offsets)  # how many
     columns = np.empty(offsets[-1], np.int64)
@@ -140,7 +146,7 @@ def count_on_cpu(
         known: the columns of other known answers.
         width: the number of candidates.
     """
-    _count(scores, true, own.offsets, own.columns, known.offsets, known.columns, width, counts)
+    count(scores, true, own.offsets, own.columns, known.offsets, known.columns, width, counts)
 
 
 def count_on_device(
@@ -166,61 +172,3 @@ def _sums_at(flags: torch.Tensor, places: Columns) -> torch.Tensor:
 
 def _offsets(sizes: np.ndarray) -> np.ndarray:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
-
-
-@compiled
-def _count(scores, true, own_offsets, own_columns, known_offsets, known_columns, width, counts):
-    for i in range(true.size):
-        row, answer = scores[i, :width], true[i]
-        better, equal, worse = 0, 0, 0
-        for j in range(width):
-            score = row[j]
-            better += score > answer
-            equal += score == answer
-            worse += score < answer
-        counts[NAN, i] += width - better - equal - worse + (answer != answer)
-        for k in range(own_offsets[i], own_offsets[i + 1]):
-            score = row[own_columns[k]]
-            better -= score > answer
-            equal -= score == answer
-        for k in range(known_offsets[i], known_offsets[i + 1]):
-            score = row[known_columns[k]]
-            counts[KNOWN_BETTER, i] += score > answer
-            counts[KNOWN_EQUAL, i] += score == answer
-        counts[BETTER, i] += better
-        counts[EQUAL, i] += equal
-
-
-@compiled
-def _find_in_range(groups, own, starts, ids, queries, first, last, columns, offsets):
-    """Counts the columns in `offsets`, and writes them to `columns` unless it is empty. `_find_among` does the same."""
-    total = 0
-    for i in range(queries.size):
-        query = queries[i]
-        known = ids[starts[groups[query]] : starts[groups[query] + 1]]
-        for k in range(np.searchsorted(known, first), np.searchsorted(known, last)):
-            if known[k] != own[query]:
-                if columns.size:
-                    columns[total] = known[k] - first
-                total += 1
-        offsets[i + 1] = total
-
-
-@compiled
-def _find_among(groups, own, starts, ids, queries, candidates, columns, offsets):
-    total = 0
-    for i in range(queries.size):
-        query = queries[i]
-        known = ids[starts[groups[query]] : starts[groups[query] + 1]]
-        at = 0
-        for j in range(candidates.size):
-            candidate = candidates[j]
-            if j == 0 or candidate != candidates[j - 1]:
-                at += np.searchsorted(known[at:], candidate)
-                if at == known.size:
-                    break
-            if known[at] == candidate and candidate != own[query]:
-                if columns.size:
-                    columns[total] = j
-                total += 1
-        offsets[i + 1] = total

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marius_oac.kernels.cpu.jit import kept
+from marius_oac.kernels.cpu.newer_rows import replace_older as _replace_older
 from marius_oac.kernels.gpu import choice
 from marius_oac.pipeline.batch import Batch
 
@@ -23,25 +23,6 @@ Replace = Callable[..., Any]
 
 _ROWS, _COLUMNS = 16, 128
 """The tile of a kernel."""
-
-
-@kept(nogil=True)
-def _replace_older(newer_rows, newer_values, newer_timestamp, rows, timestamps, values):
-    replaced, i, j = 0, 0, 0
-    while i < rows.size and j < newer_rows.size:
-        if rows[i] < newer_rows[j]:
-            i += 1
-        elif rows[i] > newer_rows[j]:
-            j += 1
-        else:
-            if timestamps[i] < newer_timestamp:
-                for k in range(values.shape[1]):  # a slice would cost a reference count, and more than the copy
-                    values[i, k] = newer_values[j, k]
-                timestamps[i] = newer_timestamp
-                replaced += 1
-            i += 1
-            j += 1
-    return replaced
 
 
 def replace_older(

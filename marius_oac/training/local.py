@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marius_oac.config.base import BaseConfig
 from marius_oac.config.idle import idle_settings
-from marius_oac.config.task import TaskConfig
+from marius_oac.config.task import TaskConfig, kernel_groups
 from marius_oac.data.logs.run_log import RunLog
 from marius_oac.errors import ConfigError, InputError, Interrupted
+from marius_oac.kernels import ahead
 from marius_oac.pipeline.runner import Probe
 from marius_oac.runs.folder.folder import RunFolder
 from marius_oac.runs.folder.places import RunPlaces
@@ -72,11 +74,12 @@ def train(config: TaskConfig, out: str | Path | None = None, *, trace: bool = Fa
     path = Path(out) if out else Path("runs") / entry_of(config).default_name(config)
     RunFolder.check_new(path)
     code_to_train(config)
-    task = start_task(config)
-    task.notes = (*task.notes, *idle_settings(task.config))
-    check_task(task, path)
-    with RunFolder.create(path, task.config, task.fingerprint, task.run_files()) as folder:
-        run_task(task, folder, trace, probe)
+    with ahead.compiling(kernel_groups(config)):
+        task = start_task(config)
+        task.notes = (*task.notes, *idle_settings(task.config))
+        check_task(task, path)
+        with RunFolder.create(path, task.config, task.fingerprint, task.run_files()) as folder:
+            run_task(task, folder, trace, probe)
     return open_run(path)
 
 
@@ -106,7 +109,7 @@ def resume(
         CheckpointError: no run, a damaged checkpoint, another graph, config or version.
         InputError: the run has code that is not trusted, or a file or a row of `data` is wrong; nothing has changed.
     """
-    with RunFolder.open(path) as folder:
+    with RunFolder.open(path) as folder, ExitStack() as stack:
         if folder.over_nodes:
             raise InputError("the run was trained over nodes; it goes on with --nodes FILE, or --local-nodes N", path)
         places = RunPlaces(folder, data_path)
@@ -121,6 +124,7 @@ def resume(
             epochs = folder.summary()["training.epochs"]
             logger.info(f"{path}: has ended after {epochs} epochs; for more: --set training.epochs=N")
             return open_run(path)
+        stack.enter_context(ahead.compiling(kernel_groups(config)))
         known = idle_settings(folder.config)
         task.notes = tuple(note for note in idle_settings(config) if note not in known)
         check_task(task, folder.path)
@@ -209,6 +213,7 @@ def run_task(
             loop = TrainingLoop(session, folder)
             prepare(loop)
             folder.write_config(task.config, task.run_files())
+            ahead.wait()
             loop.run()
             task.peers.wait()
     except Interrupted:

@@ -84,6 +84,9 @@ def check(command_lines, command, share, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.filterwarnings(  # right after `open` nobody has the file yet: it is closed when it is forgotten
+    "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("share", [0.5, 0.93])
 def test_a_signal_leaves_nothing_behind(command_lines, tmp_path, monkeypatch, capfd, command, share):
     check(command_lines, command, share, tmp_path, monkeypatch, capfd)

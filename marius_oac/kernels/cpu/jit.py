@@ -3,7 +3,10 @@
 - `nogil`: a kernel lets other threads run. Where they work on shared rows, see `atomics`.
 - `kept`: compiled once per machine, not once per process: machine code is kept beside the package or in the user's
   cache. Where neither can be written, every process compiles it again, and a note says so once. Cached code is valid
-  for its sources: those of the kernel's module and of all modules in `kernels` that this one imports.
+  for its sources: those of the kernel's module and of all modules in `kernels` that this one imports. Processes that
+  want a kernel at once compile it once (`once`), and most are compiled before they are called (`ahead`).
+- `no_cfunc_wrapper`, and `no_cpython_wrapper` where only kernels call: code that nobody would call took a tenth of all
+  compilation.
 
 Kernels on integers and copies of rows are `compiled`, and `inlined` or `pasted` in others. `fastmath` stays off: the
 compiler may not reorder or contract operations, so the same inputs give the same bits.
@@ -33,10 +36,11 @@ import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from numba import config, njit
 
+from marius_oac.kernels import once
 from marius_oac.runtime.console import logger
 
 _NO_PLACE = "no locator available"  # of Numba's RuntimeError
@@ -54,6 +58,7 @@ def kept(**options: Any) -> Callable[[Callable], Any]:
             if not config.DISABLE_JIT:
                 # Numba's own stamp is that of one file, but a kernel holds the code of what it calls.
                 kernel._cache._cache_file._source_stamp = fingerprint(Path(function.__code__.co_filename))
+                kernel.compile = functools.partial(once.compiled, kernel)
             return kernel
         except RuntimeError as error:
             if _NO_PLACE not in str(error):
@@ -67,6 +72,26 @@ def kept(**options: Any) -> Callable[[Callable], Any]:
         return njit(**options)(function)
 
     return compiler
+
+
+def within(**options: Any) -> Callable[[Callable], Any]:
+    """`kept` for functions that only kernels call, without what makes them callable from Python, which gets a
+    TypeError."""
+    compiler = kept(no_cpython_wrapper=True, **options)
+
+    def refused(function: Callable) -> Any:
+        kernel = compiler(function)
+        if not config.DISABLE_JIT:
+            # Numba would jump to what was not compiled.
+            kernel._insert = lambda *_, **__: None
+            kernel._compile_for_args = functools.partial(_refuse, function.__qualname__)
+        return kernel
+
+    return refused
+
+
+def _refuse(name: str, *_: object, **__: object) -> NoReturn:
+    raise TypeError(f"only kernels call {name}")
 
 
 @functools.cache
@@ -83,12 +108,12 @@ def fingerprint(source: Path) -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(found))).hexdigest()
 
 
-_OPTIONS = {"nogil": True, "fastmath": False}
+_OPTIONS = {"nogil": True, "fastmath": False, "no_cfunc_wrapper": True}
 
 compiled = kept(**_OPTIONS)
 """For kernels: functions that Python calls."""
 
-inlined = kept(**_OPTIONS, forceinline=True)
+inlined = within(**_OPTIONS, forceinline=True)
 """For the few lines that are done for every row: LLVM would rather call them, at 30 % of a gather's speed."""
 
 pasted = kept(**_OPTIONS, inline="always")
@@ -98,14 +123,14 @@ exact_compiled = kept(**_OPTIONS, error_model="numpy")
 """For kernels on floats whose bits are the same on every machine: no operation is moved or fused. Divisions don't raise
 an error, so that loops vectorise."""
 
-_FLOAT_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
+_FLOAT_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 _REORDERING = {"contract", "nsz", "reassoc"}
 
 float_compiled = kept(fastmath=_REORDERING, **_FLOAT_OPTIONS)
 """For kernels: functions that Python calls and no kernel does."""
 
-float_inlined = kept(fastmath=_REORDERING, forceinline=True, **_FLOAT_OPTIONS)
+float_inlined = within(fastmath=_REORDERING, forceinline=True, **_FLOAT_OPTIONS)
 """For functions that kernels call."""
 
-float_exact = kept(fastmath={"contract", "nsz"}, forceinline=True, **_FLOAT_OPTIONS)
+float_exact = within(fastmath={"contract", "nsz"}, forceinline=True, **_FLOAT_OPTIONS)
 """For functions that kernels call and whose order of operations is part of their meaning."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from marius_oac.kernels.cpu.jit import float_compiled
+from marius_oac.kernels.cpu import products as kernels
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.tiles import blocks
 from marius_oac.runtime.aligned import ALIGNMENT
@@ -35,7 +35,6 @@ _BLOCK_ROWS = 512
 _BLOCK_OUTPUTS = 128
 _BLOCK_MATRICES = 256
 _BLOCK_FLOATS = 1 << 17
-_ZERO = np.float32(0)
 
 
 class PooledProducts(TorchFunctionMode):
@@ -169,7 +168,7 @@ class _Linear(torch.autograd.Function):
                 if by_weight is not None:
                     tasks.append(partial(_multiply, part.T, x, by_weight.numpy()[begin:end]))
             if total is not None:
-                tasks.append(partial(_add_up, part, total.numpy()[begin:end]))
+                tasks.append(partial(kernels.add_up, part, total.numpy()[begin:end]))
         for by_x, weight in zip(found[::2], pairs[1::2], strict=True):
             if by_x is not None:
                 for begin, end in blocks(0, len(dy), _BLOCK_ROWS):
@@ -205,7 +204,7 @@ class _Relu(torch.autograd.Function):
         y = mode.empty(*x.shape)
         ctx.save_for_backward(y)
         ctx.mode = mode
-        _by_parts(mode.thread_pool, _rectify, x, y)
+        _by_parts(mode.thread_pool, kernels.rectify, x, y)
         return y
 
     @staticmethod
@@ -213,7 +212,7 @@ class _Relu(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
         gradient, by_x = _aligned(gradient), ctx.mode.empty(*y.shape)
-        _by_parts(ctx.mode.thread_pool, _rectify_back, y, gradient, by_x)
+        _by_parts(ctx.mode.thread_pool, kernels.rectify_back, y, gradient, by_x)
         return by_x, None
 
 
@@ -260,41 +259,7 @@ def _add_products(
     """Writes the sum of the products and the bias to `into`. `others` is scratch for the products after the first."""
     _multiply(lefts[0], rights[0], into)
     if bias is not None:
-        _add_bias(into, bias)
+        kernels.add_bias(into, bias)
     for left, right, product in zip(lefts[1:], rights[1:], others, strict=True):
         _multiply(left, right, product)
-        _add(into.reshape(-1), product.reshape(-1))
-
-
-@float_compiled
-def _add_bias(rows: np.ndarray, bias: np.ndarray) -> None:
-    for i in range(rows.shape[0]):
-        for j in range(bias.size):
-            rows[i, j] += bias[j]
-
-
-@float_compiled
-def _add(into: np.ndarray, more: np.ndarray) -> None:
-    for i in range(into.size):
-        into[i] += more[i]
-
-
-@float_compiled
-def _add_up(rows: np.ndarray, total: np.ndarray) -> None:
-    total[:] = _ZERO
-    for i in range(rows.shape[0]):
-        for j in range(total.size):
-            total[j] += rows[i, j]
-
-
-@float_compiled
-def _rectify(x: np.ndarray, y: np.ndarray) -> None:
-    for i in range(x.size):
-        y[i] = _ZERO if x[i] < _ZERO else x[i]
-
-
-@float_compiled
-def _rectify_back(y: np.ndarray, gradient: np.ndarray, into: np.ndarray) -> None:
-    for i in range(y.size):
-        passed = gradient[i]  # always loaded, so that the loop has no branch
-        into[i] = _ZERO if y[i] <= _ZERO else passed
+        kernels.add(into.reshape(-1), product.reshape(-1))

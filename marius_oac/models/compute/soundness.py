@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marius_oac.kernels.cpu.jit import float_compiled
+from marius_oac.kernels.cpu.products import largest_bits
 from marius_oac.kernels.gpu import choice
 
 LARGEST_VALUE = 2.0**20
@@ -40,7 +40,7 @@ def is_sound(rows: Any, dimension: int, largest: float = LARGEST_VALUE) -> Any:
         parts = [(rows[:, :dimension], largest), (rows[:, dimension:], float(np.finfo(np.float32).max))]
         sound = [torch.linalg.vector_norm(part, math.inf) <= most for part, most in parts if part.numel()]
         return reduce(torch.logical_and, sound) if sound else torch.ones((), dtype=torch.bool, device=rows.device)
-    value, other = _largest_bits(rows.view(np.int32), dimension)
+    value, other = largest_bits(rows.view(np.int32), dimension)
     return value <= np.float32(largest).view(np.int32) and other < _INFINITE
 
 
@@ -53,17 +53,3 @@ def _is_sound_fused(rows: torch.Tensor, dimension: int, largest: float) -> torch
     launch(look, (-(-count // tile["ROWS"]),), rows, rows.stride(0), count, dimension, width, sound.view(torch.uint8),
            largest, float(np.finfo(np.float32).max), **tile)  # fmt: skip
     return sound
-
-
-@float_compiled
-def _largest_bits(rows: np.ndarray, dimension: int) -> tuple[np.int32, np.int32]:
-    """The largest bits of absolute values, of the first `dimension` columns and of the others. Bits of floats are in
-    the order of the values, those of infinity and NaN being the largest; rows are int32 [n, width]."""
-    value = other = np.int32(0)
-    sign = np.int32(0x7FFFFFFF)
-    for i in range(rows.shape[0]):
-        for j in range(dimension):
-            value = max(value, rows[i, j] & sign)
-        for j in range(dimension, rows.shape[1]):
-            other = max(other, rows[i, j] & sign)
-    return value, other
