@@ -6,6 +6,8 @@ SEED ?= 0
 DGL_TESTS := tests/data/dgl tests/models/gnn/test_own_layer.py
 # In the order of tests/costs.py: the dearest files first.
 BY_FILE := --dist loadfile --no-loadscope-reorder
+# Each process that the tests start would else compile all modules anew where bytecode is not to be kept.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 2 $(BY_FILE)
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1\t/' | expand -t 18
@@ -26,7 +28,7 @@ train: .venv/installed  ## train the embedded graph, CoDEx-S, into runs/codex-s 
 	else $(BIN)/marius-oac train examples/codex-s.yaml --out runs/codex-s; fi
 
 test: .venv/tested  ## the tests, less than ten minutes on two cores
-	$(BIN)/python -m pytest -q -n 2 $(BY_FILE)
+	$(PYTEST)
 
 # dgl has wheels for Python 3.11 and older alone, and needs packages that nothing else here does.
 .venv-dgl/installed: .venv/tested constraints.txt
@@ -51,14 +53,14 @@ test-dgl: .venv/tested  ## the tests that need dgl, in an environment of its own
 	touch $@
 
 test-all: .venv/tested .venv-triton/installed test-dgl  ## the tests with the slow ones, and those that need dgl
-	$(BIN)/python -m pytest -q -n 2 $(BY_FILE) -m 'slow or not slow'
+	$(PYTEST) -m 'slow or not slow'
 
 chaos: .venv/tested  ## crashes, failing system calls, flipped bits, made-up files: sweeps of 20 minutes (BUDGET=SECONDS SEED=N)
 	$(BIN)/python -m tests.chaos --budget $(BUDGET) --seed $(SEED)
 
 fuzz: .venv/tested  ## the property tests with examples drawn at random; `make fuzz SEED=N` draws those of N again
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; echo "make fuzz SEED=$$seed"; \
-	$(BIN)/python -m pytest -q -n 2 $(BY_FILE) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed
+	$(PYTEST) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed
 
 mutants: .venv/tested  ## small changes of the code that some test should see (BUDGET=SECONDS SEED=N); docs/mutants.md
 	$(BIN)/python -m tests.mutants --budget $(BUDGET) --seed $(SEED) --work build/mutants

@@ -36,10 +36,16 @@ Arrows = Mapping[str, set[str]]
 
 
 @functools.cache
+def syntax(path: Path) -> ast.Module:
+    """Of a file that does not change."""
+    return ast.parse(path.read_text("utf-8"))
+
+
+@functools.cache
 def imported(path: Path) -> Sequence[str]:
     """Modules of the package that a file imports, in functions too, as paths: `storage.contract`."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(syntax(path)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -7,7 +7,7 @@ import sys
 import marius_oac
 from marius_oac.training import local as training
 from tests.house.test_house import broken
-from tests.layers import LAYERS, PACKAGE, arrows, circles, folders, upwards
+from tests.layers import LAYERS, PACKAGE, arrows, circles, folders, syntax, upwards
 
 HEAVY = {"torch", "numba", "dgl"}
 FORBIDDEN = dict.fromkeys(("errors", "types", "batches", "runtime", "config", "cli"), HEAVY) | {
@@ -20,7 +20,7 @@ DGL = PACKAGE / "data" / "dgl"
 
 
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

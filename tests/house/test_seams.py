@@ -11,7 +11,7 @@ from marius_oac.config.parts import DECODERS, LOSSES
 from marius_oac.config.reference import TASKS
 from marius_oac.config.task import TaskConfig
 from marius_oac.tasks import registry
-from tests.layers import PACKAGE, imported
+from tests.layers import PACKAGE, imported, syntax
 
 
 def nodes(homes: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -19,7 +19,7 @@ def nodes(homes: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         place = str(path.relative_to(PACKAGE))
         if not place.startswith(homes):
-            yield from ((place, node) for node in ast.walk(ast.parse(path.read_text("utf-8"))))
+            yield from ((place, node) for node in ast.walk(syntax(path)))
 
 
 def constants(names: set[str], home: str) -> Iterator[str]:
