@@ -12,6 +12,7 @@ from marius_oac.data.generate import nodes as generate_nodes
 from marius_oac.training import local as training
 from tests.click_logs import ctr_config, small_log
 from tests.moments import Moments
+from tests.run_folders import each_with_one_of
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +84,10 @@ def check(command_lines, command, share, tmp_path, monkeypatch, capfd):
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.filterwarnings(  # right after `open` nobody has the file yet: it is closed when it is forgotten
     "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
 )
-@pytest.mark.parametrize("share", [0.5, 0.93])
+@pytest.mark.parametrize("command, share", each_with_one_of(COMMANDS, [0.5, 0.93]))
 def test_a_signal_leaves_nothing_behind(command_lines, tmp_path, monkeypatch, capfd, command, share):
     check(command_lines, command, share, tmp_path, monkeypatch, capfd)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marius_oac.nodes.gba.policy import EVIDENCE, TRIAL, Measured, Policy, expected_slowest, ideal_rates
 from tests.nodes.load_days import day, run_auto, run_fixed
-from tests.run_folders import slow
+from tests.run_folders import each_with_one_of, slow
 
 MARGIN, PATIENCE = 0.03, 2
 PARTS = {"sync": 0.9, "gba": 0.9}
@@ -73,8 +73,8 @@ def test_both_modes_are_tried_and_the_better_one_stays(gba, mode):
 def test_clear_gains_are_taken_when_patience_ends_and_losses_too():
     """Switches at the second decision point after trainers change, both ways; the first asks to hurry."""
     parts = {"sync": 0.9, "gba": 0.7}
-    quiet, slow = [(1, 1, 1, 1)], [(1, 1, 1, 4)]
-    found = follow(Policy(MARGIN, PATIENCE), quiet * 8 + slow * 4 + quiet * 4, parts)[4:]
+    quiet, loaded = [(1, 1, 1, 1)], [(1, 1, 1, 4)]
+    found = follow(Policy(MARGIN, PATIENCE), quiet * 8 + loaded * 4 + quiet * 4, parts)[4:]
     assert [each.mode for each in found] == ["sync"] * 5 + ["gba"] * 4 + ["sync"] * 3
     assert [number for number, each in enumerate(found) if each.switches] == [5, 9]
     assert [number for number, each in enumerate(found) if each.hurry] == [4, 8]
@@ -169,13 +169,17 @@ def test_of_nothing_nothing_follows():
     assert Policy(MARGIN, PATIENCE).decide(Measured(1.0, [np.zeros(0)])).reason == "nothing was measured"
 
 
-@pytest.mark.parametrize("costs", [(0.0, 0.0), (0.05, 0.1), (0.1, 0.0), (0.0, 0.3)])
+COSTS = [(0.0, 0.0), (0.05, 0.1), (0.1, 0.0), (0.0, 0.3)]
+
+
 @pytest.mark.parametrize(
-    "workers, jitter",
-    [(2, 0.05), (8, 0.1), slow(4, 0.2), slow(16, 0.05), slow(16, 0.2)],
+    "costs, team",
+    each_with_one_of(COSTS, [(2, 0.05), (8, 0.1)])
+    + [slow(costs, team) for costs in COSTS for team in ((4, 0.2), (16, 0.05), (16, 0.2))],
 )
-def test_a_day_costs_little(workers, jitter, costs):
+def test_a_day_costs_little(team, costs):
     """Four phases of 100 stretches: at least 0.96 of the better fixed mode in each, one switch in each at most."""
+    workers, jitter = team
     loads = day(workers)
     better = np.maximum(*(run_fixed(mode, loads, jitter, 100, costs) for mode in ("sync", "gba")))
     examples, switches = run_auto(Policy(MARGIN, PATIENCE), loads, jitter, 100, costs)

@@ -45,7 +45,7 @@ class TestDiskStore(DiskStores, StoreConformance):
 
 class TestConcurrentDiskStore(DiskStores, ConcurrentConformance):
     frames = 8
-    ROUNDS = 500 if JIT else 12  # a call takes the tier's lock, too
+    ROUNDS = 250 if JIT else 12  # a call takes the tier's lock, too
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ class ConcurrentConformance(Making):
     The rows are long, so that most of a call is copying and calls do overlap.
     """
 
-    ROUNDS = 3000 if JIT else 12
+    ROUNDS = 1000 if JIT else 12
     """Calls per thread: bounded work, not bounded time."""
     ROWS = 3
     DIMENSION = 12_000 if JIT else 60
