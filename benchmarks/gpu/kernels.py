@@ -15,12 +15,12 @@ from benchmarks.graphs.step_speed import DIMENSION, INITIAL_SCALE, RELATIONS, dr
 from marius_oac.batches import EdgeBatch, SumOrder
 from marius_oac.config.sections import OptimizerConfig
 from marius_oac.kernels.gpu import choice
+from marius_oac.models.compute.arranged import arranged
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.summed import Parts
 from marius_oac.models.link_prediction.autograd import AutogradGradient
 from marius_oac.models.link_prediction.fused import FusedGradient
 from marius_oac.models.link_prediction.step import relation_width
-from marius_oac.pipeline.arranged import arranged
 from marius_oac.pipeline.validation import replace_older_fused, replace_older_torch
 from marius_oac.types import map_arrays
 

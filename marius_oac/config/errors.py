@@ -151,6 +151,8 @@ def explain(error: Mapping[str, Any], model: type[BaseModel]) -> str:
         text = "must be 'all' or a number " + ("below 2^31" if error["type"] == "less_than" else "above 0")
     if {"missing", "missing_numbers"} & set(error["loc"][-3:]):
         text = "must be refuse, median or a number"
+    if error["type"] == "int_type" and set(error["loc"]) & {"in_flight", "workers"}:
+        text = "must be auto or an integer"
     if error["loc"] == ("task",):
         text = "must be graph, node_classification or ctr"
     if error["type"] == "string_pattern_mismatch" and error["loc"] == ("device",):

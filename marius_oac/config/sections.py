@@ -119,11 +119,11 @@ class LinkConfig(Section):
 class WorkersConfig(Section):
     """The number of threads of each stage; `auto`: by measurement, 1 to `MOST_WORKERS`."""
 
-    plan: Auto | Workers = Field("auto", description="Threads that make batches; auto: by measurement, 4 at most.")
-    read: Auto | Workers = Field("auto", description="Threads that read rows from the store.")
-    upload: Auto | Workers = Field("auto", description="Threads that move rows to the device.")
-    download: Auto | Workers = Field("auto", description="Threads that move rows back.")
-    write: Auto | Workers = Field("auto", description="Threads that commit rows to the store.")
+    plan: Workers | Auto = Field("auto", description="Threads that make batches; auto: by measurement, 4 at most.")
+    read: Workers | Auto = Field("auto", description="Threads that read rows from the store.")
+    upload: Workers | Auto = Field("auto", description="Threads that move rows to the device.")
+    download: Workers | Auto = Field("auto", description="Threads that move rows back.")
+    write: Workers | Auto = Field("auto", description="Threads that commit rows to the store.")
 
 
 def _all_auto(value: Any) -> Any:
@@ -144,7 +144,7 @@ class PipelineConfig(Section):
         description="Order in which batches compute: plan, arrival, or the path of an order.npy that a run has "
         "recorded.",
     )
-    in_flight: Auto | AtOnce = Field(
+    in_flight: AtOnce | Auto = Field(
         "auto",
         description="Batches in flight; sync always has 1. auto: by measurement while training, with the same bits; 4 "
         "where the number changes results (async, async-delta, order arrival) and over nodes.",

@@ -18,7 +18,7 @@ import torch
 
 from marius_oac.kernels.cpu.bfloat16 import round_to_bfloat16
 from marius_oac.kernels.gpu import choice
-from marius_oac.pipeline.arranged import arranged
+from marius_oac.models.compute.arranged import arranged
 from marius_oac.pipeline.batch import Batch, Buffers, Pool
 from marius_oac.pipeline.link import Link
 from marius_oac.pipeline.packing import Packing, data_bytes, rows_bytes

@@ -147,7 +147,7 @@ CASES = [
             also="training.ordering={kind: beta, partitions: 4, buffer: 2}"),
     setting("negatives-zero", "training.negatives.count=0", "must be greater than 0, not 0"),
     setting("negatives-too-many", "training.negatives.count=10000000000",
-         "2980.23 GiB of host memory are needed and", "training.negatives.count"),
+         "2086.16 GiB of host memory are needed and", "training.negatives.count"),
     setting("negatives-degree-negative", "training.negatives.degree_fraction=-0.1",
          "must be greater than or equal to 0, not -0.1"),
     setting("negatives-all-number", "training.negatives.all=1", "must be true or false, not 1"),

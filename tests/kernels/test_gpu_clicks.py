@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from marius_oac.models.compute.arranged import arranged
 from marius_oac.models.ctr.step import CtrStep
-from marius_oac.pipeline.arranged import arranged
 from marius_oac.types import map_arrays
 from tests.device import DEVICE
 from tests.kernels.interpreted import by_kernels, moved, quiet  # noqa: F401 (a fixture)

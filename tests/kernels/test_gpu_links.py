@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.kernels.gpu.jit import observers
+from marius_oac.models.compute.arranged import arranged
 from marius_oac.models.link_prediction import fused
 from marius_oac.models.link_prediction.fused import FusedGradient, Tile
 from marius_oac.models.link_prediction.step import LinkPredictionStep
-from marius_oac.pipeline.arranged import arranged
 from marius_oac.types import map_arrays
 from tests.device import DEVICE
 from tests.kernels.interpreted import by_kernels, moved, quiet  # noqa: F401 (a fixture)

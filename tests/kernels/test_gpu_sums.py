@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config.sections import OptimizerConfig
+from marius_oac.models.compute.arranged import order_of
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.soundness import LARGEST_VALUE, is_sound
 from marius_oac.models.compute.summed import BLOCK, Parts
-from marius_oac.pipeline.arranged import order_of
 from marius_oac.types import map_arrays
 from tests.device import DEVICE
 from tests.kernels.interpreted import by_kernels, moved, quiet  # noqa: F401 (a fixture)

@@ -214,7 +214,7 @@ class FusedGradient:
 
 
 def order_of(data: EdgeBatch[Tensor], num_rows: int, sides: int) -> EdgeOrder[Tensor]:
-    """The order of a batch that came without one, sorted on the device; see `pipeline.arranged`."""
+    """The order of a batch that came without one, sorted on the device; see `models.compute.arranged`."""
     picks = [data.heads, data.tails]
     if data.negatives is None:
         picks.append(torch.arange(num_rows, device=data.heads.device))

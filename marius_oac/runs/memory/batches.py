@@ -9,7 +9,7 @@ import torch
 
 from marius_oac.config.sections import StorageConfig
 from marius_oac.config.task import TaskConfig
-from marius_oac.pipeline.arranged import arranged
+from marius_oac.models.compute.arranged import arranged
 from marius_oac.pipeline.device import buffer_bytes
 from marius_oac.pipeline.packing import data_bytes
 from marius_oac.runs.memory.plan import BATCH_KEYS, Need, batches_held, key_to_lower, room_for
