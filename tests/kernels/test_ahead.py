@@ -98,3 +98,11 @@ def test_a_process_that_cannot_be_started_is_no_error(cache, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with ahead.compiling(["some"]):
         assert ahead._running is None
+
+
+def test_settings_of_the_compiler_belong_to_what_was_compiled(cache, monkeypatch):
+    before = ahead._missing(["some"])
+    monkeypatch.setenv("HOME_OF_NOTHING", "1")
+    assert ahead._missing(["some"]) == before
+    monkeypatch.setenv("NUMBA_OPT", "1")
+    assert ahead._missing(["some"]) not in (before, None)
