@@ -46,7 +46,7 @@ class World:
 
 
 def connections():
-    return set(psutil.Process().net_connections("inet"))
+    return {(one.fd, one.laddr, one.raddr) for one in psutil.Process().net_connections("inet")}
 
 
 @pytest.fixture
