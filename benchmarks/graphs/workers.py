@@ -8,8 +8,9 @@ no link. Contestants have a process each, on the same cores, and take turns; in 
 numbers.
 
 `planted` trains on a graph's edges over something that waits: `link`, which moves a batch in the time of computing it
-and has 20 ms of latency; `disk`, `plans` or `writes`: a probe holds the stage fetch, plan or write for a multiple of
-the time of computing. `auto` begins with the worst setting of the grid. All take turns.
+and has 20 ms of latency; `disk`, `fetch`, `plans` or `writes`: a probe holds a stage for a multiple of the time of
+computing: with rows on disk those that wait for them, or the one thread that fetches them. Memory has room for the
+pages of several batches there (`--memory`). `auto` begins with the worst setting of the grid. All take turns.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GRID = tuple(
     Setting(window, plan, *([inside] * 4))
     for window, plan, inside in ((1, 1, 1), (2, 1, 1), (4, 1, 1), (4, 4, 2), (8, 1, 1), (8, 4, 4), (16, 4, 4))
 )
-HELD = {"disk": ("fetch", 0.9), "plans": ("plan", 3.0), "writes": ("write", 3.0)}
+HELD = {"disk": ("wait", 3.0), "fetch": ("fetch", 0.9), "plans": ("plan", 3.0), "writes": ("write", 3.0)}
 """The stage that a probe holds, and for how many times the seconds of computing; one thread fetches."""
 LATENCY = 20_000.0  # microseconds
 FIRST = 3  # rounds in which `auto` looks for its numbers
@@ -113,9 +114,9 @@ def planted(options: argparse.Namespace) -> None:
             probe = partial(hold, threading.Event(), stage, times * compute)
 
         def session(config: Config) -> TimedSession:
-            if options.load == "disk":
+            if options.load in ("disk", "fetch"):
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
-                config = config.replace("storage.memory=8MiB", f"storage.path={folder}")
+                config = config.replace(f"storage.memory={options.memory}", f"storage.path={folder}")
             timed = TimedSession(config, graph, probe=probe)
             stack.enter_context(timed.session)
             return timed
@@ -157,6 +158,7 @@ def main() -> None:
     second = kinds.add_parser("planted")
     second.add_argument("--load", choices=("link", *HELD), default="link")
     second.add_argument("--data", default=os.environ.get("MARIUS_OAC_DATA"))
+    second.add_argument("--memory", default="16MiB", help="of disk and fetch; with 8MiB one batch's pages fill it")
     second.add_argument("--rounds", type=int, default=7)
     second.add_argument("--batches", type=int, default=100)
     second.set_defaults(run=planted)

@@ -73,7 +73,7 @@ class Costs:
         compute = each.get("compute", 0.0) + each.get("validate", 0.0)
         before = each.get("settle", 0.0) + each.get("wait", 0.0)
         stages = {stage: each.get(stage, 0.0) for stage in STAGES} | {"compute": compute, "before read": before}
-        alone = max(compute, each.get("settle", 0.0), each.get("fetch", 0.0))
+        alone = max(compute, each.get("settle", 0.0))  # `fetch` waits for room, so its seconds bound nothing
         return cls(stages, alone, seen.cpu_seconds / (seen.seconds * cores))
 
     @property
