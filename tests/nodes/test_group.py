@@ -133,8 +133,9 @@ def test_a_member_that_lives_is_waited_for_however_long_it_takes():
         world.say("come", 2)
     assert world.silent(1.25 * timeout)
     os.kill(world.members[2].pid, signal.SIGSTOP)  # who is waited for so long is lost as soon as anybody
-    lost = f"lost rank 2: has not been heard of for {timeout:g} s"
+    stopped, lost = time.monotonic(), f"lost rank 2: has not been heard of for {timeout:g} s"
     assert world.hear(2) == [["done", "done", lost]] * 2
+    assert time.monotonic() - stopped < 10 * timeout
     world.members[2].kill()
     world.close()
 
