@@ -1,5 +1,6 @@
 """Kernels compiled beside a run: once, only where it helps, and by processes that end with it."""
 
+import fcntl
 import os
 import select
 import subprocess
@@ -68,12 +69,15 @@ def test_the_processes_end_with_a_run_that_is_killed(cache):
         "with ahead.compiling(['some']):\n"
         "    os.write(1, b'%d ' % ahead._running._process.pid)\n    os.kill(os.getpid(), 9)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, ahead.RECORD], stdout=subprocess.PIPE) as run:
-        number = int(run.stdout.read())
-    with suppress(ProcessLookupError):  # it is gone already
-        process = os.pidfd_open(number)
-        assert select.select([process], [], [], 20)[0]
-        os.close(process)
+    cache.mkdir()
+    with open(ahead._missing(["some"]).with_suffix(".lock"), "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # for which they would wait
+        with subprocess.Popen([sys.executable, "-c", code, ahead.RECORD], stdout=subprocess.PIPE) as run:
+            number = int(run.stdout.read())
+        with suppress(ProcessLookupError):  # it is gone already
+            process = os.pidfd_open(number)
+            assert select.select([process], [], [], 20)[0]
+            os.close(process)
 
 
 @pytest.mark.parametrize("change", ["no groups", "no compiler", "one core", "no record", "no place"])

@@ -9,7 +9,7 @@ import pytest
 from numba.core.errors import TypingError
 from numba.core.registry import CPUDispatcher
 
-from marius_oac.kernels import once
+from marius_oac.kernels import ahead, once
 
 TEXT = """
 from marius_oac.kernels.cpu.jit import compiled, inlined
@@ -71,6 +71,21 @@ def test_others_wait_while_a_function_is_compiled_and_find_it_then(module_of, mo
     assert is_free(first.outer) and is_free(first.inner)
     assert second.outer(3) == 8 and list(second.outer.stats.cache_hits.values()) == [1]
     assert seen[-1] == ("outer", True)  # what is kept is loaded without a lock
+
+
+def test_what_is_compiled_beside_this_process_is_waited_for(module_of, monkeypatch):
+    first, second, finished = module_of(), module_of(), []
+
+    def goes_on():
+        if finished == ["something else"]:
+            monkeypatch.setattr(ahead, "goes_on", lambda: False)
+            second.outer(3)
+        finished.append("something else")
+        return True
+
+    monkeypatch.setattr(ahead, "goes_on", goes_on)
+    assert first.outer(3) == 8 and len(finished) == 2
+    assert list(first.outer.stats.cache_hits.values()) == [1]
 
 
 def test_a_mistake_lets_go_of_the_lock(module_of):

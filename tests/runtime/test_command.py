@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -73,3 +74,32 @@ def test_a_defect_keeps_its_traceback(error):
 def test_another_system_is_named_in_a_line(command, monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert command("train", "config.yaml") == (2, [], ["marius-oac: marius_oac runs on Linux, and this is darwin"])
+
+
+ENDING = """
+import atexit, sys, threading
+from marius_oac.runtime.command import end_at_once
+
+class Kept:
+    def __del__(self):
+        print("taken apart")
+
+kept, more = Kept(), threading.Event()
+kept.itself = kept  # for the collector of garbage alone
+atexit.register(print, "done")
+thread = threading.Thread(target=more.wait)
+if sys.argv[1] == "threads":
+    thread.start()
+code = end_at_once(3)
+print("goes on")
+more.set()
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "said"), [("alone", ["done"]), ("threads", ["goes on", "done", "taken apart"])]
+)  # fmt: skip
+def test_a_process_that_ends_at_once_does_what_was_left_for_its_end(threads, said):
+    done = subprocess.run([sys.executable, "-c", ENDING, threads], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split("\n")[:-1], done.stderr) == (3, said, "")
