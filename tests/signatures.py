@@ -160,8 +160,9 @@ def lines(found: dict[str, set[str]], order: Sequence[str]) -> list[str]:
     made = []
     for call in order:
         groups = [group for group in GROUPS if call in found[group]]
-        tasks = [group for group in groups if group not in ("disk", "nodes")]
-        made.append(f"{','.join(tasks or groups)} {call}")
+        if {"links", "clicks"}.intersection(groups):  # what runs on disk and over nodes compile anyway
+            groups = [group for group in groups if group not in ("disk", "nodes")]
+        made.append(f"{','.join(groups)} {call}")
     return made
 
 
