@@ -6,6 +6,9 @@ compiled by each of them.
 
 The lock is the system's, on one byte of a file in the folder of the cache: it goes with the process that holds it. Its
 holder waits for nothing but functions that its own calls, so nobody waits for ever.
+
+What is kept is read without a lock, at any moment. So machine code is written before the index names it, and each
+signature has a file of its own: no index names code of other sources or signatures, whoever is killed or writes too.
 """
 
 from __future__ import annotations
@@ -18,12 +21,35 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 
 from marius_oac.kernels import ahead
 
 LOCKS = "marius_oac.lock"
+
+
+class CacheFile(IndexDataCacheFile):
+    """Numba's files of a function: its index, and one with machine code for each signature."""
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keeps what was compiled for a key, by which its file is named."""
+        number = int.from_bytes(hashlib.sha256(self._dump(key)).digest()[:7], "little")
+        name = self._data_name(number)
+        self._save_data(name, data)
+        overloads = self._load_index()
+        if overloads.get(key) != name:
+            self._save_index({**overloads, key: name})
+
+
+def keep(kernel: Any, stamp: str) -> None:
+    """Has a kernel's code kept in a `CacheFile`, valid for sources with this stamp."""
+    cache = kernel._cache
+    base = cache._cache_file._index_name.removesuffix(".nbi")
+    cache._cache_file = CacheFile(cache._cache_path, base, stamp)
+
+
 _open: dict[Path, int] = {}
 
 

@@ -44,8 +44,15 @@ def signalled(name: str, number: str, code: int, what: str, moment: str = "r/met
 
 
 def limited(name: str, limit: str, command: str, where: str = "", what: str = "", **more) -> Case:
-    """A limit of the shell's."""
-    return Case(name, f"ulimit {limit}; $oac {command}", more.pop("files", FILES), where, what, **more)
+    """A limit of the shell's. Python would leave half of a module's bytecode where files may not grow."""
+    return Case(
+        name,
+        f"export PYTHONDONTWRITEBYTECODE=1; ulimit {limit}; $oac {command}",
+        more.pop("files", FILES),
+        where,
+        what,
+        **more,
+    )
 
 
 def within(name: str, command: str, where: str = "", what: str = "", files=None, code=2, notes=0, made=(), **variables):

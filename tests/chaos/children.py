@@ -92,7 +92,8 @@ def outcomes_of(
 
 def _environment(folder: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key != "OPENBLAS_CORETYPE"}
-    return kept | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
+    # A write that fails half-way would leave half a module's bytecode for everybody.
+    return kept | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,38 @@ def test_what_is_compiled_beside_this_process_is_waited_for(module_of, monkeypat
     assert list(first.outer.stats.cache_hits.values()) == [1]
 
 
+def test_an_index_names_nothing_that_is_not_there(module_of, monkeypatch):
+    seen, save = [], once.CacheFile._save_index
+
+    def look(self, overloads):
+        seen.append([Path(self._data_path(name)).exists() for name in overloads.values()])
+        save(self, overloads)
+
+    monkeypatch.setattr(once.CacheFile, "_save_index", look)
+    module = module_of()
+    assert (module.outer(3), module.outer(3.0)) == (8, 8.0)
+    assert seen == [[True], [True], [True] * 2, [True] * 2]
+
+
+def test_who_is_killed_before_the_index_leaves_nothing_that_counts(module_of, monkeypatch):
+    with monkeypatch.context() as killed:
+        killed.setattr(once.CacheFile, "_save_index", lambda self, overloads: None)
+        assert module_of().outer(3) == 8
+    module = module_of()
+    assert module.outer(3) == 8 and not module.outer.stats.cache_hits
+    assert module_of().outer(3.0) == 8.0
+
+
+def test_who_writes_at_once_for_other_signatures_writes_to_other_files(module_of, monkeypatch):
+    with monkeypatch.context() as together:
+        together.setattr(once.CacheFile, "_load_index", lambda self: {})
+        names = []
+        together.setattr(once.CacheFile, "_save_index", lambda self, overloads: names.extend(overloads.values()))
+        module = module_of()
+        assert (module.outer(3), module.outer(3.0)) == (8, 8.0)
+    assert len(set(names)) == len(names) == 4
+
+
 def test_a_mistake_lets_go_of_the_lock(module_of):
     outer = module_of().outer
     with pytest.raises(TypingError):

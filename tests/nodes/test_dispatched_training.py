@@ -251,4 +251,4 @@ def test_a_loss_that_is_no_number_is_told_with_its_global_batch(train, monkeypat
     monkeypatch.setattr(step.CtrStep, "compute", diverging)
     with pytest.raises(DivergedError) as raised:
         train(1, nodes={"mode": "gba", "mode_options": {"parts": 3}})
-    assert raised.value.batch_index in (40, 41)  # as far as batches were dealt
+    assert raised.value.batch_index in (40, 41, 42)  # as far as batches were dealt: four parts may be in flight

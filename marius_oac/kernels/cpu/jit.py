@@ -57,7 +57,7 @@ def kept(**options: Any) -> Callable[[Callable], Any]:
             kernel = njit(cache=True, **options)(function)
             if not config.DISABLE_JIT:
                 # Numba's own stamp is that of one file, but a kernel holds the code of what it calls.
-                kernel._cache._cache_file._source_stamp = fingerprint(Path(function.__code__.co_filename))
+                once.keep(kernel, fingerprint(Path(function.__code__.co_filename)))
                 kernel.compile = functools.partial(once.compiled, kernel)
             return kernel
         except RuntimeError as error:
