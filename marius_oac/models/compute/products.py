@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from marius_oac.kernels.cpu import products as kernels
+from marius_oac.models.compute.multiply import Multiply, by_numpy
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.tiles import blocks
 from marius_oac.runtime.aligned import ALIGNMENT
@@ -46,10 +47,12 @@ class PooledProducts(TorchFunctionMode):
     Args:
         thread_pool: runs the work.
         scratch: memory for results until the next `start`; None: they are in torch's memory.
+        multiply: makes each product, on the thread that calls it.
     """
 
-    def __init__(self, thread_pool: ThreadPool, scratch: Scratch | None) -> None:
+    def __init__(self, thread_pool: ThreadPool, scratch: Scratch | None, multiply: Multiply = by_numpy) -> None:
         super().__init__()
+        self.multiply = multiply
         self.thread_pool, self._scratch, self._taken = thread_pool, scratch, 0
 
     def start(self) -> None:
@@ -148,10 +151,8 @@ class _Linear(torch.autograd.Function):
         y, *others = (mode.empty(*shape).numpy() for _ in xs)
         shared = ([weight.T for weight in weights], None if bias is None else _aligned(bias).numpy())
         cuts = blocks(0, len(y), _BLOCK_ROWS)
-        tasks = [
-            partial(_add_products, [x[a:b] for x in xs], *shared, y[a:b], [other[a:b] for other in others])
-            for a, b in cuts
-        ]
+        add = partial(_add_products, mode.multiply)
+        tasks = [partial(add, [x[a:b] for x in xs], *shared, y[a:b], [other[a:b] for other in others]) for a, b in cuts]
         mode.thread_pool.run(tasks)
         return torch.from_numpy(y)
 
@@ -159,20 +160,20 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         dy, (_, by_bias, *needed), tasks = _aligned(gradient).numpy(), ctx.needs_input_grad, []
-        pairs = [tensor.numpy() for tensor in ctx.saved_tensors]
+        pairs, multiply = [tensor.numpy() for tensor in ctx.saved_tensors], ctx.mode.multiply
         found = [ctx.mode.empty(*each.shape) if asked else None for each, asked in zip(pairs, needed, strict=True)]
         total = ctx.mode.empty(dy.shape[1]) if by_bias else None
         for begin, end in blocks(0, dy.shape[1], _BLOCK_OUTPUTS):  # the longest tasks first
             part = dy[:, begin:end]
             for x, by_weight in zip(pairs[::2], found[1::2], strict=True):
                 if by_weight is not None:
-                    tasks.append(partial(_multiply, part.T, x, by_weight.numpy()[begin:end]))
+                    tasks.append(partial(_multiply, multiply, part.T, x, by_weight.numpy()[begin:end]))
             if total is not None:
                 tasks.append(partial(kernels.add_up, part, total.numpy()[begin:end]))
         for by_x, weight in zip(found[::2], pairs[1::2], strict=True):
             if by_x is not None:
                 for begin, end in blocks(0, len(dy), _BLOCK_ROWS):
-                    tasks.append(partial(_multiply, dy[begin:end], weight, by_x.numpy()[begin:end]))
+                    tasks.append(partial(_multiply, multiply, dy[begin:end], weight, by_x.numpy()[begin:end]))
         ctx.mode.thread_pool.run(tasks)
         return None, total, *found
 
@@ -234,7 +235,7 @@ def _as_laid_out(tensor: Tensor) -> Tensor:
 def _multiply_each(mode: PooledProducts, left: np.ndarray, right: np.ndarray) -> Tensor:
     y = mode.empty(left.shape[0], left.shape[1], right.shape[2])
     cuts = blocks(0, len(left), _BLOCK_MATRICES)
-    mode.thread_pool.run([partial(_multiply, left[a:b], right[a:b], y.numpy()[a:b]) for a, b in cuts])
+    mode.thread_pool.run([partial(_multiply, mode.multiply, left[a:b], right[a:b], y.numpy()[a:b]) for a, b in cuts])
     return y
 
 
@@ -245,11 +246,12 @@ def _by_parts(thread_pool: ThreadPool, kernel: Callable, *tensors: Tensor) -> No
 
 
 @np.errstate(invalid="ignore", over="ignore")  # The pipeline reports a diverged loss, not NumPy.
-def _multiply(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
-    np.matmul(left, right, out=into)
+def _multiply(multiply: Multiply, left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
+    multiply(left, right, into)
 
 
 def _add_products(
+    multiply: Multiply,
     lefts: Sequence[np.ndarray],
     rights: Sequence[np.ndarray],
     bias: np.ndarray | None,
@@ -257,9 +259,9 @@ def _add_products(
     others: Sequence[np.ndarray],
 ) -> None:
     """Writes the sum of the products and the bias to `into`. `others` is scratch for the products after the first."""
-    _multiply(lefts[0], rights[0], into)
+    _multiply(multiply, lefts[0], rights[0], into)
     if bias is not None:
         kernels.add_bias(into, bias)
     for left, right, product in zip(lefts[1:], rights[1:], others, strict=True):
-        _multiply(left, right, product)
+        _multiply(multiply, left, right, product)
         kernels.add(into.reshape(-1), product.reshape(-1))

@@ -30,6 +30,7 @@ from marius_oac.kernels.cpu import decoders as geometry
 from marius_oac.kernels.cpu import edges as kernels
 from marius_oac.kernels.cpu import losses as loss_kernels
 from marius_oac.kernels.cpu.row_updates import Rule
+from marius_oac.models.compute.multiply import Multiply, by_numpy
 from marius_oac.models.compute.row_optimizers import RowUpdate
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.tiles import Tile, blocks, stretches
@@ -132,9 +133,10 @@ def _form_of(config: Config, decoder: Decoder) -> kernels.Form:
 
 
 class HandwrittenGradient:
-    """Computes batches on `thread_pool`."""
+    """Computes batches on `thread_pool`, with the products of `multiply`."""
 
-    def __init__(self, config: Config, thread_pool: ThreadPool) -> None:
+    def __init__(self, config: Config, thread_pool: ThreadPool, multiply: Multiply = by_numpy) -> None:
+        self._multiply = multiply
         self._model, self._training, self._thread_pool = config.model, config.training, thread_pool
         self._scratch = Scratch()
         sides = (Side.TAIL,) if config.model.reciprocal else (Side.HEAD, Side.TAIL)
@@ -294,7 +296,7 @@ class HandwrittenGradient:
         positives, candidates = work.positives[s, start:stop], batch.candidates_of(tile)
         tile_scores = tile.of(scores, len(candidates))
         if kind == geometry.INNER:
-            np.matmul(queries, candidates.T, out=tile_scores)
+            self._multiply(queries, candidates.T, tile_scores)
         else:
             kernels.distance_scores(kind, queries, candidates, tile_scores)
         if distances is not None:
@@ -311,7 +313,7 @@ class HandwrittenGradient:
         if distances is not None:
             kernels.divide_by_distances(tile_scores, tile_distances)
         if kind == geometry.INNER:
-            np.matmul(tile_scores, candidates, out=gradients)
+            self._multiply(tile_scores, candidates, gradients)
         else:
             gradients[:] = 0
             kernels.add_distance_gradients(kind, tile_scores, queries, candidates, gradients)
@@ -330,6 +332,8 @@ class HandwrittenGradient:
                 into[:] = 0
             kernels.add_distance_gradients(self._form.similarity, coefficients, candidates[begin:end], queries, into)
         elif begun:
-            into += coefficients @ queries
+            more = np.empty_like(into)
+            self._multiply(coefficients, queries, more)
+            into += more
         else:
-            np.matmul(coefficients, queries, out=into)
+            self._multiply(coefficients, queries, into)
