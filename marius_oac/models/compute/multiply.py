@@ -11,9 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 Multiply = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
-"""Called with `left` [M, K], `right` [K, N] and `into` [M, N], or with [B, M, K], [B, K, N] and [B, M, N]: float32, each
-in C order or the transpose of one in its last two axes, rows apart from each other or not; `into` in C order, or a
-block of rows of such an array."""
+"""Called with `left` [M, K], `right` [K, N] and `into` [M, N], or with [B, M, K], [B, K, N] and [B, M, N], all float32.
+Each is in C order or the transpose of an array in C order, or some rows or columns of one; `into` is in C order."""
 
 
 def by_numpy(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
