@@ -17,6 +17,7 @@ from marius_oac.config.modes import NodesConfig
 from marius_oac.config.renamed import CONFIG_KEYS, lines_by_new_names, with_new_names
 from marius_oac.config.sections import (
     CheckpointConfig,
+    ComputeConfig,
     MetricsConfig,
     NonNegativeInt,
     PipelineConfig,
@@ -56,6 +57,7 @@ class BaseConfig(Section):
         description="auto: put threads and tables next to the devices that they serve; does nothing on one NUMA node. "
         "off: leave them alone.",
     )
+    compute: ComputeConfig = ComputeConfig()
     pipeline: PipelineConfig = PipelineConfig()
     storage: StorageConfig = StorageConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -117,6 +119,10 @@ class BaseConfig(Section):
     def dump(self) -> str:
         """The resolved configuration as YAML: what `load` reads back to an equal Config."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def with_products(self, library: str) -> Self:
+        """A copy with this `compute.products`."""
+        return self.model_copy(update={"compute": self.compute.model_copy(update={"products": library})})
 
     def replace(self, *overrides: str) -> Self:
         """A copy with `a.b=c` overrides applied and everything validated again."""

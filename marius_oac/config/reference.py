@@ -40,7 +40,7 @@ TOPICS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("Batches in flight", TASKS, ("pipeline.*",)),
     ("Rows on disk", TASKS, ("storage.*",)),
     ("Checkpoints and metrics", TASKS, ("checkpoint.*", "metrics.*")),
-    ("Device, threads and seed", TASKS, ("device", "threads", "binding", "seed")),
+    ("Device, threads, products and seed", TASKS, ("device", "threads", "binding", "compute.*", "seed")),
     ("Rows and modes over nodes", TASKS,
      ("nodes.packing", "nodes.mode", "nodes.mode_options.*", "nodes.switch*", "nodes.auto.*")),
     ("Dense parameters over nodes", TASKS, ("nodes.dense.*",)),

@@ -109,6 +109,17 @@ class DenseOptimizerConfig(Section):
     decay: Annotated[Number, Field(gt=0, le=1)] = Field(1.0, description="The learning rate's factor per epoch.")
 
 
+class ComputeConfig(Section):
+    """`compute`: how a step multiplies matrices on the CPU."""
+
+    products: Literal["auto", "torch", "numpy"] = Field(
+        "auto",
+        description="Library that multiplies a training step's matrices on the CPU: torch (oneDNN, MKL) or numpy "
+        "(OpenBLAS). auto: the one that is faster on the run's own shapes, measured at its start (torch if by a "
+        "quarter). The run keeps it, since last bits depend on it; evaluations are always NumPy's.",
+    )
+
+
 class LinkConfig(Section):
     """A simulated link between host and device."""
 

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from marius_oac.errors import CheckpointError, ConfigError, DivergedError, Interrupted
+from marius_oac.models.compute.multiply import kernels_of
 from marius_oac.pipeline.bound import bound
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.retention import START, read_saved
@@ -28,7 +29,6 @@ from marius_oac.runs.folder.position import Position
 from marius_oac.runs.memory.plan import peak_rss
 from marius_oac.runs.reporting import SegmentReport, Totals, TrainingProgress, first_loss, grown_loss
 from marius_oac.runs.session import Session, name_of_device
-from marius_oac.runtime import blas
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import Requests, StopSignal, stop_on_interrupt, stopped_at_once
 
@@ -368,5 +368,5 @@ class TrainingLoop:
         summary |= self.session.task.summary() | self.session.source.metrics()
         summary["memory.peak_rss_bytes"] = peak_rss()
         machine = f"{os.cpu_count()} cores, {psutil.virtual_memory().total >> 30} GiB"
-        summary["machine"] = f"{machine}, {self.session.device}, {blas.kernels()} kernels"
+        summary["machine"] = f"{machine}, {self.session.device}, {kernels_of(self.config.compute.products)} kernels"
         self.folder.write_summary(summary)

@@ -16,9 +16,13 @@ from marius_oac.config.node_classification import NodeClassificationConfig
 from marius_oac.config.task import TaskConfig
 from marius_oac.data.graphs.graph import open_or_prepare
 from marius_oac.data.logs.run_log import RunLog
+from marius_oac.models.compute.multiply import Layer
 from marius_oac.runs.task import Task
+from marius_oac.tasks.ctr.build import largest_layer as of_clicks
 from marius_oac.tasks.ctr.task import resume_ctr_task, start_ctr_task
 from marius_oac.tasks.ctr.trained import TrainedClickModel
+from marius_oac.tasks.encoder.build import largest_layer as of_encoder
+from marius_oac.tasks.link_prediction.build import largest_layer as of_links
 from marius_oac.tasks.link_prediction.build import settled_on
 from marius_oac.tasks.link_prediction.task import GraphTask
 from marius_oac.tasks.link_prediction.trained import TrainedModel
@@ -44,6 +48,7 @@ class TaskEntry:
         resume: makes that of a run that continues.
         trained: the class of a run's result.
         default_name: of a run's folder.
+        largest_layer: the sizes of a step's largest products; None: it has none that `compute.products` is about.
     """
 
     config: type[BaseConfig]
@@ -51,6 +56,7 @@ class TaskEntry:
     resume: Resume
     trained: type[TrainedRun]
     default_name: Callable[[Any], str]
+    largest_layer: Callable[[Any], Layer | None]
 
 
 def _start_links(config: Config) -> tuple[Task, Sequence[str]]:
@@ -75,12 +81,16 @@ def _of_network(config: CtrConfig) -> str:
     return Path(config.model.network.partition(":")[0]).stem
 
 
+def _of_classes(config: NodeClassificationConfig) -> Layer:
+    return of_encoder(config.encoder, config.model.dimension, config.training.batch_size)
+
+
 TASKS = {
-    "graph": TaskEntry(Config, _start_links, _again(_start_links), TrainedModel, _of_graph),
+    "graph": TaskEntry(Config, _start_links, _again(_start_links), TrainedModel, _of_graph, of_links),
     "node_classification": TaskEntry(
-        NodeClassificationConfig, _start_classes, _again(_start_classes), TrainedClassifier, _of_graph,
+        NodeClassificationConfig, _start_classes, _again(_start_classes), TrainedClassifier, _of_graph, _of_classes,
     ),
-    "ctr": TaskEntry(CtrConfig, start_ctr_task, resume_ctr_task, TrainedClickModel, _of_network),
+    "ctr": TaskEntry(CtrConfig, start_ctr_task, resume_ctr_task, TrainedClickModel, _of_network, of_clicks),
 }  # fmt: skip
 """By the `task` of a configuration."""
 

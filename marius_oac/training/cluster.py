@@ -45,7 +45,7 @@ from marius_oac.runtime.channel import Closed
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import check_no_link
 from marius_oac.tasks.registry import entry_of
-from marius_oac.training import local
+from marius_oac.training import local, products
 from marius_oac.training.rowless import Rowless, alone, staying
 from marius_oac.types import present
 
@@ -68,6 +68,7 @@ def train_on_nodes(
         if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
             mine = code_to_train(config)  # another run may lie here, for which training was refused before
             return _resumed(path, place, group, (), (), None, None, trace, trust=mine)
+        config = products.agreed(config, config_of(config, place), group)
         own = config_of(config, place)
         check_gpus(own, group)
         task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
@@ -146,7 +147,7 @@ def _resumed(
     saved, log = _told(path, place, group, data_path)
     if any(group.gather(place.attempt > 0)):
         data = _not_taken_in(data, saved)
-    shared = local.with_data(saved.replace(*overrides), data)
+    shared = products.kept(local.with_data(saved.replace(*overrides), data), saved)
     config = config_of(shared, place)
     check_gpus(config, group)
 

@@ -28,6 +28,7 @@ from marius_oac.runs.task import Task
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.signals import signal_behind
 from marius_oac.tasks.registry import entry_of
+from marius_oac.training import products
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def train(config: TaskConfig, out: str | Path | None = None, *, trace: bool = Fa
     path = Path(out) if out else Path("runs") / entry_of(config).default_name(config)
     RunFolder.check_new(path)
     code_to_train(config)
+    config = config.with_products(products.chosen(config))
     with ahead.compiling(kernel_groups(config)):
         task = start_task(config)
         task.notes = (*task.notes, *idle_settings(task.config))
@@ -116,6 +118,7 @@ def resume(
         folder.config = places.config()
         data = places.given(data)
         config = places.changed(with_data(folder.config.replace(*overrides), data))
+        config = products.kept(config, folder.config)
         config = code_to_resume(config, folder.path, trust)
         log = log_of(folder, places)
         task = entry_of(config).resume(config, log, data)

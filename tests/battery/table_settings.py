@@ -31,6 +31,7 @@ CASES = [
     setting("threads-fraction", "threads=1.5", "must be an integer, not 1.5"),
     setting("threads-word", "threads=all", "must be an integer, not 'all'"),
     setting("binding-unknown", "binding=numa", "must be 'auto' or 'off', not 'numa'"),
+    setting("products-unknown", "compute.products=mkl", "must be 'auto', 'torch' or 'numpy', not 'mkl'"),
     setting("mode-list", "pipeline.mode=[oac]", "must be 'sync', 'async', 'async-delta' or 'oac', not ['oac']"),
     setting("mode-capital", "pipeline.mode=OAC", "must be 'sync', 'async', 'async-delta' or 'oac', not 'OAC'"),
     setting("mode-null", "pipeline.mode=null", "must be 'sync', 'async', 'async-delta' or 'oac', not null"),

@@ -1,20 +1,120 @@
-"""How a step multiplies matrices: a callable that writes the product of two arrays into a third.
+"""How a step multiplies matrices: a callable that writes the product of two arrays into a third. Two libraries do.
 
-It runs on the thread that calls it, and its bits depend on the values and the layout of its arguments alone if these
-are aligned.
+Guarantees of `by_numpy` and `by_torch`:
+- A product runs on the thread that calls it: NumPy's within `runtime.blas.one_thread_per_product`, torch's always.
+- Its bits depend on the values, shapes and strides of its arguments, and not on their addresses if these are aligned
+  (or differ from an aligned one by as much each time).
 """
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+
+from marius_oac.models.compute.torch_state import torch_threads
+from marius_oac.runtime import blas
 
 Multiply = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
 """Called with `left` [M, K], `right` [K, N] and `into` [M, N], or with [B, M, K], [B, K, N] and [B, M, N], all float32.
 Each is in C order or the transpose of an array in C order, or some rows or columns of one; `into` is in C order."""
 
+NUMPY, TORCH = "numpy", "torch"
+_LEAD = 1.25
+_SECONDS, _ROUNDS = 0.02, 20
+_LARGEST = 512
+_LEAST_WORK = 1 << 19  # below, what oneDNN does around a product takes longer than the product
+_ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+
 
 def by_numpy(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
-    """A `Multiply` of NumPy's BLAS, on one thread within `runtime.blas.one_thread_per_product`."""
+    """A `Multiply` of NumPy's BLAS."""
     np.matmul(left, right, out=into)
+
+
+def by_torch(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
+    """A `Multiply` of torch's libraries: oneDNN, small ones by MKL, which has no AVX-512 on some processors.
+
+    Batches of small matrices are NumPy's here, too: torch's take longer.
+    """
+    if left.ndim > 2:
+        np.matmul(left, right, out=into)
+        return
+    if torch.get_num_threads() > 1:  # of this thread of a pool, once; the thread that computes restores its own
+        torch.set_num_threads(1)
+    out, (rows, inner), columns = torch.from_numpy(into), left.shape, right.shape[1]
+    if _ONEDNN is None or min(rows, inner, columns) < 2 or rows * inner * columns < _LEAST_WORK:
+        torch.mm(torch.from_numpy(left), torch.from_numpy(right), out=out)
+        return
+    out.copy_(_ONEDNN(torch.from_numpy(left), torch.from_numpy(right.T), None, "none", [], ""))
+
+
+_MULTIPLY: dict[str, Multiply] = {"auto": by_numpy, NUMPY: by_numpy, TORCH: by_torch}
+
+
+def multiply_of(products: str) -> Multiply:
+    """The `Multiply` of `compute.products`. `auto` is NumPy's: a new run has the faster library in its place, and runs
+    of versions that knew no such key had NumPy's."""
+    return _MULTIPLY[products]
+
+
+def kernels_of(products: str) -> str:
+    """Name of the kernels in use with `compute.products`, such as `SkylakeX`, or `torch AVX512`."""
+    return f"torch {torch.backends.cpu.get_cpu_capability()}" if products == TORCH else blas.kernels()
+
+
+class Layer(NamedTuple):
+    """The sizes of a linear layer, or of a tile of scores, where inputs are the dimension and outputs the
+    candidates."""
+
+    rows: int
+    inputs: int
+    outputs: int
+
+    @property
+    def work(self) -> int:
+        """Multiplications of one of its products."""
+        return self.rows * self.inputs * self.outputs
+
+
+class Times(NamedTuple):
+    """Seconds that the products of a layer take with each library."""
+
+    numpy: float
+    torch: float
+
+    @property
+    def ratio(self) -> float:
+        """NumPy's time, in torch's."""
+        return self.numpy / self.torch
+
+    @property
+    def faster(self) -> str:
+        """The faster library: torch if it leads clearly, so that two runs of a configuration on one machine rarely take
+        different ones, which would have different bits."""
+        return TORCH if self.ratio > _LEAD else NUMPY
+
+
+@functools.cache
+def times_of(layer: Layer) -> Times:
+    """Measures the products of a layer, forward and backward, in at most 50 ms; once in a process."""
+    rows, inputs, outputs = (min(size, _LARGEST) for size in layer)
+    x, weight, y = (np.zeros(shape, np.float32) for shape in ((rows, inputs), (outputs, inputs), (rows, outputs)))
+    # Forward, the gradient by the weight, and the one by the inputs.
+    products = ((x, weight.T, np.empty_like(y)), (y.T, x, np.empty_like(weight)), (y, weight, np.empty_like(x)))
+    best = {(which, library): float("inf") for which in range(3) for library in (NUMPY, TORCH)}
+    with blas.one_thread_per_product(), torch_threads(1):
+        for which, library in best:
+            _MULTIPLY[library](*products[which])  # which prepares kernels and memory
+        deadline, rounds = time.perf_counter() + _SECONDS, 0
+        while rounds < _ROUNDS and time.perf_counter() < deadline:
+            rounds += 1
+            for which, library in best:
+                began = time.perf_counter()
+                _MULTIPLY[library](*products[which])
+                best[which, library] = min(best[which, library], time.perf_counter() - began)
+    return Times(*(sum(best[which, library] for which in range(3)) for library in (NUMPY, TORCH)))

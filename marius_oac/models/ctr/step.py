@@ -24,6 +24,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from marius_oac.batches import ClickBatch
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.errors import InputError
+from marius_oac.models.compute.multiply import multiply_of
 from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.row_optimizers import RowOptimizer
@@ -81,7 +82,7 @@ class CtrStep(Updated):
         self._tensor_rows, self._stack = TensorRows(layout, self._weighted, self._update.rows), ExitStack()
         thread_pool = self._stack.enter_context(compute_threads(device, threads))
         self._array_rows = ArrayRows(layout, self._weighted, thread_pool)
-        self._products = PooledProducts(thread_pool, Scratch())
+        self._products = PooledProducts(thread_pool, Scratch(), multiply_of(config.compute.products))
         self._products_kept = PooledProducts(thread_pool, None)
 
     def compute(self, rows: Sequence[Any], data: ClickBatch[Any], timestamp: int) -> Any:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from marius_oac.batches import EncodedBatch
 from marius_oac.config.sections import DenseOptimizerConfig
+from marius_oac.models.compute.multiply import Multiply, by_numpy
 from marius_oac.models.compute.network_parameters import NetworkParameters
 from marius_oac.models.compute.products import PooledProducts
 from marius_oac.models.compute.scratch import Scratch
@@ -67,6 +68,7 @@ class EncodedStep(Updated):
         device: the head's.
         own: files of the user that layers come from. Their results are in memory that is not reused, and their errors
             name file and line.
+        multiply: makes the products of layers on the CPU.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class EncodedStep(Updated):
         seed: int,
         device: torch.device,
         own: Sequence[Path] = (),
+        multiply: Multiply = by_numpy,
     ) -> None:
         self._own, self.encoder, self.head = tuple(own), encoder.to(device), head
         self._dimension, self._seed, self._device, self._update = dimension, seed, device, update
         update.own(NetworkParameters(self.encoder, dense))
         update.ready()
-        self._products, self._scratch = PooledProducts(head.thread_pool, None if own else Scratch()), Scratch()
+        self._products = PooledProducts(head.thread_pool, None if own else Scratch(), multiply)
+        self._scratch = Scratch()
 
     def compute(self, rows: Sequence[Any], data: EncodedBatch[Any], timestamp: int) -> Any:
         """See `Step.compute`; `rows[0]` are the nodes' rows, float32 [n, D + state], if nodes have rows.

@@ -22,6 +22,7 @@ from marius_oac.batches import EdgeBatch
 from marius_oac.config.link_prediction import Config
 from marius_oac.config.parts import WITHOUT_RELATIONS
 from marius_oac.errors import ConfigError
+from marius_oac.models.compute.multiply import multiply_of
 from marius_oac.models.compute.row_optimizers import GradientPassThrough, RowOptimizer
 from marius_oac.models.compute.torch_state import compute_threads, torch_threads
 from marius_oac.models.compute.update import Update, Updated
@@ -102,7 +103,9 @@ class LinkPredictionStep(Updated):
         self._autograd, self._stack = AutogradGradient(config), ExitStack()
         self.thread_pool = self._stack.enter_context(compute_threads(device, threads))
         self._fused = FusedGradient(config) if is_fused(config, device) else None
-        self._handwritten = HandwrittenGradient(config, self.thread_pool) if is_handwritten(config) else None
+        self._handwritten: HandwrittenGradient | None = None
+        if is_handwritten(config):
+            self._handwritten = HandwrittenGradient(config, self.thread_pool, multiply_of(config.compute.products))
         self._update.ready()
 
     def compute(self, rows: Sequence[Any], data: EdgeBatch[Any], timestamp: int) -> Any:

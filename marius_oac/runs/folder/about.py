@@ -2,7 +2,7 @@
 
     format, version   of the run's folder; `package`, the version of this program that made it
     data              the fingerprint of what is trained on, see `data.identity`
-    kernels           which kernels matrix products ran on when the run began
+    kernels           which kernels matrix products ran on when the run began; with compute.products torch, torch's
     path              where the folder lay when its config.yaml was written
     base              the folder that relative paths in config.yaml and log.json start from; see `folder.places`
     config            the configuration's keys that decide the run's bits, with their values
@@ -38,7 +38,7 @@ ABOUT = "run.json"
 
 MAY_CHANGE = ("device", "threads", "binding", "training.epochs", "training.early_stopping", "evaluation", "checkpoint",
               "metrics", "pipeline.in_flight", "pipeline.most_in_flight", "pipeline.workers", "pipeline.link",
-              "data.path", "data.train",
+              "data.path", "data.train", "compute.products",
               "data.valid", "data.test", "data.labels", "encoder.features", "training.progressive", "keys.capacity",
               "storage.memory", "storage.path", "storage.io", "storage.depth", "storage.look_ahead", "nodes.packing",
               "nodes.load", "nodes.mode", "nodes.switch", "nodes.mode_options", "nodes.auto",

@@ -32,6 +32,7 @@ from marius_oac.config.task import TaskConfig, build_config, of_an_older_run
 from marius_oac.data.graphs import identity
 from marius_oac.data.logs.run_log import LOG
 from marius_oac.errors import CheckpointError, ConfigError, InputError, shown
+from marius_oac.models.compute.multiply import kernels_of
 from marius_oac.runs.checkpoints.checkpoint import Checkpoint, name_of
 from marius_oac.runs.checkpoints.pins import Missing
 from marius_oac.runs.checkpoints.retention import SAVED, Checkpoints, read_saved, saved_bytes, write_saved
@@ -39,7 +40,6 @@ from marius_oac.runs.folder.about import ABOUT, VERSION, About, Result, decisive
 from marius_oac.runs.folder.metrics import METRICS, MetricsFile
 from marius_oac.runs.folder.order import OrderFile
 from marius_oac.runs.sharded.checkpoint import NODES, open_whole, parts_of
-from marius_oac.runtime import blas
 from marius_oac.runtime.console import logger
 from marius_oac.runtime.files.atomic import (
     appearing,
@@ -113,7 +113,8 @@ class RunFolder:
         Raises InputError if it exists or can't be made.
         """
         cls.check_new(path)
-        about = _about(About(data=fingerprint, kernels=blas.kernels(), over_nodes=over_nodes), path, config, files)
+        kernels = kernels_of(config.compute.products)
+        about = _about(About(data=fingerprint, kernels=kernels, over_nodes=over_nodes), path, config, files)
         with appearing(path) as temporary:
             (temporary / "checkpoints").mkdir(parents=True)
             for name, text in {**files, CONFIG: config.dump()}.items():
@@ -147,10 +148,11 @@ class RunFolder:
             raise ConfigError(f"the run's rows lie in {list(self.config.storage.path)}", "storage.path")
         if not config.data_grows:  # else `folder.log` checks the files
             self.check_data(fingerprint, config)
-        if self.about.kernels != blas.kernels():
+        here = kernels_of(config.compute.products)
+        if self.about.kernels != here:
             began = self.about.kernels
             logger.warning(
-                f"matrix products run on {blas.kernels()} kernels here, on {began} when this run began: "
+                f"matrix products run on {here} kernels here, on {began} when this run began: "
                 "the last bits may differ from those of an uninterrupted run"
             )
         self._say_what_is_unchecked()

@@ -8,6 +8,7 @@ import torch
 
 from marius_oac.config.ctr import CtrConfig
 from marius_oac.data.logs.tables import FeatureTable, feature_tables
+from marius_oac.models.compute.multiply import Layer
 from marius_oac.models.compute.row_optimizers import RowOptimizer
 from marius_oac.models.compute.update import Update
 from marius_oac.models.ctr.network import Network, make_network
@@ -97,6 +98,19 @@ def make_key_table(
     initial = RowInitial("normal", config.model.init_scale, config.seed, name, optimizer.initial_state)
     keys = config.keys
     return KeyTable(tables.make(name, 0, initial), keys.admit_after, keys.drop_after, tables.scratch, shared, pool)
+
+
+def largest_layer(config: CtrConfig) -> Layer:
+    """The sizes of the network's layer with the most work; those of `model.hidden` where it is the user's own."""
+    model, vectors = config.model, len(make_schema(config).fields)
+    inputs = make_schema(config).width
+    stacks = [(inputs, *model.hidden)]
+    if model.network == "dlrm":
+        stacks = [(config.data.num_numbers, *model.bottom), (vectors * (vectors + 1) // 2, *model.hidden)]
+    elif model.network == "dcnv2":
+        stacks.append((inputs, inputs))
+    layers = [Layer(config.training.batch_size, *pair) for each in stacks for pair in zip(each, each[1:], strict=False)]
+    return max(layers, key=lambda layer: layer.work, default=Layer(config.training.batch_size, inputs, 1))
 
 
 def make_ctr_step(

@@ -28,6 +28,7 @@ from marius_oac.data.neighbors.sampling import NeighborSampler
 from marius_oac.data.prepare.download import default_cache_dir
 from marius_oac.errors import CheckpointError, ConfigError
 from marius_oac.evaluation.inference import encode_nodes, encoding_bytes
+from marius_oac.models.compute.multiply import Layer, Multiply
 from marius_oac.models.compute.network_parameters import NETWORK
 from marius_oac.models.compute.update import Update
 from marius_oac.models.compute.user_code import blaming_frames, own_files
@@ -127,10 +128,11 @@ class GraphEncoder:
         """Makes the layers with their initial parameters."""
         return make_encoder(self.config, self.inputs, self._seed)
 
-    def step(self, head: Head, update: Update, device: torch.device) -> EncodedStep:
-        """Makes the step over encoded nodes, with the initial parameters; the head is made with `update.below()`."""
+    def step(self, head: Head, update: Update, device: torch.device, multiply: Multiply) -> EncodedStep:
+        """Makes the step over encoded nodes, with the initial parameters; the head is made with `update.below()`, and
+        `multiply` makes products on the CPU."""
         embeddings, optimizer = present(self.config.embeddings), self.config.optimizer
-        return EncodedStep(self.make(), head, embeddings, optimizer, update, self._seed, device, self.own)
+        return EncodedStep(self.make(), head, embeddings, optimizer, update, self._seed, device, self.own, multiply)
 
     def encode(
         self, encoder: Encoder, rows: Read | None, out: Path, thread_pool: ThreadPool, device: torch.device, memory: int
@@ -203,6 +205,18 @@ class GraphEncoder:
             return present(rows)
         features = partial(features_of, self.features)
         return features if rows is None else lambda ids: np.concatenate((rows(ids), features(ids)), 1)
+
+
+def largest_layer(config: EncoderConfig, dimension: int, batch_size: int) -> Layer:
+    """The sizes of the layer with the most work, as far as the configuration knows them: features count as `dimension`
+    floats, and so do results of a user's layer."""
+    resolved = config.resolved(dimension)
+    widths = [resolved.embeddings or dimension]
+    for number, layer in enumerate(resolved.layers, 1):
+        last = number == len(resolved.layers)
+        widths.append(dimension if isinstance(layer, ModuleConfig) else layer.width(last))
+    layers = (Layer(batch_size, *pair) for pair in zip(widths[:-1], widths[1:], strict=True))
+    return max(layers, key=lambda layer: layer.work)
 
 
 def load_encoder(encoder: Encoder, checkpoint: Checkpoint) -> None:

@@ -8,20 +8,26 @@ import numpy as np
 import torch
 
 from marius_oac.config.link_prediction import Config
-from marius_oac.config.parts import WITHOUT_RELATIONS
+from marius_oac.config.parts import DECODERS, LOSSES, WITHOUT_RELATIONS
 from marius_oac.data.batches.buckets import BucketPlanner, BucketSchedule
 from marius_oac.data.batches.edges import EdgePlanner
 from marius_oac.data.graphs.buckets import count_buckets, open_buckets
 from marius_oac.data.graphs.graph import Graph
 from marius_oac.evaluation.evaluator import is_sampled
+from marius_oac.kernels.cpu.decoders import INNER
 from marius_oac.models.compute.dense_moments import RELATIONS
+from marius_oac.models.compute.multiply import Layer, multiply_of
 from marius_oac.models.compute.update import Update
 from marius_oac.models.gnn.step import EncodedStep
+from marius_oac.models.link_prediction.decoders import make_decoder
+from marius_oac.models.link_prediction.handwritten import _TILE_EDGES
 from marius_oac.models.link_prediction.step import LinkPredictionStep, relation_width
 from marius_oac.storage.initial import RowInitial
-from marius_oac.tasks.encoder.build import GraphEncoder
+from marius_oac.tasks.encoder import build as encoders
 from marius_oac.tasks.graph import edges_in_memory
 from marius_oac.types import present
+
+_MANY = 512  # candidates where every entity is one, whose number the configuration does not know
 
 
 def settled_on(config: Config, graph: Graph) -> tuple[Config, list[str]]:
@@ -43,15 +49,15 @@ def num_model_relations(config: Config, graph: Graph) -> int:
     return graph.num_relations * (2 if config.model.reciprocal else 1)
 
 
-def make_graph_encoder(config: Config, graph: Graph) -> GraphEncoder | None:
+def make_graph_encoder(config: Config, graph: Graph) -> encoders.GraphEncoder | None:
     """Makes the graph encoder; None if none is configured."""
     if config.encoder is None:
         return None
     dimension = config.model.dimension
-    return GraphEncoder(config.encoder.resolved(dimension), graph, config.seed, dimension, edges_in_memory)
+    return encoders.GraphEncoder(config.encoder.resolved(dimension), graph, config.seed, dimension, edges_in_memory)
 
 
-def make_planner(config: Config, graph: Graph, encoder: GraphEncoder | None = None) -> EdgePlanner:
+def make_planner(config: Config, graph: Graph, encoder: encoders.GraphEncoder | None = None) -> EdgePlanner:
     """Makes the planner of shuffled training edges."""
     edges = graph.edges("train")
     around = encoder.neighborhoods if encoder else None
@@ -73,11 +79,28 @@ def make_bucket_planner(config: Config, graph: Graph, schedule: BucketSchedule, 
     return BucketPlanner(edges, graph.num_nodes, graph.num_relations, config, schedule, most)
 
 
+def largest_layer(config: Config) -> Layer | None:
+    """The sizes of the step's largest products: of the encoder, or of scores of edges; None: it has none, or they are
+    torch's, of a decoder or a loss of the user's own."""
+    training, dimension = config.training, config.model.dimension
+    if config.encoder:
+        return encoders.largest_layer(config.encoder, dimension, training.batch_size)
+    if config.model.decoder not in DECODERS or training.loss.kind not in LOSSES:
+        return None
+    if present(make_decoder(config.model).compiled).similarity != INNER:
+        return None
+    candidates = _MANY if training.negatives.all else training.negatives.count
+    edges = training.batch_size // (1 if training.negatives.all else training.negatives.chunks)
+    return Layer(min(edges, _TILE_EDGES), dimension, candidates)
+
+
 def make_encoded_step(
-    config: Config, graph: Graph, encoder: GraphEncoder, device: torch.device, threads: int, update: Update
+    config: Config, graph: Graph, encoder: encoders.GraphEncoder, device: torch.device, threads: int, update: Update
 ) -> EncodedStep:
     """Makes the step over encoded entities, with the initial values of encoder and relations."""
-    return encoder.step(make_step(config, graph, device, threads, update.below()), update, device)
+    return encoder.step(
+        make_step(config, graph, device, threads, update.below()), update, device, multiply_of(config.compute.products)
+    )
 
 
 def make_step(

@@ -1,0 +1,48 @@
+"""Which library multiplies the matrices of a run, `compute.products`: chosen when it begins, and kept."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from marius_oac.config.task import TaskConfig
+from marius_oac.models.compute.multiply import TORCH, times_of
+from marius_oac.nodes.groups.contract import Group
+from marius_oac.runtime.console import logger
+from marius_oac.tasks.registry import entry_of
+
+_FORCED = "OPENBLAS_CORETYPE"
+_NOTICED = 1.25  # times slower
+
+
+def chosen(config: TaskConfig) -> str:
+    """`compute.products` of a new run: in place of `auto` the faster library, where a step multiplies on the CPU at
+    all. Names kernels of NumPy's that the environment forces, if they are slow."""
+    asked, forced = config.compute.products, os.environ.get(_FORCED)
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+    if not on_cpu or not (asked == "auto" or forced):
+        return asked
+    layer = entry_of(config).largest_layer(config)
+    if layer is None:
+        return asked
+    times = times_of(layer)
+    found = times.faster if asked == "auto" else asked
+    if forced and times.ratio > _NOTICED:
+        use = "torch's are used in training" if found == TORCH else f"see compute.products, which is {found}"
+        logger.warning(
+            f"{_FORCED}={forced} is set: NumPy's products take {times.ratio:.1f} x the time of torch's here; {use}"
+        )
+    return found
+
+
+def agreed(config: TaskConfig, own: TaskConfig, group: Group) -> TaskConfig:
+    """The configuration with what the first process has chosen, by its `own`: the same for all. Collective."""
+    library = group.gather("" if group.rank else chosen(own))[0]
+    return config.with_products(library)
+
+
+def kept(config: TaskConfig, before: TaskConfig) -> TaskConfig:
+    """The configuration of a run that goes on, with what it had in place of `auto`. `auto` itself is in runs of a
+    version before that knew no such key: they have NumPy's."""
+    return config.with_products(before.compute.products) if config.compute.products == "auto" else config

@@ -1,0 +1,158 @@
+"""Which library multiplies a run's matrices: chosen when it begins, kept when it goes on."""
+
+import json
+import logging
+
+import pytest
+import yaml
+
+import marius_oac
+from marius_oac import Config
+from marius_oac.models.compute.multiply import Layer, Times
+from marius_oac.nodes.groups.thread_group import ThreadGroup
+from marius_oac.tasks.registry import entry_of
+from marius_oac.training import products
+from tests.graphs import tiny_graph
+from tests.nodes.worlds import together
+
+CPU = {"device": "cpu", "data": {"path": "g"}}
+LONGER = {"epochs": 2, "negatives": {"count": 9}}
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch):
+    """`measured(ratio)`: torch is so many times faster; returns the layers that are asked for."""
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+
+    def set_to(ratio):
+        asked = []
+        monkeypatch.setattr(products, "times_of", lambda layer: asked.append(layer) or Times(ratio, 1.0))
+        return asked
+
+    return set_to
+
+
+def graph(**changes):
+    return Config.build(CPU | {"model": {"dimension": 40}} | changes)
+
+
+@pytest.mark.parametrize("ratio, library", [(0.5, "numpy"), (1.2, "numpy"), (1.4, "torch")])
+def test_auto_is_the_faster_library_on_the_runs_own_shapes(measured, ratio, library):
+    asked = measured(ratio)
+    config = graph(training={"batch_size": 600, "negatives": {"count": 70, "chunks": 3}})
+    assert products.chosen(config) == library
+    assert asked == [Layer(200, 40, 70)]
+
+
+def test_what_is_set_is_not_measured(measured):
+    asked = measured(3)
+    assert products.chosen(graph(compute={"products": "numpy"})) == "numpy" and not asked
+
+
+@pytest.mark.parametrize("library, then", [("auto", "torch's are used in training"), ("numpy", "which is numpy")])
+def test_kernels_that_the_environment_forces_are_named_where_they_are_slow(
+    measured, monkeypatch, caplog, library, then
+):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    measured(1.1)
+    with caplog.at_level(logging.WARNING):
+        products.chosen(graph(compute={"products": library}))
+    assert not caplog.messages
+    measured(1.9)
+    with caplog.at_level(logging.WARNING):
+        products.chosen(graph(compute={"products": library}))
+    (line,) = caplog.messages
+    assert line.startswith("OPENBLAS_CORETYPE=Haswell is set: NumPy's products take 1.9 x the time of torch's here")
+    assert line.endswith(then)
+
+
+def test_steps_without_such_products_are_left_alone(measured):
+    asked = measured(3)
+    for change in ({"model": {"decoder": "transe"}}, {"model": {"decoder": "mine.py:Decoder"}}, {"device": "cuda"}):
+        assert products.chosen(graph(**change)) == "auto" and not asked
+
+
+@pytest.mark.parametrize(
+    "tree, layer",
+    [
+        ({"data": {"path": "g"}, "training": {"negatives": {"all": True}}}, Layer(256, 100, 512)),
+        ({"data": {"path": "g"}, "encoder": {"layers": [{"kind": "sage", "dimension": 30}, {"kind": "gat"}]}},
+         Layer(1000, 100, 30)),
+        ({"task": "node_classification", "data": {"path": "g", "labels": "l.csv"}, "model": {"dimension": 50},
+          "encoder": {"layers": [{"kind": "module", "module": "a.py:b"}, {"kind": "gat", "heads": 2}]}},
+         Layer(1000, 50, 50)),
+        ({"task": "ctr", "data": {"train": "a.csv", "numeric": ["n"], "categorical": ["a", "b", "c"]},
+          "model": {"network": "deepfm", "hidden": [10, 20], "dimension": 8}}, Layer(4096, 25, 10)),
+        ({"task": "ctr", "data": {"train": "a.csv", "numeric": ["n"], "categorical": ["a", "b", "c"]},
+          "model": {"network": "dlrm", "hidden": [10, 5], "bottom": [7, 9], "dimension": 8}}, Layer(4096, 7, 9)),
+        ({"task": "ctr", "data": {"train": "a.csv", "categorical": ["a", "b", "c"]},
+          "model": {"network": "dcnv2", "hidden": [10], "dimension": 8}}, Layer(4096, 24, 24)),
+        ({"task": "ctr", "data": {"train": "a.csv", "categorical": ["a"]},
+          "model": {"network": "lr", "hidden": [], "dimension": 8}}, Layer(4096, 8, 1)),
+    ],
+)  # fmt: skip
+def test_the_largest_layer_of_each_task(tree, layer):
+    config = Config.build(tree)
+    assert entry_of(config).largest_layer(config) == layer
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return tiny_graph(tmp_path / "g").path
+
+
+def trained(tiny, out, **changes):
+    tree = CPU | {"data": {"path": str(tiny)}, "model": {"dimension": 8}, "threads": 1}
+    return marius_oac.train(Config.build(tree | {"training": {"epochs": 1, "negatives": {"count": 9}}} | changes), out)
+
+
+def library_of(path):
+    return yaml.safe_load((path / "config.yaml").read_text())["compute"]["products"]
+
+
+def test_a_run_records_the_library_and_goes_on_with_it(measured, tiny, tmp_path, caplog):
+    measured(2)
+    run = trained(tiny, tmp_path / "run").path
+    assert library_of(run) == "torch" and json.loads((run / "run.json").read_text())["kernels"].startswith("torch ")
+    assert "torch " in json.loads((run / "summary.json").read_text())["machine"]
+    measured(0.5)
+    whole = trained(tiny, tmp_path / "whole", compute={"products": "torch"}, training=LONGER)
+    for change in ("training.epochs=2", "compute.products=auto"):
+        marius_oac.resume(run, ["training.epochs=2", change])
+        assert library_of(run) == "torch" and not [line for line in caplog.messages if "kernels" in line]
+    ours, theirs = (json.loads((each / "summary.json").read_text()) for each in (run, whole.path))
+    assert ours["tables.entities.sha256"] == theirs["tables.entities.sha256"]
+
+
+def test_a_run_may_go_on_with_the_other_library_and_says_so(measured, tiny, tmp_path, caplog):
+    measured(1)
+    run = trained(tiny, tmp_path / "run").path
+    assert library_of(run) == "numpy"
+    marius_oac.resume(run, ["training.epochs=2", "compute.products=torch"])
+    assert library_of(run) == "torch"
+    (line,) = [line for line in caplog.messages if "kernels" in line]
+    assert line.startswith("matrix products run on torch ") and "the last bits may differ" in line
+
+
+def test_a_run_of_the_version_before_goes_on_with_numpy(measured, tiny, tmp_path):
+    measured(1)
+    run = trained(tiny, tmp_path / "run").path
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    del tree["compute"]  # which that version did not write
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    measured(9)
+    marius_oac.resume(run, ["training.epochs=2"])
+    whole = trained(tiny, tmp_path / "whole", compute={"products": "numpy"}, training=LONGER)
+    ours, theirs = (json.loads((each / "summary.json").read_text()) for each in (run, whole.path))
+    assert ours["tables.entities.sha256"] == theirs["tables.entities.sha256"] and library_of(run) == "auto"
+
+
+def test_over_nodes_the_first_process_decides(measured):
+    asked, config = measured(2), graph()
+    elsewhere = config.model_copy(update={"device": "cuda"})  # whatever the second one's node is like
+
+    def begin(group):
+        return products.agreed(config, elsewhere if group.rank else config, group)
+
+    found = together(ThreadGroup.members(2), begin)
+    assert [each.compute.products for each in found] == ["torch", "torch"] and len(asked) == 1
