@@ -115,8 +115,8 @@ class ComputeConfig(Section):
     products: Literal["auto", "torch", "numpy"] = Field(
         "auto",
         description="Library that multiplies a training step's matrices on the CPU: torch (oneDNN, MKL) or numpy "
-        "(OpenBLAS). auto: the one that is faster on the run's own shapes, measured at its start (torch if by a "
-        "quarter). The run keeps it, since last bits depend on it; evaluations are always NumPy's.",
+        "(OpenBLAS). auto: the faster one on the run's own shapes, measured as it begins (torch if it leads by 15 %). "
+        "The run keeps it, since last bits depend on it. Evaluations are always NumPy's.",
     )
 
 

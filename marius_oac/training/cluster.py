@@ -68,10 +68,10 @@ def train_on_nodes(
         if any(group.gather(place.attempt > 0)) and _exists(path, place, group):
             mine = code_to_train(config)  # another run may lie here, for which training was refused before
             return _resumed(path, place, group, (), (), None, None, trace, trust=mine)
-        config = products.agreed(config, config_of(config, place), group)
+        config, notes = products.agreed(config, config_of(config, place), group)
         own = config_of(config, place)
         check_gpus(own, group)
-        task = agreed_task(config, place, group, lambda: _new_task(own, path, place))
+        task = agreed_task(config, place, group, lambda: _new_task(own, path, place, notes))
         if isinstance(task, Rowless):
             task.train()
             return None
@@ -266,13 +266,15 @@ def open_group(place: Place) -> Group:
     return TorchGroup.from_environment(place.cluster.timeout, place.interface, names(place.cluster))
 
 
-def _new_task(config: TaskConfig, path: Path, place: Place) -> Task:
+def _new_task(config: TaskConfig, path: Path, place: Place, notes: Sequence[str]) -> Task:
     if not place.rank:
         RunFolder.check_new(path)
     for key, why in ignored_by_kstep(config):
         raise ConfigError(why, key)
     code_to_train(config)
-    return local.start_task(config, quiet=place.rank > 0)
+    task = local.start_task(config, quiet=place.rank > 0)
+    task.notes = (*task.notes, *notes)
+    return task
 
 
 def agreed_task(

@@ -75,10 +75,11 @@ def train(config: TaskConfig, out: str | Path | None = None, *, trace: bool = Fa
     path = Path(out) if out else Path("runs") / entry_of(config).default_name(config)
     RunFolder.check_new(path)
     code_to_train(config)
-    config = config.with_products(products.chosen(config))
     with ahead.compiling(kernel_groups(config)):
         task = start_task(config)
-        task.notes = (*task.notes, *idle_settings(task.config))
+        library, notes = products.chosen(task.config)
+        task.config = task.config.with_products(library)
+        task.notes = (*task.notes, *idle_settings(task.config), *notes)
         check_task(task, path)
         with RunFolder.create(path, task.config, task.fingerprint, task.run_files()) as folder:
             run_task(task, folder, trace, probe)

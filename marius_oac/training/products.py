@@ -9,37 +9,36 @@ import torch
 from marius_oac.config.task import TaskConfig
 from marius_oac.models.compute.multiply import TORCH, times_of
 from marius_oac.nodes.groups.contract import Group
-from marius_oac.runtime.console import logger
 from marius_oac.tasks.registry import entry_of
 
 _FORCED = "OPENBLAS_CORETYPE"
 _NOTICED = 1.25  # times slower
 
 
-def chosen(config: TaskConfig) -> str:
+def chosen(config: TaskConfig) -> tuple[str, list[str]]:
     """`compute.products` of a new run: in place of `auto` the faster library, where a step multiplies on the CPU at
-    all. Names kernels of NumPy's that the environment forces, if they are slow."""
+    all. Also returns remarks for the user: of kernels of NumPy's that the environment forces, if they are slow."""
     asked, forced = config.compute.products, os.environ.get(_FORCED)
     on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
     if not on_cpu or not (asked == "auto" or forced):
-        return asked
+        return asked, []
     layer = entry_of(config).largest_layer(config)
     if layer is None:
-        return asked
+        return asked, []
     times = times_of(layer)
     found = times.faster if asked == "auto" else asked
-    if forced and times.ratio > _NOTICED:
-        use = "torch's are used in training" if found == TORCH else f"see compute.products, which is {found}"
-        logger.warning(
-            f"{_FORCED}={forced} is set: NumPy's products take {times.ratio:.1f} x the time of torch's here; {use}"
-        )
-    return found
+    if not forced or times.ratio <= _NOTICED:
+        return found, []
+    use = "torch's are used in training" if found == TORCH else f"see compute.products, which is {found}"
+    slow = f"NumPy's products take {times.ratio:.1f} x the time of torch's here"
+    return found, [f"{_FORCED}={forced} is set: {slow}; {use}"]
 
 
-def agreed(config: TaskConfig, own: TaskConfig, group: Group) -> TaskConfig:
-    """The configuration with what the first process has chosen, by its `own`: the same for all. Collective."""
-    library = group.gather("" if group.rank else chosen(own))[0]
-    return config.with_products(library)
+def agreed(config: TaskConfig, own: TaskConfig, group: Group) -> tuple[TaskConfig, list[str]]:
+    """The configuration with what the first process has chosen, by its `own`: the same for all; its remarks are for
+    its user. Collective."""
+    library, notes = ("", []) if group.rank else chosen(own)
+    return config.with_products(group.gather(library)[0]), notes
 
 
 def kept(config: TaskConfig, before: TaskConfig) -> TaskConfig:

@@ -234,7 +234,7 @@ CASES = [
     Case("train-config-octal", "train c.yaml", {"c.yaml": "data: {path: g}\nseed: 0o17x\n"},
          "c.yaml:2: seed", "must be an integer, not '0o17x'"),
     Case("train-config-date-key", "train c.yaml", {"c.yaml": "data: {path: g}\n2020-01-01: 1\n"},
-         "c.yaml:2: 2020-01-01", "unknown key '2020-01-01'; known here: seed, device, threads, binding, pipeline,"),
+         "c.yaml:2: 2020-01-01", "unknown key '2020-01-01'; known here: seed, device, threads, binding, compute,"),
     Case("train-config-indent", "train c.yaml", {"c.yaml": "data:\n  path: g\n model: {}\n"},
          "c.yaml:3", "expected <block end>, but found '<block mapping start>'"),
     Case("train-config-unclosed-quote", "train c.yaml", {"c.yaml": "data:\n  path: 'g\n"},

@@ -24,7 +24,7 @@ Multiply = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
 Each is in C order or the transpose of an array in C order, or some rows or columns of one; `into` is in C order."""
 
 NUMPY, TORCH = "numpy", "torch"
-_LEAD = 1.25
+_LEAD = 1.15
 _SECONDS, _ROUNDS = 0.02, 20
 _LARGEST = 512
 _LEAST_WORK = 1 << 19  # below, what oneDNN does around a product takes longer than the product
