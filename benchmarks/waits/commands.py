@@ -2,9 +2,10 @@
 
     python -m benchmarks.waits.commands --folder DIR-ON-THE-DISK
 
-Generates a graph and a click log into --folder (2 GB with the defaults), trains a run of each for one epoch, and measures
-our way, a plain one with PyTorch, pyarrow or NumPy, and the limit: the same bytes written and flushed, or read, or the
-products alone. They take turns; printed are medians. Seconds of a process's start are not in them (see `starts`).
+Generates a graph and a click log into --folder (2 GB with the defaults), trains a run of each for one epoch, and
+measures our way, a plain one with PyTorch, pyarrow or NumPy, and the limit: the same bytes written and flushed, or
+read, or the products alone. They take turns; printed are medians. Seconds of a process's start are not in them (see
+`starts`).
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def _prepare(text: Path, graph: Path, edges: int, ours) -> Wait:
             np.save(path / f"{split}.npy", every[np.sort(part)])
             sync(path / f"{split}.npy")
 
-    return Wait("graph: prepare, TSV", ours, limit, "read, and as many bytes written and flushed", edges / 1e6, "M edges",
-                plain, "pyarrow in memory")  # fmt: skip
+    return Wait("graph: prepare, TSV", ours, limit, "read, and as many bytes written and flushed", edges / 1e6,
+                "M edges", plain, "pyarrow in memory")  # fmt: skip
 
 
 def _numbered(names: pa.ChunkedArray, path: Path) -> np.ndarray:
@@ -147,6 +147,7 @@ def _asked(graph: Graph, run: Path) -> list[Wait]:
     return [
         Wait("graph: eval, filtered", lambda _: evaluate_run(run), products, "the products of all scores", scores / 1e9,
              "G scores", plain, "torch, 1,000 queries at once"),
-        Wait("graph: predict, 10 tails", lambda _: predict_run(run, ask), matrix_vector, "one product with all entities",
-             len(entities) / 1e6, "M entities", topk, "torch.topk, entities in memory"),
+        Wait("graph: predict, 10 tails", lambda _: predict_run(run, ask), matrix_vector,
+             "one product with all entities", len(entities) / 1e6, "M entities", topk,
+             "torch.topk, entities in memory"),
     ]  # fmt: skip
