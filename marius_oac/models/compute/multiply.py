@@ -24,6 +24,7 @@ Multiply = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
 Each is in C order or the transpose of an array in C order, or some rows or columns of one; `into` is in C order."""
 
 NUMPY, TORCH = "numpy", "torch"
+_ZERO = np.float32(0)
 _LEAD = 1.15
 _SECONDS, _ROUNDS = 0.02, 20
 _LARGEST = 512
@@ -33,7 +34,18 @@ _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.bac
 
 def by_numpy(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
     """A `Multiply` of NumPy's BLAS."""
+    if left.shape[-1] == 1:  # NumPy asks no BLAS then, and takes six times as long
+        np.multiply(left, right, out=into)
+        into += _ZERO  # has no negative zeros then, as any sum that begins with zero
+        return
     np.matmul(left, right, out=into)
+
+
+def on_one_thread() -> None:
+    """Has torch compute on one thread in this thread of a pool, for good; the thread that computes batches has so
+    already, and restores its number."""
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 def by_torch(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
@@ -44,8 +56,7 @@ def by_torch(left: np.ndarray, right: np.ndarray, into: np.ndarray) -> None:
     if left.ndim > 2:
         np.matmul(left, right, out=into)
         return
-    if torch.get_num_threads() > 1:  # of this thread of a pool, once; the thread that computes restores its own
-        torch.set_num_threads(1)
+    on_one_thread()
     out, (rows, inner), columns = torch.from_numpy(into), left.shape, right.shape[1]
     if _ONEDNN is None or min(rows, inner, columns) < 2 or rows * inner * columns < _LEAST_WORK:
         torch.mm(torch.from_numpy(left), torch.from_numpy(right), out=out)

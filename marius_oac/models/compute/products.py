@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from marius_oac.kernels.cpu import products as kernels
 from marius_oac.models.compute.multiply import Multiply, by_numpy
+from marius_oac.models.compute.pairs import PooledPairs, pairs_beside
 from marius_oac.models.compute.scratch import Scratch
 from marius_oac.models.compute.tiles import blocks
 from marius_oac.runtime.aligned import ALIGNMENT
@@ -98,6 +99,10 @@ class PooledProducts(TorchFunctionMode):
             return None
         return _Batched.apply(input, other, self)
 
+    def _pairs(self, stacked: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
+        fits = _fits(stacked) and _fits(numbers) and stacked.is_contiguous() and numbers.is_contiguous()
+        return PooledPairs.apply(self, stacked, numbers) if fits and not numbers.requires_grad else None
+
     def _relu(self, input: Tensor, inplace: bool = False) -> Tensor | None:
         return None if inplace or not _fits(input) else _Relu.apply(input, self)
 
@@ -135,6 +140,7 @@ _OURS: dict[Callable, Callable] = {
     torch.matmul: PooledProducts._batched,
     Tensor.matmul: PooledProducts._batched,
     Tensor.__matmul__: PooledProducts._batched,
+    pairs_beside: PooledProducts._pairs,
 }
 
 

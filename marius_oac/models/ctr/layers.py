@@ -49,11 +49,6 @@ class FirstOrder(nn.Module):
         return logits if self.numbers is None else logits + self.numbers(inputs.numbers).squeeze(1)
 
 
-def second_order(stacked: Tensor) -> Tensor:
-    """The sum of the inner products of all pairs of fields, [B], of fields [B, F, D] (Rendle 2010, lemma 3.1)."""
-    return 0.5 * (stacked.sum(1).square() - stacked.square().sum(1)).sum(1)
-
-
 def side_by_side(inputs: Inputs) -> Tensor:
     """All fields and numbers concatenated, float32 [B, sum of D_f + N]."""
     if inputs.stacked is None:

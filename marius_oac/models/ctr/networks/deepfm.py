@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from marius_oac.config.ctr import NetworkConfig
-from marius_oac.models.ctr.layers import MLP, FirstOrder, second_order, side_by_side
+from marius_oac.models.compute.pairs import pairs_beside
+from marius_oac.models.ctr.layers import MLP, FirstOrder
 from marius_oac.models.ctr.network import Network, equal_dimension
 from marius_oac.models.ctr.schema import Inputs, Schema
 from marius_oac.types import present
@@ -27,5 +28,5 @@ class DeepFM(Network):
 
     def forward(self, inputs: Inputs) -> Tensor:
         """See `Network.forward`."""
-        pairs = second_order(present(inputs.stacked))
-        return self.linear(inputs) + pairs + self.deep(side_by_side(inputs)).squeeze(1)
+        pairs, beside = pairs_beside(present(inputs.stacked), inputs.numbers)
+        return self.linear(inputs) + pairs + self.deep(beside).squeeze(1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from marius_oac.config.ctr import NetworkConfig
-from marius_oac.models.ctr.layers import FirstOrder, second_order
+from marius_oac.models.compute.pairs import second_order
+from marius_oac.models.ctr.layers import FirstOrder
 from marius_oac.models.ctr.network import Network, equal_dimension
 from marius_oac.models.ctr.schema import Inputs, Schema
 from marius_oac.types import present
