@@ -1,12 +1,13 @@
 """Pairs of fields on a pool: torch's own bits, forward and backward, for any number of threads."""
 
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
 import torch
 
 from marius_oac.kernels.cpu import pairs as kernels
+from marius_oac.models.compute import pairs as pairs_of_fields
 from marius_oac.models.compute.multiply import by_numpy
 from marius_oac.models.compute.network_parameters import _are_at_most
 from marius_oac.models.compute.pairs import pairs_beside
@@ -24,12 +25,14 @@ def outcome(sizes, threads):
         torch.from_numpy(generator.normal(size=shape).astype(np.float32))
         for shape in ((size, count, dimension), (size, columns), (count * dimension + columns,))
     )
-    with closing(ThreadPool(max(threads, 1))) as pool, torch_threads(1):
-        with PooledProducts(pool, Scratch()) if threads else nullcontext():
-            leaf = stacked.requires_grad_()
-            pairs, beside = pairs_beside(leaf, numbers)
-            (pairs.sigmoid() + (beside * weights).tanh().sum(1)).sigmoid().sum().backward()
-            return [each.detach().numpy().tobytes() for each in (pairs, beside, leaf.grad)]
+    with ExitStack() as stack:
+        stack.enter_context(torch_threads(1))
+        if threads:
+            stack.enter_context(PooledProducts(stack.enter_context(closing(ThreadPool(threads))), Scratch()))
+        leaf = stacked.requires_grad_()
+        pairs, beside = pairs_beside(leaf, numbers)
+        (pairs.sigmoid() + (beside * weights).tanh().sum(1)).sigmoid().sum().backward()
+        return [each.detach().numpy().tobytes() for each in (pairs, beside, leaf.grad)]
 
 
 @pytest.mark.parametrize("sizes", [(1, 26, 16, 13), (600, 5, 8, 3), (1300, 9, 16, 0), (513, 1, 5, 1), (30, 3, 37, 2)])
@@ -38,8 +41,9 @@ def test_pairs_on_a_pool_have_the_bits_of_torch(sizes):
     assert outcome(sizes, 1) == alone == outcome(sizes, 3)
 
 
-def test_pairs_run_on_the_pool():
-    ran = []
+def test_pairs_run_on_the_pool(monkeypatch):
+    ran, limited = [], []
+    monkeypatch.setattr(pairs_of_fields, "on_one_thread", lambda: limited.append(1))
 
     class Pool(ThreadPool):
         def run(self, tasks):
@@ -52,7 +56,7 @@ def test_pairs_run_on_the_pool():
         (pairs.sum() + beside.sum()).backward()
         other = torch.ones(4, 2, 3, dtype=torch.float64)
         assert pairs_beside(other, torch.zeros(4, 0, dtype=torch.float64))[0].dtype == torch.float64
-    assert ran == [3, 3]
+    assert ran == [3, 3] and len(limited) == 3, "torch has one thread in those of the pool"
     assert (pairs == 3).all() and (leaf.grad == 2).all()
 
 
