@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marius_oac.config.sections import PipelineConfig
-from marius_oac.pipeline.controller import Controller, Observation
+from marius_oac.pipeline.controller import Controller, Costs, Observation
 from marius_oac.pipeline.setting import STAGES, Limits, Setting
 from tests.pipeline.simulated_stages import Cost, Machine, Simulation, controlled, period
 from tests.run_folders import slow
@@ -121,3 +121,87 @@ def test_the_model_of_the_pipeline_does_as_pencil_and_paper_say():
     simulation = Simulation(two, Setting(1))
     seen = simulation.observed(20)
     assert seen.cpu_seconds == pytest.approx(2 * simulation.now, rel=0.05) and seen.busy["compute"] > 0
+
+
+def seen(batches=10, milliseconds=10.0, cpu=1.0, **busy):
+    """Observations of `milliseconds` a batch; seconds of each stage are given in milliseconds a batch, too."""
+    stages = {stage: batches * value * MS for stage, value in busy.items()}
+    return Observation(batches, batches * milliseconds * MS, stages, batches * cpu * MS)
+
+
+def test_what_a_batch_costs_is_read_off_an_observation():
+    costs = Costs.of(seen(milliseconds=10, cpu=15, compute=3, validate=2, settle=7, wait=1, read=4, fetch=9), 2)
+    assert costs.alone == pytest.approx(7 * MS), "what one thread settles; fetching waits for room"
+    assert costs.used == pytest.approx(0.75)
+    assert costs.in_flight == pytest.approx(9 * MS), "read 4, compute and validate 5"
+    assert costs.of_stage("read") == pytest.approx(12 * MS), "its thread settles and waits, too"
+    assert costs.of_stage("plan") == costs.of_stage("write") == 0
+    assert Costs.of(seen(compute=5), 2).alone == pytest.approx(5 * MS)
+    assert Costs.of(Observation(4, 1.0, {"compute": 0.4}), 2).used == 0
+    assert Costs.of(seen(), 2).alone == 0
+
+
+def test_a_block_lasts_sixty_milliseconds():
+    controller = Controller(LIMITS, LEAST, 2)
+    assert controller.batches == 8 and controller.skip == 4
+    for milliseconds, batches in ((0.5, 120), (7.5, 8), (100, 8), (0.001, 4096)):
+        controller.observe(seen(milliseconds=milliseconds))
+        assert controller.batches == batches
+
+
+def test_a_larger_setting_must_promise_two_percent():
+    for promised, tried in ((9.79, True), (9.81, False)):  # of 10 ms, by a second thread that uploads
+        controller = Controller(Limits(Setting(4), Setting(4, upload=2)), Setting(4), 2)
+        chosen = controller.observe(seen(milliseconds=10, compute=promised, upload=0.95 * promised))
+        assert (chosen != Setting(4)) == tried, promised
+        assert not tried or chosen == Setting(4, upload=2)
+
+
+def in_trial(larger: bool = True):
+    """A controller whose trial of a larger, or smaller, setting is under way; and both settings."""
+    kept = Setting(4) if larger else Setting(4, upload=2)
+    controller = Controller(Limits(Setting(4), Setting(4, upload=2)), kept, 2)
+    busy = {"compute": 5, "upload": 10 if larger else 5}
+    candidate = controller.observe(seen(milliseconds=10, **busy))
+    assert candidate == (Setting(4, upload=2) if larger else Setting(4))
+    return controller, kept, candidate
+
+
+@pytest.mark.parametrize("larger, period_ms, pairs, accepted", [
+    (True, 9.1, 1, True),  # clear at once
+    (True, 10.3, 1, False),  # 3 % slower, and was to be faster: at once
+    (True, 9.5, 2, True),  # 5 %: clear after two pairs
+    (True, 9.88, 4, True),  # 1.2 %: after all four
+    (True, 9.92, 4, False),  # 0.8 % is not worth it
+    (False, 10.01, 4, True),  # 0.1 % slower, and smaller
+    (False, 10.04, 4, False),  # 0.4 % slower
+    (False, 10.9, 1, False),
+])  # fmt: skip
+def test_what_a_trial_decides_and_after_how_many_pairs(larger, period_ms, pairs, accepted):
+    controller, kept, candidate = in_trial(larger)
+    for pair in range(pairs):
+        assert controller.setting == candidate and controller.kept == kept, pair
+        chosen = controller.observe(seen(milliseconds=period_ms))
+        if pair < pairs - 1:
+            assert chosen == kept, "its turn"
+            controller.observe(seen(milliseconds=10))
+    assert controller.kept == (candidate if accepted else kept)
+
+
+def blocks_until_tried_again(controller, after):
+    """How many blocks of resting pass before the next trial, the `after`-th of which is twice as fast."""
+    for block in range(200):
+        if controller.observe(seen(milliseconds=5 if after <= block else 10, compute=5, upload=10)) != Setting(4):
+            return block
+    raise AssertionError("never")
+
+
+def test_what_has_failed_waits_unless_the_load_is_another_one():
+    waits = {}
+    for after in (2, 1000):
+        controller, _, _ = in_trial()
+        controller.observe(seen(milliseconds=10.3))
+        assert controller.setting == Setting(4)
+        waits[after] = blocks_until_tried_again(controller, after)
+    assert waits[2] == 3, "the second block in a row that takes another time"
+    assert waits[1000] > 10
