@@ -205,3 +205,9 @@ def test_what_has_failed_waits_unless_the_load_is_another_one():
         waits[after] = blocks_until_tried_again(controller, after)
     assert waits[2] == 3, "the second block in a row that takes another time"
     assert waits[1000] > 10
+
+
+def test_stages_that_a_batch_in_flight_passes_have_no_more_threads_than_batches():
+    assert Limits(LEAST, MOST).clipped(Setting(2, *[4] * 5)) == Setting(
+        2, plan=4, read=2, upload=2, download=2, write=2
+    )
