@@ -30,7 +30,7 @@ class Clock:
 
 
 class Recorder:
-    """In the controller's place: blocks of 4 batches; after the first one 6 are in flight, and 3 batches are left out."""
+    """In the controller's place: blocks of 4 batches. After the first, 6 are in flight; 3 batches are left out."""
 
     def __init__(self, limits, start, cores):
         self.setting = self.kept = start
