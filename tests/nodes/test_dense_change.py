@@ -130,7 +130,7 @@ def test_a_key_that_is_ignored_is_refused_where_a_run_begins(tmp_path, monkeypat
     config = CtrConfig.build(generated_days(tmp_path, 30) | {"nodes": {"dense": {"kind": "kstep"}}})
     config = config.replace("training.dense_optimizer.kind=sgd")
     with pytest.raises(ConfigError, match="training.dense_optimizer.kind: 'sgd' is not used"):
-        node_training._new_task(config, tmp_path / "run", SimpleNamespace(rank=count))
+        node_training._new_task(config, tmp_path / "run", SimpleNamespace(rank=count), [])
 
 
 class World:

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 
 from marius_oac.config.sections import DenseOptimizerConfig
-from marius_oac.kernels.cpu.products import largest_bits
 from marius_oac.models.compute.dense_moments import network_from_kstep, network_to_kstep
 from marius_oac.models.compute.eager import eager
 from marius_oac.models.compute.soundness import LARGEST_VALUE
@@ -184,14 +183,7 @@ def _plane_floats(key: str, size: int) -> int:
 def _are_at_most(largest: float, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Whether no element is NaN or has an absolute value above `largest`, as a 0-d tensor; empty without elements."""
     tensors = [each for each in tensors if each.numel()]
-    if tensors and all(_is_array(each) for each in tensors):
-        bits = max(largest_bits(each.view(1, -1).view(torch.int32).numpy(), each.numel())[0] for each in tensors)
-        return [torch.tensor(bool(bits <= np.float32(largest).view(np.int32)))]
     return [get_total_norm(tensors, norm_type=math.inf) <= largest] if tensors else []
-
-
-def _is_array(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
