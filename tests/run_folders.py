@@ -11,13 +11,8 @@ from marius_oac.config.link_prediction import Config
 from marius_oac.runtime.files.atomic import sealed
 
 TIMES = ("seconds", "per_second", "rss", "machine")
-CHANCE = (
-    "replaced",
-    "refused",
-    "cache_rows",
-    "channel_fill",
-    "disk.",
-)  # what depends on how the threads happened to run
+# What depends on how the threads happened to run.
+CHANCE = ("replaced", "refused", "cache_rows", "channel_fill", "disk.")
 
 
 def write_config(path: Path, config: Config) -> Path:

@@ -37,11 +37,11 @@ from marius_oac.storage.keys.distinct import DistinctKeys
 from marius_oac.storage.keys.index import KeyIndex
 from marius_oac.storage.reserved import reserve
 
-_BATCH = 409_600
+BATCH = 409_600
 _BATCHES = 6
 _DICT_KEYS = 2_000_000
 _READ = 1_000
-_ZEROS, _NO_CHECKS = np.zeros(_BATCH, np.uint16), np.zeros(_BATCH, np.uint32)
+ZEROS, _NO_CHECKS = np.zeros(BATCH, np.uint16), np.zeros(BATCH, np.uint32)
 _AHEAD = 32
 _SLOT_BYTES = 6  # of a key, in the middle
 
@@ -59,7 +59,7 @@ def keys_of(numbers: np.ndarray) -> np.ndarray:
 
 def resolve(index: KeyIndex, keys: np.ndarray, pool: ThreadPool) -> tuple[np.ndarray, np.ndarray]:
     """The row of each different key, and each id's number among them."""
-    distinct = DistinctKeys.of("keys", _ZEROS[: keys.size], keys, _NO_CHECKS[: keys.size], pool)
+    distinct = DistinctKeys.of("keys", ZEROS[: keys.size], keys, _NO_CHECKS[: keys.size], pool)
     rows = np.empty(distinct.keys.size, np.int64)
     if index.find(*distinct.asked[:2], rows, checks=distinct.checks):
         index.insert(*distinct.asked[:2], rows, checks=distinct.checks, distinct=True)
@@ -67,9 +67,9 @@ def resolve(index: KeyIndex, keys: np.ndarray, pool: ThreadPool) -> tuple[np.nda
 
 
 def powers(rng: np.random.Generator, num_keys: int, skew: float = 1.05) -> np.ndarray:
-    """Numbers of keys by a power law, taken as continuous, int64 [_BATCH]."""
+    """Numbers of keys by a power law, taken as continuous, int64 [BATCH]."""
     power = 1 - skew
-    ranks = (1 + rng.random(_BATCH) * ((num_keys + 1.0) ** power - 1)) ** (1 / power)
+    ranks = (1 + rng.random(BATCH) * ((num_keys + 1.0) ** power - 1)) ** (1 / power)
     return np.minimum(ranks.astype(np.int64), num_keys) - 1
 
 
@@ -97,7 +97,7 @@ def rivals(num_keys: int, places: Sequence[np.ndarray], pool: ThreadPool) -> dic
     memory = [reserve(64 * num_lines), reserve(16 * num_keys)]
     slots, records = (np.frombuffer(each, np.int64) for each in memory)
     slots[:], records[:] = 1, 1
-    lines_of = [np.random.default_rng(0).integers(0, num_lines, _BATCH) for _ in places]
+    lines_of = [np.random.default_rng(0).integers(0, num_lines, BATCH) for _ in places]
     by_key = np.sort(keys_of(np.arange(num_keys)))
     few = min(num_keys, _DICT_KEYS)
     plain = dict(zip(keys_of(np.arange(few)).tolist(), range(few), strict=True))
@@ -108,7 +108,7 @@ def rivals(num_keys: int, places: Sequence[np.ndarray], pool: ThreadPool) -> dic
             at = slots.ctypes.data, lines_of[number][some], records.ctypes.data, places[number][some]
             assert read_ahead(*at) == 2 * (end - first)
 
-        pool.over(_BATCH, 1, part)
+        pool.over(BATCH, 1, part)
 
     def searched(number: int) -> None:
         np.searchsorted(by_key, np.unique(keys_of(places[number]), return_inverse=True)[0])
@@ -123,24 +123,24 @@ def rivals(num_keys: int, places: Sequence[np.ndarray], pool: ThreadPool) -> dic
 def batches(num_keys: int, threads: int, repeats: int) -> None:
     rng = np.random.default_rng(0)
     with closing(ThreadPool(threads)) as pool:
-        resolve(KeyIndex("warm", 1 << 20, pool=pool), keys_of(np.arange(_BATCH)), pool)
-        index, longest = KeyIndex("keys", num_keys + num_keys // 5 + _BATCH, pool=pool), 0.0
-        rows = np.empty(_BATCH, np.int64)
+        resolve(KeyIndex("warm", 1 << 20, pool=pool), keys_of(np.arange(BATCH)), pool)
+        index, longest = KeyIndex("keys", num_keys + num_keys // 5 + BATCH, pool=pool), 0.0
+        rows = np.empty(BATCH, np.int64)
         ways = {
-            "inserted": lambda keys: index.insert(_ZEROS[: keys.size], keys, rows[: keys.size]),
+            "inserted": lambda keys: index.insert(ZEROS[: keys.size], keys, rows[: keys.size]),
             "new": lambda keys: resolve(index, keys, pool),
         }
         spent = {name: [0, 0.0] for name in ways}
-        for first in range(0, num_keys, _BATCH):
-            keys = keys_of(np.arange(first, min(first + _BATCH, num_keys)))
-            name = list(ways)[first // _BATCH % 2]
+        for first in range(0, num_keys, BATCH):
+            keys = keys_of(np.arange(first, min(first + BATCH, num_keys)))
+            name = list(ways)[first // BATCH % 2]
             took = seconds(partial(ways[name], keys))
             spent[name][0] += keys.size
             spent[name][1] += took
             longest = max(longest, took)
         rates = {name: [count / took / 1e6] for name, (count, took) in spent.items() if count}
         key_bytes = index.nbytes / num_keys
-        places = [rng.integers(0, num_keys, _BATCH) for _ in range(_BATCHES)]
+        places = [rng.integers(0, num_keys, BATCH) for _ in range(_BATCHES)]
         skewed = [powers(rng, num_keys) for _ in range(_BATCHES)]
         own = {"known": places, "zipf": skewed}
         others = rivals(num_keys, places, pool)
@@ -148,18 +148,18 @@ def batches(num_keys: int, threads: int, repeats: int) -> None:
             for name, numbers in own.items():
                 keys = [keys_of(each) for each in numbers]
                 took = seconds(lambda keys=keys: [resolve(index, each, pool) for each in keys])
-                rates.setdefault(name, []).append(_BATCHES * _BATCH / took / 1e6)
+                rates.setdefault(name, []).append(_BATCHES * BATCH / took / 1e6)
             for name, run in others.items():
                 many = range(_BATCHES if name.startswith("gather") else 1)
                 took = seconds(lambda run=run, many=many: [run(number) for number in many])
-                rates.setdefault(name, []).append(len(many) * _BATCH / took / 1e6)
+                rates.setdefault(name, []).append(len(many) * BATCH / took / 1e6)
             if not turn:
                 rates = {name: found if name in ways else [] for name, found in rates.items()}
-        for first in range(num_keys, num_keys + num_keys // 10, _BATCH // 2):
-            half = np.arange(first, first + _BATCH // 2), rng.integers(0, num_keys, _BATCH // 2)
+        for first in range(num_keys, num_keys + num_keys // 10, BATCH // 2):
+            half = np.arange(first, first + BATCH // 2), rng.integers(0, num_keys, BATCH // 2)
             keys = keys_of(rng.permutation(np.concatenate(half)))
-            rates.setdefault("mixed", []).append(_BATCH / seconds(lambda keys=keys: resolve(index, keys, pool)) / 1e6)
-    different = statistics.mean(np.unique(each).size for each in skewed) / _BATCH
+            rates.setdefault("mixed", []).append(BATCH / seconds(lambda keys=keys: resolve(index, keys, pool)) / 1e6)
+    different = statistics.mean(np.unique(each).size for each in skewed) / BATCH
     print(
         f"\n{num_keys:,} keys, {threads} threads, {key_bytes:.1f} bytes a key; millions of ids a second; "
         f"{different:.0%} of zipf's ids are different; longest batch of new keys {longest * 1e3:.0f} ms"
@@ -183,8 +183,8 @@ def longest_reads(index: KeyIndex, stop: threading.Event, started: threading.Eve
 
 def growth(num_keys: int) -> None:
     before = resident("VmRSS")
-    index, rows = KeyIndex("keys", num_keys), np.empty(_BATCH, np.int64)
-    index.insert(_ZEROS, keys_of(np.arange(_BATCH)), rows)
+    index, rows = KeyIndex("keys", num_keys), np.empty(BATCH, np.int64)
+    index.insert(ZEROS, keys_of(np.arange(BATCH)), rows)
     stop, started = threading.Event(), threading.Event()
     reads: list[float] = []
     reader = threading.Thread(target=longest_reads, args=(index, stop, started, reads))
@@ -194,11 +194,11 @@ def growth(num_keys: int) -> None:
     pauses = []
     try:
         start = time.perf_counter()
-        for first in range(_BATCH, num_keys, _BATCH):
-            count = min(_BATCH, num_keys - first)
+        for first in range(BATCH, num_keys, BATCH):
+            count = min(BATCH, num_keys - first)
             keys = keys_of(np.arange(first, first + count))
             began = time.perf_counter()
-            index.insert(_ZEROS[:count], keys, rows[:count])
+            index.insert(ZEROS[:count], keys, rows[:count])
             pauses.append(time.perf_counter() - began)
         seconds = time.perf_counter() - start
         growing = len(reads)
@@ -208,7 +208,7 @@ def growth(num_keys: int) -> None:
         reader.join()
     beside, alone = np.array(reads[:growing]) * 1e3, np.array(reads[growing:]) * 1e3
     rate = num_keys / seconds / 1e6
-    print(f"\n{num_keys:,} keys inserted in batches of {_BATCH:,} beside a reader: {rate:.2f} million/s")
+    print(f"\n{num_keys:,} keys inserted in batches of {BATCH:,} beside a reader: {rate:.2f} million/s")
     print(f"  longest insert of a batch {max(pauses) * 1e3:.1f} ms, median {statistics.median(pauses) * 1e3:.1f} ms")
     for name, times in (("while growing", beside), ("afterwards", alone)):
         print(

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from benchmarks import plots
-from benchmarks.clicks.key_index import _BATCH, _ZEROS, keys_of, read_ahead, resolve
+from benchmarks.clicks.key_index import BATCH, ZEROS, keys_of, read_ahead, resolve
 from benchmarks.machine import machine
 from marius_oac.config.link_prediction import Config
 from marius_oac.data.batches.edges import EdgePlanner
@@ -123,22 +123,22 @@ def of_directory(count: int, rows: Sequence[np.ndarray], batches: int) -> Row:
 def of_keys(count: int, batches: int) -> Row:
     """Costs of an index of `count` keys."""
     with closing(ThreadPool(len(os.sched_getaffinity(0)))) as pool:
-        warm, rows = KeyIndex("warm", 1 << 20, pool=pool), np.empty(_BATCH, np.int64)
-        warm.insert(_ZEROS, keys_of(np.arange(_BATCH)), rows)  # compiles
-        resolve(warm, keys_of(np.arange(_BATCH)), pool)
+        warm, rows = KeyIndex("warm", 1 << 20, pool=pool), np.empty(BATCH, np.int64)
+        warm.insert(ZEROS, keys_of(np.arange(BATCH)), rows)  # compiles
+        resolve(warm, keys_of(np.arange(BATCH)), pool)
         return _of_index(count, batches, pool) | {"gather": _gathered(count, batches, pool)}
 
 
 def _of_index(count: int, batches: int, pool: ThreadPool) -> Row:
-    rng, rows = np.random.default_rng(0), np.empty(_BATCH, np.int64)
+    rng, rows = np.random.default_rng(0), np.empty(BATCH, np.int64)
     index, inserting = KeyIndex("keys", count, pool=pool), 0.0
-    for first in range(0, count, _BATCH):
-        keys = keys_of(np.arange(first, min(first + _BATCH, count)))
+    for first in range(0, count, BATCH):
+        keys = keys_of(np.arange(first, min(first + BATCH, count)))
         began = time.perf_counter()
-        index.insert(_ZEROS[: keys.size], keys, rows[: keys.size])
+        index.insert(ZEROS[: keys.size], keys, rows[: keys.size])
         inserting += time.perf_counter() - began
-    known = [keys_of(rng.integers(0, count, _BATCH)) for _ in range(batches + 2)]
-    found = nanoseconds(lambda i: resolve(index, known[i], pool), batches, _BATCH)
+    known = [keys_of(rng.integers(0, count, BATCH)) for _ in range(batches + 2)]
+    found = nanoseconds(lambda i: resolve(index, known[i], pool), batches, BATCH)
     return {"insert": inserting / count * 1e9, "find": found, "index bytes": index.nbytes / count}
 
 
@@ -149,16 +149,16 @@ def _gathered(count: int, batches: int, pool: ThreadPool) -> float:
         np.frombuffer(memory, np.int64)[:] = 1
     addresses = [np.frombuffer(memory, np.int64).ctypes.data for memory in (slots, records)]
     rng = np.random.default_rng(0)
-    places = [(rng.integers(0, lines, _BATCH), rng.integers(0, count, _BATCH)) for _ in range(batches + 2)]
+    places = [(rng.integers(0, lines, BATCH), rng.integers(0, count, BATCH)) for _ in range(batches + 2)]
 
     def gather(i: int) -> None:
         def part(first: int, end: int) -> None:
             some = slice(first, end)
             read_ahead(addresses[0], places[i][0][some], addresses[1], places[i][1][some])
 
-        pool.over(_BATCH, 1, part)
+        pool.over(BATCH, 1, part)
 
-    return nanoseconds(gather, batches, _BATCH)
+    return nanoseconds(gather, batches, BATCH)
 
 
 def table(title: str, rows: dict[int, Row]) -> None:

@@ -111,7 +111,7 @@ def test_shapes(decoder, loss, everything, shape, seed, grid):
 def test_many_tiles_waves_and_blocks(decoder, monkeypatch):
     """The ways that only large batches take, on a small one."""
     for name, size in (
-        ("_TILE_EDGES", 2), ("_MAX_TILE_EDGES", 3), ("_WAVE_SCORES", 40), ("_BLOCK_CANDIDATES", 4), ("_BLOCK_ROWS", 5),
+        ("TILE_EDGES", 2), ("_MAX_TILE_EDGES", 3), ("_WAVE_SCORES", 40), ("_BLOCK_CANDIDATES", 4), ("_BLOCK_ROWS", 5),
         ("_BLOCK_RELATIONS", 1), ("_COPY_ROWS", 3),
     ):  # fmt: skip
         monkeypatch.setattr(handwritten, name, size)

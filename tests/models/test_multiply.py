@@ -147,3 +147,14 @@ def test_the_products_of_a_layer_are_measured_once(monkeypatch):
     assert set(called["numpy"]) == set(called["torch"]) == {(20, 9, 512), (512, 20, 9), (20, 512, 9)}
     assert 3 * 2 <= len(called["numpy"]) == len(called["torch"]) <= 3 * 21
     times_of.cache_clear()
+
+
+def test_a_column_times_a_row_has_the_zeros_of_a_sum():
+    """A sum that begins with zero is never a negative zero, which minus one times zero is."""
+    left, right, into = (
+        np.array([[-1.0], [2.0]], np.float32),
+        np.zeros((1, 3), np.float32),
+        np.empty((2, 3), np.float32),
+    )
+    multiply.by_numpy(left, right, into)
+    assert (into == 0).all() and not np.signbit(into).any()

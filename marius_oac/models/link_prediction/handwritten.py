@@ -40,7 +40,7 @@ from marius_oac.models.link_prediction.regularizers import penalized
 from marius_oac.runtime.thread_pool import Task, ThreadPool
 from marius_oac.types import Side, present
 
-_TILE_EDGES = 256  # at least, if the chunk has as many; fewer make products inefficient
+TILE_EDGES = 256  # at least, if the chunk has as many; fewer make products inefficient
 _MAX_TILE_EDGES = 1024
 _TILE_SCORES = 1 << 17  # the target, 512 KiB, which stay in a core's cache from one product to the next
 _WAVE_SCORES = 1 << 25  # in memory at once: 128 MiB
@@ -66,7 +66,7 @@ def waves_of(sides: int, offsets: tuple[int, ...], candidates: int) -> list[list
     """
     if any(first >= last for first, last in zip(offsets[:-1], offsets[1:], strict=True)):
         raise ValueError(f"a chunk without edges: {offsets}")
-    size = max(_TILE_EDGES, min(_MAX_TILE_EDGES, _TILE_SCORES // candidates))
+    size = max(TILE_EDGES, min(_MAX_TILE_EDGES, _TILE_SCORES // candidates))
     size = max(1, min(size, _WAVE_SCORES // candidates))
     waves: list[list[Tile]] = [[]]
     offset = 0

@@ -20,7 +20,7 @@ from marius_oac.models.compute.multiply import Layer, multiply_of
 from marius_oac.models.compute.update import Update
 from marius_oac.models.gnn.step import EncodedStep
 from marius_oac.models.link_prediction.decoders import make_decoder
-from marius_oac.models.link_prediction.handwritten import _TILE_EDGES
+from marius_oac.models.link_prediction.handwritten import TILE_EDGES
 from marius_oac.models.link_prediction.step import LinkPredictionStep, relation_width
 from marius_oac.storage.initial import RowInitial
 from marius_oac.tasks.encoder import build as encoders
@@ -91,7 +91,7 @@ def largest_layer(config: Config) -> Layer | None:
         return None
     candidates = _MANY if training.negatives.all else training.negatives.count
     edges = training.batch_size // (1 if training.negatives.all else training.negatives.chunks)
-    return Layer(min(edges, _TILE_EDGES), dimension, candidates)
+    return Layer(min(edges, TILE_EDGES), dimension, candidates)
 
 
 def make_encoded_step(
