@@ -200,7 +200,7 @@ def cache_folder() -> Path | None:
 
 def _stamp(groups: Collection[str]) -> str:
     """Digits that change with all on which machine code depends: sources, record, versions, processor, settings."""
-    found = hashlib.sha256(f"{sys.version} {platform.machine()} {_processor()}".encode())
+    found = hashlib.sha256(f"{sys.version} {platform.machine()} {processor()}".encode())
     modules = {_HERE.parent.joinpath(*line.module.split(".")).with_suffix(".py") for line in wanted(groups)}
     numba = find_spec("numba")
     if numba is not None and numba.origin:
@@ -213,7 +213,7 @@ def _stamp(groups: Collection[str]) -> str:
     return found.hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor() -> str:
     """What /proc/cpuinfo says about the first core, without what changes."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         lines = file.read(1 << 13).partition("\n\n")[0].splitlines()

@@ -21,8 +21,9 @@ LONGER = {"epochs": 2, "negatives": {"count": 9}}
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch):
-    """`measured(ratio)`: torch is so many times faster; returns the layers that are asked for."""
+    """`measured(ratio)`: torch is so many times faster; returns the layers that are asked for. Nothing is kept."""
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    monkeypatch.setattr(products, "cache_folder", lambda: None)
 
     def set_to(ratio):
         asked = []
@@ -42,6 +43,45 @@ def test_auto_is_the_faster_library_on_the_runs_own_shapes(measured, ratio, libr
     config = graph(training={"batch_size": 600, "negatives": {"count": 70, "chunks": 3}})
     assert products.chosen(config) == (library, [])
     assert asked == [Layer(200, 40, 70)]
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """The folder where measured times are kept."""
+    monkeypatch.setattr(products, "cache_folder", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_a_machine_keeps_what_was_measured_first(measured, monkeypatch, kept):
+    measured(1.2)
+    assert products.chosen(graph()) == ("torch", [])
+    asked = measured(1.1)
+    assert products.chosen(graph()) == ("torch", []) and not asked
+    (file,) = kept.iterdir()
+    assert json.loads(file.read_text()) == [1.2, 1.0]
+    assert products.chosen(graph(model={"dimension": 42})) == ("numpy", []) and len(asked) == 1
+    monkeypatch.setattr(products.blas, "kernels", lambda: "Other")
+    assert products.chosen(graph()) == ("numpy", []) and len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1.0]", "[1, 2, 3]", "[0, 1]", "[1, NaN]", "[1, Infinity]", '["a", 1]', "{}", "7", "\xff"]
+)
+def test_kept_times_that_are_damaged_are_measured_again(measured, kept, text):
+    measured(1.2)
+    products.chosen(graph())
+    (file,) = kept.iterdir()
+    file.write_bytes(text.encode("latin-1"))
+    asked = measured(0.5)
+    assert products.chosen(graph()) == ("numpy", []) and len(asked) == 1
+    assert json.loads(file.read_text()) == [0.5, 1.0]
+
+
+def test_where_nothing_can_be_kept_the_library_is_measured(measured, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(products, "cache_folder", lambda: tmp_path / "file")
+    asked = measured(1.2)
+    assert products.chosen(graph()) == products.chosen(graph()) == ("torch", []) and len(asked) == 2
 
 
 def test_what_is_set_is_not_measured(measured):
